@@ -1,0 +1,48 @@
+"""Every exception autoshard raises, under one base class.
+
+A message states the rule, what was received, which tensor or line of user code it concerns, and the next step.
+"""
+
+
+class AutoshardError(Exception):
+    """Base class of all errors raised by autoshard."""
+
+
+class FileFormatError(AutoshardError):
+    """A file cannot be read: missing, too large, malformed, of an unknown version, or with unknown keys."""
+
+
+class ClusterError(AutoshardError):
+    """A cluster description contradicts itself or lacks what is asked of it."""
+
+
+class MeshError(AutoshardError):
+    """A logical mesh does not fit the devices it is laid over."""
+
+
+class TraceError(AutoshardError):
+    """A traced program holds something that autoshard cannot represent."""
+
+
+class PinError(AutoshardError):
+    """A pin (a sharding the user insists on) is malformed, matches nothing, or contradicts another."""
+
+
+class LayoutError(AutoshardError):
+    """A layout is not legal for the tensor it is given to."""
+
+
+class SolverError(AutoshardError):
+    """The solver ended without a usable solution."""
+
+
+class MemoryBudgetError(SolverError):
+    """No plan fits the memory budget; the message tells the least budget known to do."""
+
+
+class PlanMismatchError(AutoshardError):
+    """A plan is applied to a function or to devices that it was not made for."""
+
+
+class ConfigError(AutoshardError):
+    """A training configuration is invalid."""

@@ -1,0 +1,116 @@
+"""The solver's input and output: a choice problem with pairwise costs and a capacity at every instant.
+
+    minimise    sum_i cost_i(x_i)  +  sum_(i,j) cost_ij(class_i(x_i), class_j(x_j))
+    subject to  for every instant t:
+                sum_{usages live at t} amount(x)  +  sum_{edge usages live at t} amount(x_i, x_j)  <=  capacity
+
+Each node i takes one choice x_i. An edge sees a choice only through its *class* (the layout that the choice gives to
+the tensor on that edge), which keeps edge tables small. Costs are finite, or +inf for forbidden. This room knows
+nothing of JAX, tensors or meshes.
+"""
+
+import dataclasses
+import enum
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """One decision.
+
+    Attributes:
+      name: For messages.
+      costs: float64 [K]; cost of each choice, +inf if forbidden.
+      twin: Nodes with the same `twin` are copies of one another in a repeated structure (same number of choices, same
+        meaning of each); None if not repeated. A hint only: the solver may tie twins to find good solutions fast,
+        but bound and optimality are always those of the problem without ties.
+    """
+
+    name: str
+    costs: np.ndarray
+    twin: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Edge:
+    """A pairwise cost between two nodes.
+
+    Attributes:
+      source, target: Node indices, different. Several edges may join the same two nodes.
+      source_class: intp [K_source] in 0..C_source-1. target_class: intp [K_target] in 0..C_target-1.
+      costs: float64 [C_source, C_target]; +inf if forbidden. Arrays may be shared between edges (same object).
+    """
+
+    source: int
+    target: int
+    source_class: np.ndarray
+    target_class: np.ndarray
+    costs: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Usage:
+    """Capacity taken by a node during `start <= t < stop`: `amounts` float64 [K], non-negative."""
+
+    node: int
+    start: int
+    stop: int
+    amounts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EdgeUsage:
+    """Capacity taken by an edge during `start <= t < stop`: `amounts` float64 [C_source, C_target], non-negative."""
+
+    edge: int
+    start: int
+    stop: int
+    amounts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """The whole problem. `capacity` is None where nothing limits usage."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    usages: tuple[Usage, ...] = ()
+    edge_usages: tuple[EdgeUsage, ...] = ()
+    capacity: float | None = None
+
+
+class Status(enum.Enum):
+    """What the solver can vouch for."""
+
+    OPTIMAL = "optimal"  # the objective is within the requested gap of the proven bound
+    FEASIBLE = "feasible"  # a solution, stopped at a limit before the gap was closed
+    INFEASIBLE = "infeasible"  # proven that no solution exists
+    UNKNOWN = "unknown"  # nothing found before the limit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Certificate:
+    """How good a solution is known to be.
+
+    Attributes:
+      status: See `Status`.
+      objective: Cost of the solution; +inf if there is none.
+      bound: Proven lower bound on the cost of every solution of the problem without ties.
+      gap: (objective - bound) / |objective|; 0 when both are 0; +inf without a solution.
+      solve_s: Wall-clock time.
+    """
+
+    status: Status
+    objective: float
+    bound: float
+    gap: float
+    solve_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Solution:
+    """One choice per node (None without a solution), and the certificate."""
+
+    choices: tuple[int, ...] | None
+    certificate: Certificate
