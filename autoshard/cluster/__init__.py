@@ -1,0 +1,11 @@
+"""The cluster room: devices, links, nodes, and the logical meshes that can be laid over them.
+
+This room knows nothing of JAX, except for `Cluster.detect`, which asks it for the live devices.
+"""
+
+from autoshard.cluster.cluster import Cluster, NodeGroup
+from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
+from autoshard.cluster.slices import Slice
+
+__all__ = ["AxisLevel", "Cluster", "DeviceType", "Link", "LogicalMesh", "MeshAxis", "NodeGroup", "Slice"]

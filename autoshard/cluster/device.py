@@ -1,0 +1,116 @@
+"""One device and one link: the smallest parts that a cluster is made of."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from autoshard.cluster.checks import require_number, require_text, require_whole
+from autoshard.errors import ClusterError
+
+_REDUCED_PRECISION_FAMILIES = ("float8", "float4")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceType:
+    """A kind of accelerator (or CPU), as its vendor describes it.
+
+    Attributes:
+      name: Catalogue name, e.g. `H100-SXM`.
+      peak_flops_per_s: Dense peak rate for each dtype, as (dtype, floating-point operations per second) pairs
+        sorted by dtype; a mapping is accepted. `float32` must be there. `tensorfloat32` is the rate of
+        float32 matrix products at JAX's default precision on GPUs that have it.
+      memory_bytes: Memory of one device.
+      memory_bandwidth_bytes_per_s: Peak rate of reading or writing that memory.
+      launch_overhead_s: Least time between the starts of two kernels.
+      source: Where each of the figures above comes from.
+      matmul_efficiency: Fraction of the peak that large matrix products reach; 1.0 where no source tells.
+    """
+
+    name: str
+    peak_flops_per_s: tuple[tuple[str, float], ...]
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    launch_overhead_s: float
+    source: str
+    matmul_efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_text("device type", "name", self.name)
+        owner = f"device type {self.name!r}"
+        require_text(owner, "source", self.source)
+        given = self.peak_flops_per_s
+        pairs = tuple(given.items()) if isinstance(given, Mapping) else tuple(given)
+        peaks = {
+            require_text(owner, "dtype", dtype): require_number(owner, f"peak_flops_per_s of {dtype}", rate)
+            for dtype, rate in pairs
+        }
+        if len(peaks) != len(pairs):
+            raise ClusterError(f"{owner}: peak_flops_per_s must name each dtype once; received {pairs!r}.")
+        if "float32" not in peaks:
+            raise ClusterError(
+                f"{owner}: peak_flops_per_s must have float32, the rate that other dtypes fall back to; "
+                f"received {sorted(peaks)}."
+            )
+        checked = {
+            "peak_flops_per_s": tuple(sorted(peaks.items())),
+            "memory_bytes": require_whole(owner, "memory_bytes", self.memory_bytes),
+            "memory_bandwidth_bytes_per_s": require_number(
+                owner, "memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s
+            ),
+            "launch_overhead_s": require_number(owner, "launch_overhead_s", self.launch_overhead_s, zero_allowed=True),
+            "matmul_efficiency": require_number(owner, "matmul_efficiency", self.matmul_efficiency),
+        }
+        if checked["matmul_efficiency"] > 1:
+            raise ClusterError(f"{owner}: matmul_efficiency must be in (0, 1]; received {self.matmul_efficiency!r}.")
+        for field, value in checked.items():
+            object.__setattr__(self, field, value)
+
+    def flops_per_s(self, dtype: str) -> float:
+        """Peak rate of arithmetic on `dtype`.
+
+        Falls back, in this order: a dtype of the float8 or float4 family (`float8_e4m3fn`) to the family's
+        entry (`float8`); everything else that has no entry to float32. The last holds for integers and
+        booleans, whose arithmetic rarely bounds a training step, for complex numbers, for 16-bit floats on
+        devices without fast 16-bit arithmetic, and for float64 where the source gives no rate (that last is
+        optimistic).
+
+        Args:
+          dtype: NumPy-style name, e.g. `bfloat16`, or `tensorfloat32`.
+
+        Returns:
+          Floating-point operations per second, before `matmul_efficiency`.
+        """
+        peaks = dict(self.peak_flops_per_s)
+        if dtype in peaks:
+            return peaks[dtype]
+        for family in _REDUCED_PRECISION_FAMILIES:
+            if dtype.startswith(family) and family in peaks:
+                return peaks[family]
+        return peaks["float32"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """What joins one device to its peers at one level of the hardware.
+
+    Attributes:
+      latency_s: Time of one hop, for a message of no bytes.
+      bandwidth_bytes_per_s: One-way bandwidth of one device.
+      level: 0 inside a node, 1 between nodes, 2 and above further out.
+      source: Where the two figures come from.
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    level: int
+    source: str
+
+    def __post_init__(self) -> None:
+        require_text("link", "source", self.source)
+        owner = f"link of level {self.level!r:.20}"
+        checked = {
+            "latency_s": require_number(owner, "latency_s", self.latency_s, zero_allowed=True),
+            "bandwidth_bytes_per_s": require_number(owner, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s),
+            "level": require_whole(owner, "level", self.level, least=0),
+        }
+        for field, value in checked.items():
+            object.__setattr__(self, field, value)

@@ -1,0 +1,137 @@
+"""A slice: the part of a cluster whose devices are all alike, and the logical meshes that fit it."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+from autoshard.cluster.device import DeviceType
+from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis, split_levels
+from autoshard.errors import MeshError
+
+AXIS_NAMES = (("data",), ("data", "tensor"), ("data", "fsdp", "tensor"))
+"""Names that `Slice.logical_meshes` gives to the axes of 1-, 2- and 3-dimensional meshes, major to minor."""
+
+_NUM_SUGGESTIONS = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slice:
+    """Devices of one type, joined by links that are the same everywhere at each level.
+
+    Attributes:
+      name: The node group it is made of, or several joined by `+`.
+      device_type: What the devices are.
+      levels: Hardware levels, innermost first, without levels of size 1; a single device has none.
+    """
+
+    name: str
+    device_type: DeviceType
+    levels: tuple[AxisLevel, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return math.prod(level.size for level in self.levels)
+
+    def logical_mesh(self, axes: Mapping[str, int]) -> LogicalMesh:
+        """Lays named axes over the slice.
+
+        Args:
+          axes: Size of each axis, major to minor: devices are numbered row-major, so neighbours along the
+            last axis are neighbours inside a node.
+
+        Returns:
+          The mesh, with the hardware levels of each axis.
+
+        Raises:
+          MeshError: If a size is not a whole number of at least 1, if the sizes do not multiply to the number
+            of devices, or if an axis would cross a node boundary unevenly; the message tells what would fit.
+        """
+        sizes = tuple(axes.values())
+        for name, size in axes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise MeshError(f"mesh axis {name!r} must have a whole size of at least 1; received {size!r:.60}.")
+        if not sizes or math.prod(sizes) != self.num_devices:
+            raise MeshError(
+                f"the axes of a mesh must multiply to the {self.num_devices} devices of slice {self.name!r}; "
+                f"received {_show(axes)}, which makes {math.prod(sizes)}. {self._suggestion(len(sizes))}"
+            )
+        levels = split_levels(self.levels, sizes)
+        if levels is None:
+            raise MeshError(
+                f"each axis of a mesh must lie inside a node or fill it and go on across whole nodes; {_show(axes)} "
+                f"crosses a boundary of slice {self.name!r}, whose levels (innermost first) have "
+                f"{', '.join(str(level.size) for level in self.levels)} members. {self._suggestion(len(sizes))}"
+            )
+        mesh_axes = tuple(MeshAxis(name, size, part) for (name, size), part in zip(axes.items(), levels, strict=True))
+        return LogicalMesh(mesh_axes, self.device_type)
+
+    def logical_meshes(self, max_axes: int = 3) -> tuple[LogicalMesh, ...]:
+        """Every useful way to lay 1 to `max_axes` axes of size 2 and above over the slice.
+
+        Left out are meshes with an axis that crosses a node boundary unevenly, and meshes that have the same
+        axes as an earlier one up to names (the same sizes over the same levels). Orders of the same sizes are
+        kept where they differ in hardware: the last axis has the fastest link. Axes are named as `AXIS_NAMES`
+        tells.
+
+        Args:
+          max_axes: Greatest number of axes, 1 to 3.
+
+        Returns:
+          The meshes, fewer axes first, then greater major axes first. A slice of one device gets the one mesh
+          `data=1`.
+
+        Raises:
+          MeshError: If `max_axes` is not 1, 2 or 3.
+        """
+        if max_axes not in (1, 2, 3):
+            raise MeshError(f"max_axes must be 1, 2 or 3; received {max_axes!r}.")
+        if self.num_devices == 1:
+            return (self.logical_mesh({"data": 1}),)
+        meshes = []
+        seen = set()
+        for names in AXIS_NAMES[:max_axes]:
+            for sizes in _ordered_factors(self.num_devices, len(names)):
+                levels = split_levels(self.levels, sizes)
+                if levels is None or _multiset(levels) in seen:
+                    continue
+                seen.add(_multiset(levels))
+                axes = tuple(MeshAxis(*parts) for parts in zip(names, sizes, levels, strict=True))
+                meshes.append(LogicalMesh(axes, self.device_type))
+        return tuple(meshes)
+
+    def _suggestion(self, num_axes: int) -> str:
+        fitting = [mesh for mesh in self.logical_meshes() if len(mesh.axes) == num_axes] or self.logical_meshes()
+        shown = "; ".join(_show(dict(zip(mesh.axis_names, mesh.shape, strict=True))) for mesh in fitting[:_NUM_SUGGESTIONS])
+        return f"These would fit: {shown}{'; ...' if len(fitting) > _NUM_SUGGESTIONS else ''}."
+
+    def __str__(self) -> str:
+        levels = " x ".join(f"{level.size} at level {level.link.level}" for level in self.levels)
+        return f"{self.name}: {self.num_devices} x {self.device_type.name}" + (f" ({levels})" if levels else "")
+
+
+def _multiset(levels: tuple[tuple[AxisLevel, ...], ...]) -> frozenset[tuple[tuple[AxisLevel, ...], int]]:
+    """The axes' levels with their multiplicities, without their order."""
+    return frozenset(collections.Counter(levels).items())
+
+
+def _show(axes: Mapping[str, int]) -> str:
+    return "{" + ", ".join(f"{name}: {size}" for name, size in axes.items()) + "}"
+
+
+def _ordered_factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """All tuples of `count` factors of at least 2 whose product is `number`, greater first factors first."""
+    if count == 1:
+        if number > 1:
+            yield (number,)
+        return
+    for first in _divisors(number):
+        for rest in _ordered_factors(number // first, count - 1):
+            yield (first, *rest)
+
+
+def _divisors(number: int) -> list[int]:
+    """Divisors of at least 2, greatest first."""
+    small = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
+    return sorted({*small, *(number // factor for factor in small)} - {1}, reverse=True)
