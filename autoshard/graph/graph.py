@@ -85,3 +85,107 @@ class FactorRule:
     flops: float
     is_heavy: bool
     origin: str
+
+
+class OperationKind(enum.Enum):
+    """What part of a program an operation stands for."""
+
+    EQUATION = "equation"  # one equation of the traced program
+    LOOP_CARRY = "loop_carry"  # a loop's carried value: (initial, from the body) -> (in the body, after the loop)
+    SCAN_SLICE = "scan_slice"  # one iteration's slice of a scanned input
+    SCAN_STACK = "scan_stack"  # the stacking of one output over iterations
+    BRANCH_JOIN = "branch_join"  # the value that a conditional's branches agree on
+
+
+FixedLayout = tuple[tuple[str, ...] | None, ...]
+"""For each dimension, the mesh axis names that must shard it, major to minor; None leaves the dimension free."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of the flattened program.
+
+    Attributes:
+      index: Position in `Graph.operations`, which is program order.
+      equation: Number of the traced equation it comes from, counting depth first through nested programs.
+      kind: See `OperationKind`.
+      name: Primitive name.
+      operands: Value indices; None for a literal.
+      results: Value indices; None where a result is never used.
+      rule: How its dimensions are tied.
+      trips: How often it runs in one call of the program (product of the trip counts around it).
+      source: The user's line, `file.py:12 (function)`.
+      fixed_results: A layout that the program itself demands of each result; None where it demands nothing.
+      fixed_operands: Likewise for operands.
+    """
+
+    index: int
+    equation: int
+    kind: OperationKind
+    name: str
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    rule: FactorRule
+    trips: float
+    source: str
+    fixed_results: tuple[FixedLayout | None, ...] | None = None
+    fixed_operands: tuple[FixedLayout | None, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop body: operations `start <= index < stop` of the graph run `trips` times."""
+
+    start: int
+    stop: int
+    trips: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Argument:
+    """One flattened argument of the program.
+
+    Attributes:
+      value: Its value index.
+      position: Which positional argument it belongs to.
+      name: Path such as `0.params.wte.embedding`, used by pins.
+      donated: Whether its buffer may be reused for an output.
+      fixed: Layout demanded by the argument's own annotation (Flax partitioning metadata), if any.
+    """
+
+    value: int
+    position: int
+    name: str
+    donated: bool
+    fixed: FixedLayout | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    """One flattened output: its value (None for a literal), its path, and the argument whose successor it is, if any.
+
+    An output succeeds an argument where the function returns a new version of its state: both then share one layout,
+    so that the function can be called on its own result.
+    """
+
+    value: int | None
+    name: str
+    successor_of: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Graph:
+    """A whole program: values, operations in program order, loops, and its interface.
+
+    Attributes:
+      equations: Signature of every traced equation in depth-first order, which identifies the program.
+      unknown: Sources of the equations of which no sharding rule is known (kept whole).
+    """
+
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    loops: tuple[Loop, ...]
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Output, ...]
+    equations: tuple[str, ...]
+    unknown: tuple[str, ...]

@@ -1,0 +1,58 @@
+"""Sharding annotations that the user's program already carries.
+
+They are honoured: `jax.lax.with_sharding_constraint`, the shardings of `shard_map` regions, and sharded abstract
+arguments (`jax.ShapeDtypeStruct(..., sharding=...)`, which is where Flax's partitioning metadata ends up).
+"""
+
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax.sharding import NamedSharding, PartitionSpec
+
+from autoshard.graph.graph import FixedLayout
+
+
+def fixed_of_spec(spec: PartitionSpec, rank: int) -> FixedLayout:
+    """A PartitionSpec as a `FixedLayout`: unconstrained dimensions are None, missing trailing ones are whole."""
+    entries = list(spec) + [None] * (rank - len(spec))
+    return tuple(
+        None if e is PartitionSpec.UNCONSTRAINED else () if e is None else (e,) if isinstance(e, str) else tuple(e)
+        for e in entries
+    )
+
+
+def constraint_layout(equation: jex.JaxprEqn) -> FixedLayout | None:
+    """The layout that a `sharding_constraint` equation demands; None if it names no mesh axes."""
+    sharding = equation.params.get("sharding")
+    if not isinstance(sharding, NamedSharding):
+        return None
+    rank = len(equation.outvars[0].aval.shape)
+    layout = list(fixed_of_spec(sharding.spec, rank))
+    for d in equation.params.get("unconstrained_dims") or ():
+        layout[d] = None
+    return tuple(layout)
+
+
+def shard_map_layouts(equation: jex.JaxprEqn) -> tuple[tuple[FixedLayout, ...], tuple[FixedLayout, ...]]:
+    """The layouts at the boundary of a `shard_map` region."""
+
+    def read(specs, variables):
+        return tuple(fixed_of_spec(s, len(v.aval.shape)) for s, v in zip(specs, variables, strict=True))
+
+    p = equation.params
+    return read(p["in_specs"], equation.invars), read(p["out_specs"], equation.outvars)
+
+
+def argument_layout(leaf: Any) -> FixedLayout | None:
+    """The layout that an abstract argument carries; None for concrete arrays and unannotated shapes.
+
+    Concrete arrays are where they happen to be, which is no wish of the user; annotate with
+    `jax.ShapeDtypeStruct(..., sharding=...)` or use `pins`.
+    """
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return None
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not any(e is not None for e in sharding.spec):
+        return None
+    return fixed_of_spec(sharding.spec, len(leaf.shape))

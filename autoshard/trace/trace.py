@@ -1,0 +1,383 @@
+"""From a Python function to the unified graph: trace to a jaxpr, then flatten it.
+
+Calls (`jit`, `custom_vjp`, `checkpoint`, ...) are inlined. A loop's body appears once, with its trip count; the carry
+is an operation of its own whose single layout holds before, inside and after the loop. Opaque regions (`shard_map`,
+Pallas) stay one operation with their own shardings.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from autoshard.errors import TraceError
+from autoshard.graph.graph import (
+    Argument,
+    Factor,
+    FactorRule,
+    FixedLayout,
+    Graph,
+    Loop,
+    Operation,
+    OperationKind,
+    Output,
+    Value,
+    ValueKind,
+)
+from autoshard.trace.annotations import argument_layout, constraint_layout, shard_map_layouts
+from autoshard.trace.rules import rule_of, signature_of
+from autoshard.trace.source import source_of
+from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trace:
+    """A traced function: its jaxpr, the trees of its interface, and its graph.
+
+    Attributes:
+      jaxpr: The closed jaxpr of the whole function.
+      in_tree, out_tree: Tree definitions of the positional arguments (a tuple) and of the result.
+      graph: The unified graph.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    in_tree: Any
+    out_tree: Any
+    graph: Graph
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """How to read what a program leaves open.
+
+    Attributes:
+      while_trips: Trip count assumed for a `while` loop, which a program does not state.
+    """
+
+    while_trips: float = 1.0
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """A pytree key path as dotted text: `params.h_0.kernel`."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+
+
+
+def trace(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    donate_argnums: Sequence[int] = (),
+    options: TraceOptions = TraceOptions(),  # noqa: B008 - frozen
+) -> Trace:
+    """Traces `fn(*args)`.
+
+    Args:
+      fn: Any traceable JAX function.
+      args: Pytrees of arrays or `jax.ShapeDtypeStruct`; nothing is allocated.
+      donate_argnums: Positional arguments whose buffers may be reused.
+      options: See `TraceOptions`.
+
+    Returns:
+      The trace and its graph. Errors of the user's own function are raised unchanged.
+    """
+    closed, out_shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shapes)
+    if len(in_leaves) != len(closed.jaxpr.invars):
+        raise TraceError(
+            f"The function has {len(in_leaves)} argument leaves but its jaxpr has {len(closed.jaxpr.invars)} inputs. "
+            "Pass every argument as a pytree of arrays or jax.ShapeDtypeStruct; bind Python values with functools.partial."
+        )
+    flattener = _Flattener(options)
+    values = [flattener.new_value(v.aval, path_name(path), ValueKind.ARGUMENT)
+              for v, (path, _) in zip(closed.jaxpr.invars, in_leaves, strict=True)]
+    constants = [flattener.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in closed.jaxpr.constvars]
+    results = flattener.run(closed.jaxpr, [*constants, *values], 1.0)
+    donated = {n % max(len(args), 1) for n in donate_argnums}
+    arguments = tuple(
+        Argument(value, path[0].idx, path_name(path), path[0].idx in donated, argument_layout(leaf))
+        for value, (path, leaf) in zip(values, in_leaves, strict=True)
+    )
+    successors = _successors(in_leaves, out_leaves, values, results)
+    outputs = tuple(
+        Output(value, path_name(path), successor)
+        for value, (path, _), successor in zip(results, out_leaves, successors, strict=True)
+    )
+    graph = flattener.finish(arguments, outputs)
+    return Trace(closed, in_tree, out_tree, graph)
+
+
+def _successors(in_leaves, out_leaves, values, results) -> list[int | None]:
+    """For each output leaf, the argument leaf that it is the next version of.
+
+    A positional argument has a successor where some subtree of the result has the same leaves: equal relative paths,
+    shapes and dtypes. The result itself and each element of a result tuple are tried, in order.
+    """
+
+    def subtrees(leaves, depth):
+        groups: dict[Any, list[tuple[int, tuple]]] = collections.defaultdict(list)
+        for i, (path, leaf) in enumerate(leaves):
+            if len(path) >= depth:
+                groups[path[:depth]].append((i, (path_name(path[depth:]), tuple(leaf.shape), np.dtype(leaf.dtype).name if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else str(leaf.dtype))))
+        return groups
+
+    successor: list[int | None] = [None] * len(out_leaves)
+    taken: set[int] = set()
+    in_groups = subtrees([(p, x) for p, x in in_leaves], 1)
+    for depth in (1, 0):
+        for _, outs in subtrees(out_leaves, depth).items():
+            if any(successor[i] is not None for i, _ in outs):
+                continue
+            for _, ins in in_groups.items():
+                if any(i in taken for i, _ in ins) or [s for _, s in ins] != [s for _, s in outs]:
+                    continue
+                if all(len(s[1]) == 0 for _, s in ins):
+                    continue  # scalars alone prove nothing
+                for (i, _), (o, _) in zip(ins, outs, strict=True):
+                    successor[o] = i
+                    taken.add(i)
+                break
+    return successor
+
+
+def _identity_rule(shape: Sequence[int], arity: int, results: int = 1) -> FactorRule:
+    """One factor a dimension, the same for all operands and results."""
+    factors = tuple(Factor(d) for d in shape)
+    dims = tuple((i,) if d > 1 else () for i, d in enumerate(shape))
+    return FactorRule(factors, (dims,) * arity, (dims,) * results, 0.0, False, "table")
+
+
+def _stack_rule(shape: Sequence[int], stacked_is_operand: bool) -> FactorRule:
+    """Slice of or stacking into an array with one more, leading dimension, which stays whole."""
+    inner = _identity_rule(shape, 1)
+    stacked = ((), *inner.operands[0])
+    operands, results = ((stacked,), inner.results) if stacked_is_operand else (inner.operands, (stacked,))
+    return FactorRule(inner.factors, operands, results, 0.0, False, "table")
+
+
+def _whole_rule(equation: jex.JaxprEqn, origin: str) -> FactorRule:
+    """Everything whole."""
+    whole = lambda v: ((),) * len(getattr(v.aval, "shape", ()))
+    return FactorRule((), tuple(map(whole, equation.invars)), tuple(map(whole, equation.outvars)), 0.0, True, origin)
+
+
+class _Flattener:
+    """Collects values and operations while it walks a jaxpr. Its lists are frozen into a `Graph` by `finish`."""
+
+    def __init__(self, options: TraceOptions):
+        self.options = options
+        self.values: list[Value] = []
+        self.operations: list[Operation] = []
+        self.loops: list[Loop] = []
+        self.equations: list[str] = []
+        self.rules: dict[Any, FactorRule] = {}
+        self.text: dict[Any, str] = {}
+        self.unknown: list[str] = []
+
+    def new_value(self, aval: Any, name: str | None = None, kind: ValueKind = ValueKind.INTERMEDIATE) -> int:
+        index = len(self.values)
+        shape = tuple(getattr(aval, "shape", ()))
+        dtype = getattr(aval, "dtype", None)
+        if any(not isinstance(d, int | np.integer) for d in shape):
+            raise TraceError(f"Every dimension must have a static size, but a tensor of shape {shape} does not.")
+        if dtype is None or not hasattr(dtype, "itemsize"):
+            itemsize, dtype_name = 0, str(dtype)
+        elif jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            itemsize, dtype_name = 8, str(dtype)
+        else:
+            itemsize, dtype_name = int(dtype.itemsize), str(dtype)
+        self.values.append(Value(index, name or f"%{index}", shape, dtype_name, itemsize, kind))
+        return index
+
+    def add(self, equation: int, kind: OperationKind, name: str, operands: Sequence[int | None], results: Sequence[int | None],
+            rule: FactorRule, trips: float, source: str, fixed_operands=None, fixed_results=None) -> None:
+        self.operations.append(Operation(len(self.operations), equation, kind, name, tuple(operands), tuple(results), rule,
+                                         trips, source, fixed_results, fixed_operands))
+
+    def run(self, jaxpr: jex.Jaxpr, inputs: Sequence[int | None], trips: float) -> list[int | None]:
+        """Flattens `jaxpr` on the given values (constvars first); returns the values of its outputs."""
+        env: dict[Any, int | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+        read = lambda v: None if isinstance(v, jex.Literal) else env[v]
+        for equation in jaxpr.eqns:
+            operands = [read(v) for v in equation.invars]
+            number = len(self.equations)
+            match kind_of(equation):
+                case EquationKind.CALL:
+                    self.equations.append(f"call {equation.primitive.name}")
+                    _, nested = called_jaxpr(equation)
+                    results = self.call(nested, operands, trips)
+                case EquationKind.SCAN:
+                    self.equations.append(f"scan length={equation.params['length']}")
+                    results = self.scan(equation, number, operands, trips)
+                case EquationKind.WHILE:
+                    self.equations.append("while")
+                    results = self.while_loop(equation, number, operands, trips)
+                case EquationKind.COND:
+                    self.equations.append(f"cond branches={len(equation.params['branches'])}")
+                    results = self.cond(equation, number, operands, trips)
+                case EquationKind.OPAQUE:
+                    results = self.opaque(equation, number, operands, trips)
+                case EquationKind.LEAF:
+                    results = self.leaf(equation, number, operands, trips)
+            for v, r in zip(equation.outvars, results, strict=True):
+                if not isinstance(v, jex.DropVar):
+                    env[v] = r
+        return [read(v) for v in jaxpr.outvars]
+
+    def call(self, nested: jex.Jaxpr | jex.ClosedJaxpr, operands: Sequence[int | None], trips: float) -> list[int | None]:
+        inner = open_jaxpr(nested)
+        constants = [self.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in inner.constvars]
+        return self.run(inner, [*constants, *operands], trips)
+
+    def leaf(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+        signature = signature_of(equation)
+        rule = self.rules.get(signature)
+        source = source_of(equation)
+        if rule is None:
+            rule = self.rules[signature] = rule_of(equation)
+            self.text[signature] = describe(equation)
+            if rule.origin == "replicated" and any(math.prod(getattr(v.aval, "shape", ())) > 1 for v in equation.invars):
+                self.unknown.append(f"{equation.primitive.name} at {source or 'an unknown line'}")
+        self.equations.append(self.text[signature])
+        results = [None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars]
+        fixed = None
+        if equation.primitive.name == "sharding_constraint":
+            fixed = (constraint_layout(equation),)
+        self.add(number, OperationKind.EQUATION, equation.primitive.name, operands, results, rule, trips, source,
+                 None, fixed)
+        return results
+
+    def opaque(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+        self.equations.append(describe(equation))
+        source = source_of(equation)
+        results = [None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars]
+        if equation.primitive.name == "shard_map":
+            rule = _identity_rules_of(equation)
+            fixed_operands, fixed_results = shard_map_layouts(equation)
+        else:
+            rule, fixed_operands, fixed_results = _whole_rule(equation, "replicated"), None, None
+            self.unknown.append(f"{equation.primitive.name} at {source or 'an unknown line'}")
+        self.add(number, OperationKind.EQUATION, equation.primitive.name, operands, results, rule, trips, source,
+                 fixed_operands, fixed_results)
+        return results
+
+    def carry(self, number: int, initial: int | None, aval: Any, trips: float, source: str) -> tuple[int, int, int]:
+        """A loop-carried value, its back operand still open: (operation index, value inside, value after)."""
+        inside, after = self.new_value(aval), self.new_value(aval)
+        index = len(self.operations)
+        self.add(number, OperationKind.LOOP_CARRY, "loop_carry", (initial, None), (inside, after),
+                 _identity_rule(aval.shape, 2, 2), trips, source)
+        return index, inside, after
+
+    def close_carry(self, index: int, back: int | None) -> None:
+        operation = self.operations[index]
+        self.operations[index] = dataclasses.replace(operation, operands=(operation.operands[0], back))
+
+    def scan(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+        p = equation.params
+        inner, length, n_consts, n_carry = open_jaxpr(p["jaxpr"]), p["length"], p["num_consts"], p["num_carry"]
+        source = source_of(equation)
+        consts, init, stacked = operands[:n_consts], operands[n_consts:n_consts + n_carry], operands[n_consts + n_carry:]
+        inner_trips = trips * max(length, 1)
+        start = len(self.operations)
+        carries = [self.carry(number, i, v.aval, trips, source)
+                   for i, v in zip(init, inner.invars[n_consts:n_consts + n_carry], strict=True)]
+        slices: list[int | None] = []
+        for whole, v in zip(stacked, inner.invars[n_consts + n_carry:], strict=True):
+            piece = self.new_value(v.aval)
+            self.add(number, OperationKind.SCAN_SLICE, "scan_slice", (whole,), (piece,),
+                     _stack_rule(v.aval.shape, True), trips, source)
+            slices.append(piece)
+        results = self.call(p["jaxpr"], [*consts, *(c[1] for c in carries), *slices], inner_trips)
+        for (index, _, _), back in zip(carries, results[:n_carry], strict=True):
+            self.close_carry(index, back)
+        outputs: list[int | None] = [after for _, _, after in carries]
+        for piece, v, inner_v in zip(results[n_carry:], equation.outvars[n_carry:], inner.outvars[n_carry:], strict=True):
+            if isinstance(v, jex.DropVar):
+                outputs.append(None)
+                continue
+            whole = self.new_value(v.aval)
+            self.add(number, OperationKind.SCAN_STACK, "scan_stack", (piece,), (whole,),
+                     _stack_rule(inner_v.aval.shape, False), inner_trips, source)
+            outputs.append(whole)
+        self.loops.append(Loop(start, len(self.operations), float(length)))
+        return outputs
+
+    def while_loop(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+        p = equation.params
+        n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
+        source = source_of(equation)
+        inner_trips = trips * self.options.while_trips
+        start = len(self.operations)
+        body = open_jaxpr(p["body_jaxpr"])
+        carries = [self.carry(number, i, v.aval, trips, source)
+                   for i, v in zip(operands[n_cond + n_body:], body.invars[n_body:], strict=True)]
+        inside = [c[1] for c in carries]
+        self.call(p["cond_jaxpr"], [*operands[:n_cond], *inside], inner_trips)
+        results = self.call(p["body_jaxpr"], [*operands[n_cond:n_cond + n_body], *inside], inner_trips)
+        for (index, _, _), back in zip(carries, results, strict=True):
+            self.close_carry(index, back)
+        self.loops.append(Loop(start, len(self.operations), self.options.while_trips))
+        return [after for _, _, after in carries]
+
+    def cond(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+        branches = equation.params["branches"]
+        results = [self.call(branch, operands[1:], trips / len(branches)) for branch in branches]
+        outputs: list[int | None] = []
+        for k, v in enumerate(equation.outvars):
+            if isinstance(v, jex.DropVar):
+                outputs.append(None)
+                continue
+            joined = self.new_value(v.aval)
+            self.add(number, OperationKind.BRANCH_JOIN, "branch_join", [r[k] for r in results], (joined,),
+                     _identity_rule(v.aval.shape, len(branches)), trips, source_of(equation))
+            outputs.append(joined)
+        return outputs
+
+    def finish(self, arguments: tuple[Argument, ...], outputs: tuple[Output, ...]) -> Graph:
+        """Drops operations that no output needs, and freezes the graph."""
+        needed: set[int] = {o.value for o in outputs if o.value is not None}
+        keep = [False] * len(self.operations)
+        changed = True
+        while changed:  # more than one sweep only because a loop's back edge points forward
+            changed = False
+            for operation in reversed(self.operations):
+                if keep[operation.index] or not any(r in needed for r in operation.results if r is not None):
+                    continue
+                keep[operation.index] = changed = True
+                needed.update(o for o in operation.operands if o is not None)
+        position = np.concatenate([[0], np.cumsum(keep)]).astype(int)
+        kept = [o for o in self.operations if keep[o.index]]
+        operations = tuple(dataclasses.replace(o, index=i) for i, o in enumerate(kept))
+        loops = tuple(Loop(int(position[l.start]), int(position[l.stop]), l.trips) for l in self.loops
+                      if position[l.stop] > position[l.start])
+        return Graph(tuple(self.values), operations, loops, arguments, outputs, tuple(self.equations),
+                     tuple(dict.fromkeys(self.unknown)))
+
+
+def _identity_rules_of(equation: jex.JaxprEqn) -> FactorRule:
+    """For an opaque region with stated shardings: each operand and result has factors of its own."""
+    factors: list[Factor] = []
+
+    def own(v):
+        dims = []
+        for d in getattr(v.aval, "shape", ()):
+            dims.append((len(factors),) if d > 1 else ())
+            if d > 1:
+                factors.append(Factor(d))
+        return tuple(dims)
+
+    operands, results = tuple(map(own, equation.invars)), tuple(map(own, equation.outvars))
+    return FactorRule(tuple(factors), operands, results, 0.0, True, "table")
+
+
+def describe(equation: jex.JaxprEqn) -> str:
+    """One equation's signature as text: primitive, operand types, result types."""
+    aval = lambda v: v.aval.str_short(short_dtypes=True) if hasattr(v.aval, "str_short") else str(v.aval)
+    return (f"{equation.primitive.name}({', '.join(aval(v) for v in equation.invars)})"
+            f" -> {', '.join(aval(v) for v in equation.outvars)}")

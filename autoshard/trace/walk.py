@@ -1,0 +1,54 @@
+"""Which nested programs an equation holds, and how its own numbering runs.
+
+Tracing (which reads a jaxpr) and execution (which rewrites it) must number equations alike; both classify equations
+through this file, and both count an equation before the equations nested in it.
+"""
+
+import enum
+
+import jax.extend.core as jex
+
+
+class EquationKind(enum.Enum):
+    """How an equation nests other programs."""
+
+    LEAF = "leaf"
+    CALL = "call"  # one nested program with the equation's own inputs and outputs
+    SCAN = "scan"
+    WHILE = "while"
+    COND = "cond"
+    OPAQUE = "opaque"  # nested programs that keep their own shardings: shard_map, Pallas kernels
+
+
+_OPAQUE = frozenset({"shard_map", "pallas_call", "xla_metadata_call", "ffi_call", "custom_partitioning", "run_state"})
+_CALL_PARAMETERS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def open_jaxpr(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> jex.Jaxpr:
+    """The open jaxpr of an open or closed one."""
+    return jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr
+
+
+def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJaxpr] | None:
+    """The parameter name and nested program of a call-like equation; None for any other."""
+    for name in _CALL_PARAMETERS:
+        nested = equation.params.get(name)
+        if isinstance(nested, jex.Jaxpr | jex.ClosedJaxpr):
+            inner = open_jaxpr(nested)
+            if len(inner.invars) == len(equation.invars) and len(inner.outvars) == len(equation.outvars):
+                return name, nested
+    return None
+
+
+def kind_of(equation: jex.JaxprEqn) -> EquationKind:
+    """Classifies one equation."""
+    name = equation.primitive.name
+    if name in _OPAQUE:
+        return EquationKind.OPAQUE
+    if name == "scan":
+        return EquationKind.SCAN
+    if name == "while":
+        return EquationKind.WHILE
+    if name == "cond":
+        return EquationKind.COND
+    return EquationKind.CALL if called_jaxpr(equation) is not None else EquationKind.LEAF
