@@ -4,6 +4,9 @@ import math
 
 from autoshard.errors import ClusterError
 
+MOST_WHOLE = 1 << 53
+"""The greatest whole number up to which every whole number is also an exact float."""
+
 
 def require_number(owner: str, field: str, value: object, *, zero_allowed: bool = False) -> float:
     """Returns `value` as a float.
@@ -29,7 +32,7 @@ def require_number(owner: str, field: str, value: object, *, zero_allowed: bool 
     return number
 
 
-def require_whole(owner: str, field: str, value: object, *, least: int = 1) -> int:
+def require_whole(owner: str, field: str, value: object, *, least: int = 1, most: int = MOST_WHOLE) -> int:
     """Returns `value` as an int; a float such as `80e9` is accepted if it is whole.
 
     Args:
@@ -37,14 +40,17 @@ def require_whole(owner: str, field: str, value: object, *, least: int = 1) -> i
       field: Name of the number.
       value: The number received.
       least: Least legal value.
+      most: Greatest legal value.
 
     Raises:
-      ClusterError: If it is not a whole number of at least `least`.
+      ClusterError: If it is not a whole number in that range.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ClusterError(f"{owner}: {field} must be a whole number of at least {least}; received {value!r:.60}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ClusterError(
+            f"{owner}: {field} must be a whole number of at least {least} and at most {most}; received {value!r:.60}."
+        )
     return value
 
 

@@ -9,6 +9,9 @@ from autoshard.cluster.mesh import AxisLevel
 from autoshard.cluster.slices import Slice
 from autoshard.errors import ClusterError
 
+MOST_DEVICES = 1 << 24
+"""Most devices of one node group; beyond every machine there is, it catches figures in the wrong unit."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeGroup:
@@ -40,6 +43,7 @@ class NodeGroup:
         owner = f"node group {self.name!r}"
         object.__setattr__(self, "num_nodes", require_whole(owner, "num_nodes", self.num_nodes))
         object.__setattr__(self, "devices_per_node", require_whole(owner, "devices_per_node", self.devices_per_node))
+        require_whole(owner, "num_nodes x devices_per_node", self.num_devices, most=MOST_DEVICES)
         if self.inter_node is None:
             if self.num_nodes > 1:
                 raise ClusterError(f"{owner} has {self.num_nodes} nodes and so must have an inter_node link.")

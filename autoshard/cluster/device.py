@@ -20,7 +20,7 @@ class DeviceType:
         float32 matrix products at JAX's default precision on GPUs that have it.
       memory_bytes: Memory of one device.
       memory_bandwidth_bytes_per_s: Peak rate of reading or writing that memory.
-      launch_overhead_s: Least time between the starts of two kernels.
+      launch_overhead_s: Time of a kernel that has hardly any work, when kernels are queued back to back.
       source: Where each of the figures above comes from.
       matmul_efficiency: Fraction of the peak that large matrix products reach; 1.0 where no source tells.
     """
@@ -86,6 +86,23 @@ class DeviceType:
             if dtype.startswith(family) and family in peaks:
                 return peaks[family]
         return peaks["float32"]
+
+    def matmul_flops_per_s(self, dtype: str) -> float:
+        """Rate that large matrix products on `dtype` reach at JAX's default precision.
+
+        At that precision GPUs that have TensorFloat-32 use it for float32 products (JAX documentation,
+        `jax.lax.Precision.DEFAULT`).
+
+        Args:
+          dtype: NumPy-style name.
+
+        Returns:
+          Floating-point operations per second: the peak times `matmul_efficiency`.
+        """
+        peaks = dict(self.peak_flops_per_s)
+        if dtype == "float32" and "tensorfloat32" in peaks:
+            dtype = "tensorfloat32"
+        return self.flops_per_s(dtype) * self.matmul_efficiency
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -103,7 +103,9 @@ class Slice:
 
     def _suggestion(self, num_axes: int) -> str:
         fitting = [mesh for mesh in self.logical_meshes() if len(mesh.axes) == num_axes] or self.logical_meshes()
-        shown = "; ".join(_show(dict(zip(mesh.axis_names, mesh.shape, strict=True))) for mesh in fitting[:_NUM_SUGGESTIONS])
+        shown = "; ".join(
+            _show(dict(zip(mesh.axis_names, mesh.shape, strict=True))) for mesh in fitting[:_NUM_SUGGESTIONS]
+        )
         return f"These would fit: {shown}{'; ...' if len(fitting) > _NUM_SUGGESTIONS else ''}."
 
     def __str__(self) -> str:

@@ -1,0 +1,104 @@
+"""The catalogue of known device types and links, read from `catalogue.yaml` beside this file."""
+
+import dataclasses
+import functools
+import pathlib
+
+from autoshard.cluster.describe import DEVICE_TYPE_KEYS, LINK_KEYS, device_type_from_fields, link_from_fields
+from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.fields import Fields, suggestion
+from autoshard.errors import ClusterError
+from autoshard.files import read_yaml
+
+_PATH = pathlib.Path(__file__).with_name("catalogue.yaml")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KnownDevice:
+    """A device type of the catalogue, with what `Cluster.detect` needs to know about it.
+
+    Attributes:
+      device_type: The device type.
+      device_kinds: What `jax.Device.device_kind` reads for it, in lower case.
+      intra_node: Name of the link that usually joins such devices inside a node.
+      inter_node: Name of the link that usually joins their nodes.
+    """
+
+    device_type: DeviceType
+    device_kinds: tuple[str, ...]
+    intra_node: str
+    inter_node: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All known device types and links.
+
+    Attributes:
+      devices: The device types.
+      links: The links by name; the level that each has here is 0, and `link` sets the right one.
+    """
+
+    devices: tuple[KnownDevice, ...]
+    links: tuple[tuple[str, Link], ...]
+
+    def device_type(self, name: str) -> DeviceType:
+        """The device type called `name`.
+
+        Raises:
+          ClusterError: If there is none.
+        """
+        for device in self.devices:
+            if device.device_type.name == name:
+                return device.device_type
+        names = [device.device_type.name for device in self.devices]
+        raise ClusterError(
+            f"the catalogue has no device type {name!r:.80}.{suggestion(name, names)} It has {', '.join(names)}; "
+            "describe any other under device_types in the cluster file."
+        )
+
+    def link(self, name: str, level: int) -> Link:
+        """The link called `name`, at the given level.
+
+        Raises:
+          ClusterError: If there is none.
+        """
+        for known, link in self.links:
+            if known == name:
+                return dataclasses.replace(link, level=level)
+        names = [known for known, _ in self.links]
+        raise ClusterError(
+            f"the catalogue has no link {name!r:.80}.{suggestion(name, names)} It has {', '.join(names)}; "
+            "describe any other under links in the cluster file."
+        )
+
+    def known_device(self, device_kind: str) -> KnownDevice | None:
+        """The device that calls itself `device_kind`, or None."""
+        for device in self.devices:
+            if device_kind.strip().lower() in device.device_kinds:
+                return device
+        return None
+
+
+@functools.cache
+def catalogue() -> Catalogue:
+    """The shipped catalogue."""
+    root = Fields.of(_PATH.name, read_yaml(_PATH))
+    links = []
+    for name in root.fields("links").values:
+        fields = root.fields("links").fields(name)
+        fields.refuse_unknown(LINK_KEYS)
+        links.append((name, link_from_fields(fields, level=0)))
+    devices = []
+    for name in root.fields("device_types").values:
+        fields = root.fields("device_types").fields(name)
+        fields.refuse_unknown((*DEVICE_TYPE_KEYS, "device_kinds", "intra_node", "inter_node"))
+        devices.append(
+            KnownDevice(
+                device_type=device_type_from_fields(name, fields),
+                device_kinds=tuple(str(kind).lower() for kind in fields.items("device_kinds")),
+                intra_node=fields.text("intra_node"),
+                inter_node=fields.text("inter_node"),
+            )
+        )
+    return Catalogue(tuple(devices), tuple(links))
