@@ -112,7 +112,11 @@ class MLP(nnx.Module):
             config.embed_dim, hidden_dim, kernel_init=nnx.initializers.normal(INIT_STDDEV), rngs=rngs, **types
         )
         self.down = nnx.Linear(
-            hidden_dim, config.embed_dim, kernel_init=nnx.initializers.normal(config.residual_stddev), rngs=rngs, **types
+            hidden_dim,
+            config.embed_dim,
+            kernel_init=nnx.initializers.normal(config.residual_stddev),
+            rngs=rngs,
+            **types,
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -150,7 +154,9 @@ class GPT(nnx.Module):
         self.position_embed = nnx.Param(
             init(rngs.params(), (config.context_length, config.embed_dim), config.param_dtype)
         )
-        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.num_layers)])
+        # Jitted, so that one trace serves all layers: NNX's key counter makes a trace quadratic in its length.
+        make_block = nnx.jit(lambda key: Block(config, rngs=nnx.Rngs(params=key)))
+        self.blocks = nnx.List([make_block(rngs.params()) for _ in range(config.num_layers)])
         self.final_norm = nnx.LayerNorm(config.embed_dim, rngs=rngs, **types)
         if not config.tie_embeddings:
             self.head = nnx.Linear(

@@ -1,7 +1,7 @@
 """One step of training a GPT as a pure function, for the NNX and the Linen model alike.
 
-`build` gives the two functions that a planner or a training loop wants: one makes the state from a seed, one advances it
-by a batch. Both can be traced from shapes alone, so that a 175B model is described without allocating it.
+`build` gives the two functions that a planner or a training loop wants: one makes the state from a seed, one advances
+it by a batch. Both can be traced from shapes alone, so that a 175B model is described without allocating it.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ class TrainState:
 
     Attributes:
         step: int32 scalar, the number of steps taken.
-        params: the model's parameters.
+        params: the model's parameters, nested dicts of arrays.
         opt_state: the optimizer's state for `params`.
         rng: scalar key of the dropout masks; it never changes, each step folds in its own number.
     """
@@ -96,10 +96,10 @@ class _Model(NamedTuple):
 def _nnx_model(config: GPTConfig) -> _Model:
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(params=0))))
 
-    def init(key: jax.Array) -> nnx.State:
-        return nnx.state(GPT(config, rngs=nnx.Rngs(params=key)), nnx.Param)
+    def init(key: jax.Array) -> Any:
+        return nnx.to_pure_dict(nnx.state(GPT(config, rngs=nnx.Rngs(params=key)), nnx.Param))
 
-    def apply(params: nnx.State, tokens: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+    def apply(params: Any, tokens: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
         return nnx.merge(graphdef, params)(tokens, dropout_key)
 
     return _Model(init, apply)
