@@ -117,6 +117,7 @@ class Operation:
       source: The user's line, `file.py:12 (function)`.
       fixed_results: A layout that the program itself demands of each result; None where it demands nothing.
       fixed_operands: Likewise for operands.
+      slot: Which input of the equation's body a carry or slice is, or which result a stack or join is; 0 otherwise.
     """
 
     index: int
@@ -130,6 +131,7 @@ class Operation:
     source: str
     fixed_results: tuple[FixedLayout | None, ...] | None = None
     fixed_operands: tuple[FixedLayout | None, ...] | None = None
+    slot: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

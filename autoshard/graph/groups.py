@@ -40,7 +40,8 @@ class Group:
       operations: Operation indices, in program order.
       factors: The common iteration space.
       factor_maps: For each operation, its own factors as indices into `factors`.
-      reads: Values from outside. writes: All values that the group defines.
+      reads: Values from outside, and own values that some operation reads in other dimensions than it defines.
+      writes: All values that the group defines.
       trips: How often it runs.
     """
 
@@ -66,7 +67,7 @@ def is_pointwise(operation: Operation) -> bool:
 
 
 class _Union:
-    """Disjoint sets of (operation, factor) pairs and of operations."""
+    """Disjoint sets."""
 
     def __init__(self):
         self.parent = {}
@@ -80,14 +81,54 @@ class _Union:
         return root
 
     def join(self, x, y):
+        """Makes one set of the sets of x and y; the smaller representative stays."""
         x, y = self.find(x), self.find(y)
         if x != y:
             self.parent[max(x, y)] = min(x, y)
 
 
+class _FactorUnion(_Union):
+    """Disjoint sets of (operation, factor), in which two factors of one operation never meet."""
+
+    def __init__(self):
+        super().__init__()
+        self.holders = {}  # representative -> operations that hold a factor of its set
+
+    def _holders(self, x):
+        return self.holders.setdefault(x, {x[0]})
+
+    def can_join(self, x, y):
+        x, y = self.find(x), self.find(y)
+        return x == y or self._holders(x).isdisjoint(self._holders(y))
+
+    def join(self, x, y):
+        x, y = self.find(x), self.find(y)
+        if x != y and self.can_join(x, y):
+            first, second = min(x, y), max(x, y)
+            self.parent[second] = first
+            self._holders(first).update(self._holders(second))
+            del self.holders[second]
+
+
 def map_dims(dims: Dims, factor_map: tuple[int, ...]) -> Dims:
     """`dims` with every factor renamed by `factor_map`."""
     return tuple(tuple(factor_map[f] for f in factors) for factors in dims)
+
+
+def is_key_or_random(operation: Operation) -> bool:
+    """Whether the operation makes or handles random numbers, which no compiler recomputes for free."""
+    return operation.name.startswith(("random", "threefry", "rng"))
+
+
+def free_values(graph: Graph) -> frozenset[int]:
+    """Values made from scalars alone (iotas, masks, broadcast constants): rebuilt wherever they are read, in any layout."""
+    free: set[int] = set()
+    for operation in graph.operations:
+        if is_pointwise(operation) and not is_key_or_random(operation) and all(
+            o is None or o in free or not graph.values[o].shape for o in operation.operands
+        ):
+            free.update(r for r in operation.results if r is not None)
+    return frozenset(free)
 
 
 def _joinable(producer: Operation, dims: Dims, consumer: Operation, operand_dims: Dims, several: bool) -> bool:
@@ -102,15 +143,30 @@ def _joinable(producer: Operation, dims: Dims, consumer: Operation, operand_dims
     return not several or len(spanned) == sum(f.size > 1 for f in consumer.rule.factors)
 
 
+def _join_common_reads(operations: list[Operation], factors: _FactorUnion) -> None:
+    """A group that reads one value in several places reads it in one layout, where that is possible."""
+    first: dict[int, tuple[int, Dims]] = {}
+    for operation in operations:
+        for value, dims in zip(operation.operands, operation.rule.operands, strict=True):
+            if value is None:
+                continue
+            owner, known = first.setdefault(value, (operation.index, dims))
+            for mine, theirs in zip(known, dims, strict=True):
+                if len(mine) == len(theirs) == 1:
+                    factors.join((owner, mine[0]), (operation.index, theirs[0]))
+
+
 def group_operations(graph: Graph) -> tuple[Group, ...]:
-    """Partitions the graph's operations into groups."""
+    """Partitions the graph's operations into groups; operations whose results are all free belong to none."""
+    free = free_values(graph)
+    decided = [o for o in graph.operations if not (o.results and all(r is None or r in free for r in o.results))]
     uses: dict[int, list[tuple[Operation, int]]] = collections.defaultdict(list)
-    for operation in graph.operations:
+    for operation in decided:
         for slot, value in enumerate(operation.operands):
             if value is not None:
                 uses[value].append((operation, slot))
-    groups, factors = _Union(), _Union()
-    for producer in graph.operations:
+    groups, factors = _Union(), _FactorUnion()
+    for producer in decided:
         if not is_pointwise(producer):
             continue
         for slot, value in enumerate(producer.results):
@@ -121,17 +177,22 @@ def group_operations(graph: Graph) -> tuple[Group, ...]:
             for consumer, operand in consumers:
                 operand_dims = consumer.rule.operands[operand]
                 if _joinable(producer, dims, consumer, operand_dims, len(consumers) > 1):
-                    groups.join(producer.index, consumer.index)
-                    for mine, theirs in zip(dims, operand_dims, strict=True):
-                        for f, g in zip(mine, theirs, strict=True):
-                            factors.join((producer.index, f), (consumer.index, g))
+                    pairs = [((producer.index, f), (consumer.index, g))
+                             for mine, theirs in zip(dims, operand_dims, strict=True)
+                             for f, g in zip(mine, theirs, strict=True)]
+                    if all(factors.can_join(f, g) for f, g in pairs):
+                        groups.join(producer.index, consumer.index)
+                        for f, g in pairs:
+                            factors.join(f, g)
     members: dict[int, list[Operation]] = collections.defaultdict(list)
-    for operation in graph.operations:
+    for operation in decided:
         members[groups.find(operation.index)].append(operation)
-    return tuple(_freeze(i, ops, factors) for i, (_, ops) in enumerate(sorted(members.items())))
+    for operations in members.values():
+        _join_common_reads(operations, factors)
+    return tuple(_freeze(i, ops, factors, free) for i, (_, ops) in enumerate(sorted(members.items())))
 
 
-def _freeze(index: int, operations: list[Operation], union: _Union) -> Group:
+def _freeze(index: int, operations: list[Operation], union: _Union, free: frozenset[int]) -> Group:
     numbering: dict[tuple[int, int], int] = {}
     factors: list[Factor] = []
     maps: list[tuple[int, ...]] = []
@@ -144,14 +205,17 @@ def _freeze(index: int, operations: list[Operation], union: _Union) -> Group:
                 factors.append(factor)
             own.append(numbering[root])
         maps.append(tuple(own))
-    written = {r for o in operations for r in o.results if r is not None}
+    written = {r: map_dims(dims, own) for o, own in zip(operations, maps, strict=True)
+               for r, dims in zip(o.results, o.rule.results, strict=True) if r is not None}
     reads: dict[tuple[int, Dims], list[int]] = {}
     writes: list[Access] = []
     for operation, own in zip(operations, maps, strict=True):
         for value, dims in zip(operation.operands, operation.rule.operands, strict=True):
-            loops_back = operation.kind is OperationKind.LOOP_CARRY
-            if value is not None and (value not in written or loops_back):
-                reads.setdefault((value, map_dims(dims, own)), []).append(operation.index)
+            if value is None or value in free:
+                continue
+            mapped = map_dims(dims, own)
+            if written.get(value) != mapped or operation.kind is OperationKind.LOOP_CARRY:
+                reads.setdefault((value, mapped), []).append(operation.index)
         for value, dims in zip(operation.results, operation.rule.results, strict=True):
             if value is not None:
                 writes.append(Access(value, map_dims(dims, own), (operation.index,)))

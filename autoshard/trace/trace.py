@@ -195,9 +195,9 @@ class _Flattener:
         return index
 
     def add(self, equation: int, kind: OperationKind, name: str, operands: Sequence[int | None], results: Sequence[int | None],
-            rule: FactorRule, trips: float, source: str, fixed_operands=None, fixed_results=None) -> None:
+            rule: FactorRule, trips: float, source: str, fixed_operands=None, fixed_results=None, slot: int = 0) -> None:
         self.operations.append(Operation(len(self.operations), equation, kind, name, tuple(operands), tuple(results), rule,
-                                         trips, source, fixed_results, fixed_operands))
+                                         trips, source, fixed_results, fixed_operands, slot))
 
     def run(self, jaxpr: jex.Jaxpr, inputs: Sequence[int | None], trips: float) -> list[int | None]:
         """Flattens `jaxpr` on the given values (constvars first); returns the values of its outputs."""
@@ -266,12 +266,12 @@ class _Flattener:
                  fixed_operands, fixed_results)
         return results
 
-    def carry(self, number: int, initial: int | None, aval: Any, trips: float, source: str) -> tuple[int, int, int]:
+    def carry(self, number: int, slot: int, initial: int | None, aval: Any, trips: float, source: str) -> tuple[int, int, int]:
         """A loop-carried value, its back operand still open: (operation index, value inside, value after)."""
         inside, after = self.new_value(aval), self.new_value(aval)
         index = len(self.operations)
         self.add(number, OperationKind.LOOP_CARRY, "loop_carry", (initial, None), (inside, after),
-                 _identity_rule(aval.shape, 2, 2), trips, source)
+                 _identity_rule(aval.shape, 2, 2), trips, source, slot=slot)
         return index, inside, after
 
     def close_carry(self, index: int, back: int | None) -> None:
@@ -285,25 +285,26 @@ class _Flattener:
         consts, init, stacked = operands[:n_consts], operands[n_consts:n_consts + n_carry], operands[n_consts + n_carry:]
         inner_trips = trips * max(length, 1)
         start = len(self.operations)
-        carries = [self.carry(number, i, v.aval, trips, source)
-                   for i, v in zip(init, inner.invars[n_consts:n_consts + n_carry], strict=True)]
+        carries = [self.carry(number, n_consts + k, i, v.aval, trips, source)
+                   for k, (i, v) in enumerate(zip(init, inner.invars[n_consts:n_consts + n_carry], strict=True))]
         slices: list[int | None] = []
-        for whole, v in zip(stacked, inner.invars[n_consts + n_carry:], strict=True):
+        for slot, (whole, v) in enumerate(zip(stacked, inner.invars[n_consts + n_carry:], strict=True), n_consts + n_carry):
             piece = self.new_value(v.aval)
             self.add(number, OperationKind.SCAN_SLICE, "scan_slice", (whole,), (piece,),
-                     _stack_rule(v.aval.shape, True), trips, source)
+                     _stack_rule(v.aval.shape, True), trips, source, slot=slot)
             slices.append(piece)
         results = self.call(p["jaxpr"], [*consts, *(c[1] for c in carries), *slices], inner_trips)
         for (index, _, _), back in zip(carries, results[:n_carry], strict=True):
             self.close_carry(index, back)
         outputs: list[int | None] = [after for _, _, after in carries]
-        for piece, v, inner_v in zip(results[n_carry:], equation.outvars[n_carry:], inner.outvars[n_carry:], strict=True):
+        stacks = zip(results[n_carry:], equation.outvars[n_carry:], inner.outvars[n_carry:], strict=True)
+        for slot, (piece, v, inner_v) in enumerate(stacks, n_carry):
             if isinstance(v, jex.DropVar):
                 outputs.append(None)
                 continue
             whole = self.new_value(v.aval)
             self.add(number, OperationKind.SCAN_STACK, "scan_stack", (piece,), (whole,),
-                     _stack_rule(inner_v.aval.shape, False), inner_trips, source)
+                     _stack_rule(inner_v.aval.shape, False), inner_trips, source, slot=slot)
             outputs.append(whole)
         self.loops.append(Loop(start, len(self.operations), float(length)))
         return outputs
@@ -315,8 +316,8 @@ class _Flattener:
         inner_trips = trips * self.options.while_trips
         start = len(self.operations)
         body = open_jaxpr(p["body_jaxpr"])
-        carries = [self.carry(number, i, v.aval, trips, source)
-                   for i, v in zip(operands[n_cond + n_body:], body.invars[n_body:], strict=True)]
+        carries = [self.carry(number, k, i, v.aval, trips, source)
+                   for k, (i, v) in enumerate(zip(operands[n_cond + n_body:], body.invars[n_body:], strict=True))]
         inside = [c[1] for c in carries]
         self.call(p["cond_jaxpr"], [*operands[:n_cond], *inside], inner_trips)
         results = self.call(p["body_jaxpr"], [*operands[n_cond:n_cond + n_body], *inside], inner_trips)
@@ -335,7 +336,7 @@ class _Flattener:
                 continue
             joined = self.new_value(v.aval)
             self.add(number, OperationKind.BRANCH_JOIN, "branch_join", [r[k] for r in results], (joined,),
-                     _identity_rule(v.aval.shape, len(branches)), trips, source_of(equation))
+                     _identity_rule(v.aval.shape, len(branches)), trips, source_of(equation), slot=k)
             outputs.append(joined)
         return outputs
 

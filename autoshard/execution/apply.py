@@ -1,0 +1,153 @@
+"""Evaluates a traced function with the plan's shardings put on every tensor that the plan decides.
+
+Shardings on inputs and outputs alone leave the interior to the compiler's propagation, which may choose otherwise. So
+the jaxpr is evaluated equation by equation, with `with_sharding_constraint` on results as the plan defines them and on
+operands as the plan reads them. Constraints that agree with their surroundings cost nothing.
+
+A tensor that is gathered for use in two places far apart (a weight in the forward and in the backward pass) would be
+gathered once and kept by the compiler's common-subexpression elimination. The second use is tied to another operand by
+an optimization barrier, so that the copy is made anew, as the plan's memory assumes.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr
+
+
+def partition_spec(entries: SpecEntries) -> PartitionSpec:
+    """Axis names per dimension as a PartitionSpec, trailing whole dimensions dropped."""
+    spec = [e[0] if len(e) == 1 else (e or None) for e in entries]
+    while spec and spec[-1] is None:
+        spec.pop()
+    return PartitionSpec(*spec)
+
+
+@dataclasses.dataclass(slots=True)
+class _Counter:
+    """Numbers equations depth first, as the trace does."""
+
+    next: int = 0
+
+    def take(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Evaluates jaxprs under the shardings of a plan on one mesh.
+
+    Attributes:
+      mesh: The mesh of devices, with the plan's axis names and Auto axis types.
+      shardings: What the plan demands of each equation, by equation number.
+    """
+
+    mesh: Mesh
+    shardings: Mapping[int, EquationShardings]
+
+    def __call__(self, closed: jex.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        """The outputs of `closed` on flat `args`."""
+        return self._run(closed.jaxpr, [*closed.consts, *args], _Counter())
+
+    def _constrain(self, value: Any, entries: SpecEntries | None) -> Any:
+        if entries is None or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return value
+        return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, partition_spec(entries)))
+
+    def _run(self, jaxpr: jex.Jaxpr, inputs: Sequence[Any], counter: _Counter) -> list[Any]:
+        env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+        last_use = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if not isinstance(v, jex.Literal)}
+        kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+        read = lambda v: v.val if isinstance(v, jex.Literal) else env[v]
+        for i, equation in enumerate(jaxpr.eqns):
+            number = counter.take()
+            wanted = self.shardings.get(number, EquationShardings())
+            operands = self._read(list(map(read, equation.invars)), wanted)
+            results = self._evaluate(equation, operands, wanted, counter)
+            entries = dict(wanted.results)
+            for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
+                if not isinstance(v, jex.DropVar):
+                    env[v] = self._constrain(r, entries.get(slot))
+            for v in equation.invars:
+                if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
+                    env.pop(v, None)
+        return list(map(read, jaxpr.outvars))
+
+    def _read(self, operands: list[Any], wanted: EquationShardings) -> list[Any]:
+        """Operands in the layouts in which the equation reads them."""
+        for slot, entries in wanted.operands:
+            if slot in wanted.again:
+                other = next((s for s in range(len(operands)) if s != slot and isinstance(operands[s], jax.Array)), None)
+                if other is not None:
+                    operands[slot], operands[other] = jax.lax.optimization_barrier((operands[slot], operands[other]))
+            operands[slot] = self._constrain(operands[slot], entries)
+        return operands
+
+    def _evaluate(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:
+        match kind_of(equation):
+            case EquationKind.CALL:
+                return self._call(equation, operands, counter)
+            case EquationKind.SCAN:
+                return self._scan(equation, operands, wanted, counter)
+            case EquationKind.WHILE:
+                return self._while(equation, operands, wanted, counter)
+            case EquationKind.COND:
+                branches = tuple(self._nested(b, counter) for b in equation.params["branches"])
+                return equation.primitive.bind(*operands, **{**equation.params, "branches": branches})
+            case EquationKind.OPAQUE if equation.primitive.name == "shard_map":
+                return equation.primitive.bind(*operands, **{**equation.params, "mesh": self.mesh})
+            case _:
+                if equation.primitive.name == "sharding_constraint":
+                    return operands  # the plan's own constraint, on the result, takes its place
+                params = equation.primitive.get_bind_params(equation.params)
+                results = equation.primitive.bind(*params[0], *operands, **params[1])
+                return list(results) if equation.primitive.multiple_results else [results]
+
+    def _call(self, equation: jex.JaxprEqn, operands: list[Any], counter: _Counter) -> list[Any]:
+        name, nested = called_jaxpr(equation)
+        if "prevent_cse" not in equation.params:  # only checkpoint changes what the compiler may do; the rest is inlined
+            inner = open_jaxpr(nested)
+            consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
+            return self._run(inner, [*consts, *operands], counter)
+        closed = self._nested(nested, counter)
+        inner = closed.jaxpr
+        hoisted = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=inner.debug_info)
+        return equation.primitive.bind(*closed.consts, *operands, **{**equation.params, name: hoisted})
+
+    def _nested(self, nested: jex.Jaxpr | jex.ClosedJaxpr, counter: _Counter, body: Mapping[int, SpecEntries] | None = None,
+                results: Mapping[int, SpecEntries] | None = None) -> jex.ClosedJaxpr:
+        """`nested` rewritten under the plan, optionally with layouts for its own inputs and results."""
+        inner = open_jaxpr(nested)
+        consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
+
+        def rewritten(*args):
+            args = [self._constrain(a, (body or {}).get(i)) for i, a in enumerate(args)]
+            outs = self._run(inner, [*consts, *args], counter)
+            return [self._constrain(o, (results or {}).get(i)) for i, o in enumerate(outs)]
+
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
+                 for v in inner.invars]
+        return jax.make_jaxpr(rewritten)(*avals)
+
+    def _scan(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:
+        p = equation.params
+        n_consts, n_carry = p["num_consts"], p["num_carry"]
+        body = dict(wanted.body)
+        results = {k: body[n_consts + k] for k in range(n_carry) if n_consts + k in body}
+        nested = self._nested(p["jaxpr"], counter, body, results)
+        return equation.primitive.bind(*operands, **{**p, "jaxpr": nested})
+
+    def _while(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:
+        p = equation.params
+        carried = dict(wanted.body)
+        shifted = lambda n: {n + k: e for k, e in carried.items()}
+        condition = self._nested(p["cond_jaxpr"], counter, shifted(p["cond_nconsts"]))
+        body = self._nested(p["body_jaxpr"], counter, shifted(p["body_nconsts"]), carried)
+        return equation.primitive.bind(*operands, **{**p, "cond_jaxpr": condition, "body_jaxpr": body})

@@ -1,0 +1,215 @@
+"""The choices of each group, and what each costs on one device.
+
+A choice assigns mesh axes to factors. A factor that is reduced leaves partial results: they are summed by an
+all-reduce, or by a reduce-scatter onto a dimension of the result. Two choices that give every operand and result the
+same layout are one decision; the cheaper stays.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.cluster import LogicalMesh
+from autoshard.cost.collectives import Collective, all_reduce, reduce_scatter
+from autoshard.cost.compute import kernel_s
+from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Value
+from autoshard.graph.groups import Group, is_pointwise
+from autoshard.graph.layout import (
+    WHOLE,
+    Assignment,
+    Layout,
+    fits,
+    is_contiguous,
+    layout_of,
+    shard_bytes,
+    spec_entries,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to run a group.
+
+    Attributes:
+      assignment: The factor that each mesh axis splits.
+      scatter: For each axis that splits a reduced factor, the result dimension that its reduce-scatter leaves
+        sharded; `WHOLE` for an all-reduce and for all other axes.
+    """
+
+    assignment: Assignment
+    scatter: Layout
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChoiceTable:
+    """All choices of a group, with their layouts and costs; row k of everything belongs to choice k.
+
+    Attributes:
+      choices: The choices.
+      reads, writes: For each access of the group, its layout under each choice.
+      compute_s: [K] seconds of local computation in one run of the group. flops: [K] per device.
+      collectives: The collectives of each choice (the resolution of partial results).
+      partial_bytes: [K] extra memory while a partial result waits for its reduce-scatter.
+    """
+
+    choices: tuple[Choice, ...]
+    reads: tuple[tuple[Layout, ...], ...]
+    writes: tuple[tuple[Layout, ...], ...]
+    compute_s: np.ndarray
+    flops: np.ndarray
+    collectives: tuple[tuple[Collective, ...], ...]
+    partial_bytes: np.ndarray
+
+    @property
+    def comm_s(self) -> np.ndarray:
+        """[K] seconds of collectives in one run."""
+        return np.array([sum(c.time_s for c in steps) for steps in self.collectives])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What a group's choices depend on, and nothing else: groups of equal shape share one table.
+
+    Attributes:
+      factors: The iteration space.
+      reads, writes: For each access: dims, whole size in bytes, shape.
+      kernels: For each operation that computes: its factors, flops, and dtype.
+      launches: Kernels that the compiler makes of the group.
+      stored: For each write, whether it reaches memory.
+      whole_values: Dims of values that must be contiguous though they are internal.
+    """
+
+    factors: tuple[Factor, ...]
+    reads: tuple[tuple[Dims, float, tuple[int, ...]], ...]
+    writes: tuple[tuple[Dims, float, tuple[int, ...]], ...]
+    kernels: tuple[tuple[tuple[int, ...], float, str], ...]
+    launches: int
+    stored: tuple[bool, ...]
+
+
+def shape_of(group: Group, graph: Graph, stored: frozenset[int], stretch: Sequence[int]) -> GroupShape:
+    """The shape of `group`."""
+    operations = [graph.operations[o] for o in group.operations]
+    describe = lambda access: (access.dims, float(graph.values[access.value].size_bytes), graph.values[access.value].shape)
+    kernels: dict[tuple[tuple[int, ...], str], float] = {}
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        if operation.rule.flops:
+            key = (tuple(sorted(set(factor_map))), _dtype_of(operation.operands, graph.values))
+            kernels[key] = kernels.get(key, 0.0) + operation.rule.flops
+    return GroupShape(
+        group.factors,
+        tuple(map(describe, group.reads)),
+        tuple(map(describe, group.writes)),
+        tuple((own, flops, dtype) for (own, dtype), flops in kernels.items()),
+        len({stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
+        tuple(a.value in stored or not is_pointwise(operations[0]) for a in group.writes),
+    )
+
+
+def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:
+    return next((values[o].dtype for o in operands if o is not None), "float32")
+
+
+def choice_table(shape: GroupShape, mesh: LogicalMesh) -> ChoiceTable:
+    """Enumerates and prices the choices of a group of this shape on `mesh`."""
+    sizes = tuple(axis.size for axis in mesh.axes)
+    rows: dict[tuple, tuple[Choice, float, float, tuple[Collective, ...], float]] = {}
+    for choice in _legal_choices(shape, sizes):
+        reads = tuple(layout_of(dims, choice.assignment) for dims, _, _ in shape.reads)
+        writes = tuple(_merge(layout_of(dims, choice.assignment), choice.scatter) for dims, _, _ in shape.writes)
+        compute_s, flops = _compute(shape, choice, reads, writes, mesh, sizes)
+        collectives, partial_bytes = _resolve(shape, choice, mesh, sizes)
+        cost = compute_s + sum(c.time_s for c in collectives)
+        best = rows.get((reads, writes))
+        if best is None or cost < best[1] + sum(c.time_s for c in best[3]):
+            rows[reads, writes] = (choice, compute_s, flops, collectives, partial_bytes)
+    kept = list(rows.items())
+    column = lambda k: [row[k] for _, row in kept]
+    return ChoiceTable(
+        tuple(column(0)),
+        tuple(tuple(key[0][r] for key, _ in kept) for r in range(len(shape.reads))),
+        tuple(tuple(key[1][w] for key, _ in kept) for w in range(len(shape.writes))),
+        np.array(column(1)),
+        np.array(column(2)),
+        tuple(column(3)),
+        np.array(column(4)),
+    )
+
+
+def _merge(layout: Layout, scatter: Layout) -> Layout:
+    return tuple(s if s != WHOLE else d for d, s in zip(layout, scatter, strict=True))
+
+
+def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]):
+    """All assignments that split every factor evenly and keep every piece contiguous, times their resolutions."""
+    factor_sizes = tuple(f.size for f in shape.factors)
+    present = {f for dims, _, _ in (*shape.reads, *shape.writes) for fs in dims for f in fs}
+    candidates = [WHOLE, *(f for f in range(len(shape.factors)) if factor_sizes[f] > 1 and f in present)]
+    # a factor of one access only (no other access ties it) still helps memory and reduces work: keep all
+    accesses = [dims for dims, _, _ in (*shape.reads, *shape.writes)]
+    for assignment in itertools.product(candidates, repeat=len(sizes)):
+        if any(factor_sizes[f] % math.prod(n for n, g in zip(sizes, assignment, strict=True) if g == f)
+               for f in set(assignment) - {WHOLE}):
+            continue
+        if not all(is_contiguous(dims, assignment, factor_sizes, sizes) for dims in accesses):
+            continue
+        reduced = [a for a, f in enumerate(assignment) if f != WHOLE and shape.factors[f].reduction is not None]
+        options = [(WHOLE,)] * len(sizes)
+        if reduced and len(shape.writes) == 1:
+            dims, _, extents = shape.writes[0]
+            for a in reduced:
+                if shape.factors[assignment[a]].reduction == "add":
+                    options[a] = (WHOLE, *range(len(extents)))
+        for scatter in itertools.product(*options):
+            if any(s != WHOLE for s in scatter):
+                dims, _, extents = shape.writes[0]
+                if not fits(_merge(layout_of(dims, assignment), scatter), extents, sizes):
+                    continue
+            yield Choice(assignment, scatter)
+
+
+def _compute(shape: GroupShape, choice: Choice, reads, writes, mesh: LogicalMesh, sizes) -> tuple[float, float]:
+    """Seconds and flops of one run on one device."""
+    if not shape.kernels and shape.launches == 0:
+        return 0.0, 0.0
+    total_flops = time_flops = 0.0
+    for own, flops, dtype in shape.kernels:
+        local = flops / math.prod(n for n, f in zip(sizes, choice.assignment, strict=True) if f in own)
+        total_flops += local
+        time_flops += local / mesh.device_type.flops_per_s(dtype)
+    moved = sum(shard_bytes(b, l, sizes) for (_, b, _), l in zip(shape.reads, reads, strict=True))
+    for (dims, size_bytes, _), is_stored in zip(shape.writes, shape.stored, strict=True):
+        if is_stored:
+            moved += shard_bytes(size_bytes, layout_of(dims, choice.assignment), sizes)
+    dtype = shape.kernels[0][2] if shape.kernels else "float32"
+    equivalent_flops = time_flops * mesh.device_type.flops_per_s(dtype)
+    return kernel_s(mesh.device_type, equivalent_flops, moved, dtype, shape.launches), total_flops
+
+
+def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tuple[tuple[Collective, ...], float]:
+    """The collectives that sum partial results, and the bytes of the partial result before a reduce-scatter."""
+    summed = [a for a, f in enumerate(choice.assignment) if f != WHOLE and shape.factors[f].reduction is not None]
+    if not summed:
+        return (), 0.0
+    steps: list[Collective] = []
+    extra_bytes = 0.0
+    scattered = [a for a in summed if choice.scatter[a] != WHOLE]
+    reduced = [a for a in summed if choice.scatter[a] == WHOLE]
+    for dims, size_bytes, _ in shape.writes:
+        partial_bytes = shard_bytes(size_bytes, layout_of(dims, choice.assignment), sizes)
+        left_bytes = partial_bytes / math.prod(sizes[a] for a in scattered)
+        if scattered:
+            steps.append(reduce_scatter([mesh.axes[a] for a in scattered], partial_bytes))
+            extra_bytes += partial_bytes
+        if reduced:
+            steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
+    return tuple(steps), extra_bytes
+
+
+def satisfies(layout: Layout, fixed: FixedLayout, axis_names: Sequence[str]) -> bool:
+    """Whether `layout` shards every dimension that `fixed` constrains exactly as it demands."""
+    entries = spec_entries(layout, len(fixed), axis_names)
+    return all(want is None or set(want) == set(have) for want, have in zip(fixed, entries, strict=True))

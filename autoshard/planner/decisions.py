@@ -1,0 +1,26 @@
+"""What a plan decides, as plain data: the layout of every argument and output, and of every tensor in between.
+
+These types are the contract between the planner, which fills them, and execution, which obeys them.
+"""
+
+import dataclasses
+
+SpecEntries = tuple[tuple[str, ...], ...]
+"""For each dimension of a tensor, the mesh axes that shard it, major to minor: the entries of a PartitionSpec."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EquationShardings:
+    """The layouts around one equation; a slot that is not named is left as it comes.
+
+    Attributes:
+      operands: (operand slot, layout in which the equation reads it).
+      results: (result slot, layout).
+      body: For loops: (input slot of the body, layout inside). A carry has this layout before and after the body too.
+      again: Operand slots whose copy must be made anew although an earlier equation made the same one.
+    """
+
+    operands: tuple[tuple[int, SpecEntries], ...] = ()
+    results: tuple[tuple[int, SpecEntries], ...] = ()
+    body: tuple[tuple[int, SpecEntries], ...] = ()
+    again: tuple[int, ...] = ()
