@@ -88,12 +88,12 @@ def yaml_text(data: object) -> str:
       data: Dicts, lists, text, finite numbers, booleans and None.
 
     Returns:
-      The text, in block style, keys in their order.
+      The text, in block style, keys in their order, other characters than ASCII escaped.
 
     Raises:
       ValueError: If a number is not finite.
     """
-    return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, width=110)
 
 
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
