@@ -7,7 +7,7 @@ that will execute the plan; what neither knows stays whole.
 from jax.extend import core
 
 from autoshard.graph.graph import FactorRule
-from autoshard.trace.rules.operation import operation_of
+from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.shardy import shardy_rule
 from autoshard.trace.rules.signature import signature_of
 from autoshard.trace.rules.table import table_rule
@@ -25,5 +25,5 @@ def rule_of(eqn: core.JaxprEqn) -> FactorRule:
       The rule; `origin` tells whether it comes from the table, from Shardy, or is `replicated` because neither knows
       the primitive. Remember it under `signature_of(eqn)`: asking Shardy takes about 10 ms.
     """
-    rule = table_rule(operation_of(eqn))
+    rule = table_rule(leaf_of(eqn))
     return shardy_rule(eqn) if rule is None else rule

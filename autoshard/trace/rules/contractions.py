@@ -4,7 +4,7 @@ import math
 
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
-from autoshard.trace.rules.operation import Operation
+from autoshard.trace.rules.leaf import Leaf
 
 
 def _flops_per_multiply_add(dtype: str) -> float:
@@ -12,11 +12,11 @@ def _flops_per_multiply_add(dtype: str) -> float:
     return 8.0 if dtype.startswith("complex") else 2.0
 
 
-def dot_general(operation: Operation) -> FactorRule:
+def dot_general(leaf: Leaf) -> FactorRule:
     """Batch dimensions, then the free ones of the left side, then those of the right; the contracted ones add up."""
-    lhs, rhs = operation.operands
-    (result,) = operation.results
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = operation.params["dimension_numbers"]
+    lhs, rhs = leaf.operands
+    (result,) = leaf.results
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = leaf.params["dimension_numbers"]
     space = IterationSpace()
     lhs_dims: list[tuple[int, ...] | None] = [None] * len(lhs.shape)
     rhs_dims: list[tuple[int, ...] | None] = [None] * len(rhs.shape)
@@ -40,20 +40,22 @@ def dot_general(operation: Operation) -> FactorRule:
     )
 
 
-def conv_general_dilated(operation: Operation) -> FactorRule:
+def conv_general_dilated(leaf: Leaf) -> FactorRule:
     """Images are parallel, input features add up, output features are parallel; spatial dimensions stay whole.
 
-    In a grouped convolution the features stay whole, and in a batch-grouped one the images too.
+    In a grouped convolution the features stay whole, and unless it is depthwise, the images too: XLA's partitioner
+    gathers them otherwise (tried on jax 0.10.2).
     """
-    lhs, rhs = operation.operands
-    (result,) = operation.results
-    params = operation.params
+    lhs, rhs = leaf.operands
+    (result,) = leaf.results
+    params = leaf.params
     numbers = params["dimension_numbers"]
-    is_feature_grouped = params["feature_group_count"] != 1
     is_batch_grouped = params["batch_group_count"] != 1
+    is_feature_grouped = params["feature_group_count"] != 1
+    is_depthwise = is_feature_grouped and rhs.shape[numbers.rhs_spec[1]] == 1
     space = IterationSpace()
     batch = in_feature = out_feature = WHOLE
-    if not is_batch_grouped:
+    if not is_batch_grouped and (is_depthwise or not is_feature_grouped):
         batch = space.factor(lhs.shape[numbers.lhs_spec[0]])
     if not (is_feature_grouped or is_batch_grouped):
         in_feature = space.factor(lhs.shape[numbers.lhs_spec[1]], "add")

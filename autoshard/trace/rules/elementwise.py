@@ -2,15 +2,14 @@
 
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace, whole
-from autoshard.trace.rules.operation import Operation
+from autoshard.trace.rules.leaf import Leaf
 
 ARITHMETIC = frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
-    cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag
-    integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul mulhi ne neg nextafter not or
-    polygamma population_count pow random_gamma real reduce_precision regularized_incomplete_beta rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh threefry2x32
-    xor zeta""".split()
+    cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le le_to lgamma
+    log log1p logistic lt lt_to max min mul ne neg nextafter not or polygamma population_count pow real reduce_precision
+    rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan
+    tanh threefry2x32 xor zeta""".split()
 )
 """Primitives whose results have one common shape, to which every operand is broadcast; one operation an element."""
 
@@ -37,66 +36,56 @@ def _broadcast(shape: tuple[int, ...], result_shape: tuple[int, ...], result: Di
     return tuple(dims)
 
 
-def elementwise(operation: Operation, flops_per_element: float) -> FactorRule | None:
+def elementwise(leaf: Leaf, flops_per_element: float) -> FactorRule | None:
     """All tensors share one index for each dimension of the result.
 
     Args:
-      operation: An elementwise operation with any number of operands and results.
+      leaf: A leaf with any number of operands and results.
       flops_per_element: Counted for each element of the first result.
 
     Returns:
       The rule, or None if the shapes are not those of an elementwise operation.
     """
-    shape = operation.results[0].shape
-    if any(result.shape != shape for result in operation.results):
+    shape = leaf.results[0].shape
+    if any(result.shape != shape for result in leaf.results):
         return None
     space = IterationSpace()
     dims = space.parallel(shape)
     operands = []
-    for operand in operation.operands:
+    for operand in leaf.operands:
         operand_dims = _broadcast(operand.shape, shape, dims)
         if operand_dims is None:
             return None
         operands.append(operand_dims)
-    return space.close(
-        tuple(operands), (dims,) * len(operation.results), flops=flops_per_element * operation.results[0].size
-    )
+    return space.close(tuple(operands), (dims,) * len(leaf.results), flops=flops_per_element * leaf.results[0].size)
 
 
-def arithmetic(operation: Operation) -> FactorRule | None:
+def arithmetic(leaf: Leaf) -> FactorRule | None:
     """Rule of a primitive in `ARITHMETIC`."""
-    return elementwise(operation, flops_per_element=1.0)
+    return elementwise(leaf, flops_per_element=1.0)
 
 
-def conversion(operation: Operation) -> FactorRule | None:
+def conversion(leaf: Leaf) -> FactorRule | None:
     """Rule of a primitive in `CONVERSION`."""
-    return elementwise(operation, flops_per_element=0.0)
+    return elementwise(leaf, flops_per_element=0.0)
 
 
-def pass_through(operation: Operation) -> FactorRule | None:
+def pass_through(leaf: Leaf) -> FactorRule | None:
     """Each operand and the result of the same position share indices of their own."""
-    if [operand.shape for operand in operation.operands] != [result.shape for result in operation.results]:
+    if [operand.shape for operand in leaf.operands] != [result.shape for result in leaf.results]:
         return None
     space = IterationSpace()
-    dims = tuple(space.parallel(operand.shape) for operand in operation.operands)
+    dims = tuple(space.parallel(operand.shape) for operand in leaf.operands)
     return space.close(dims, dims)
 
 
-def bitcast(operation: Operation) -> FactorRule:
+def bitcast(leaf: Leaf) -> FactorRule:
     """`bitcast_convert_type`: as a conversion, but a trailing dimension that appears or goes must stay whole."""
-    (operand,), (result,) = operation.operands, operation.results
+    (operand,), (result,) = leaf.operands, leaf.results
     space = IterationSpace()
     common = min(len(operand.shape), len(result.shape))
     dims = space.parallel(operand.shape[:common])
     return space.close(
         (dims + whole(operand.shape[common:]),),
         (dims + whole(result.shape[common:]),),
-    )
-
-
-def without_arrays(operation: Operation) -> FactorRule | None:
-    """Tokens and sinks: nothing can be split."""
-    return IterationSpace().close(
-        tuple(whole(operand.shape) for operand in operation.operands),
-        tuple(whole(result.shape) for result in operation.results),
     )

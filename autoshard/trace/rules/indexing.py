@@ -8,10 +8,14 @@ a scatter needs no communication.
 
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
-from autoshard.trace.rules.operation import Operation
+from autoshard.trace.rules.leaf import Leaf
 
 COMBINERS = {"scatter-add": "add", "scatter-mul": "mul", "scatter-min": "min", "scatter-max": "max"}
-"""How updates of several index positions combine; `scatter` itself is absent, since there the last one wins."""
+"""How updates of several index positions combine.
+
+`scatter` is absent, since there the last update wins, and so is `scatter-sub`, whose partial results XLA's partitioner
+cannot combine (it gathers indices and updates).
+"""
 
 
 def _masked_sum(dtype: str) -> str | None:
@@ -21,12 +25,12 @@ def _masked_sum(dtype: str) -> str | None:
     return None if dtype.startswith("key<") else "add"
 
 
-def gather(operation: Operation) -> FactorRule:
+def gather(leaf: Leaf) -> FactorRule:
     """Embedding look-ups and `take_along_axis`; the index vector is the last dimension of the indices."""
-    operand, indices = operation.operands
-    (result,) = operation.results
-    numbers = operation.params["dimension_numbers"]
-    slice_sizes = operation.params["slice_sizes"]
+    operand, indices = leaf.operands
+    (result,) = leaf.results
+    numbers = leaf.params["dimension_numbers"]
+    slice_sizes = leaf.params["slice_sizes"]
     masked_sum = _masked_sum(operand.dtype)
     space = IterationSpace()
     index_dims = space.parallel(indices.shape[:-1])
@@ -45,16 +49,16 @@ def gather(operation: Operation) -> FactorRule:
         is_indexed = axis in numbers.start_index_map
         if is_indexed and slice_sizes[axis] == 1 and masked_sum is not None:
             operand_dims[axis] = space.factor(size, masked_sum)
-        elif offset is not None and not is_indexed and slice_sizes[axis] == size:
+        elif offset is not None and slice_sizes[axis] == size:
             operand_dims[axis] = result_dims[offset] = space.factor(size)
     return space.close((tuple(operand_dims), (*index_dims, WHOLE)), (tuple(result_dims),), is_heavy=True)
 
 
-def scatter(operation: Operation) -> FactorRule:
+def scatter(leaf: Leaf) -> FactorRule:
     """`scatter` and its combining variants, such as the gradient of an embedding."""
-    operand, indices, updates = operation.operands
-    numbers = operation.params["dimension_numbers"]
-    combiner = COMBINERS.get(operation.name)
+    operand, indices, updates = leaf.operands
+    numbers = leaf.params["dimension_numbers"]
+    combiner = COMBINERS.get(leaf.name)
     space = IterationSpace()
     batching = dict(
         zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True),
@@ -80,7 +84,7 @@ def scatter(operation: Operation) -> FactorRule:
         is_indexed = axis in numbers.scatter_dims_to_operand_dims
         if is_indexed and (window is None or updates.shape[window] == 1):
             operand_dims[axis] = space.factor(size)
-        elif window is not None and not is_indexed and updates.shape[window] == size:
+        elif window is not None and updates.shape[window] == size:
             operand_dims[axis] = update_dims[window] = space.factor(size)
     dims = tuple(operand_dims)
     return space.close((dims, tuple(index_dims), tuple(update_dims)), (dims,), flops=updates.size, is_heavy=True)

@@ -4,17 +4,17 @@ import itertools
 
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace, whole
-from autoshard.trace.rules.operation import Operation
+from autoshard.trace.rules.leaf import Leaf
 
 
-def broadcast_in_dim(operation: Operation) -> FactorRule | None:
+def broadcast_in_dim(leaf: Leaf) -> FactorRule | None:
     """A new or stretched dimension is an index of the result alone."""
-    if len(operation.operands) != 1:
+    if len(leaf.operands) != 1:
         return None
-    (operand,), (result,) = operation.operands, operation.results
+    (operand,), (result,) = leaf.operands, leaf.results
     space = IterationSpace()
     dims = space.parallel(result.shape)
-    targets = operation.params["broadcast_dimensions"]
+    targets = leaf.params["broadcast_dimensions"]
     operand_dims = tuple(
         dims[target] if size == result.shape[target] else WHOLE
         for size, target in zip(operand.shape, targets, strict=True)
@@ -22,21 +22,21 @@ def broadcast_in_dim(operation: Operation) -> FactorRule | None:
     return space.close((operand_dims,), (dims,))
 
 
-def squeeze(operation: Operation) -> FactorRule:
+def squeeze(leaf: Leaf) -> FactorRule:
     """Dimensions of size 1 go; the others keep their order."""
-    (operand,), _ = operation.operands, operation.results
-    removed = {axis % len(operand.shape) for axis in operation.params["dimensions"]}
+    (operand,), _ = leaf.operands, leaf.results
+    removed = {axis % len(operand.shape) for axis in leaf.params["dimensions"]}
     space = IterationSpace()
     dims = space.parallel(operand.shape)
     return space.close((dims,), (tuple(factors for axis, factors in enumerate(dims) if axis not in removed),))
 
 
-def transpose(operation: Operation) -> FactorRule:
+def transpose(leaf: Leaf) -> FactorRule:
     """Dimension i of the result is dimension `permutation[i]` of the operand."""
-    (operand,) = operation.operands
+    (operand,) = leaf.operands
     space = IterationSpace()
     dims = space.parallel(operand.shape)
-    return space.close((dims,), (tuple(dims[axis] for axis in operation.params["permutation"]),))
+    return space.close((dims,), (tuple(dims[axis] for axis in leaf.params["permutation"]),))
 
 
 def _segments(left: tuple[int, ...], right: tuple[int, ...]) -> list[tuple[range, range]]:
@@ -128,20 +128,24 @@ def reshape_dims(space: IterationSpace, source: tuple[int, ...], target: tuple[i
     return tuple(source_dims), tuple(target_dims)
 
 
-def reshape(operation: Operation) -> FactorRule | None:
-    """Dimensions merge and split; see `reshape_dims`."""
-    if len(operation.operands) != 1 or operation.params.get("dimensions") is not None:
+def reshape(leaf: Leaf) -> FactorRule | None:
+    """Dimensions merge and split, see `reshape_dims`, after a transposition if the parameter `dimensions` says so."""
+    if len(leaf.operands) != 1:
         return None
-    (operand,), (result,) = operation.operands, operation.results
+    (operand,), (result,) = leaf.operands, leaf.results
+    order = leaf.params.get("dimensions")
+    if order is None:
+        order = tuple(range(len(operand.shape)))
     space = IterationSpace()
-    operand_dims, result_dims = reshape_dims(space, operand.shape, result.shape)
+    ordered_dims, result_dims = reshape_dims(space, tuple(operand.shape[axis] for axis in order), result.shape)
+    operand_dims = tuple(ordered_dims[order.index(axis)] for axis in range(len(operand.shape)))
     return space.close((operand_dims,), (result_dims,))
 
 
-def iota(operation: Operation) -> FactorRule | None:
+def iota(leaf: Leaf) -> FactorRule | None:
     """`iota` and `empty2`: every shard of the result makes its own part."""
-    if operation.operands:
+    if leaf.operands:
         return None
-    (result,) = operation.results
+    (result,) = leaf.results
     space = IterationSpace()
     return space.close((), (space.parallel(result.shape),))

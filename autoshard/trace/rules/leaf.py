@@ -27,7 +27,7 @@ class TensorType:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Operation:
+class Leaf:
     """One leaf equation.
 
     Attributes:
@@ -47,16 +47,16 @@ def _tensor_type(aval: Any) -> TensorType:
     return TensorType(tuple(getattr(aval, "shape", ())), str(getattr(aval, "dtype", aval)))
 
 
-def operation_of(eqn: core.JaxprEqn) -> Operation:
+def leaf_of(eqn: core.JaxprEqn) -> Leaf:
     """Reads an equation.
 
     Args:
       eqn: A leaf equation.
 
     Returns:
-      The operation, with dimensions as Python integers where they are static.
+      The leaf, with dimensions as Python integers where they are static.
     """
-    return Operation(
+    return Leaf(
         name=eqn.primitive.name,
         params=eqn.params,
         operands=tuple(_tensor_type(var.aval) for var in eqn.invars),

@@ -6,21 +6,13 @@ so that each shard can make its own part.
 
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules.iteration_space import IterationSpace, whole
-from autoshard.trace.rules.operation import Operation
+from autoshard.trace.rules.leaf import Leaf
 
 
-def random_bits(operation: Operation) -> FactorRule:
+def random_bits(leaf: Leaf) -> FactorRule:
     """Bits of one key are parallel; dimensions that come from several keys must stay whole."""
-    (keys,), (result,) = operation.operands, operation.results
+    (keys,), (result,) = leaf.operands, leaf.results
     space = IterationSpace()
     rank = len(keys.shape)
     dims = whole(keys.shape) + space.parallel(result.shape[rank:])
     return space.close((whole(keys.shape),), (dims,), flops=result.size)
-
-
-def keys_whole(operation: Operation) -> FactorRule:
-    """Seeding, splitting, folding, wrapping and unwrapping of keys, and generators with a state."""
-    return IterationSpace().close(
-        tuple(whole(operand.shape) for operand in operation.operands),
-        tuple(whole(result.shape) for result in operation.results),
-    )

@@ -2,7 +2,7 @@
 
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace, whole
-from autoshard.trace.rules.operation import Operation
+from autoshard.trace.rules.leaf import Leaf
 
 COMBINERS = {
     "reduce_sum": "add",
@@ -19,71 +19,59 @@ def _without(dims: tuple, axes: tuple[int, ...]) -> tuple:
     return tuple(factors for axis, factors in enumerate(dims) if axis not in axes)
 
 
-def reduce_known(operation: Operation) -> FactorRule:
+def reduce_known(leaf: Leaf) -> FactorRule:
     """`reduce_sum` and its like: the dimensions that go are reductions."""
-    (operand,) = operation.operands
-    axes = tuple(operation.params["axes"])
-    combiner = COMBINERS[operation.name]
+    (operand,) = leaf.operands
+    axes = tuple(leaf.params["axes"])
+    combiner = COMBINERS[leaf.name]
     space = IterationSpace()
     dims = tuple(space.factor(size, combiner if axis in axes else None) for axis, size in enumerate(operand.shape))
     return space.close((dims,), (_without(dims, axes),), flops=operand.size)
 
 
-def reduce_whole(operation: Operation) -> FactorRule:
+def reduce_whole(leaf: Leaf) -> FactorRule:
     """`argmax`, `argmin`, `reduce_xor` and `reduce` with any function: the dimensions that go must stay whole.
 
     `reduce` takes n operands of one shape, then n scalars.
     """
-    shape = operation.operands[0].shape
-    axes = tuple(operation.params["axes"] if "axes" in operation.params else operation.params["dimensions"])
+    shape = leaf.operands[0].shape
+    axes = tuple(leaf.params["axes"] if "axes" in leaf.params else leaf.params["dimensions"])
     space = IterationSpace()
     dims = tuple(WHOLE if axis in axes else space.factor(size) for axis, size in enumerate(shape))
-    operands = tuple(dims if operand.shape == shape else whole(operand.shape) for operand in operation.operands)
-    results = (_without(dims, axes),) * len(operation.results)
-    return space.close(operands, results, flops=operation.operands[0].size)
+    operands = tuple(dims if operand.shape == shape else whole(operand.shape) for operand in leaf.operands)
+    results = (_without(dims, axes),) * len(leaf.results)
+    return space.close(operands, results, flops=leaf.operands[0].size)
 
 
-def _along(operation: Operation, axis: int, flops: float) -> FactorRule:
+def _along(leaf: Leaf, axis: int, flops: float) -> FactorRule:
     """All tensors have the same dimensions, of which one must stay whole."""
-    shape = operation.operands[0].shape
+    shape = leaf.operands[0].shape
     axis %= len(shape)
     space = IterationSpace()
     dims = tuple(WHOLE if i == axis else space.factor(size) for i, size in enumerate(shape))
-    return space.close(
-        (dims,) * len(operation.operands), (dims,) * len(operation.results), flops=flops, is_heavy=True
-    )
+    return space.close((dims,) * len(leaf.operands), (dims,) * len(leaf.results), flops=flops, is_heavy=True)
 
 
-def cumulative(operation: Operation) -> FactorRule:
+def cumulative(leaf: Leaf) -> FactorRule:
     """`cumsum` and its like."""
-    return _along(operation, operation.params["axis"], operation.operands[0].size)
+    return _along(leaf, leaf.params["axis"], leaf.operands[0].size)
 
 
-def sort(operation: Operation) -> FactorRule:
+def sort(leaf: Leaf) -> FactorRule:
     """Any number of operands of one shape are sorted together."""
-    return _along(operation, operation.params["dimension"], operation.operands[0].size)
+    return _along(leaf, leaf.params["dimension"], leaf.operands[0].size)
 
 
-def top_k(operation: Operation) -> FactorRule:
-    """The dimension in which the greatest are sought must stay whole; jax before 0.10 always takes the last."""
-    return _along(operation, operation.params.get("axis", -1), operation.operands[0].size)
-
-
-def approx_top_k(operation: Operation) -> FactorRule:
-    """As `top_k`."""
-    return _along(operation, operation.params["reduction_dimension"], operation.operands[0].size)
-
-
-def window(operation: Operation) -> FactorRule:
+def window(leaf: Leaf) -> FactorRule:
     """`reduce_window*`, `select_and_gather_add`, `select_and_scatter_add`.
 
     A dimension in which the window is one element and neither moves nor pads passes; the others must stay whole.
     Scalars (initial values) may follow the tensors.
     """
-    params = operation.params
+    params = leaf.params
     rank = len(params["window_dimensions"])
     ones = (1,) * rank
-    source, result = operation.operands[0].shape, operation.results[0].shape
+    source, result = leaf.operands[0].shape, leaf.results[0].shape
     space = IterationSpace()
     dims = tuple(
         space.factor(source[axis])
@@ -96,9 +84,9 @@ def window(operation: Operation) -> FactorRule:
         else WHOLE
         for axis in range(rank)
     )
-    operands = tuple(dims if operand.shape else () for operand in operation.operands)
+    operands = tuple(dims if operand.shape else () for operand in leaf.operands)
     window_size = 1
     for size in params["window_dimensions"]:
         window_size *= size
-    flops = window_size * operation.results[0].size
-    return space.close(operands, (dims,) * len(operation.results), flops=flops, is_heavy=True)
+    flops = window_size * leaf.results[0].size
+    return space.close(operands, (dims,) * len(leaf.results), flops=flops, is_heavy=True)

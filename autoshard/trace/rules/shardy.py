@@ -1,23 +1,70 @@
-"""Rules read from Shardy, XLA's partitioner, for primitives that the table does not know."""
+"""Rules read from Shardy, XLA's partitioner, for primitives that the table does not know.
 
+The equation is lowered alone to StableHLO, Shardy annotates every operation of the module with its rule, and
+`composition` joins these.
+"""
+
+import jax
 from jax.extend import core
+from jax.extend.mlir import ir, passmanager
 
 from autoshard.graph.graph import FactorRule
+from autoshard.trace.rules.composition import compose
 from autoshard.trace.rules.iteration_space import REPLICATED, IterationSpace, whole
-from autoshard.trace.rules.operation import operation_of
+from autoshard.trace.rules.leaf import Leaf, leaf_of
+
+_ANNOTATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
 
 
-def replicated_rule(eqn: core.JaxprEqn) -> FactorRule:
+def _replicated_rule(leaf: Leaf) -> FactorRule:
     """The rule of an equation of which nothing is known: all of it stays whole."""
-    operation = operation_of(eqn)
     return IterationSpace().close(
-        tuple(whole(operand.shape) for operand in operation.operands),
-        tuple(whole(result.shape) for result in operation.results),
+        tuple(whole(operand.shape) for operand in leaf.operands),
+        tuple(whole(result.shape) for result in leaf.results),
+        flops=sum(result.size for result in leaf.results),
         is_heavy=True,
         origin=REPLICATED,
     )
 
 
+def annotated_module(eqn: core.JaxprEqn) -> ir.Module:
+    """Lowers one equation and lets Shardy annotate every operation with its rule.
+
+    Args:
+      eqn: Any equation whose operands are arrays.
+
+    Returns:
+      A StableHLO module; its operations carry the attribute `sdy.sharding_rule`.
+
+    Raises:
+      Exception: Whatever JAX or Shardy raises for an equation that it cannot lower.
+    """
+    new_var = core.gensym()
+    invars = [new_var(var.aval) for var in eqn.invars]
+    alone = core.Jaxpr((), invars, eqn.outvars, [eqn.replace(invars=invars)], eqn.effects)
+    function = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))
+    operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in invars]
+    module = jax.jit(function, keep_unused=True).lower(*operands).compiler_ir("stablehlo")
+    with module.context:
+        passmanager.PassManager.parse(_ANNOTATE).run(module.operation)
+    return module
+
+
 def shardy_rule(eqn: core.JaxprEqn) -> FactorRule:
-    """Placeholder until the partitioner is asked."""
-    return replicated_rule(eqn)
+    """Asks Shardy.
+
+    Args:
+      eqn: A leaf equation.
+
+    Returns:
+      The rule with the origin `shardy`, or with the origin `replicated` (all dimensions whole) if the equation cannot
+      be lowered alone or Shardy knows nothing of it. Never raises: the tracer reports replicated equations.
+    """
+    leaf = leaf_of(eqn)
+    try:
+        module = annotated_module(eqn)
+        with module.context:
+            rule = compose(module, leaf)
+    except Exception:  # noqa: BLE001 - primitives come from any library, and their lowering may fail in any way
+        rule = None
+    return _replicated_rule(leaf) if rule is None else rule

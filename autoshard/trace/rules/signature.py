@@ -5,10 +5,10 @@ from typing import Any
 
 from jax.extend import core
 
-from autoshard.trace.rules.operation import operation_of
+from autoshard.trace.rules.leaf import leaf_of
 
 
-def _stable(value: Any) -> Hashable:
+def _stable(value: Any) -> Any:
     """A parameter as something that compares by content; a jaxpr is known by its text."""
     if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
         return str(value)
@@ -32,6 +32,6 @@ def signature_of(eqn: core.JaxprEqn) -> Hashable:
     Returns:
       A hashable value; equations for which it is equal have the same rule.
     """
-    operation = operation_of(eqn)
-    params = tuple((name, _stable(operation.params[name])) for name in sorted(operation.params))
-    return (operation.name, params, operation.operands, operation.results)
+    leaf = leaf_of(eqn)
+    params = tuple((name, _stable(leaf.params[name])) for name in sorted(leaf.params))
+    return (leaf.name, params, leaf.operands, leaf.results)

@@ -2,12 +2,12 @@
 
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace, whole
-from autoshard.trace.rules.operation import Operation
+from autoshard.trace.rules.leaf import Leaf
 
 
-def _scalars(operation: Operation, start: int) -> tuple[Dims, ...]:
+def _scalars(leaf: Leaf, start: int) -> tuple[Dims, ...]:
     """The dimensions of operands that are scalars: start indices, padding values."""
-    return tuple(whole(operand.shape) for operand in operation.operands[start:])
+    return tuple(whole(operand.shape) for operand in leaf.operands[start:])
 
 
 def _kept(space: IterationSpace, left: tuple[int, ...], right: tuple[int, ...]) -> Dims:
@@ -15,30 +15,39 @@ def _kept(space: IterationSpace, left: tuple[int, ...], right: tuple[int, ...]) 
     return tuple(space.factor(size) if size == other else WHOLE for size, other in zip(left, right, strict=True))
 
 
-def slice_(operation: Operation) -> FactorRule:
+def slice_(leaf: Leaf) -> FactorRule:
     """`slice` and `dynamic_slice`: a dimension that is taken in full passes, one that is cut must stay whole."""
     space = IterationSpace()
-    dims = _kept(space, operation.operands[0].shape, operation.results[0].shape)
-    return space.close((dims, *_scalars(operation, 1)), (dims,))
+    dims = _kept(space, leaf.operands[0].shape, leaf.results[0].shape)
+    return space.close((dims, *_scalars(leaf, 1)), (dims,))
 
 
-def dynamic_update_slice(operation: Operation) -> FactorRule:
-    """A dimension that the update covers in full passes."""
-    operand, update = operation.operands[:2]
+def dynamic_update_slice(leaf: Leaf) -> FactorRule:
+    """A dimension that the update covers in full passes.
+
+    One in which it covers a single element may be split in the operand and the result, since only the shard that holds
+    the element writes it. The others must stay whole.
+    """
+    operand, update = leaf.operands[:2]
     space = IterationSpace()
-    dims = _kept(space, operand.shape, update.shape)
-    return space.close((dims, dims, *_scalars(operation, 2)), (dims,))
+    operand_dims, update_dims = [], []
+    for size, update_size in zip(operand.shape, update.shape, strict=True):
+        factors = space.factor(size) if update_size in (1, size) else WHOLE
+        operand_dims.append(factors)
+        update_dims.append(factors if update_size == size else WHOLE)
+    dims = tuple(operand_dims)
+    return space.close((dims, tuple(update_dims), *_scalars(leaf, 2)), (dims,))
 
 
-def pad(operation: Operation) -> FactorRule:
+def pad(leaf: Leaf) -> FactorRule:
     """A dimension without padding passes."""
-    (operand, _), config = operation.operands, operation.params["padding_config"]
+    (operand, _), config = leaf.operands, leaf.params["padding_config"]
     space = IterationSpace()
     dims = tuple(
         space.factor(size) if tuple(padding) == (0, 0, 0) else WHOLE
         for size, padding in zip(operand.shape, config, strict=True)
     )
-    return space.close((dims, *_scalars(operation, 1)), (dims,))
+    return space.close((dims, *_scalars(leaf, 1)), (dims,))
 
 
 def _except_axes(space: IterationSpace, shape: tuple[int, ...], axes: tuple[int, ...]) -> Dims:
@@ -46,39 +55,39 @@ def _except_axes(space: IterationSpace, shape: tuple[int, ...], axes: tuple[int,
     return tuple(WHOLE if axis in axes else space.factor(size) for axis, size in enumerate(shape))
 
 
-def concatenate(operation: Operation) -> FactorRule:
+def concatenate(leaf: Leaf) -> FactorRule:
     """The dimension that is joined must stay whole."""
     space = IterationSpace()
-    dims = _except_axes(space, operation.results[0].shape, (operation.params["dimension"],))
-    return space.close((dims,) * len(operation.operands), (dims,))
+    dims = _except_axes(space, leaf.results[0].shape, (leaf.params["dimension"],))
+    return space.close((dims,) * len(leaf.operands), (dims,))
 
 
-def split(operation: Operation) -> FactorRule:
+def split(leaf: Leaf) -> FactorRule:
     """The dimension that is cut must stay whole."""
     space = IterationSpace()
-    dims = _except_axes(space, operation.operands[0].shape, (operation.params["axis"],))
-    return space.close((dims,), (dims,) * len(operation.results))
+    dims = _except_axes(space, leaf.operands[0].shape, (leaf.params["axis"],))
+    return space.close((dims,), (dims,) * len(leaf.results))
 
 
-def stack(operation: Operation) -> FactorRule:
+def stack(leaf: Leaf) -> FactorRule:
     """The new dimension must stay whole."""
-    axis = operation.params["axis"]
+    axis = leaf.params["axis"]
     space = IterationSpace()
-    dims = space.parallel(operation.operands[0].shape)
-    return space.close((dims,) * len(operation.operands), ((*dims[:axis], WHOLE, *dims[axis:]),))
+    dims = space.parallel(leaf.operands[0].shape)
+    return space.close((dims,) * len(leaf.operands), ((*dims[:axis], WHOLE, *dims[axis:]),))
 
 
-def unstack(operation: Operation) -> FactorRule:
+def unstack(leaf: Leaf) -> FactorRule:
     """The dimension that goes must stay whole."""
-    axis = operation.params["axis"]
+    axis = leaf.params["axis"]
     space = IterationSpace()
-    dims = _except_axes(space, operation.operands[0].shape, (axis,))
-    return space.close((dims,), ((*dims[:axis], *dims[axis + 1 :]),) * len(operation.results))
+    dims = _except_axes(space, leaf.operands[0].shape, (axis,))
+    return space.close((dims,), ((*dims[:axis], *dims[axis + 1 :]),) * len(leaf.results))
 
 
-def tile(operation: Operation) -> FactorRule | None:
+def tile(leaf: Leaf) -> FactorRule | None:
     """A dimension that is not repeated passes."""
-    (operand,), (result,) = operation.operands, operation.results
+    (operand,), (result,) = leaf.operands, leaf.results
     if len(operand.shape) != len(result.shape):
         return None
     space = IterationSpace()
@@ -86,9 +95,9 @@ def tile(operation: Operation) -> FactorRule | None:
     return space.close((dims,), (dims,))
 
 
-def rev(operation: Operation) -> FactorRule:
+def rev(leaf: Leaf) -> FactorRule:
     """A dimension that is reversed must stay whole."""
-    (operand,) = operation.operands
+    (operand,) = leaf.operands
     space = IterationSpace()
-    dims = _except_axes(space, operand.shape, tuple(operation.params["dimensions"]))
+    dims = _except_axes(space, operand.shape, tuple(leaf.params["dimensions"]))
     return space.close((dims,), (dims,))

@@ -11,12 +11,13 @@ from autoshard.trace.rules import (
     linear_algebra,
     random_bits,
     reductions,
+    rigid,
     slicing,
 )
-from autoshard.trace.rules.operation import Operation
+from autoshard.trace.rules.leaf import Leaf
 
-Rule = Callable[[Operation], FactorRule | None]
-"""States the rule of an operation, or None if the operation has a form that the function does not cover."""
+Rule = Callable[[Leaf], FactorRule | None]
+"""States the rule of an equation, or None if it has a form that the function does not cover."""
 
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(elementwise.ARITHMETIC, elementwise.arithmetic),
@@ -36,23 +37,11 @@ TABLE: dict[str, Rule] = {
         ),
         reductions.window,
     ),
-    **dict.fromkeys((*indexing.COMBINERS, "scatter"), indexing.scatter),
-    **dict.fromkeys(
-        (
-            "random_fold_in",
-            "random_seed",
-            "random_split",
-            "random_unwrap",
-            "random_wrap",
-            "rng_bit_generator",
-            "rng_uniform",
-        ),
-        random_bits.keys_whole,
-    ),
-    **dict.fromkeys(("after_all", "create_token", "dce_sink"), elementwise.without_arrays),
+    **dict.fromkeys((*indexing.COMBINERS, "scatter", "scatter-sub"), indexing.scatter),
+    **dict.fromkeys(rigid.LIGHT, rigid.light),
+    **dict.fromkeys(rigid.HEAVY, rigid.heavy),
     **dict.fromkeys(("iota", "empty2"), layout.iota),
     **dict.fromkeys(("slice", "dynamic_slice"), slicing.slice_),
-    "approx_top_k": reductions.approx_top_k,
     "bitcast_convert_type": elementwise.bitcast,
     "broadcast_in_dim": layout.broadcast_in_dim,
     "cholesky": linear_algebra.cholesky,
@@ -60,7 +49,6 @@ TABLE: dict[str, Rule] = {
     "conv_general_dilated": contractions.conv_general_dilated,
     "dot_general": contractions.dot_general,
     "dynamic_update_slice": slicing.dynamic_update_slice,
-    "fft": linear_algebra.fft,
     "gather": indexing.gather,
     "pad": slicing.pad,
     "random_bits": random_bits.random_bits,
@@ -71,21 +59,20 @@ TABLE: dict[str, Rule] = {
     "squeeze": layout.squeeze,
     "stack": slicing.stack,
     "tile": slicing.tile,
-    "top_k": reductions.top_k,
     "transpose": layout.transpose,
     "triangular_solve": linear_algebra.triangular_solve,
     "unstack": slicing.unstack,
 }
 
 
-def table_rule(operation: Operation) -> FactorRule | None:
-    """Looks an operation up.
+def table_rule(leaf: Leaf) -> FactorRule | None:
+    """Looks an equation up.
 
     Args:
-      operation: A leaf operation.
+      leaf: A leaf equation.
 
     Returns:
       Its rule, or None if the table does not know the primitive, or not in this form.
     """
-    rule = TABLE.get(operation.name)
-    return None if rule is None else rule(operation)
+    rule = TABLE.get(leaf.name)
+    return None if rule is None else rule(leaf)

@@ -1,0 +1,40 @@
+"""Rules of primitives that stay whole, though some are parallel in theory.
+
+Random keys are small, and every shard wants them. Tokens have no dimensions. The others XLA's partitioner does not
+split: given split operands it gathers them first (seen in the programs it compiles for CPU, jax 0.10.2).
+"""
+
+from autoshard.graph.graph import FactorRule
+from autoshard.trace.rules.iteration_space import IterationSpace, whole
+from autoshard.trace.rules.leaf import Leaf
+
+LIGHT = frozenset(
+    """after_all create_token dce_sink random_clone random_fold_in random_seed random_split random_unwrap random_wrap
+    rng_uniform""".split()
+)
+"""Keys and tokens, and a generator that XLA keeps whole."""
+
+HEAVY = frozenset(
+    """approx_top_k fft igamma igamma_grad_a igammac random_gamma regularized_incomplete_beta rng_bit_generator
+    top_k""".split()
+)
+"""Primitives with a kernel of their own."""
+
+
+def _rigid(leaf: Leaf, is_heavy: bool) -> FactorRule:
+    return IterationSpace().close(
+        tuple(whole(operand.shape) for operand in leaf.operands),
+        tuple(whole(result.shape) for result in leaf.results),
+        flops=sum(operand.size for operand in leaf.operands) if is_heavy else 0.0,
+        is_heavy=is_heavy,
+    )
+
+
+def light(leaf: Leaf) -> FactorRule:
+    """Rule of a primitive in `LIGHT`."""
+    return _rigid(leaf, is_heavy=False)
+
+
+def heavy(leaf: Leaf) -> FactorRule:
+    """Rule of a primitive in `HEAVY`; its cost is taken as one operation an element of the operands."""
+    return _rigid(leaf, is_heavy=True)
