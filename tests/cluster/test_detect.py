@@ -1,0 +1,58 @@
+"""Describing live devices: the CPU devices of this process, and lists of device kinds as other machines give them."""
+
+import jax
+import pytest
+
+from autoshard.cluster import Cluster
+from autoshard.cluster.detect import SeenDevice, cluster_from_seen
+from autoshard.errors import ClusterError
+
+H100 = "NVIDIA H100 80GB HBM3"
+V100 = "Tesla V100-SXM2-32GB"
+
+
+def test_the_live_devices_are_described():
+    cluster = Cluster.detect()
+    assert cluster.num_devices == len(jax.devices())
+    if jax.default_backend() == "cpu":
+        assert cluster.groups[0].device_type.name == "CPU-generic"
+        assert cluster.is_homogeneous
+
+
+def test_equal_nodes_form_a_group():
+    (group,) = cluster_from_seen([SeenDevice(H100, device // 8) for device in range(24)]).groups
+    assert (group.device_type.name, group.num_nodes, group.devices_per_node) == ("H100-SXM", 3, 8)
+    assert group.intra_node.bandwidth_bytes_per_s == 450e9
+    assert group.inter_node.bandwidth_bytes_per_s == 50e9
+
+
+def test_unequal_nodes_form_groups():
+    seen = [SeenDevice(H100, 0)] * 8 + [SeenDevice(H100, 1)] * 4 + [SeenDevice(V100, 2)] * 8
+    cluster = cluster_from_seen(seen)
+    assert [(group.device_type.name, group.num_devices) for group in cluster.groups] == [
+        ("H100-SXM", 8),
+        ("H100-SXM", 4),
+        ("V100-SXM2-32GB", 8),
+    ]
+    assert cluster.between_groups.bandwidth_bytes_per_s == 6.25e9  # the V100's share of its node's ports
+
+
+def test_two_kinds_in_one_node_are_joined_by_the_slower_link_inside():
+    cluster = cluster_from_seen([SeenDevice(H100, 0), SeenDevice(V100, 0)])
+    assert cluster.between_groups.bandwidth_bytes_per_s == 150e9
+
+
+def test_a_tpu_slice_is_a_node():
+    (group,) = cluster_from_seen([SeenDevice("TPU v5 lite", device // 16) for device in range(32)]).groups
+    assert (group.device_type.name, group.num_nodes, group.devices_per_node) == ("TPU-v5e", 2, 16)
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA GB300", "", "TPU v99"])
+def test_unknown_kinds_are_refused(kind):
+    with pytest.raises(ClusterError, match="Write a cluster file"):
+        cluster_from_seen([SeenDevice(H100, 0), SeenDevice(kind, 0)])
+
+
+def test_no_device_is_refused():
+    with pytest.raises(ClusterError, match="at least one"):
+        cluster_from_seen([])
