@@ -1,0 +1,169 @@
+"""The solver's working copy of a problem: arrays that presolve may shrink, and a trail that leads back.
+
+A `Network` holds, for every node still undecided, the labels that remain (original choice indices), their unary costs
+and their capacity usages; and for every remaining pair of nodes a factor: a table over classes of labels. Arrays are
+*interned*: equal content is the same object, so that work done once for a layer is looked up for its copies by
+identity. Nothing here searches; `presolve.py` simplifies, `flat.py` lays the rest out for compiled kernels.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from autoshard.solver.evaluate import CAPACITY_TOLERANCE
+from autoshard.solver.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """Capacity taken during instants `start <= t < stop`; amounts per label (node) or per class pair (factor)."""
+
+    start: int
+    stop: int
+    amounts: np.ndarray
+
+
+@dataclasses.dataclass(slots=True)
+class Factor:
+    """A pairwise cost: `table[map_i[x_i], map_j[x_j]]` for labels x_i, x_j of nodes i < j, with its usages."""
+
+    i: int
+    j: int
+    map_i: np.ndarray
+    map_j: np.ndarray
+    table: np.ndarray
+    records: list[Record]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elimination:
+    """How to choose for a node that left: least unary + tables against its neighbours at that time.
+
+    `labels` are the node's choices then; each link is (neighbour, its labels then, their classes, own classes, table
+    with the own class on the rows).
+    """
+
+    node: int
+    labels: np.ndarray
+    unary: np.ndarray
+    links: tuple[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray], ...]
+
+
+class Pool:
+    """Keeps one copy of arrays with equal content, so that identity can be used as a key."""
+
+    def __init__(self) -> None:
+        self._by_content: dict[tuple, np.ndarray] = {}
+        self._canonical: dict[int, np.ndarray] = {}
+        self._kept_alive: list[np.ndarray] = []
+
+    def intern(self, array: np.ndarray, dtype: type = np.float64) -> np.ndarray:
+        """Returns the pool's copy of `array` as `dtype`; the argument must not be changed afterwards."""
+        known = self._canonical.get(id(array))
+        if known is not None:
+            return known
+        plain = np.ascontiguousarray(array, dtype=dtype)
+        if dtype is np.float64:
+            plain = plain + 0.0  # -0.0 and 0.0 are one number; a copy, so that callers may change theirs
+        key = (plain.shape, plain.dtype.char, plain.tobytes())
+        known = self._by_content.setdefault(key, plain)
+        for alias in (array, known):
+            if id(alias) not in self._canonical:
+                self._canonical[id(alias)] = known
+                self._kept_alive.append(alias)
+        return known
+
+
+class Network:
+    """See the module's docstring. Attributes are plain; only this room's own modules use them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.pool = Pool()
+        self.memo: dict[tuple, object] = {}
+        self.constant = 0.0
+        self.infeasible = False
+        self.trail: list[Elimination] = []
+        count = len(problem.nodes)
+        self.labels: list[np.ndarray] = [self._range(len(node.costs)) for node in problem.nodes]
+        self.unary: list[np.ndarray] = [self.pool.intern(node.costs) for node in problem.nodes]
+        self.records: list[list[Record]] = [[] for _ in range(count)]
+        self.alive = [True] * count
+        self.factors: dict[int, Factor] = {}
+        self.incident: list[dict[int, None]] = [{} for _ in range(count)]
+        self.next_factor = 0
+        self.capacity = np.zeros(0)
+        self.instants = np.zeros(0, np.int64)
+        """Original instant of each remaining one."""
+        factor_of: dict[int, Factor] = {}
+        for index, edge in enumerate(problem.edges):
+            factor_of[index] = self._oriented(edge.source, edge.target, edge.source_class, edge.target_class, edge.costs)
+        if problem.capacity is not None:
+            self._take_usages(problem, factor_of)
+        for factor in factor_of.values():
+            self.attach(factor)
+
+    def attach(self, factor: Factor) -> int:
+        """Adds a factor and returns its key."""
+        key = self.next_factor
+        self.next_factor += 1
+        self.factors[key] = factor
+        self.incident[factor.i][key] = None
+        self.incident[factor.j][key] = None
+        return key
+
+    def detach(self, key: int) -> Factor:
+        """Removes a factor and returns it."""
+        factor = self.factors.pop(key)
+        del self.incident[factor.i][key]
+        del self.incident[factor.j][key]
+        return factor
+
+    def complete(self, choices: dict[int, int]) -> tuple[int, ...]:
+        """Extends original choices of the remaining nodes to all nodes, undoing the trail from its end."""
+        result = dict(choices)
+        for step in reversed(self.trail):
+            cost = step.unary
+            for neighbour, labels, classes, own, table in step.links:
+                position = int(np.searchsorted(labels, result[neighbour]))
+                cost = cost + table[own, classes[position]]
+            result[step.node] = int(step.labels[int(np.argmin(cost))])
+        return tuple(result[node] for node in range(len(self.labels)))
+
+    def _range(self, count: int) -> np.ndarray:
+        return self.pool.intern(np.arange(count), np.int64)
+
+    def _oriented(self, i: int, j: int, map_i: np.ndarray, map_j: np.ndarray, table: np.ndarray) -> Factor:
+        map_i, map_j = self.pool.intern(map_i, np.int64), self.pool.intern(map_j, np.int64)
+        table = self.pool.intern(table)
+        if i < j:
+            return Factor(i, j, map_i, map_j, table, [])
+        return Factor(j, i, map_j, map_i, self.transposed(table), [])
+
+    def transposed(self, table: np.ndarray) -> np.ndarray:
+        """The pool's copy of the transpose of an interned table."""
+        key = ("transposed", id(table))
+        if key not in self.memo:
+            self.memo[key] = self.pool.intern(np.ascontiguousarray(table.T))
+        return self.memo[key]
+
+    def _take_usages(self, problem: Problem, factor_of: dict[int, Factor]) -> None:
+        """Numbers the instants 0.. (one per start) and hangs every usage on its node or factor."""
+        usages = [usage for usage in (*problem.usages, *problem.edge_usages) if usage.start < usage.stop]
+        if not usages:
+            if problem.capacity < 0:
+                self.infeasible = True
+            return
+        self.instants = np.unique(np.array([usage.start for usage in usages], np.int64))
+        self.capacity = np.full(len(self.instants), problem.capacity * (1 + CAPACITY_TOLERANCE))
+        for usage in problem.usages:
+            if usage.start < usage.stop:
+                start, stop = np.searchsorted(self.instants, [usage.start, usage.stop])
+                self.records[usage.node].append(Record(int(start), int(stop), self.pool.intern(usage.amounts)))
+        for usage in problem.edge_usages:
+            if usage.start < usage.stop:
+                start, stop = np.searchsorted(self.instants, [usage.start, usage.stop])
+                edge, factor = problem.edges[usage.edge], factor_of[usage.edge]
+                amounts = self.pool.intern(usage.amounts)
+                if edge.source > edge.target:
+                    amounts = self.transposed(amounts)
+                factor.records.append(Record(int(start), int(stop), amounts))

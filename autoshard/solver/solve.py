@@ -1,0 +1,187 @@
+"""The solver's course, from a problem to a solution with a certificate.
+
+  1. presolve (`presolve.py`);
+  2. the tied problem, where nodes are copies of one another, for a first solution (`fold.py`);
+  3. message passing with capacity prices for the bound, its decoded labels repaired and polished (`ascent.py`,
+     `primal.py`);
+  4. labels that no better solution has are removed and presolve runs again (reduced-cost fixing);
+  5. what is left goes to integer programming (`ilp.py`).
+
+Steps 3 and 4 repeat while they shrink the problem. Bounds proven after a removal hold for solutions below the cutoff
+of that removal, so the bound reported is never above the least cutoff used.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autoshard.solver.ascent import Ascent
+from autoshard.solver.flat import Flat, flatten
+from autoshard.solver.fold import fold
+from autoshard.solver.ilp import build_program, entry_estimate, solve_program
+from autoshard.solver.messages import label_slack
+from autoshard.solver.network import Network
+from autoshard.solver.options import Progress, SolverOptions
+from autoshard.solver.presolve import presolve, restrict
+from autoshard.solver.primal import labels_cost, settle
+from autoshard.solver.problem import Problem, Solution
+from autoshard.solver.search import Search
+from autoshard.solver.validate import check_problem
+
+CHUNK = 25
+"""Pairs of sweeps between two looks at the clock and two polished solutions."""
+SMALL_ENTRIES = 20_000
+"""A program with fewer matrix entries goes to integer programming after a short ascent."""
+
+
+def solve(
+    problem: Problem,
+    options: SolverOptions | None = None,
+    hint: Sequence[int] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """Minimises the cost of `problem` within its capacity.
+
+    Args:
+      problem: See `problem.py`.
+      options: Limits and accuracy; defaults of `SolverOptions` if None.
+      hint: A vector of choices known beforehand; the result is never worse than a feasible hint.
+      on_progress: Called with every better solution or bound.
+
+    Returns:
+      The best solution found and what is proven about it; never raises for lack of a solution.
+
+    Raises:
+      SolverError: if the problem or the hint is malformed.
+    """
+    check_problem(problem)
+    search = Search(problem, options or SolverOptions(), on_progress)
+    if hint is not None:
+        search.offer(hint, "hint")
+    network = Network(problem)
+    presolve(network)
+    search.tell("presolve")
+    if not network.infeasible and any(network.alive):
+        _solve_tied(search)
+    _Course(search, network).run()
+    return search.solution()
+
+
+def _solve_tied(search: Search) -> None:
+    """Offers the solution of the tied problem."""
+    tied = fold(search.problem)
+    if tied is None or search.done():
+        return
+    problem, member = tied
+    options = dataclasses.replace(search.options, time_limit_s=max(0.3 * search.remaining_s(), 0.1))
+    found = solve(problem, options)
+    if found.choices is not None:
+        search.offer([found.choices[tied_node] for tied_node in member], "tied")
+
+
+class _Course:
+    """Steps 3 to 5 on a network."""
+
+    def __init__(self, search: Search, network: Network) -> None:
+        self.search, self.network = search, network
+        self.cutoff = math.inf
+        """Least cutoff used by a removal: better solutions than this are all still there."""
+
+    def run(self) -> None:
+        search, network = self.search, self.network
+        while True:
+            if network.infeasible:
+                if math.isinf(self.cutoff):
+                    search.infeasible = search.choices is None
+                self._prove(math.inf, "fixing")
+                return
+            if not any(network.alive):
+                search.offer(network.complete({}), "presolve")
+                self._prove(network.constant, "presolve")
+                return
+            if search.remaining_s() <= 0:
+                return
+            if not self._round():
+                return
+
+    def _prove(self, bound: float, phase: str) -> None:
+        bound = min(bound, self.cutoff)
+        if math.isfinite(bound):
+            self.search.prove(bound, phase)
+
+    def _round(self) -> bool:
+        """One ascent, one fixing, and integer programming if what is left is small; returns whether to go on."""
+        search = self.search
+        flat, nodes = flatten(self.network)
+        ascent = Ascent(flat)
+        small = entry_estimate(flat, np.ones(len(flat.unary), bool)) <= SMALL_ENTRIES
+        self._climb(flat, nodes, ascent, 50 if small else search.options.dual_passes)
+        if search.done():
+            return False
+        theta, tables, bound = ascent.state()
+        self._prove(bound + self.network.constant, "messages")
+        keep = np.ones(len(flat.unary), bool)
+        below = math.inf
+        if search.choices is not None:
+            cutoff = search.objective - 0.9 * search.wanted_gap() * abs(search.objective)
+            below = cutoff - self.network.constant - bound
+            keep = label_slack(flat, tables, ascent.messages, theta) <= below
+        if entry_estimate(flat, keep) <= search.options.ilp_entries:
+            if search.choices is not None:
+                self.cutoff = min(self.cutoff, cutoff)
+            self._exact(flat, nodes, ascent, theta, tables, keep, below)
+            return False
+        if keep.mean() > 0.95:
+            return False
+        self.cutoff = min(self.cutoff, cutoff)
+        for index, node in enumerate(nodes):
+            restrict(self.network, int(node), keep[flat.label_start[index] : flat.label_start[index + 1]])
+        presolve(self.network)
+        return True
+
+    def _climb(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, passes: int) -> None:
+        search, constant = self.search, self.network.constant
+        done = 0
+        while done < passes and not search.done():
+            gap = search.objective - constant - ascent.bound
+            stall = 2e-3 * gap if math.isfinite(gap) else 1e-5 * abs(ascent.bound)
+            steps = ascent.climb(CHUNK, search.objective - constant, math.inf, stall if done else 0.0)
+            done += steps
+            self._prove(ascent.bound + constant, "messages")
+            self._polish(flat, nodes, ascent)
+            if steps < CHUNK:
+                break
+
+    def _polish(self, flat: Flat, nodes: np.ndarray, ascent: Ascent) -> None:
+        for decoded in ascent.decoded:
+            labels = decoded.copy()
+            scale = max(abs(ascent.bound), 1e-12) / max(float(flat.capacity.max(initial=0.0)), 1e-300)
+            weights = np.maximum(ascent.prices, 1e-4 * scale)
+            if settle(flat, labels, weights, 30, ascent.scratch[0]):
+                if labels_cost(flat, labels) + self.network.constant < self.search.objective:
+                    self._offer(nodes, labels, "local search")
+
+    def _offer(self, nodes: np.ndarray, labels: np.ndarray, phase: str) -> None:
+        chosen = {int(node): int(self.network.labels[node][label]) for node, label in zip(nodes, labels, strict=True)}
+        self.search.offer(self.network.complete(chosen), phase)
+
+    def _exact(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, theta: np.ndarray, tables: np.ndarray,
+               keep: np.ndarray, below: float) -> None:
+        search = self.search
+        if (np.add.reduceat(keep.astype(np.int64), flat.label_start[:-1]) == 0).any():
+            self._prove(math.inf, "fixing")
+            return
+        program = build_program(flat, theta, tables, ascent.messages, ascent.prices, keep, below)
+        scale = abs(search.objective) if search.choices is not None else abs(ascent.bound + self.network.constant)
+        if scale == 0:
+            scale = max(float(np.abs(flat.unary).max(initial=0.0)), 1e-12)
+        result = solve_program(flat, program, scale, 0.5 * search.wanted_gap(), search.remaining_s(),
+                               search.options.seed)
+        if result.labels is not None:
+            self._offer(nodes, result.labels, "integer program")
+        shift = self.network.constant - float(ascent.prices @ flat.capacity)
+        if result.infeasible and search.choices is None:
+            search.infeasible = True
+        self._prove(math.inf if result.infeasible else result.bound + shift, "integer program")

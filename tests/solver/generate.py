@@ -1,0 +1,62 @@
+"""Random problems for the solver's tests."""
+
+import dataclasses
+
+import numpy as np
+
+from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
+
+
+def random_problem(seed: int, max_nodes: int = 6, max_choices: int = 4) -> Problem:
+    """A small problem with a random mix of everything: classes, forbidden entries, parallel edges, usages, twins."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, max_nodes + 1))
+    scale = 10.0 ** rng.integers(-6, 3)
+    whole = rng.random() < 0.3
+    forbidden = 0.15 if rng.random() < 0.5 else 0.0
+
+    def costs(*shape):
+        table = rng.integers(0, 5, shape).astype(float) if whole else rng.random(shape)
+        table = table * scale
+        table[rng.random(shape) < forbidden] = np.inf
+        return table
+
+    twins = rng.random() < 0.3
+    choices = int(rng.integers(1, max_choices + 1))
+    nodes = []
+    for index in range(count):
+        own = choices if twins else int(rng.integers(1, max_choices + 1))
+        nodes.append(Node(f"n{index}", costs(own), int(index % 2) if twins else None))
+    edges = []
+    for _ in range(int(rng.integers(0, 2 * count + 1)) if count > 1 else 0):
+        source, target = (int(end) for end in rng.choice(count, 2, replace=False))
+        rows, columns = (int(size) for size in rng.integers(1, 5, 2))
+        edges.append(
+            Edge(
+                source,
+                target,
+                rng.integers(0, rows, len(nodes[source].costs)),
+                rng.integers(0, columns, len(nodes[target].costs)),
+                costs(rows, columns),
+            )
+        )
+    usages, edge_usages, capacity = [], [], None
+    if rng.random() < 0.7:
+        horizon = 8
+        for index in range(count):
+            for _ in range(int(rng.integers(0, 3))):
+                start, stop = sorted(int(t) for t in rng.integers(0, horizon, 2))
+                usages.append(Usage(index, start, stop, rng.integers(0, 10, len(nodes[index].costs)) * 1e6))
+        if rng.random() < 0.5:
+            for index, edge in enumerate(edges):
+                if rng.random() < 0.5:
+                    start, stop = sorted(int(t) for t in rng.integers(0, horizon, 2))
+                    edge_usages.append(EdgeUsage(index, start, stop, rng.integers(0, 10, edge.costs.shape) * 1e6))
+        most = sum(float(usage.amounts.max()) for usage in (*usages, *edge_usages))
+        capacity = most * float(rng.uniform(0.1, 0.8))
+    return Problem(tuple(nodes), tuple(edges), tuple(usages), tuple(edge_usages), capacity)
+
+
+def without_twins(problem: Problem) -> Problem:
+    """The same problem without the hint."""
+    return dataclasses.replace(problem, nodes=tuple(dataclasses.replace(node, twin=None) for node in problem.nodes))
