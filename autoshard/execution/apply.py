@@ -106,8 +106,7 @@ class Evaluator:
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
-                params = equation.primitive.get_bind_params(equation.params)
-                results = equation.primitive.bind(*params[0], *operands, **params[1])
+                results = equation.primitive.bind(*operands, **equation.params)
                 return list(results) if equation.primitive.multiple_results else [results]
 
     def _call(self, equation: jex.JaxprEqn, operands: list[Any], counter: _Counter) -> list[Any]:

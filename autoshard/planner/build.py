@@ -31,6 +31,7 @@ from autoshard.graph.graph import FixedLayout, Graph, OperationKind
 from autoshard.graph.groups import Group, group_operations
 from autoshard.graph.layout import Layout, all_layouts, shard_bytes
 from autoshard.planner.choices import ChoiceTable, GroupShape, choice_table, satisfies, shape_of
+from autoshard.planner.overlap import gradient_values, weight_values
 from autoshard.planner.liveness import Liveness, compress, is_alias, liveness
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
 
@@ -193,7 +194,8 @@ def _classes(layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], np.ndarray]
 class _Builder:
     """Assembles the formulation step by step; `formulate` is its only user."""
 
-    def __init__(self, program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None], restrictions: Restrictions):
+    def __init__(self, program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None], restrictions: Restrictions,
+                 overlap: float):
         self.program, self.mesh, self.graph = program, mesh, program.graph
         self.sizes = tuple(axis.size for axis in mesh.axes)
         self.layouts, arguments = _argument_choices(program, mesh, pins, restrictions)
@@ -206,6 +208,9 @@ class _Builder:
         self.class_cache: dict[tuple[int, int | None], tuple[tuple[Layout, ...], np.ndarray]] = {}
         self.matrix_cache: dict[tuple, np.ndarray] = {}
         self.own_s: dict[int, np.ndarray] = {}
+        self.exposed = 1.0 - overlap
+        self.weights = weight_values(self.graph) if overlap else frozenset()
+        self.gradients = gradient_values(self.graph) if overlap else frozenset()
 
     def defined_layouts(self, value: int) -> tuple[int, list[Layout]] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -230,7 +235,8 @@ class _Builder:
                 nodes.append(Node(self.graph.arguments[decision.argument].name, np.zeros(len(decision.rows))))
             else:
                 group, table = self.program.groups[decision.group], self.tables[decision.group]
-                cost = group.trips * (table.compute_s + table.comm_s)
+                hides = all(a.value in self.gradients for a in group.writes)
+                cost = group.trips * (table.compute_s + table.comm_s * (self.exposed if hides else 1.0))
                 name = self.graph.operations[group.operations[0]].name
                 cost = cost[list(decision.rows)] + self.own_s.get(i, 0.0)
                 nodes.append(Node(f"{name}#{group.operations[0]}", cost))
@@ -274,7 +280,8 @@ class _Builder:
         source_layouts, source_class = _classes(sources)
         target_layouts, target_class = _classes(targets)
         size_bytes = float(self.graph.values[value].size_bytes)
-        costs = self.matrix(size_bytes, source_layouts, target_layouts, trips)
+        exposed = self.exposed if value in self.weights or value in self.gradients else 1.0
+        costs = self.matrix(size_bytes, source_layouts, target_layouts, trips * exposed)
         flows.append(Flow(value, source, target, read, trips, source_layouts, target_layouts))
         edges.append(Edge(source, target, source_class, target_class, costs))
 
@@ -384,6 +391,7 @@ def formulate(
     budget_bytes: float | None,
     pins: Sequence[FixedLayout | None],
     restrictions: Restrictions = Restrictions(),  # noqa: B008 - frozen
+    overlap: float = 0.0,
     twin_rounds: int = 3,
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
@@ -394,12 +402,13 @@ def formulate(
       budget_bytes: Memory per device; None for no limit.
       pins: For each argument, a layout that the user demands, or None.
       restrictions: What the plan may not do.
+      overlap: Share of weight and gradient collectives that hides behind computation; see `overlap.py`.
       twin_rounds: How far around a decision to look when deciding that two are copies.
 
     Raises:
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
     """
-    builder = _Builder(program, mesh, pins, restrictions)
+    builder = _Builder(program, mesh, pins, restrictions, overlap)
     flows, edges = builder.edges()
     nodes = builder.nodes()
     usages, edge_usages, meanings, instants = builder.usages(flows)

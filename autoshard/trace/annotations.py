@@ -1,13 +1,17 @@
 """Sharding annotations that the user's program already carries.
 
-They are honoured: `jax.lax.with_sharding_constraint`, the shardings of `shard_map` regions, and sharded abstract
-arguments (`jax.ShapeDtypeStruct(..., sharding=...)`, which is where Flax's partitioning metadata ends up).
+They are honoured: `jax.lax.with_sharding_constraint`, the shardings of `shard_map` regions, sharded abstract arguments
+(`jax.ShapeDtypeStruct(..., sharding=...)`), and Flax's partitioning metadata (`nn.with_partitioning`, and the
+`out_sharding` of an NNX variable).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.extend.core as jex
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.graph.graph import FixedLayout
@@ -56,3 +60,23 @@ def argument_layout(leaf: Any) -> FixedLayout | None:
     if not isinstance(sharding, NamedSharding) or not any(e is not None for e in sharding.spec):
         return None
     return fixed_of_spec(sharding.spec, len(leaf.shape))
+
+
+def partitioning_metadata(args: Sequence[Any]) -> dict[str, FixedLayout]:
+    """The layouts that Flax boxes among `args` name, by the dotted path of the array inside the box.
+
+    A `LogicallyPartitioned` box names logical axes, which only rules can turn into mesh axes; its names are read as they
+    are, and the planner reports those that the mesh does not have.
+    """
+    is_box = lambda x: isinstance(x, nn.Partitioned | nnx.Variable)
+    layouts: dict[str, FixedLayout] = {}
+    for path, box in jax.tree_util.tree_flatten_with_path(tuple(args), is_leaf=is_box)[0]:
+        if not is_box(box):
+            continue
+        names = box.names if isinstance(box, nn.Partitioned) else box.get_metadata().get("out_sharding")
+        inner = jax.tree_util.tree_flatten_with_path(box)[0]
+        if not names or len(inner) != 1:
+            continue
+        full = jax.tree_util.keystr((*path, *inner[0][0]), simple=True, separator=".")
+        layouts[full] = fixed_of_spec(PartitionSpec(*names), len(inner[0][1].shape))
+    return layouts

@@ -7,8 +7,9 @@ Pallas) stay one operation with their own shardings.
 
 import collections
 import dataclasses
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from autoshard.graph.graph import (
     Value,
     ValueKind,
 )
-from autoshard.trace.annotations import argument_layout, constraint_layout, shard_map_layouts
+from autoshard.trace.annotations import argument_layout, constraint_layout, partitioning_metadata, shard_map_layouts
 from autoshard.trace.rules import rule_of, signature_of
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr
@@ -68,6 +69,23 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 
+def _bare(leaf: Any) -> Any:
+    """Shape and dtype of an array leaf without its sharding, which would otherwise become part of the traced types."""
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+    return leaf
+
+
+def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first `count` positional parameters of `fn`; their numbers where the signature does not tell."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return [str(i) for i in range(count)]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [named[i] if i < len(named) else str(i) for i in range(count)]
+
+
 def trace(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -85,8 +103,10 @@ def trace(
     Returns:
       The trace and its graph. Errors of the user's own function are raised unchanged.
     """
-    closed, out_shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    closed, out_shapes = jax.make_jaxpr(fn, return_shape=True)(*jax.tree_util.tree_map(_bare, tuple(args)))
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    heads = parameter_names(fn, len(args))
+    named = lambda path: ".".join(filter(None, (heads[path[0].idx], path_name(path[1:]))))
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shapes)
     if len(in_leaves) != len(closed.jaxpr.invars):
         raise TraceError(
@@ -94,13 +114,14 @@ def trace(
             "Pass every argument as a pytree of arrays or jax.ShapeDtypeStruct; bind Python values with functools.partial."
         )
     flattener = _Flattener(options)
-    values = [flattener.new_value(v.aval, path_name(path), ValueKind.ARGUMENT)
+    values = [flattener.new_value(v.aval, named(path), ValueKind.ARGUMENT)
               for v, (path, _) in zip(closed.jaxpr.invars, in_leaves, strict=True)]
     constants = [flattener.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in closed.jaxpr.constvars]
     results = flattener.run(closed.jaxpr, [*constants, *values], 1.0)
+    annotated = partitioning_metadata(args)
     donated = {n % max(len(args), 1) for n in donate_argnums}
     arguments = tuple(
-        Argument(value, path[0].idx, path_name(path), path[0].idx in donated, argument_layout(leaf))
+        Argument(value, path[0].idx, named(path), path[0].idx in donated, annotated.get(path_name(path)) or argument_layout(leaf))
         for value, (path, leaf) in zip(values, in_leaves, strict=True)
     )
     successors = _successors(in_leaves, out_leaves, values, results)

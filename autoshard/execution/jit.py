@@ -1,0 +1,99 @@
+"""Runs a planned function: one `jax.jit` with the plan's shardings on its interface and in its interior."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from autoshard.errors import MeshError
+from autoshard.execution.apply import Evaluator, partition_spec
+from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.trace.trace import Trace
+
+
+def device_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[Any] | None) -> Mesh:
+    """A mesh of `devices` (default: all live ones) with the plan's axes, major to minor, all of type Auto.
+
+    Raises:
+      MeshError: If the number of devices is not the product of the axis sizes.
+    """
+    chosen = np.asarray(jax.devices() if devices is None else devices, dtype=object).reshape(-1)
+    needed = int(np.prod([n for _, n in axes]))
+    if chosen.size != needed:
+        raise MeshError(
+            f"The plan is for {needed} devices ({', '.join(f'{a}={n}' for a, n in axes)}), but {chosen.size} are given. "
+            "Pass devices= with that many, or plan again for the devices at hand.")
+    return Mesh(chosen.reshape([n for _, n in axes]), [a for a, _ in axes], axis_types=(AxisType.Auto,) * len(axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """What execution must know of a plan.
+
+    Attributes:
+      axes: (name, size) of each mesh axis. shardings: What each equation enforces.
+      argument_entries, output_entries: Layouts of the flat arguments and outputs.
+      donate_argnums: Positional arguments whose buffers are reused.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    shardings: tuple[tuple[int, EquationShardings], ...]
+    argument_entries: tuple[SpecEntries, ...]
+    output_entries: tuple[SpecEntries, ...]
+    donate_argnums: tuple[int, ...]
+
+
+class PlannedFunction:
+    """A function that runs as its plan says. Call it, or `.lower(*args).compile()` it."""
+
+    def __init__(self, fn: Callable[..., Any], interface: Interface, mesh: Mesh, check: Callable[[Sequence[Any]], Trace]):
+        self._fn, self._interface, self.mesh, self._check = fn, interface, mesh, check
+        self._jitted: dict[Any, Any] = {}
+
+    def _prepare(self, args: Sequence[Any]) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten(tuple(args))
+        shapes = tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
+        key = (tree, shapes)
+        if key not in self._jitted:
+            self._jitted[key] = self._build(args)
+        return self._jitted[key]
+
+    def _build(self, args: Sequence[Any]) -> Any:
+        traced = self._check(args)
+        sharding = lambda entries: NamedSharding(self.mesh, partition_spec(entries))
+        ins = jax.tree_util.tree_unflatten(traced.in_tree, [sharding(e) for e in self._interface.argument_entries])
+        outs = jax.tree_util.tree_unflatten(traced.out_tree, [sharding(e) for e in self._interface.output_entries])
+        evaluator = Evaluator(self.mesh, dict(self._interface.shardings))
+
+        def planned(*inner):
+            flat = jax.tree_util.tree_leaves(inner)
+            return jax.tree_util.tree_unflatten(traced.out_tree, evaluator(traced.jaxpr, flat))
+
+        planned.__name__ = getattr(self._fn, "__name__", "planned")
+        return jax.jit(planned, in_shardings=ins, out_shardings=outs, donate_argnums=self._interface.donate_argnums)
+
+    def in_shardings(self, args: Sequence[Any]) -> Any:
+        """The NamedSharding of every argument leaf, as a tuple of pytrees like `args`."""
+        tree = jax.tree_util.tree_structure(tuple(args))
+        return jax.tree_util.tree_unflatten(
+            tree, [NamedSharding(self.mesh, partition_spec(e)) for e in self._interface.argument_entries])
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the planned function; arguments that lie otherwise are moved to their planned shardings first."""
+        jitted = self._prepare(args)
+        flat, tree = jax.tree_util.tree_flatten(tuple(args))
+        placed = [self._place(x, e) for x, e in zip(flat, self._interface.argument_entries, strict=True)]
+        return jitted(*jax.tree_util.tree_unflatten(tree, placed))
+
+    def _place(self, x: Any, entries: SpecEntries) -> Any:
+        sharding = NamedSharding(self.mesh, partition_spec(entries))
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
+        return jax.device_put(x, sharding)
+
+    def lower(self, *args: Any) -> Any:
+        """Lowers for `args` (arrays or `jax.ShapeDtypeStruct`), as `jax.jit(f).lower` does."""
+        return self._prepare(args).lower(*args)

@@ -1,0 +1,71 @@
+"""What a plan is expected to cost, and where."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CommunicationItem:
+    """One predicted collective.
+
+    Attributes:
+      kind: XLA's name of it. axes: Mesh axes it runs over.
+      value: The tensor it moves: an argument's path, or the operation that makes it. shape: Its global shape.
+      source: The user's line.
+      wire_bytes, time_s: Per device and call of the program, all trips together.
+      count: How often it runs in one call.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    value: str
+    shape: tuple[int, ...]
+    source: str
+    wire_bytes: float
+    time_s: float
+    count: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComputeItem:
+    """The local computation of one group of operations, per device and call of the program."""
+
+    name: str
+    equation: int
+    source: str
+    flops: float
+    compute_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryItem:
+    """One tensor alive at the peak: its name, class and bytes on one device."""
+
+    name: str
+    memory_class: str
+    shape: tuple[int, ...]
+    size_bytes: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Estimate:
+    """Predicted figures of one call of the planned program, each per device.
+
+    Attributes:
+      step_s: compute_s + comm_s. compute_s: Local computation. comm_s: Collectives.
+      comm_bytes: Bytes each device sends. peak_bytes: Most memory alive at once. flops: Floating-point operations.
+      peak_at: The line that runs at the memory peak.
+      compute: Breakdown of compute_s by group of equations, largest first.
+      communication: Breakdown of comm_s by collective, largest first.
+      memory: What is alive at the peak, largest first.
+    """
+
+    step_s: float
+    compute_s: float
+    comm_s: float
+    comm_bytes: float
+    peak_bytes: float
+    flops: float
+    peak_at: str
+    compute: tuple[ComputeItem, ...]
+    communication: tuple[CommunicationItem, ...]
+    memory: tuple[MemoryItem, ...]

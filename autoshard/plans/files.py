@@ -1,0 +1,107 @@
+"""Plan files: versioned JSON, never pickle. What is read is checked before it is believed."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import pydantic
+
+from autoshard.errors import FileFormatError
+from autoshard.files import read_json, write_text_atomically
+from autoshard.plans.plan import Plan, PlannedTensor
+
+VERSION = 1
+"""Changes whenever a file written before could be misread."""
+
+_DERIVED = frozenset({"in_tree", "out_tree", "equations"})
+
+
+def _document_type() -> type[pydantic.BaseModel]:
+    """The file's schema: the fields of `Plan`, with the equations as a table of distinct texts and their order."""
+    fields: dict[str, Any] = {f.name: (f.type, ...) for f in dataclasses.fields(Plan) if f.name not in _DERIVED}
+    return pydantic.create_model(
+        "PlanDocument",
+        __config__=pydantic.ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=True),
+        format=(Literal["autoshard-plan"], ...),
+        version=(Literal[VERSION], ...),
+        jax_version=(str, ...),
+        equation_texts=(tuple[str, ...], ...),
+        equation_order=(tuple[int, ...], ...),
+        **fields,
+    )
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Writes `plan` to `path`."""
+    order = {text: i for i, text in enumerate(dict.fromkeys(plan.equations))}
+    document = _document_type().model_construct(
+        format="autoshard-plan",
+        version=VERSION,
+        jax_version=jax.__version__,
+        equation_texts=tuple(order),
+        equation_order=tuple(order[text] for text in plan.equations),
+        **{f.name: getattr(plan, f.name) for f in dataclasses.fields(Plan) if f.name not in _DERIVED},
+    )
+    write_text_atomically(path, document.model_dump_json())
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Reads a plan from `path`.
+
+    Raises:
+      FileFormatError: If the file is not valid JSON, not a plan, of another version, or contradicts itself.
+    """
+    raw = read_json(path)
+    if not isinstance(raw, dict) or raw.get("format") != "autoshard-plan":
+        raise FileFormatError(f"`{path}` is not an autoshard plan: it lacks `\"format\": \"autoshard-plan\"`. Make one with `autoshard plan`.")
+    if raw.get("version") != VERSION:
+        raise FileFormatError(f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION}. Plan again.")
+    try:
+        document = _document_type().model_validate(raw)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FileFormatError(f"`{path}` is not a valid plan: at `{where}`: {first['msg']}. Plan again.") from error
+    if json.loads(document.model_dump_json()) != raw:
+        raise FileFormatError(f"`{path}` holds keys or values that no plan has. Plan again.")
+    texts, order = document.equation_texts, document.equation_order
+    if any(not 0 <= i < len(texts) for i in order):
+        raise FileFormatError(f"`{path}` refers to an equation that it does not describe. Plan again.")
+    plan = Plan(
+        equations=tuple(texts[i] for i in order),
+        **{f.name: getattr(document, f.name) for f in dataclasses.fields(Plan) if f.name not in _DERIVED},
+    )
+    _check(plan, path)
+    return plan
+
+
+def _check(plan: Plan, path: str | Path) -> None:
+    """A plan's layouts must be legal on its own mesh."""
+    sizes = plan.mesh_axes
+    if not sizes or len(sizes) != len(plan.axes) or any(n < 1 for n in sizes.values()):
+        raise FileFormatError(f"`{path}`: mesh axes need distinct names and sizes of at least 1, but they are {plan.axes}. Plan again.")
+    for tensor in (*plan.arguments, *plan.outputs):
+        _check_entries(tensor, sizes, path)
+    for number, shardings in plan.shardings:
+        for _, entries in (*shardings.operands, *shardings.results, *shardings.body):
+            _check_axes(entries, sizes, f"equation {number}", path)
+        if not 0 <= number < len(plan.equations):
+            raise FileFormatError(f"`{path}`: shardings for equation {number}, but there are {len(plan.equations)}. Plan again.")
+
+
+def _check_axes(entries: Any, sizes: dict[str, int], what: str, path: str | Path) -> None:
+    used = [a for e in entries for a in e]
+    if len(set(used)) != len(used) or any(a not in sizes for a in used):
+        raise FileFormatError(f"`{path}`: {what} is sharded as {entries}; each entry must be an axis of {sizes}, used once. Plan again.")
+
+
+def _check_entries(tensor: PlannedTensor, sizes: dict[str, int], path: str | Path) -> None:
+    _check_axes(tensor.entries, sizes, f"`{tensor.name}`", path)
+    if len(tensor.entries) != len(tensor.shape):
+        raise FileFormatError(f"`{path}`: `{tensor.name}` has shape {tensor.shape} but layout {tensor.entries}. Plan again.")
+    for extent, axes in zip(tensor.shape, tensor.entries, strict=True):
+        if extent % math.prod(sizes[a] for a in axes):
+            raise FileFormatError(f"`{path}`: `{tensor.name}` with shape {tensor.shape} cannot be split as {tensor.entries} on {sizes}. Plan again.")
