@@ -166,22 +166,8 @@ class _PlainLoader(yaml.SafeLoader):
         return number
 
 
-for _tag, _pattern, _first_characters in (
-    ("int", _INT, "-+0123456789"),
-    ("float", _FLOAT, "-+.0123456789"),
-    ("float", _NOT_FINITE, "-+."),
-    ("bool", _BOOL, "tTfF"),
-    ("null", _NULL, ["~", "n", "N", ""]),
-):
-    _PlainLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _pattern, list(_first_characters))
-_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_int)
-_PlainLoader.add_constructor("tag:yaml.org,2002:float", _PlainLoader.construct_float)
-
-
 class _PlainDumper(yaml.SafeDumper):
-    """Writes text in quotes where `_PlainLoader` would read it as something else, and everything in full."""
-
-    yaml_implicit_resolvers = _PlainLoader.yaml_implicit_resolvers
+    """Writes everything in full, and text in quotes where YAML 1.2 or 1.1 would read it as something else."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -196,6 +182,17 @@ class _PlainDumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:float", text)
 
 
+for _tag, _pattern, _first_characters in (
+    ("int", _INT, "-+0123456789"),
+    ("float", _FLOAT, "-+.0123456789"),
+    ("float", _NOT_FINITE, "-+."),
+    ("bool", _BOOL, "tTfF"),
+    ("null", _NULL, ["~", "n", "N", ""]),
+):
+    for _class in (_PlainLoader, _PlainDumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _pattern, list(_first_characters))
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_int)
+_PlainLoader.add_constructor("tag:yaml.org,2002:float", _PlainLoader.construct_float)
 _PlainDumper.add_representer(float, _PlainDumper.represent_float)
 
 

@@ -285,7 +285,4 @@ def test_any_cluster_survives_a_round_trip(tmp_path, name, device_type, counts, 
     path = tmp_path / "c.yaml"
     cluster.to_file(path)
     assert Cluster.from_file(path) == cluster
-    # Numbers are also numbers for readers that know YAML 1.1 only.
-    entry = yaml.safe_load(path.read_text())["groups"][0]["intra_node"]
-    assert entry["bandwidth_bytes_per_s"] == links[0].bandwidth_bytes_per_s
-    assert read_yaml(path)["version"] == 1
+    assert yaml.safe_load(path.read_text()) == read_yaml(path)  # a reader that knows YAML 1.1 only agrees
