@@ -3,7 +3,7 @@
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.options import Evaluation, Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Edge, EdgeUsage, Node, Problem, Solution, Status, Usage
-from autoshard.solver.solve import solve
+from autoshard.solver.driver import solve
 
 __all__ = [
     "Certificate",
