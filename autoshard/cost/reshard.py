@@ -1,48 +1,104 @@
-"""The price of moving a tensor from one layout to another: the collectives that XLA emits for it.
+"""Moving a tensor from one layout to another: the steps, and the collectives that XLA emits for them.
 
-In this order, so that each works on the least bytes:
-  1. an axis that newly shards a dimension: every device keeps its slice, nothing moves;
-  2. an axis that leaves one dimension for another: all-to-all;
-  3. pieces in the wrong order (an axis joins or leaves a dimension in front of one that stays): collective-permute;
-  4. an axis that no longer shards anything: all-gather, over all such axes at once.
+XLA is good at one thing at a time; asked for several at once it may fall back to replicating the tensor ("involuntary
+full rematerialization"). So a move is planned, priced and executed as a path of simple steps, each on the least bytes:
+
+  1. axes that newly shard a dimension: every device keeps its slice, nothing moves (later, if it does not divide yet);
+  2. an axis that leaves one dimension for another: an all-to-all each;
+  3. axes that no longer shard anything: one all-gather over all of them;
+  4. pieces in the wrong order, because an axis joins or leaves a dimension in front of one that stays:
+     a collective-permute, within the step that causes it.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_gather, all_to_all, permute
-from autoshard.graph.layout import WHOLE, Layout, shard_bytes
+from autoshard.graph.layout import WHOLE, Layout, fits, shard_bytes
 
 
-def _out_of_order(source: Layout, target: Layout) -> list[int]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a path: from layout `before` to `after`, by changing `axes` (mesh axis indices)."""
+
+    before: Layout
+    after: Layout
+    axes: tuple[int, ...]
+
+
+def _changed(layout: Layout, axes: Sequence[int], target: Layout) -> Layout:
+    return tuple(target[a] if a in axes else d for a, d in enumerate(layout))
+
+
+def path(shape: Sequence[int], source: Layout, target: Layout, axis_sizes: Sequence[int]) -> tuple[Step, ...]:
+    """The steps from `source` to `target` of a tensor of `shape`; empty if they are equal.
+
+    Axes that cannot change one after another, because an intermediate layout would not divide the tensor, change last
+    and together.
+    """
+    pairs = list(enumerate(zip(source, target, strict=True)))
+    slices = [a for a, (s, t) in pairs if s == WHOLE and t != WHOLE]
+    moves = [a for a, (s, t) in pairs if s != t and WHOLE not in (s, t)]
+    gathers = [a for a, (s, t) in pairs if s != WHOLE and t == WHOLE]
+    stages = [s for s in ([*([a] for a in slices)] + [[a] for a in moves] + [gathers]) if s]
+    steps: list[Step] = []
+    now, waiting = source, stages
+    while waiting:
+        ready = next((s for s in waiting if fits(_changed(now, s, target), shape, axis_sizes)), None)
+        if ready is None:
+            ready = sorted(a for s in waiting for a in s)
+            waiting = [ready]
+        after = _changed(now, ready, target)
+        steps.append(Step(now, after, tuple(ready)))
+        now, waiting = after, [s for s in waiting if s is not ready]
+    return tuple(_join_slices(steps))
+
+
+def _join_slices(steps: list[Step]) -> list[Step]:
+    """Successive slices are one step."""
+    joined: list[Step] = []
+    is_slice = lambda s: all(s.before[a] == WHOLE for a in s.axes)
+    for step in steps:
+        if joined and is_slice(step) and is_slice(joined[-1]):
+            joined[-1] = Step(joined[-1].before, step.after, (*joined[-1].axes, *step.axes))
+        else:
+            joined.append(step)
+    return joined
+
+
+def _out_of_order(before: Layout, after: Layout) -> list[int]:
     """Axes that stay on their dimension but whose major neighbours there change."""
-    stays = [a for a, (s, t) in enumerate(zip(source, target, strict=True)) if s == t != WHOLE]
+    stays = [a for a, (s, t) in enumerate(zip(before, after, strict=True)) if s == t != WHOLE]
     return [
         a
         for a in stays
-        if [b for b in range(a) if source[b] == source[a]] != [b for b in range(a) if target[b] == source[a]]
+        if [b for b in range(a) if before[b] == before[a]] != [b for b in range(a) if after[b] == before[a]]
     ]
 
 
-def reshard(size_bytes: float, source: Layout, target: Layout, mesh: LogicalMesh) -> tuple[Collective, ...]:
-    """The collectives that turn a tensor of `size_bytes` (whole) from layout `source` into `target`."""
+def _price(step: Step, size_bytes: float, mesh: LogicalMesh) -> list[Collective]:
+    sizes = [axis.size for axis in mesh.axes]
+    collectives: list[Collective] = []
+    moved = [a for a in step.axes if WHOLE not in (step.before[a], step.after[a])]
+    gathered = [a for a in step.axes if step.before[a] != WHOLE and step.after[a] == WHOLE]
+    smallest_bytes = min(shard_bytes(size_bytes, step.before, sizes), shard_bytes(size_bytes, step.after, sizes))
+    for a in moved:
+        collectives.append(all_to_all(mesh.axes[a], smallest_bytes))
+    shifted = _out_of_order(step.before, step.after)
+    if shifted:
+        collectives.append(permute([mesh.axes[a] for a in shifted], smallest_bytes))
+    if gathered:
+        collectives.append(all_gather([mesh.axes[a] for a in gathered], shard_bytes(size_bytes, step.after, sizes)))
+    return collectives
+
+
+def reshard(shape: Sequence[int], size_bytes: float, source: Layout, target: Layout, mesh: LogicalMesh) -> tuple[Collective, ...]:
+    """The collectives that turn a tensor of `shape` and `size_bytes` (whole) from layout `source` into `target`."""
     if source == target:
         return ()
-    pairs = list(zip(source, target, strict=True))
-    sizes = [axis.size for axis in mesh.axes]
-    sliced = tuple(t if s == WHOLE else s for s, t in pairs)
-    local_bytes = shard_bytes(size_bytes, sliced, sizes)
-    steps: list[Collective] = []
-    for a, (s, t) in enumerate(pairs):
-        if s != t and WHOLE not in (s, t):
-            steps.append(all_to_all(mesh.axes[a], local_bytes))
-    moved = _out_of_order(source, target)
-    if moved:
-        steps.append(permute([mesh.axes[a] for a in moved], local_bytes))
-    gathered = [mesh.axes[a] for a, (s, t) in enumerate(pairs) if s != WHOLE and t == WHOLE]
-    if gathered:
-        steps.append(all_gather(gathered, shard_bytes(size_bytes, target, sizes)))
-    return tuple(steps)
+    steps = path(shape, source, target, [axis.size for axis in mesh.axes])
+    return tuple(c for step in steps for c in _price(step, size_bytes, mesh))
 
 
 def total_s(collectives: Sequence[Collective]) -> float:

@@ -82,12 +82,13 @@ class Evaluator:
 
     def _read(self, operands: list[Any], wanted: EquationShardings) -> list[Any]:
         """Operands in the layouts in which the equation reads them."""
-        for slot, entries in wanted.operands:
+        for slot, steps in wanted.operands:
             if slot in wanted.again:
                 other = next((s for s in range(len(operands)) if s != slot and isinstance(operands[s], jax.Array)), None)
                 if other is not None:
                     operands[slot], operands[other] = jax.lax.optimization_barrier((operands[slot], operands[other]))
-            operands[slot] = self._constrain(operands[slot], entries)
+            for entries in steps:
+                operands[slot] = self._constrain(operands[slot], entries)
         return operands
 
     def _evaluate(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:

@@ -221,11 +221,15 @@ class _Builder:
         column = self.layouts[decision.argument] if write is None else self.tables[decision.group].writes[write]
         return node, [column[k] for k in decision.rows]
 
-    def matrix(self, size_bytes: float, sources: tuple[Layout, ...], targets: tuple[Layout, ...], trips: float) -> np.ndarray:
-        key = (size_bytes, sources, targets, trips)
+    def move_s(self, value: int, source: Layout, target: Layout) -> float:
+        tensor = self.graph.values[value]
+        return total_s(reshard(tensor.shape, float(tensor.size_bytes), source, target, self.mesh))
+
+    def matrix(self, value: int, sources: tuple[Layout, ...], targets: tuple[Layout, ...], trips: float) -> np.ndarray:
+        tensor = self.graph.values[value]
+        key = (tensor.shape, tensor.size_bytes, sources, targets, trips)
         if key not in self.matrix_cache:
-            self.matrix_cache[key] = np.array(
-                [[trips * total_s(reshard(size_bytes, s, t, self.mesh)) for t in targets] for s in sources])
+            self.matrix_cache[key] = np.array([[trips * self.move_s(value, s, t) for t in targets] for s in sources])
         return self.matrix_cache[key]
 
     def nodes(self) -> list[Node]:
@@ -273,15 +277,13 @@ class _Builder:
     def connect(self, flows, edges, value, defined, target, targets, read, trips) -> None:
         source, sources = defined
         if source == target:  # the group reads its own value in other dimensions: a cost of each choice alone
-            size_bytes = float(self.graph.values[value].size_bytes)
             self.own_s[target] = self.own_s.get(target, 0.0) + np.array(
-                [trips * total_s(reshard(size_bytes, s, t, self.mesh)) for s, t in zip(sources, targets, strict=True)])
+                [trips * self.move_s(value, s, t) for s, t in zip(sources, targets, strict=True)])
             return
         source_layouts, source_class = _classes(sources)
         target_layouts, target_class = _classes(targets)
-        size_bytes = float(self.graph.values[value].size_bytes)
         exposed = self.exposed if value in self.weights or value in self.gradients else 1.0
-        costs = self.matrix(size_bytes, source_layouts, target_layouts, trips * exposed)
+        costs = self.matrix(value, source_layouts, target_layouts, trips * exposed)
         flows.append(Flow(value, source, target, read, trips, source_layouts, target_layouts))
         edges.append(Edge(source, target, source_class, target_class, costs))
 

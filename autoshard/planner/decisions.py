@@ -14,13 +14,13 @@ class EquationShardings:
     """The layouts around one equation; a slot that is not named is left as it comes.
 
     Attributes:
-      operands: (operand slot, layout in which the equation reads it).
+      operands: (operand slot, the layouts it passes through; the last is the one in which the equation reads it).
       results: (result slot, layout).
       body: For loops: (input slot of the body, layout inside). A carry has this layout before and after the body too.
       again: Operand slots whose copy must be made anew although an earlier equation made the same one.
     """
 
-    operands: tuple[tuple[int, SpecEntries], ...] = ()
+    operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()
     results: tuple[tuple[int, SpecEntries], ...] = ()
     body: tuple[tuple[int, SpecEntries], ...] = ()
     again: tuple[int, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.cost.reshard import reshard
+from autoshard.cost.reshard import path, reshard
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import is_pointwise, map_dims
 from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
@@ -84,7 +84,7 @@ def _shardings(reader: _Reader, names: Sequence[str]) -> tuple[tuple[int, Equati
     values = graph.values
     entries = lambda value, layout: spec_entries(layout, len(values[value].shape), names)
     seen_outside = {a.value for g in f.program.groups for a in g.reads} | {o.value for o in graph.outputs}
-    operands: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
+    operands: dict[int, dict[int, tuple[SpecEntries, ...]]] = collections.defaultdict(dict)
     results: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
     body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
     again: dict[int, set[int]] = collections.defaultdict(set)
@@ -108,7 +108,8 @@ def _shardings(reader: _Reader, names: Sequence[str]) -> tuple[tuple[int, Equati
                 wanted = layout_of(map_dims(operation.rule.operands[slot], factor_map), choice.assignment)
                 if wanted == reader.layout[value]:
                     continue
-                operands[n][slot] = entries(value, wanted)
+                steps = path(values[value].shape, reader.layout[value], wanted, [axis.size for axis in f.mesh.axes])
+                operands[n][slot] = tuple(entries(value, step.after) for step in steps)
                 if any(s != WHOLE and t == WHOLE for s, t in zip(reader.layout[value], wanted, strict=True)):
                     stretch = f.program.live.stretch[index]
                     made = gathered.get((value, wanted))
@@ -159,7 +160,7 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
             value = reader.graph.values[flow.value]
             operation = (None if flow.read is None else
                          reader.graph.operations[f.program.groups[flow.target - reader.first].operations[0]])
-            for step in reshard(float(value.size_bytes), source, target, f.mesh):
+            for step in reshard(value.shape, float(value.size_bytes), source, target, f.mesh):
                 communication.append(_item(step, reader, flow.value, operation, flow.trips, None))
     peak_bytes, peak_at, memory = _peak(f, picks, reader)
     comm_s = sum(c.time_s for c in communication)

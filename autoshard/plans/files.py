@@ -86,7 +86,8 @@ def _check(plan: Plan, path: str | Path) -> None:
     for tensor in (*plan.arguments, *plan.outputs):
         _check_entries(tensor, sizes, path)
     for number, shardings in plan.shardings:
-        for _, entries in (*shardings.operands, *shardings.results, *shardings.body):
+        paths = [(slot, entries) for slot, steps in shardings.operands for entries in steps]
+        for _, entries in (*paths, *shardings.results, *shardings.body):
             _check_axes(entries, sizes, f"equation {number}", path)
         if not 0 <= number < len(plan.equations):
             raise FileFormatError(f"`{path}`: shardings for equation {number}, but there are {len(plan.equations)}. Plan again.")
