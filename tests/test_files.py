@@ -35,7 +35,9 @@ SCALARS = (
     | st.integers(-(10**30), 10**30)
     | st.floats(allow_nan=False, allow_infinity=False)
     | TEXT
-    | st.sampled_from(["1e9", "010", "yes", "~", "", "true", ".inf", "1_0", "<<", "=", "- a", "a: b", "#", "\x85", "2020-01-01"])
+    | st.sampled_from(
+        ["1e9", "010", "yes", "~", "", "true", ".inf", "1_0", "<<", "=", "- a", "a: b", "#", "\x85", "2020-01-01"]
+    )
 )
 PLAIN = st.recursive(
     SCALARS, lambda part: st.lists(part, max_size=4) | st.dictionaries(TEXT, part, max_size=4), max_leaves=12
