@@ -18,7 +18,7 @@ from autoshard.planner.decode import decode, estimate
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import resolve_pins
 from autoshard.plans.plan import CloseChoice, MeshCandidate, Plan, PlannedTensor
-from autoshard.solver import SolverOptions, least_capacity, solve
+from autoshard.solver import Progress, SolverOptions, solve
 from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.trace.trace import Trace, trace
 
@@ -122,13 +122,18 @@ def plan_program(
         restrictions = restrict(program, logical) if restrict else Restrictions()
         formulation = formulate(program, logical, budget_bytes, layouts, restrictions, options.overlap)
         cutoff = math.inf if best is None else best[1].certificate.objective
-        solution = solve(
-            formulation.problem,
-            SolverOptions(time_limit_s=options.time_limit_s, relative_gap=options.relative_gap, seed=options.seed),
-            cutoff=cutoff,
-            on_progress=lambda p, stage=stage, axes=axes: _report(
-                options, started, stage, f"{', '.join(f'{a}={s}' for a, s in axes)}: {p.phase}", p.objective, p.bound),
-        )
+        limits = SolverOptions(time_limit_s=options.time_limit_s, relative_gap=options.relative_gap, seed=options.seed)
+
+        def tell(p: Progress, stage=stage, axes=axes, cutoff=cutoff) -> None:
+            _report(options, started, stage, f"{', '.join(f'{a}={s}' for a, s in axes)}: {p.phase}", p.objective, p.bound)
+            if p.bound >= cutoff:
+                raise _CannotWin(p)
+
+        try:
+            solution = solve(formulation.problem, limits, on_progress=tell)
+        except _CannotWin as stop:
+            p = stop.progress
+            solution = Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
         certificate = solution.certificate
         candidates.append(MeshCandidate(axes, certificate.objective if solution.choices is not None else None,
                                         certificate.bound, _verdict(solution, cutoff)))
@@ -141,6 +146,14 @@ def plan_program(
     _report(options, started, "decode", "")
     certificate = _overall(best[1].certificate, candidates, options, time.perf_counter() - started)
     return _assemble(name, cluster, traced, best[0], best[1], certificate, tuple(candidates), donate_argnums, budget_bytes)
+
+
+class _CannotWin(Exception):
+    """Stops a solve whose bound shows that its mesh cannot beat the best plan so far."""
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self.progress = progress
 
 
 def _meshes(graph: Graph, hardware: Slice, pins: Any, options: PlanOptions) -> list[LogicalMesh]:
@@ -178,6 +191,7 @@ def _no_plan(formulation: Formulation | None, candidates: Sequence[MeshCandidate
         proven = all(c.verdict == "does not fit the memory" for c in candidates)
         if not proven and formulation is None:
             return SolverError("No plan was found. Raise options.time_limit_s.")
+    from autoshard.solver import least_capacity
     least = least_capacity(formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed))
     figures = estimate(formulation, least.choices)
     alive = ", ".join(f"{m.name} {list(m.shape)} ({m.size_bytes / 1e9:.2f} GB)" for m in figures.memory[:5])

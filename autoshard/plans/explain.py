@@ -1,0 +1,168 @@
+"""A plan as text that answers, in a terminal: what was chosen, why, what it costs, and how good it is proven to be."""
+
+import collections
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from autoshard.plans.plan import Plan
+from autoshard.planner.decisions import SpecEntries
+
+_WIDTH = 118
+
+
+def explain(plan: Plan) -> str:
+    """The whole explanation."""
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, soft_wrap=False)
+    _summary(console, plan)
+    _tensors(console, "What each group of arguments does", plan)
+    _communication(console, plan)
+    _compute(console, plan)
+    _memory(console, plan)
+    _near_ties(console, plan)
+    _meshes(console, plan)
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}")
+    return console.file.getvalue().rstrip() + "\n"
+
+
+def pattern(name: str) -> str:
+    """A path with every number replaced by `*`, so that layers fall together."""
+    return re.sub(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])|(?<=_)\d+(?=\.|$)", "*", name)
+
+
+def seconds(value: float) -> str:
+    """Seconds in a readable unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns" if value else "0"
+
+
+def amount(value: float, unit: str = "B") -> str:
+    """A quantity with its decimal SI prefix."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def layout_text(entries: SpecEntries) -> str:
+    """`(data, -)`: the mesh axes on each dimension."""
+    return "(" + ", ".join("+".join(e) or "-" for e in entries) + ")"
+
+
+def _summary(console: Console, plan: Plan) -> None:
+    e, c = plan.estimate, plan.certificate
+    console.print(f"Plan `{plan.name}` for cluster `{plan.cluster}`: {plan.mesh_text}")
+    console.print(f"  step     {seconds(e.step_s)} predicted = {seconds(e.compute_s)} compute + {seconds(e.comm_s)} communication")
+    console.print(f"  traffic  {amount(e.comm_bytes)} sent per device and step; {amount(e.flops, 'FLOP')} computed")
+    limit = f" of {amount(plan.budget_bytes)} allowed" if plan.budget_bytes else ""
+    console.print(f"  memory   {amount(e.peak_bytes)} per device at the peak{limit}, at {e.peak_at or 'the start'}")
+    gap = f"{c.gap:.3%}" if math.isfinite(c.gap) else "unknown"
+    console.print(f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} (gap {gap}), found in {c.solve_s:.1f} s")
+    console.print()
+
+
+def _table(title: str, columns: Sequence[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), title_style="bold")
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=justify == "right")
+    return table
+
+
+def _tensors(console: Console, title: str, plan: Plan) -> None:
+    rows: dict[tuple, list] = collections.OrderedDict()
+    for a in plan.arguments:
+        rows.setdefault((pattern(a.name), a.shape, layout_text(a.entries)), []).append(a)
+    table = _table(title, [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left")])
+    scalars = 0
+    for (path, shape, layout), members in rows.items():
+        if not shape:
+            scalars += len(members)
+            continue
+        table.add_row(path, str(len(members)), "x".join(map(str, shape)), layout)
+    console.print(table)
+    if scalars:
+        console.print(f"and {scalars} scalars, replicated")
+    console.print()
+
+
+def _grouped(items: Iterable, key, weight) -> list[tuple]:
+    groups: dict = collections.defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return sorted(((k, v) for k, v in groups.items()), key=lambda kv: -sum(map(weight, kv[1])))
+
+
+def _communication(console: Console, plan: Plan, most: int = 14) -> None:
+    groups = _grouped(plan.estimate.communication, lambda c: (c.kind, c.axes, pattern(c.value), c.source), lambda c: c.time_s)
+    if not groups:
+        console.print("Communication: none\n")
+        return
+    table = _table("Where communication goes", [("time", "right"), ("sent", "right"), ("times", "right"), ("collective", "left"),
+                                                 ("axes", "left"), ("tensor", "left"), ("line", "left")])
+    for (kind, axes, value, source), items in groups[:most]:
+        table.add_row(seconds(sum(c.time_s for c in items)), amount(sum(c.wire_bytes for c in items)),
+                      f"{sum(c.count for c in items):g}", kind, "+".join(axes), value, source)
+    console.print(table)
+    _rest(console, groups[most:], lambda c: c.time_s)
+
+
+def _rest(console: Console, groups: Sequence[tuple], weight) -> None:
+    if groups:
+        console.print(f"and {len(groups)} more kinds, {seconds(sum(weight(c) for _, items in groups for c in items))} together")
+    console.print()
+
+
+def _compute(console: Console, plan: Plan, most: int = 8) -> None:
+    groups = _grouped(plan.estimate.compute, lambda c: (c.name, c.source), lambda c: c.compute_s)
+    table = _table("Where computation goes", [("time", "right"), ("work", "right"), ("groups", "right"), ("operation", "left"), ("line", "left")])
+    for (name, source), items in groups[:most]:
+        table.add_row(seconds(sum(c.compute_s for c in items)), amount(sum(c.flops for c in items), "FLOP"), str(len(items)), name, source)
+    console.print(table)
+    _rest(console, groups[most:], lambda c: c.compute_s)
+
+
+def _memory(console: Console, plan: Plan, most: int = 12) -> None:
+    e = plan.estimate
+    classes = _grouped(e.memory, lambda m: m.memory_class, lambda m: m.size_bytes)
+    shares = ", ".join(f"{kind} {amount(sum(m.size_bytes for m in items))}" for kind, items in classes)
+    console.print(f"What fills the memory at the peak: {shares}")
+    groups = _grouped(e.memory, lambda m: (m.memory_class, pattern(m.name), m.shape), lambda m: m.size_bytes)
+    table = _table("", [("memory", "right"), ("n", "right"), ("class", "left"), ("shape", "left"), ("tensor", "left")])
+    for (kind, name, shape), items in groups[:most]:
+        table.add_row(amount(sum(m.size_bytes for m in items)), str(len(items)), kind, "x".join(map(str, shape)), name)
+    console.print(table)
+    if groups[most:]:
+        console.print(f"and {len(groups) - most} more kinds, {amount(sum(m.size_bytes for _, items in groups[most:] for m in items))} together")
+    console.print()
+
+
+def _near_ties(console: Console, plan: Plan, most: int = 6) -> None:
+    groups: dict = {}
+    for c in plan.close_choices:
+        groups.setdefault((pattern(c.name), c.chosen, c.alternative), c.extra_s)
+    if not groups or not plan.estimate.step_s:
+        return
+    table = _table("Closest decisions (the cheapest change of one tensor, all else as planned)",
+                   [("costs", "right"), ("of step", "right"), ("tensor", "left"), ("planned", "left"), ("instead", "left")])
+    for (name, chosen, alternative), extra in list(groups.items())[:most]:
+        table.add_row("+" + seconds(extra), f"{extra / plan.estimate.step_s:.2%}", name, chosen, alternative)
+    console.print(table)
+    console.print()
+
+
+def _meshes(console: Console, plan: Plan) -> None:
+    if len(plan.candidates) < 2:
+        return
+    table = _table("Logical meshes considered", [("mesh", "left"), ("step", "right"), ("bound", "right"), ("verdict", "left")])
+    for c in sorted(plan.candidates, key=lambda c: (c.step_s is None, c.step_s or 0.0, c.bound_s)):
+        mesh = ", ".join(f"{a}={n}" for a, n in c.axes)
+        table.add_row(mesh, seconds(c.step_s) if c.step_s is not None else "-", seconds(c.bound_s) if math.isfinite(c.bound_s) else "-", c.verdict)
+    console.print(table)
+    console.print()
