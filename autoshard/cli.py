@@ -1,0 +1,180 @@
+"""The `autoshard` command: plan a training configuration, train it, and explain a saved plan."""
+
+import contextlib
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import rich.console
+import rich.text
+import typer
+
+from autoshard.errors import AutoshardError, ConfigError
+
+INTERRUPTED = 130
+"""Exit status of a run that Ctrl-C stopped: 128 + SIGINT, as shells count."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Chooses how a JAX training step is split over a cluster, shows why, and runs it.",
+    epilog=(
+        "Start here, on any machine, with eight CPU devices:\n\n    autoshard train configs/quickstart.yaml --devices 8"
+    ),
+)
+
+Config = Annotated[pathlib.Path, typer.Argument(metavar="CONFIG", help="A training configuration, in YAML.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Replace entries of the configuration, as in train.steps=100."),
+]
+Devices = Annotated[int | None, typer.Option(min=1, help="Use this many CPU devices instead of the machine's own.")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in the code an error arose.")]
+
+
+@app.command(
+    epilog=(
+        "Examples:\n\n"
+        "    autoshard train configs/quickstart.yaml --devices 8\n\n"
+        "    autoshard train configs/quickstart.yaml train.steps=50 optimizer.learning_rate=1e-3\n\n"
+        "    autoshard train configs/quickstart.yaml train.steps=600 train.resume=true\n\n"
+        "Ctrl-C ends the run after its current step, saves it, and exits with status 130; "
+        "train.resume=true continues it. A second Ctrl-C ends it at once, unsaved."
+    )
+)
+def train(config: Config, overrides: Overrides = None, devices: Devices = None, traceback: Traceback = False) -> None:
+    """Plan a training run for this machine's devices and carry it out.
+
+    The output folder (train.output_dir) receives config.yaml, plan.json, metrics.jsonl and checkpoints/.
+    """
+    with _errors_shown(traceback):
+        settings = _load(config, overrides, devices=devices)
+        _use_cpu_devices(settings.devices)
+        from autoshard.train.trainer import train as run
+
+        console = rich.console.Console()
+        result = run(settings, console)
+        if result.loss is not None:
+            console.print(
+                f"Step {result.step}, loss {result.loss:.3f}; results are in {result.output_dir}", highlight=False
+            )
+        if result.interrupted:
+            console.print("Stopped by Ctrl-C and saved; train.resume=true continues the run.", highlight=False)
+            raise typer.Exit(INTERRUPTED)
+
+
+@app.command(
+    epilog=(
+        "Examples:\n\n"
+        "    autoshard plan configs/gpt3_175b.yaml\n\n"
+        "    autoshard plan configs/gpt_1.3b.yaml --cluster configs/clusters/h100x16.yaml --mesh data=4,tensor=4\n\n"
+        "    autoshard plan configs/quickstart.yaml --devices 8 --budget-gb 0.02 --out plan.json"
+    )
+)
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    cluster: Annotated[
+        pathlib.Path | None, typer.Option(help="Plan for the cluster of this file; none of it need be at hand.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="NAME=SIZE,...", help="Fix the mesh, as in data=4,tensor=4.")
+    ] = None,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Save the plan to this file.")] = None,
+    budget_gb: Annotated[
+        float | None, typer.Option(help="Memory that the plan may use on each device, in 1e9 bytes.")
+    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Time that the planner may take, in seconds.")] = None,
+    devices: Devices = None,
+    traceback: Traceback = False,
+) -> None:
+    """Plan a training step and print the plan: its mesh, shardings, time, memory, and how good it provably is.
+
+    Nothing is allocated and nothing runs, so that a model and a cluster of any size can be planned on a laptop.
+    """
+    with _errors_shown(traceback):
+        settings = _load(
+            config,
+            overrides,
+            devices=devices,
+            **{
+                "plan.cluster": None if cluster is None else str(cluster),
+                "plan.mesh": None if mesh is None else _mesh_sizes(mesh),
+                "plan.memory_budget_bytes": None if budget_gb is None else round(budget_gb * 1e9),
+                "plan.time_limit_s": time_limit,
+            },
+        )
+        _use_cpu_devices(settings.devices)
+        from autoshard.train.planning import make_plan
+        from autoshard.train.registry import train_functions
+
+        made = make_plan(settings, train_functions(settings))
+        rich.console.Console().print(made)
+        if out is not None:
+            made.save(out)
+
+
+@app.command(epilog="Example:\n\n    autoshard explain runs/quickstart/plan.json")
+def explain(
+    plan: Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")], traceback: Traceback = False
+) -> None:
+    """Explain a saved plan: what it decides, what it costs, and why."""
+    with _errors_shown(traceback):
+        import autoshard
+
+        rich.console.Console().print(autoshard.Plan.load(plan))
+
+
+def _load(config: pathlib.Path, overrides: list[str] | None, **options: Any) -> Any:
+    """The configuration, with `options` that are not None as overrides that come last."""
+    from autoshard.train.config import load_config
+
+    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    return load_config(config, [*(overrides or []), *given])
+
+
+def _mesh_sizes(text: str) -> dict[str, int]:
+    """`data=4,tensor=2` as a mapping."""
+    sizes: dict[str, int] = {}
+    for item in text.split(","):
+        name, _, size = item.partition("=")
+        if not (name.strip().isidentifier() and size.strip().isdecimal()) or name.strip() in sizes:
+            raise ConfigError(
+                f"--mesh: axes are written NAME=SIZE, each name once, separated by commas; received {text!r}. "
+                "Try: data=4,tensor=4."
+            )
+        sizes[name.strip()] = int(size)
+    return sizes
+
+
+def _use_cpu_devices(count: int | None) -> None:
+    """Gives JAX `count` CPU devices and no others; must come before JAX's first use of a device."""
+    if count is None:
+        return
+    import jax
+
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        raise ConfigError(f"devices: must be set before JAX is first used; received {count}. {error}") from error
+
+
+@contextlib.contextmanager
+def _errors_shown(traceback: bool) -> Iterator[None]:
+    """Prints an AutoshardError as one message and exits with status 2, unless its traceback is wanted."""
+    try:
+        yield
+    except AutoshardError as error:
+        if traceback:
+            raise
+        console = rich.console.Console(stderr=True)
+        console.print(rich.text.Text(f"error: {error}", style="bold red"), soft_wrap=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None

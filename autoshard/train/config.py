@@ -1,0 +1,225 @@
+"""The schema of a training configuration, and reading it from YAML with overrides from the command line.
+
+Nothing in a configuration names code: models, optimizers and data are looked up in `registry.py`.
+"""
+
+import difflib
+import os
+import pathlib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from autoshard.errors import ConfigError
+from autoshard.files import read_yaml
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """Which model to train.
+
+    Attributes:
+        name: a name in `registry.MODELS`.
+        preset: a size in `autoshard_models.presets`.
+        overrides: fields of the model's configuration that differ from the preset.
+    """
+
+    name: str = "gpt"
+    preset: str = "tiny"
+    overrides: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+
+class OptimizerSection(_Section):
+    """How gradients become updates.
+
+    Attributes:
+        name: a name in `registry.OPTIMIZERS`.
+        learning_rate: the peak learning rate.
+        weight_decay: decoupled weight decay; only for `adamw` and `adafactor`.
+        warmup_steps: steps over which the learning rate rises linearly from 0.
+        schedule: what follows the warm-up; `cosine` and `linear` fall to a tenth of the peak at `train.steps`.
+        clip_norm: largest global gradient norm, or null not to clip.
+    """
+
+    name: str = "adamw"
+    learning_rate: PositiveFloat = 3e-4
+    weight_decay: NonNegativeFloat = 0.1
+    warmup_steps: NonNegativeInt = 0
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    clip_norm: PositiveFloat | None = 1.0
+
+
+class DataSection(_Section):
+    """What to train on.
+
+    Attributes:
+        name: a name in `registry.DATA`.
+        path: the file or folder of the `text` data; relative to the configuration file.
+        batch_size: sequences per step, over all devices.
+        sequence_length: tokens per sequence.
+        seed: fixes which windows of the data each step reads.
+    """
+
+    name: str = "python_sources"
+    path: str | None = None
+    batch_size: PositiveInt = 32
+    sequence_length: PositiveInt = 128
+    seed: NonNegativeInt = 0
+
+
+class TrainSection(_Section):
+    """How long to train and what to keep.
+
+    Attributes:
+        steps: the number of the last step.
+        log_every: steps between two lines of metrics.
+        output_dir: folder of metrics, plan and checkpoints; relative to the working directory.
+        seed: fixes the initial parameters and the dropout masks.
+        resume: continue from the latest checkpoint in `output_dir`, if there is one.
+    """
+
+    steps: PositiveInt = 100
+    log_every: PositiveInt = 10
+    output_dir: str = "runs/default"
+    seed: NonNegativeInt = 0
+    resume: bool = False
+
+
+class PlanSection(_Section):
+    """What the planner may use.
+
+    Attributes:
+        cluster: a cluster file, relative to the configuration file; null for the live devices.
+        mesh: size of each mesh axis by name, or null to let the planner choose.
+        memory_budget_bytes: memory that the plan may use on each device; null for the device's own.
+        time_limit_s: time that the planner may take, or null for its default.
+        pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
+            of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
+    """
+
+    cluster: str | None = None
+    mesh: dict[str, PositiveInt] | None = None
+    memory_budget_bytes: PositiveInt | None = None
+    time_limit_s: PositiveFloat | None = None
+    pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
+
+
+class TrainConfig(_Section):
+    """A whole training run.
+
+    Attributes:
+        model, optimizer, data, train, plan: see each section.
+        devices: run on this many CPU devices; null for the machine's own accelerators.
+    """
+
+    model: ModelSection = Field(default_factory=ModelSection)
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
+    data: DataSection = Field(default_factory=DataSection)
+    train: TrainSection = Field(default_factory=TrainSection)
+    plan: PlanSection = Field(default_factory=PlanSection)
+    devices: PositiveInt | None = None
+
+
+_FILE_RELATIVE = (("plan", "cluster"), ("data", "path"))
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainConfig:
+    """Reads a training configuration.
+
+    Args:
+        path: the YAML file. Paths in it (`plan.cluster`, `data.path`) are relative to its folder.
+        overrides: `section.key=value` items that replace entries of the file; the value is read as YAML, and paths are
+            relative to the working directory.
+
+    Returns:
+        The validated configuration.
+
+    Raises:
+        FileFormatError: the file cannot be read as YAML.
+        ConfigError: an override is malformed, or a key or a value is not valid; every fault found is listed.
+    """
+    shown = os.fsdecode(path)
+    data = read_yaml(path)
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{shown}: a configuration is a mapping of sections; received {_shown(data)}. "
+            f"Write sections such as {', '.join(TrainConfig.model_fields)}."
+        )
+    _anchor_paths(data, pathlib.Path(shown).parent)
+    for item in overrides:
+        _override(data, item)
+    try:
+        return TrainConfig.model_validate(data)
+    except pydantic.ValidationError as error:
+        faults = [_explain(fault) for fault in error.errors(include_url=False)]
+        raise ConfigError("\n".join([f"{shown}: the configuration is not valid.", *faults])) from None
+
+
+def _anchor_paths(data: dict[str, Any], folder: pathlib.Path) -> None:
+    for section, key in _FILE_RELATIVE:
+        entries = data.get(section)
+        if isinstance(entries, dict) and isinstance(entries.get(key), str):
+            entries[key] = str(folder / entries[key])
+
+
+def _override(data: dict[str, Any], item: str) -> None:
+    """Puts one `a.b=value` into `data`, making mappings on the way."""
+    key, equals, text = item.partition("=")
+    names = key.split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"An override is written section.key=value; received {item!r}. Try: train.steps=100.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The value of override {item!r} is not YAML. Put quotes around it.") from error
+    place = data
+    for depth, name in enumerate(names[:-1]):
+        if place.get(name) is None:
+            place[name] = {}
+        place = place[name]
+        if not isinstance(place, dict):
+            raise ConfigError(
+                f"Override {item!r} names an entry of `{'.'.join(names[: depth + 1])}`, which is not a section "
+                f"but {_shown(place)}. Override a key of a section instead."
+            )
+    place[names[-1]] = value
+
+
+def _explain(fault: Mapping[str, Any]) -> str:
+    """One line: the key, the rule, what was received, and the next step."""
+    location = fault["loc"]
+    key = ".".join(str(part) for part in location)
+    if fault["type"] != "extra_forbidden":
+        rule = fault["msg"].removeprefix("Input ").removeprefix("should ")
+        return f"  {key}: must {rule}; received {_shown(fault['input'])}. Correct the value or leave the key out."
+    valid = _keys_at(location[:-1])
+    return f"  {key}: no such key; received {_shown(fault['input'])}. {suggestion(str(location[-1]), valid)}"
+
+
+def _keys_at(location: Sequence[Any]) -> list[str]:
+    model: type[BaseModel] = TrainConfig
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        model = typing.cast(type[BaseModel], annotation)
+    return list(model.model_fields)
+
+
+def suggestion(received: str, valid: Sequence[str]) -> str:
+    """The next step for a name that is not among `valid`: the nearest valid one if any is near, and all of them."""
+    near = difflib.get_close_matches(received, valid, n=1, cutoff=0.5)
+    guess = f"Did you mean `{near[0]}`? " if near else ""
+    return f"{guess}Valid: {', '.join(valid)}."
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
