@@ -83,7 +83,7 @@ class _Composer:
         self.has_unknown = False
         self.flops = 0.0
         self._functions = {
-            op.operation.attributes["sym_name"].value: op.operation
+            ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
             for op in module.body.operations
             if op.operation.name == "func.func"
         }
@@ -208,9 +208,10 @@ def _logical(composer: _Composer, tensors: list[_Tensor], shapes: list[tuple[int
 def _close_whole(composer: _Composer, outside: list[_Tensor]) -> None:
     """Marks what must stay whole because of its company.
 
-    An index that occurs twice in a tensor; one that shares a dimension with an index that is whole; and one that is
-    not the major one of a dimension inside the module, unless the dimension can be seen from outside (whoever splits it
-    then knows that the major ones come first).
+    An index that occurs twice in a tensor. One that is not the major one of a dimension inside the module, unless the
+    dimension can be seen from outside (whoever splits it then knows that the major ones come first). One to the right
+    of an index that is whole, in the same dimension; and from outside, one that shares a dimension with such an index,
+    so that a dimension is either whole or made of factors entirely.
     """
     forest = composer.forest
     visible = {tuple(forest.leaves(dim)) for tensor in outside for dim in tensor}
@@ -226,9 +227,10 @@ def _close_whole(composer: _Composer, outside: list[_Tensor]) -> None:
         changed = False
         for tensor in composer.tensors:
             for dim in map(forest.leaves, tensor):
-                states = {forest.is_whole(leaf) for leaf in dim}
-                if len(states) == 2:
-                    forest.mark_whole(dim)
+                states = [forest.is_whole(leaf) for leaf in dim]
+                first = 0 if tuple(dim) in visible else states.index(True) if True in states else len(dim)
+                if any(states) and not all(states[first:]):
+                    forest.mark_whole(dim[first:])
                     changed = True
 
 

@@ -1,6 +1,7 @@
 """Rules of matrix products and convolutions."""
 
 import math
+from typing import Any
 
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
@@ -18,8 +19,8 @@ def dot_general(leaf: Leaf) -> FactorRule:
     (result,) = leaf.results
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = leaf.params["dimension_numbers"]
     space = IterationSpace()
-    lhs_dims: list[tuple[int, ...] | None] = [None] * len(lhs.shape)
-    rhs_dims: list[tuple[int, ...] | None] = [None] * len(rhs.shape)
+    lhs_dims: list[Any] = [None] * len(lhs.shape)
+    rhs_dims: list[Any] = [None] * len(rhs.shape)
     result_dims = []
     for left, right in zip(lhs_batch, rhs_batch, strict=True):
         lhs_dims[left] = rhs_dims[right] = space.factor(lhs.shape[left])

@@ -13,7 +13,7 @@ ARITHMETIC = frozenset(
 )
 """Primitives whose results have one common shape, to which every operand is broadcast; one operation an element."""
 
-CONVERSION = frozenset({"convert_element_type", "copy", "copy_p", "name", "reduced_vary_cast", "stop_gradient"})
+CONVERSION = frozenset({"convert_element_type", "copy", "name", "stop_gradient"})
 """As `ARITHMETIC`, but no floating-point operation is counted."""
 
 PASS_THROUGH = frozenset(

@@ -4,6 +4,9 @@ The equation is lowered alone to StableHLO, Shardy annotates every operation of 
 `composition` joins these.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 from jax.extend import core
 from jax.extend.mlir import ir, passmanager
@@ -27,6 +30,23 @@ def _replicated_rule(leaf: Leaf) -> FactorRule:
     )
 
 
+def function_of(eqn: core.JaxprEqn) -> tuple[Callable[..., list[jax.Array]], list[jax.ShapeDtypeStruct]]:
+    """Turns an equation into a function of its own.
+
+    Args:
+      eqn: Any equation whose operands are arrays.
+
+    Returns:
+      A function from all operands (literals too) to the list of results, and the types of the operands.
+    """
+    new_var = core.gensym()
+    invars: list[Any] = [new_var(var.aval) for var in eqn.invars]
+    source = core.DebugInfo("jit", str(eqn.primitive), ("",) * len(invars), ("",) * len(eqn.outvars))
+    alone = core.Jaxpr((), invars, eqn.outvars, [eqn.replace(invars=invars)], eqn.effects, source)
+    operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in invars]
+    return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())), operands
+
+
 def annotated_module(eqn: core.JaxprEqn) -> ir.Module:
     """Lowers one equation and lets Shardy annotate every operation with its rule.
 
@@ -39,12 +59,8 @@ def annotated_module(eqn: core.JaxprEqn) -> ir.Module:
     Raises:
       Exception: Whatever JAX or Shardy raises for an equation that it cannot lower.
     """
-    new_var = core.gensym()
-    invars = [new_var(var.aval) for var in eqn.invars]
-    alone = core.Jaxpr((), invars, eqn.outvars, [eqn.replace(invars=invars)], eqn.effects)
-    function = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))
-    operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in invars]
-    module = jax.jit(function, keep_unused=True).lower(*operands).compiler_ir("stablehlo")
+    function, operands = function_of(eqn)
+    module: Any = jax.jit(function, keep_unused=True).lower(*operands).compiler_ir("stablehlo")
     with module.context:
         passmanager.PassManager.parse(_ANNOTATE).run(module.operation)
     return module
