@@ -1,18 +1,20 @@
 """The time of local computation: the roofline (Williams, Waterman, Patterson, 2009) plus a launch.
 
-    time = launch overhead + max(flops / (peak of the dtype x reachable share), bytes / memory bandwidth)
+    time = launches x launch overhead + max(flops / reachable rate of the dtype, bytes / memory bandwidth)
 """
 
 from autoshard.cluster import DeviceType
 
 
-def kernel_s(device: DeviceType, flops: float, moved_bytes: float, dtype: str, launches: float = 1.0) -> float:
-    """Seconds of one kernel on one device.
+def flops_s(device: DeviceType, flops: float, dtype: str, is_product: bool) -> float:
+    """Seconds that `flops` take at the device's reachable rate for `dtype`.
 
-    Args:
-      device: Where it runs.
-      flops: Its floating-point operations. moved_bytes: Bytes it reads and writes.
-      dtype: NumPy-style name of the operands' dtype. launches: Kernels launched.
+    Matrix products and convolutions (`is_product`) run on the matrix units, everything else on the vector units in
+    the same dtype.
     """
-    rate = device.flops_per_s(dtype) * device.matmul_efficiency
-    return launches * device.launch_overhead_s + max(flops / rate, moved_bytes / device.memory_bandwidth_bytes_per_s)
+    return flops / (device.matmul_flops_per_s(dtype) if is_product else device.flops_per_s(dtype))
+
+
+def kernel_s(device: DeviceType, arithmetic_s: float, moved_bytes: float, launches: float) -> float:
+    """Seconds of kernels that do `arithmetic_s` of arithmetic and read and write `moved_bytes`, in `launches` launches."""
+    return launches * device.launch_overhead_s + max(arithmetic_s, moved_bytes / device.memory_bandwidth_bytes_per_s)

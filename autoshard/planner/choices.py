@@ -14,7 +14,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_reduce, reduce_scatter
-from autoshard.cost.compute import kernel_s
+from autoshard.cost.compute import flops_s, kernel_s
 from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Value
 from autoshard.graph.groups import Group, is_pointwise
 from autoshard.graph.layout import (
@@ -27,6 +27,8 @@ from autoshard.graph.layout import (
     shard_bytes,
     spec_entries,
 )
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class GroupShape:
     Attributes:
       factors: The iteration space.
       reads, writes: For each access: dims, whole size in bytes, shape.
-      kernels: For each operation that computes: its factors, flops, and dtype.
+      kernels: For each operation that computes: its factors, flops, dtype, and whether it is a matrix product.
       launches: Kernels that the compiler makes of the group.
       stored: For each write, whether it reaches memory.
       whole_values: Dims of values that must be contiguous though they are internal.
@@ -85,7 +87,7 @@ class GroupShape:
     factors: tuple[Factor, ...]
     reads: tuple[tuple[Dims, float, tuple[int, ...]], ...]
     writes: tuple[tuple[Dims, float, tuple[int, ...]], ...]
-    kernels: tuple[tuple[tuple[int, ...], float, str], ...]
+    kernels: tuple[tuple[tuple[int, ...], float, str, bool], ...]
     launches: int
     stored: tuple[bool, ...]
 
@@ -94,16 +96,16 @@ def shape_of(group: Group, graph: Graph, stored: frozenset[int], stretch: Sequen
     """The shape of `group`."""
     operations = [graph.operations[o] for o in group.operations]
     describe = lambda access: (access.dims, float(graph.values[access.value].size_bytes), graph.values[access.value].shape)
-    kernels: dict[tuple[tuple[int, ...], str], float] = {}
+    kernels: dict[tuple[tuple[int, ...], str, bool], float] = {}
     for operation, factor_map in zip(operations, group.factor_maps, strict=True):
         if operation.rule.flops:
-            key = (tuple(sorted(set(factor_map))), _dtype_of(operation.operands, graph.values))
+            key = (tuple(sorted(set(factor_map))), _dtype_of(operation.operands, graph.values), operation.name in _PRODUCTS)
             kernels[key] = kernels.get(key, 0.0) + operation.rule.flops
     return GroupShape(
         group.factors,
         tuple(map(describe, group.reads)),
         tuple(map(describe, group.writes)),
-        tuple((own, flops, dtype) for (own, dtype), flops in kernels.items()),
+        tuple((own, flops, dtype, is_product) for (own, dtype, is_product), flops in kernels.items()),
         len({stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
         tuple(a.value in stored or not is_pointwise(operations[0]) for a in group.writes),
     )
@@ -175,18 +177,16 @@ def _compute(shape: GroupShape, choice: Choice, reads, writes, mesh: LogicalMesh
     """Seconds and flops of one run on one device."""
     if not shape.kernels and shape.launches == 0:
         return 0.0, 0.0
-    total_flops = time_flops = 0.0
-    for own, flops, dtype in shape.kernels:
+    total_flops = arithmetic_s = 0.0
+    for own, flops, dtype, is_product in shape.kernels:
         local = flops / math.prod(n for n, f in zip(sizes, choice.assignment, strict=True) if f in own)
         total_flops += local
-        time_flops += local / mesh.device_type.flops_per_s(dtype)
+        arithmetic_s += flops_s(mesh.device_type, local, dtype, is_product)
     moved = sum(shard_bytes(b, l, sizes) for (_, b, _), l in zip(shape.reads, reads, strict=True))
     for (dims, size_bytes, _), is_stored in zip(shape.writes, shape.stored, strict=True):
         if is_stored:
             moved += shard_bytes(size_bytes, layout_of(dims, choice.assignment), sizes)
-    dtype = shape.kernels[0][2] if shape.kernels else "float32"
-    equivalent_flops = time_flops * mesh.device_type.flops_per_s(dtype)
-    return kernel_s(mesh.device_type, equivalent_flops, moved, dtype, shape.launches), total_flops
+    return kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches), total_flops
 
 
 def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tuple[tuple[Collective, ...], float]:
