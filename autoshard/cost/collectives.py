@@ -10,7 +10,7 @@ For n devices on one level with hop latency a (s) and one-way bandwidth w (bytes
 
 (Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, ring algorithms.)
 Over several levels an all-gather runs the slowest level first, on the smallest pieces, and a reduce-scatter runs it
-last: what crosses the slow links is what must cross them.
+last: what crosses the slow links is what must cross them. Each collective is a kernel, and pays a launch (`launched`).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import enum
 import math
 from collections.abc import Sequence
 
-from autoshard.cluster import AxisLevel, MeshAxis
+from autoshard.cluster import AxisLevel, DeviceType, MeshAxis
 
 
 class CollectiveKind(enum.Enum):
@@ -98,3 +98,8 @@ def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     slowest = _levels(axes)[-1].link
     time_s = slowest.latency_s + local_bytes / slowest.bandwidth_bytes_per_s
     return Collective(CollectiveKind.PERMUTE, tuple(a.name for a in axes), local_bytes, time_s)
+
+
+def launched(collective: Collective, device: DeviceType) -> Collective:
+    """The collective with the launch of its kernel on `device` added to its time."""
+    return dataclasses.replace(collective, time_s=collective.time_s + device.launch_overhead_s)

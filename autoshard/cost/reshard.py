@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import Collective, all_gather, all_to_all, permute
+from autoshard.cost.collectives import Collective, all_gather, all_to_all, launched, permute
 from autoshard.graph.layout import WHOLE, Layout, fits, shard_bytes
 
 
@@ -90,7 +90,7 @@ def _price(step: Step, size_bytes: float, mesh: LogicalMesh) -> list[Collective]
         collectives.append(permute([mesh.axes[a] for a in shifted], smallest_bytes))
     if gathered:
         collectives.append(all_gather([mesh.axes[a] for a in gathered], shard_bytes(size_bytes, step.after, sizes)))
-    return collectives
+    return [launched(c, mesh.device_type) for c in collectives]
 
 
 def reshard(shape: Sequence[int], size_bytes: float, source: Layout, target: Layout, mesh: LogicalMesh) -> tuple[Collective, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import Collective, all_reduce, reduce_scatter
+from autoshard.cost.collectives import Collective, all_reduce, launched, reduce_scatter
 from autoshard.cost.compute import flops_s, kernel_s
 from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Value
 from autoshard.graph.groups import Group, is_pointwise
@@ -206,7 +206,7 @@ def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tup
             extra_bytes += partial_bytes
         if reduced:
             steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
-    return tuple(steps), extra_bytes
+    return tuple(launched(c, mesh.device_type) for c in steps), extra_bytes
 
 
 def satisfies(layout: Layout, fixed: FixedLayout, axis_names: Sequence[str]) -> bool:
