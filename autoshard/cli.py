@@ -30,7 +30,7 @@ app = typer.Typer(
 Config = Annotated[pathlib.Path, typer.Argument(metavar="CONFIG", help="A training configuration, in YAML.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Replace entries of the configuration, as in train.steps=100."),
+    typer.Argument(metavar="KEY=VALUE", help="Replace entries of the configuration, as in train.steps=100."),
 ]
 Devices = Annotated[int | None, typer.Option(min=1, help="Use this many CPU devices instead of the machine's own.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in the code an error arose.")]
@@ -56,14 +56,11 @@ def train(config: Config, overrides: Overrides = None, devices: Devices = None, 
         _use_cpu_devices(settings.devices)
         from autoshard.train.trainer import train as run
 
-        console = rich.console.Console()
-        result = run(settings, console)
+        result = run(settings)
         if result.loss is not None:
-            console.print(
-                f"Step {result.step}, loss {result.loss:.3f}; results are in {result.output_dir}", highlight=False
-            )
+            typer.echo(f"Step {result.step}, loss {result.loss:.3f}; results are in {result.output_dir}")
         if result.interrupted:
-            console.print("Stopped by Ctrl-C and saved; train.resume=true continues the run.", highlight=False)
+            typer.echo("Stopped by Ctrl-C and saved; train.resume=true continues the run.")
             raise typer.Exit(INTERRUPTED)
 
 
@@ -109,11 +106,11 @@ def plan(
             },
         )
         _use_cpu_devices(settings.devices)
-        from autoshard.train.planning import make_plan
+        from autoshard.train.planning import make_plan_visibly
         from autoshard.train.registry import train_functions
 
-        made = make_plan(settings, train_functions(settings))
-        rich.console.Console().print(made)
+        made = make_plan_visibly(settings, train_functions(settings), rich.console.Console(stderr=True))
+        typer.echo(made)
         if out is not None:
             made.save(out)
 
@@ -124,9 +121,9 @@ def explain(
 ) -> None:
     """Explain a saved plan: what it decides, what it costs, and why."""
     with _errors_shown(traceback):
-        import autoshard
+        from autoshard.plans.plan import Plan
 
-        rich.console.Console().print(autoshard.Plan.load(plan))
+        typer.echo(Plan.load(plan).explain())
 
 
 def _load(config: pathlib.Path, overrides: list[str] | None, **options: Any) -> Any:

@@ -52,7 +52,7 @@ class Checkpoints:
         wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         try:
             return self._manager.restore(step, args=ocp.args.StandardRestore(wanted))
-        except (ValueError, KeyError, OSError) as error:
+        except Exception as error:  # Orbax raises whatever its readers raise, down to plain Exception
             reason = str(error).partition("\n")[0][:300]
             raise ConfigError(
                 f"The checkpoint of step {step} in {self._folder} does not fit this configuration or is damaged: "

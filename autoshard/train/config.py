@@ -127,7 +127,7 @@ class TrainConfig(_Section):
     devices: PositiveInt | None = None
 
 
-_FILE_RELATIVE = (("plan", "cluster"), ("data", "path"))
+_PATHS = (("plan", "cluster"), ("data", "path"))
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainConfig:
@@ -139,7 +139,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             relative to the working directory.
 
     Returns:
-        The validated configuration.
+        The validated configuration, its paths absolute.
 
     Raises:
         FileFormatError: the file cannot be read as YAML.
@@ -157,6 +157,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     _anchor_paths(data, pathlib.Path(shown).parent)
     for item in overrides:
         _override(data, item)
+    _anchor_paths(data, pathlib.Path())
     try:
         return TrainConfig.model_validate(data)
     except pydantic.ValidationError as error:
@@ -165,10 +166,11 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 
 
 def _anchor_paths(data: dict[str, Any], folder: pathlib.Path) -> None:
-    for section, key in _FILE_RELATIVE:
+    """Makes the paths in `data` absolute, taking relative ones from `folder`."""
+    for section, key in _PATHS:
         entries = data.get(section)
         if isinstance(entries, dict) and isinstance(entries.get(key), str):
-            entries[key] = str(folder / entries[key])
+            entries[key] = os.path.abspath(folder / pathlib.Path(entries[key]).expanduser())
 
 
 def _override(data: dict[str, Any], item: str) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import jax
+import rich.console
+import rich.markup
 from autoshard_models.train_step import TrainFunctions, batch_shapes
 from jax.sharding import PartitionSpec
 
@@ -40,6 +42,18 @@ def make_plan(
         pins=_partition_specs(config.plan) or None,
         options=_options(config.plan, on_progress),
     )
+
+
+def make_plan_visibly(config: TrainConfig, functions: TrainFunctions, console: rich.console.Console) -> Plan:
+    """`make_plan`, with a line on the terminal that tells what the planner is doing."""
+    with console.status("Planning") as status:
+
+        def show(progress: PlanProgress) -> None:
+            best = "" if progress.objective_s is None else f", best step {progress.objective_s * 1e3:.3g} ms"
+            line = f"Planning, {progress.elapsed_s:.0f} s: {progress.stage}, {progress.detail}{best}"
+            status.update(rich.markup.escape(line))
+
+        return make_plan(config, functions, show)
 
 
 def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:

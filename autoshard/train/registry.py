@@ -5,7 +5,6 @@ stranger runs no code of theirs.
 """
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -86,14 +85,11 @@ def _fitting(name: str, value: bool | int | float | str, current: Any) -> Any:
 
 def _schedule(section: OptimizerSection, total_steps: int) -> optax.Schedule:
     peak, warmup = section.learning_rate, section.warmup_steps
-    if warmup >= total_steps:
-        raise ConfigError(
-            f"optimizer.warmup_steps: must be below train.steps; received {warmup} of {total_steps}. Lower it."
-        )
+    decay_steps = max(total_steps - warmup, 1)  # a run may end within the warm-up
     after = {
         "constant": optax.constant_schedule(peak),
-        "cosine": optax.cosine_decay_schedule(peak, total_steps - warmup, alpha=0.1),
-        "linear": optax.linear_schedule(peak, peak * 0.1, total_steps - warmup),
+        "cosine": optax.cosine_decay_schedule(peak, decay_steps, alpha=0.1),
+        "linear": optax.linear_schedule(peak, peak * 0.1, decay_steps),
     }[section.schedule]
     # Counted from 1, so that the first step already moves the parameters.
     rise = lambda step: peak * (step + 1) / max(warmup, 1)
@@ -151,7 +147,7 @@ def _python_sources(section: DataSection) -> np.ndarray:
 def _text(section: DataSection) -> np.ndarray:
     if section.path is None:
         raise ConfigError("data.path: `text` needs a file or a folder; received nothing. Set data.path.")
-    return text_files(os.path.expanduser(section.path))
+    return text_files(section.path)
 
 
 DATA: Mapping[str, Callable[[DataSection], np.ndarray]] = MappingProxyType(

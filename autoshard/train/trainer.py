@@ -15,7 +15,7 @@ from autoshard.train.config import TrainConfig
 from autoshard.train.data import batches
 from autoshard.train.interrupts import stop_on_sigint
 from autoshard.train.metrics import Display, MetricsFile, StepMetrics
-from autoshard.train.planning import make_plan
+from autoshard.train.planning import make_plan_visibly
 from autoshard.train.registry import load_corpus, output_folder, train_functions
 
 
@@ -69,11 +69,18 @@ def train(config: TrainConfig, console: rich.console.Console | None = None) -> T
             return TrainResult(first_step, None, False, folder)
 
         started_s = time.perf_counter()
-        plan = make_plan(config, functions)
-        console.print(plan)
-        console.print(f"Planned in {time.perf_counter() - started_s:.1f} s.", highlight=False)
-        write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json")))
+        plan = make_plan_visibly(config, functions, console)
         plan.save(folder / "plan.json")
+        write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
+        summary = str(plan).partition("\n\n")[0]
+        console.print(summary, markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"Planned in {time.perf_counter() - started_s:.1f} s; for the whole plan: "
+            f"autoshard explain {folder / 'plan.json'}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
         state = plan.init(functions.init, config.train.seed)
         if first_step:

@@ -57,7 +57,7 @@ def test_paths_in_the_file_are_relative_to_it_and_overridden_ones_are_not(writte
     path = written("plan: {cluster: a.yaml}\ndata: {path: /b}")
     config = load_config(path)
     assert config.plan.cluster == str(tmp_path / "a.yaml") and config.data.path == "/b"
-    assert load_config(path, ["plan.cluster=c.yaml"]).plan.cluster == "c.yaml"
+    assert load_config(path, ["plan.cluster=c.yaml"]).plan.cluster == str(pathlib.Path("c.yaml").absolute())
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,6 @@ def test_clipping_bounds_the_gradient():
     [
         ({"name": "adam"}, "`adamw`"),
         ({"name": "sgd", "weight_decay": 0.1}, "weight_decay"),
-        ({"warmup_steps": 10}, "warmup_steps"),
     ],
 )
 def test_unfitting_optimizers_are_refused(section, told):
