@@ -3,7 +3,8 @@
 Layers of equal nodes: half of each layer is forward, half backward, in mirrored order. Every node is an operation
 whose choice fixes the layout of what it reads and of what it gives; edges are tensors, priced by a random but
 distance-like resharding table over layouts; each forward node feeds its backward mirror (saved activations), residual
-links skip within and between layers. Usages are activations from forward to backward and weights over the whole step.
+links skip within and between layers. Usages are activations from forward to backward, weights over the whole step,
+short-lived results of the backward pass, and gradients of weights until the end.
 """
 
 import argparse
@@ -75,6 +76,12 @@ def transformer_problem(
             usages.append(Usage(index, index, horizon - index, size[kind] * share[give[kind]]))
             if kind % 4 == 0:
                 usages.append(Usage(index, 0, horizon, 3 * size[kind] * share[read[kind]]))
+        else:
+            kind_of_forward = nodes_per_layer - 1 - kind
+            transient = rng.random() if noise else 0.5
+            usages.append(Usage(index, index, index + 3, transient * size[kind_of_forward] * share[give[kind]]))
+            if kind_of_forward % 2 == 0:
+                usages.append(Usage(index, index, horizon, 0.9 * size[kind_of_forward] * share[give[kind]]))
     problem = Problem(tuple(nodes), tuple(edges), tuple(usages))
     if capacity_ratio is None:
         return problem

@@ -15,6 +15,10 @@ AVERAGING = 0.2
 """Weight of the newest usage in the average."""
 PATIENCE = 6
 """Failed steps before the step length shrinks."""
+WINDOW, PRICED_WINDOW = 15, 60
+"""Iterations over which a gain is judged; steps of prices need some to find their length."""
+FADING = 0.98
+"""Weight of an iteration's decoded labels relative to the next one's, in `Ascent.seen`."""
 
 
 class Ascent:
@@ -23,6 +27,7 @@ class Ascent:
     Attributes:
       bound: Best lower bound so far (without the network's constant). prices, messages: the state that proves it.
       decoded: Labels decoded by the latest sweep in each direction, two int64 [n].
+      seen: float64 [L]; how often each label was decoded, older iterations counting less.
     """
 
     def __init__(self, flat: Flat, prices: np.ndarray | None = None) -> None:
@@ -35,11 +40,14 @@ class Ascent:
         self.messages = np.zeros(message_count(flat))
         self.bound = -np.inf
         self.decoded = [np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)]
+        self.seen = np.zeros(len(flat.unary))
         self._unary = np.zeros(len(flat.unary))
         self._theta = np.zeros(len(flat.unary))
         self._tables = flat.tables.copy() if len(flat.pair_first) else flat.tables
         self._usage: np.ndarray | None = None
         self._step, self._fails = 1.0, 0
+        self._trial_prices, self._trial_messages = self.prices.copy(), self.messages.copy()
+        self._history: list[float] = []
 
     def climb(self, iterations: int, target: float, stop_at: float, stall: float) -> int:
         """Runs up to `iterations` pairs of sweeps.
@@ -47,24 +55,27 @@ class Ascent:
         Args:
           target: Cost of a known solution (without the constant), for the step length; +inf if none is known.
           stop_at: Stop when the bound reaches this.
-          stall: Stop when 20 iterations together gain less than this.
+          stall: Stop when the last `WINDOW` iterations (`PRICED_WINDOW` with prices) together gain less than this.
 
         Returns:
           Iterations done.
         """
         priced = len(self.flat.capacity) > 0
-        history = []
-        prices, messages = self.prices.copy(), self.messages.copy()
+        window = PRICED_WINDOW if priced else WINDOW
         for iteration in range(iterations):
-            bound = self._pair_of_sweeps(prices, messages)
+            bound = self._pair_of_sweeps(self._trial_prices, self._trial_messages)
             improved = bound > self.bound
             if improved:
                 small = bound - self.bound < 0.02 * (target - self.bound) if np.isfinite(target) else False
-                self.bound, self.prices, self.messages = bound, prices.copy(), messages.copy()
-            history.append(self.bound)
+                self.bound = bound
+                self.prices, self.messages = self._trial_prices.copy(), self._trial_messages.copy()
+            self._history.append(self.bound)
+            self.seen *= FADING
+            for decoded in self.decoded:
+                self.seen[self.flat.label_start[:-1] + decoded] += 1.0
             if self.bound >= stop_at:
                 return iteration + 1
-            if len(history) > 20 and history[-1] - history[-21] < stall:
+            if len(self._history) > window and self.bound - self._history[-1 - window] < stall:
                 return iteration + 1
             if not priced:
                 continue
@@ -78,8 +89,8 @@ class Ascent:
                 self._fails += 1
                 if self._fails >= PATIENCE:
                     self._step, self._fails = max(self._step * 0.7, 1e-4), 0
-                    messages = self.messages.copy()
-            prices = self._moved(target)
+                    self._trial_messages = self.messages.copy()
+            self._trial_prices = self._moved(target)
         return iterations
 
     def _pair_of_sweeps(self, prices: np.ndarray, messages: np.ndarray) -> float:

@@ -5,7 +5,8 @@
   3. message passing with capacity prices for the bound, its decoded labels repaired and polished (`ascent.py`,
      `primal.py`);
   4. labels that no better solution has are removed and presolve runs again (reduced-cost fixing);
-  5. what is left goes to integer programming (`ilp.py`).
+  5. what is left goes to integer programming (`ilp.py`), whole if it is small enough, otherwise part by part
+     (`subproblems.py`).
 
 Steps 3 and 4 repeat while they shrink the problem. Bounds proven after a removal hold for solutions below the cutoff
 of that removal, so the bound reported is never above the least cutoff used.
@@ -20,7 +21,7 @@ import numpy as np
 from autoshard.solver.ascent import Ascent
 from autoshard.solver.flat import Flat, flatten
 from autoshard.solver.fold import fold
-from autoshard.solver.ilp import build_program, entry_estimate, solve_program
+from autoshard.solver.ilp import entry_estimate
 from autoshard.solver.messages import label_slack
 from autoshard.solver.network import Network
 from autoshard.solver.options import Progress, SolverOptions
@@ -28,12 +29,16 @@ from autoshard.solver.presolve import presolve, restrict
 from autoshard.solver.primal import labels_cost, settle
 from autoshard.solver.problem import Problem, Solution
 from autoshard.solver.search import Search
+from autoshard.solver.subproblems import Part, offer_labels, recover, roam, solve_part
 from autoshard.solver.validate import check_problem
 
 CHUNK = 25
 """Pairs of sweeps between two looks at the clock and two polished solutions."""
 SMALL_ENTRIES = 20_000
 """A program with fewer matrix entries goes to integer programming after a short ascent."""
+
+TIED_GAP = 3e-3
+"""The tied problem is only a start; it is not solved more finely than this."""
 
 
 def solve(
@@ -75,7 +80,10 @@ def _solve_tied(search: Search) -> None:
     if tied is None or search.done():
         return
     problem, member = tied
-    options = dataclasses.replace(search.options, time_limit_s=max(0.3 * search.remaining_s(), 0.1))
+    options = dataclasses.replace(
+        search.options, time_limit_s=max(0.3 * search.remaining_s(), 0.1), neighbourhoods=0,
+        relative_gap=max(search.options.relative_gap, TIED_GAP),
+    )
     found = solve(problem, options)
     if found.choices is not None:
         search.offer([found.choices[tied_node] for tied_node in member], "tied")
@@ -117,37 +125,49 @@ class _Course:
         flat, nodes = flatten(self.network)
         ascent = Ascent(flat)
         small = entry_estimate(flat, np.ones(len(flat.unary), bool)) <= SMALL_ENTRIES
-        self._climb(flat, nodes, ascent, 50 if small else search.options.dual_passes)
+        self._climb(flat, nodes, ascent, 100 if small else search.options.dual_passes)
         if search.done():
             return False
         theta, tables, bound = ascent.state()
         self._prove(bound + self.network.constant, "messages")
-        keep = np.ones(len(flat.unary), bool)
-        below = math.inf
+        slack = label_slack(flat, tables, ascent.messages, theta)
+        part = Part(flat, self.network, nodes, ascent, theta, tables, slack)
+        if not small:
+            recover(search, part)
+        keep, below = np.ones(len(flat.unary), bool), math.inf
         if search.choices is not None:
             cutoff = search.objective - 0.9 * search.wanted_gap() * abs(search.objective)
             below = cutoff - self.network.constant - bound
-            keep = label_slack(flat, tables, ascent.messages, theta) <= below
-        if entry_estimate(flat, keep) <= search.options.ilp_entries:
+            keep = slack <= below
+        if search.done():
+            return False
+        entries = entry_estimate(flat, keep)
+        if keep.mean() < 0.8 and entries > SMALL_ENTRIES:
+            self.cutoff = min(self.cutoff, cutoff)
+            for index, node in enumerate(nodes):
+                restrict(self.network, int(node), keep[flat.label_start[index] : flat.label_start[index + 1]])
+            presolve(self.network)
+            return True
+        if entries <= search.options.ilp_entries:
             if search.choices is not None:
                 self.cutoff = min(self.cutoff, cutoff)
-            self._exact(flat, nodes, ascent, theta, tables, keep, below)
-            return False
-        if keep.mean() > 0.95:
-            return False
-        self.cutoff = min(self.cutoff, cutoff)
-        for index, node in enumerate(nodes):
-            restrict(self.network, int(node), keep[flat.label_start[index] : flat.label_start[index + 1]])
-        presolve(self.network)
-        return True
+            share = 1.0 if entries <= 4 * SMALL_ENTRIES else 0.6
+            result = solve_part(search, part, keep, below, 0.5 * search.wanted_gap(), share * search.remaining_s(),
+                                "integer program")
+            if result.infeasible and search.choices is None and math.isinf(self.cutoff):
+                search.infeasible = True
+            self._prove(math.inf if result.infeasible else result.bound, "integer program")
+        if not search.done():
+            roam(search, part)
+        return False
 
     def _climb(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, passes: int) -> None:
         search, constant = self.search, self.network.constant
         done = 0
         while done < passes and not search.done():
             gap = search.objective - constant - ascent.bound
-            stall = 2e-3 * gap if math.isfinite(gap) else 1e-5 * abs(ascent.bound)
-            steps = ascent.climb(CHUNK, search.objective - constant, math.inf, stall if done else 0.0)
+            stall = 5e-3 * gap if math.isfinite(gap) else 1e-5 * abs(ascent.bound)
+            steps = ascent.climb(CHUNK, search.objective - constant, math.inf, stall)
             done += steps
             self._prove(ascent.bound + constant, "messages")
             self._polish(flat, nodes, ascent)
@@ -161,27 +181,4 @@ class _Course:
             weights = np.maximum(ascent.prices, 1e-4 * scale)
             if settle(flat, labels, weights, 30, ascent.scratch[0]):
                 if labels_cost(flat, labels) + self.network.constant < self.search.objective:
-                    self._offer(nodes, labels, "local search")
-
-    def _offer(self, nodes: np.ndarray, labels: np.ndarray, phase: str) -> None:
-        chosen = {int(node): int(self.network.labels[node][label]) for node, label in zip(nodes, labels, strict=True)}
-        self.search.offer(self.network.complete(chosen), phase)
-
-    def _exact(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, theta: np.ndarray, tables: np.ndarray,
-               keep: np.ndarray, below: float) -> None:
-        search = self.search
-        if (np.add.reduceat(keep.astype(np.int64), flat.label_start[:-1]) == 0).any():
-            self._prove(math.inf, "fixing")
-            return
-        program = build_program(flat, theta, tables, ascent.messages, ascent.prices, keep, below)
-        scale = abs(search.objective) if search.choices is not None else abs(ascent.bound + self.network.constant)
-        if scale == 0:
-            scale = max(float(np.abs(flat.unary).max(initial=0.0)), 1e-12)
-        result = solve_program(flat, program, scale, 0.5 * search.wanted_gap(), search.remaining_s(),
-                               search.options.seed)
-        if result.labels is not None:
-            self._offer(nodes, result.labels, "integer program")
-        shift = self.network.constant - float(ascent.prices @ flat.capacity)
-        if result.infeasible and search.choices is None:
-            search.infeasible = True
-        self._prove(math.inf if result.infeasible else result.bound + shift, "integer program")
+                    offer_labels(self.search, self.network, nodes, labels, "local search")

@@ -16,6 +16,7 @@ class SolverOptions:
       workers: Threads that CP-SAT may use where it is called; its searches are interleaved, hence reproducible.
       dual_passes: Most message-passing sweeps over the whole problem.
       ilp_entries: Largest integer program (non-zero matrix entries) that is built.
+      neighbourhoods: Most integer programs over a part of the nodes, once the whole is too large or too slow.
     """
 
     time_limit_s: float = 60.0
@@ -24,7 +25,8 @@ class SolverOptions:
     deterministic: bool = True
     workers: int = 2
     dual_passes: int = 2000
-    ilp_entries: int = 2_000_000
+    ilp_entries: int = 400_000
+    neighbourhoods: int = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

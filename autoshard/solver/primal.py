@@ -140,8 +140,7 @@ def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarr
             cheapest = np.inf
             for k in range(choices):
                 cheapest = min(cheapest, scratch[k])
-            occupies = _occupies(flat, i)
-            if not occupies:
+            if not _occupies(flat, i):
                 if cheapest < scratch[now]:
                     for k in range(choices):
                         if scratch[k] == cheapest:
@@ -150,24 +149,54 @@ def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarr
                     moved += 1
                 continue
             _occupy(flat, labels, usage, weights, i, now, -1.0)
-            penalty = _occupy(flat, labels, usage, weights, i, now, 1.0)
+            room = _room(flat, usage, i)
+            penalty = 0.0
+            if _most(flat, i, now) > room:
+                penalty = _occupy(flat, labels, usage, weights, i, now, 1.0)
+                _occupy(flat, labels, usage, weights, i, now, -1.0)
             best, choice = scratch[now] + penalty, now
             if cheapest < best:
-                _occupy(flat, labels, usage, weights, i, now, -1.0)
                 for k in range(choices):
                     if scratch[k] < best and k != now:
-                        penalty = _occupy(flat, labels, usage, weights, i, k, 1.0)
-                        _occupy(flat, labels, usage, weights, i, k, -1.0)
+                        penalty = 0.0
+                        if _most(flat, i, k) > room:
+                            penalty = _occupy(flat, labels, usage, weights, i, k, 1.0)
+                            _occupy(flat, labels, usage, weights, i, k, -1.0)
                         if scratch[k] + penalty < best:
                             best, choice = scratch[k] + penalty, k
-                _occupy(flat, labels, usage, weights, i, choice, 1.0)
-                if choice != now:
-                    labels[i] = choice
-                    moved += 1
+            _occupy(flat, labels, usage, weights, i, choice, 1.0)
+            if choice != now:
+                labels[i] = choice
+                moved += 1
         moves += moved
         if moved == 0:
             break
     return moves
+
+
+@numba.njit(cache=True)
+def _room(flat, usage, i):
+    """Least capacity left at the instants of node i's own usages; -inf if its factors have usages too."""
+    room = np.inf
+    for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
+        for t in range(flat.usage_first[r], flat.usage_last[r]):
+            room = min(room, flat.capacity[t] - usage[t])
+    for p in range(flat.in_start[i], flat.in_start[i + 1]):
+        if flat.pair_start[flat.in_factors[p]] != flat.pair_start[flat.in_factors[p] + 1]:
+            return -np.inf
+    for p in range(flat.out_start[i], flat.out_start[i + 1]):
+        if flat.pair_start[flat.out_factors[p]] != flat.pair_start[flat.out_factors[p] + 1]:
+            return -np.inf
+    return room
+
+
+@numba.njit(cache=True)
+def _most(flat, i, k):
+    """What node i takes with label k if all its usages coincide."""
+    total = 0.0
+    for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
+        total += flat.amounts[flat.usage_amounts[r] + k]
+    return total
 
 
 @numba.njit(cache=True)

@@ -1,0 +1,152 @@
+"""Integer programs over a part of the labels: better solutions where the whole is too large for one program.
+
+  * `solve_part` solves the program over given labels; what it proves holds for solutions made of those labels.
+  * `recover` takes the labels that message passing decoded lately. Around the best prices those are the labels of the
+    relaxation's optimum, so that little is lost: the primal recovery of column generation.
+  * `roam` frees one neighbourhood of nodes after another and keeps the rest as in the best solution.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from autoshard.solver.ascent import Ascent
+from autoshard.solver.flat import Flat
+from autoshard.solver.ilp import ProgramResult, build_program, entry_estimate, solve_program
+from autoshard.solver.network import Network
+from autoshard.solver.search import Search
+
+RECOVERY_ENTRIES = 150_000
+"""Largest program of a recovery."""
+ROAM_ENTRIES = 40_000
+"""Aimed-at size of a neighbourhood's program."""
+NODE_LIMIT = 2_000
+"""Branch-and-bound nodes of a recovery or neighbourhood: a limit on work, not time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """A flat problem with a dual state: what is needed to build programs and to read solutions back."""
+
+    flat: Flat
+    network: Network
+    nodes: np.ndarray
+    ascent: Ascent
+    theta: np.ndarray
+    tables: np.ndarray
+    slack: np.ndarray
+    """float64 [L]: excess over the bound of any solution with the label, at least."""
+
+
+def solve_part(search: Search, part: Part, keep: np.ndarray, below: float, gap: float, time_limit_s: float, phase: str,
+               node_limit: int | None = None) -> ProgramResult:
+    """Solves the program over the labels `keep` (bool [L]) and offers its solution.
+
+    Args:
+      below: Factor entries with a reduced cost above this are left out. gap: relative gap to stop at.
+
+    Returns:
+      The result; its bound includes the network's constant.
+    """
+    flat, ascent = part.flat, part.ascent
+    if (np.add.reduceat(keep.astype(np.int64), flat.label_start[:-1]) == 0).any():
+        return ProgramResult(None, math.inf, True)
+    program = build_program(flat, part.theta, part.tables, ascent.messages, ascent.prices, keep, below)
+    scale = abs(search.objective) if search.choices is not None else abs(ascent.bound + part.network.constant)
+    if scale == 0:
+        scale = max(float(np.abs(flat.unary).max(initial=0.0)), 1e-12)
+    result = solve_program(flat, program, scale, gap, min(time_limit_s, search.remaining_s()), search.options.seed,
+                           node_limit, incumbent_labels(search, part))
+    if result.labels is not None:
+        offer_labels(search, part.network, part.nodes, result.labels, phase)
+    return dataclasses.replace(
+        result, bound=result.bound + part.network.constant - float(ascent.prices @ flat.capacity)
+    )
+
+
+def offer_labels(search: Search, network: Network, nodes: np.ndarray, labels: np.ndarray, phase: str) -> bool:
+    """Completes local labels int64 [n] to original choices and offers them."""
+    chosen = {int(node): int(network.labels[node][label]) for node, label in zip(nodes, labels, strict=True)}
+    return search.offer(network.complete(chosen), phase)
+
+
+def incumbent_labels(search: Search, part: Part) -> np.ndarray | None:
+    """The best solution as local labels; None if there is none or it uses a label that was removed."""
+    if search.choices is None:
+        return None
+    labels = np.empty(len(part.nodes), np.int64)
+    for index, node in enumerate(part.nodes):
+        own, choice = part.network.labels[node], search.choices[node]
+        position = int(np.searchsorted(own, choice))
+        if position == len(own) or own[position] != choice:
+            return None
+        labels[index] = position
+    return labels
+
+
+def recover(search: Search, part: Part) -> None:
+    """Solves the program over the labels decoded lately and those of the best solution."""
+    keep = part.ascent.seen > 0.01
+    current = incumbent_labels(search, part)
+    if current is not None:
+        keep[part.flat.label_start[:-1] + current] = True
+    gap = _open_gap(search, part)
+    for fraction in (0.3, 0.1, 0.03, 0.01, 0.0):
+        wider = keep | (part.slack <= fraction * gap)
+        if entry_estimate(part.flat, wider) <= RECOVERY_ENTRIES:
+            solve_part(search, part, wider, math.inf, 0.2 * search.wanted_gap(), 0.3 * search.remaining_s(), "recovery",
+                       NODE_LIMIT)
+            return
+
+
+def roam(search: Search, part: Part) -> None:
+    """Frees windows of consecutive nodes and balls around random nodes, until neither helps any more."""
+    rng = np.random.default_rng(search.options.seed)
+    count = len(part.nodes)
+    size, failures = max(count // 4, 1), 0
+    for turn in range(search.options.neighbourhoods):
+        current = incumbent_labels(search, part)
+        if current is None or search.done() or failures >= 12:
+            return
+        centre = int(rng.integers(count))
+        if turn % 2 == 0:
+            free = (np.arange(count) - centre) % count < size
+        else:
+            free = _ball(part.flat, centre, size)
+        keep = part.slack <= _open_gap(search, part)
+        keep &= np.repeat(free, np.diff(part.flat.label_start))
+        keep[part.flat.label_start[:-1] + current] = True
+        before = search.objective
+        result = solve_part(search, part, keep, _open_gap(search, part), 0.1 * search.wanted_gap(),
+                            0.2 * search.remaining_s(), "neighbourhood", NODE_LIMIT)
+        failures = 0 if search.objective < before else failures + 1
+        entries = entry_estimate(part.flat, keep)
+        if entries > 2 * ROAM_ENTRIES or result.labels is None:
+            size = max(int(size * 0.7), 2)
+        elif entries < ROAM_ENTRIES:
+            size = min(int(size * 1.3) + 1, count)
+
+
+def _open_gap(search: Search, part: Part) -> float:
+    """What a better solution may cost above the part's bound."""
+    if search.choices is None:
+        return math.inf
+    return max(search.objective - part.network.constant - part.ascent.bound, 0.0)
+
+
+def _ball(flat: Flat, centre: int, size: int) -> np.ndarray:
+    """The `size` nodes nearest to `centre` over factors, bool [n]."""
+    inside = np.zeros(len(flat.label_start) - 1, bool)
+    inside[centre] = True
+    queue = [centre]
+    for node in queue:
+        if len(queue) >= size:
+            break
+        into = flat.in_factors[flat.in_start[node] : flat.in_start[node + 1]]
+        out = flat.out_factors[flat.out_start[node] : flat.out_start[node + 1]]
+        for neighbour in (*flat.source[into], *flat.target[out]):
+            if not inside[neighbour] and len(queue) < size:
+                inside[neighbour] = True
+                queue.append(int(neighbour))
+    return inside
