@@ -1,0 +1,157 @@
+"""The order of the rooms, read from the imports of every module: a room imports only from rooms below it."""
+
+import ast
+import dataclasses
+import graphlib
+import pathlib
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+FLOORS = (
+    {"errors", "files"},
+    {"graph", "cluster", "solver"},
+    {"trace", "cost"},
+    {"planner"},
+    {"execution"},
+    {"plans"},
+    {"baselines"},
+    {"train"},
+    {"cli"},
+)
+"""From the ground up. Rooms of one floor do not import each other, except on the ground floor."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """One imported module or name; `is_lazy` where it is imported inside a function."""
+
+    target: str
+    is_lazy: bool
+    line: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """One source file: its dotted name and what it imports."""
+
+    name: str
+    path: pathlib.Path
+    imports: tuple[Import, ...]
+
+    @property
+    def room(self) -> str:
+        """The sub-package of autoshard; the empty string for `autoshard/__init__.py`."""
+        return self.name.split(".")[1] if "." in self.name else ""
+
+
+def imports_of(tree: ast.Module, package: str) -> list[Import]:
+    found = []
+
+    def visit(node: ast.AST, is_lazy: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, is_lazy, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+            origin = ".".join(filter(None, (base if node.level else "", node.module)))
+            found.extend(Import(f"{origin}.{alias.name}", is_lazy, node.lineno) for alias in node.names)
+        inside = is_lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(tree, False)
+    return found
+
+
+def read_modules(folder: pathlib.Path, package: str) -> list[Module]:
+    modules = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = [package, *path.relative_to(folder).with_suffix("").parts]
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        inside = name if is_package else name.rpartition(".")[0]
+        modules.append(Module(name, path, tuple(imports_of(ast.parse(path.read_text()), inside))))
+    return modules
+
+
+MODULES = read_modules(ROOT / "autoshard", "autoshard")
+MODELS = read_modules(ROOT / "models", "autoshard_models")
+NAMES = {m.name for m in MODULES}
+
+
+def within(target: str, name: str) -> bool:
+    """Whether an imported name is `name` or lies inside it."""
+    return target == name or target.startswith(name + ".")
+
+
+def floor_of(room: str) -> int:
+    return next(n for n, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def test_every_room_has_a_floor():
+    assert {m.room for m in MODULES} - {""} <= set.union(*FLOORS)
+
+
+def test_every_package_is_installed():
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    assert {m.name for m in MODULES if m.path.name == "__init__.py"} | {"autoshard_models"} == listed
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.name)
+def test_imports_point_down(module):
+    for one in module.imports:
+        if not within(one.target, "autoshard") or not module.room:
+            continue
+        room = one.target.split(".")[1]
+        assert room in set.union(*FLOORS), f"{module.path}:{one.line} imports {one.target}, which is in no room"
+        here, there = floor_of(module.room), floor_of(room)
+        is_allowed = room == module.room or there < here or here == there == 0
+        assert is_allowed, f"{module.path}:{one.line} is in `{module.room}` and imports `{one.target}`"
+
+
+@pytest.mark.parametrize(
+    ("what", "rooms"),
+    [("ortools", {"solver"}), ("numba", {"solver"}), ("jax.extend", {"trace", "execution"}), ("jax._src", set())],
+)
+def test_what_only_some_rooms_may_import(what, rooms):
+    users = [(m, one) for m in MODULES for one in m.imports if within(one.target, what)]
+    assert [f"{m.path}:{one.line}" for m, one in users if m.room not in rooms] == []
+    assert {m.room for m, _ in users} == rooms
+
+
+def test_jaxprs_are_reached_by_no_other_road():
+    for module in MODULES:
+        text = module.path.read_text()
+        assert "jax._src" not in text and "jaxlib" not in text.replace('"/jaxlib/"', ""), module.path
+        if module.room not in ("trace", "execution"):
+            assert "jax.core" not in text and "jax.interpreters" not in text, module.path
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.room in ("graph", "solver", "cluster")], ids=lambda m: m.name)
+def test_rooms_that_know_nothing_of_jax(module):
+    of_jax = [one for one in module.imports for library in ("jax", "flax", "optax") if within(one.target, library)]
+    if module.name == "autoshard.cluster.detect":
+        assert of_jax and all(one.is_lazy for one in of_jax)
+    else:
+        assert of_jax == []
+
+
+def test_models_know_nothing_of_autoshard():
+    assert MODELS
+    for module in MODELS:
+        assert [one for one in module.imports if within(one.target, "autoshard")] == []
+        assert "jax._src" not in module.path.read_text()
+
+
+def test_no_cycles_among_modules():
+    """Imports at the top of modules, to the module itself or to the package whose `__init__` is named."""
+    edges = {m.name: {home_of(one.target) for one in m.imports if not one.is_lazy} - {None} for m in MODULES}
+    graphlib.TopologicalSorter(edges).prepare()  # raises CycleError, naming the cycle
+
+
+def home_of(target: str) -> str | None:
+    """The module of autoshard that an imported name comes from."""
+    while target and target not in NAMES:
+        target = target.rpartition(".")[0]
+    return target or None
