@@ -128,7 +128,9 @@ def test_jaxprs_are_reached_by_no_other_road():
             assert "jax.core" not in text and "jax.interpreters" not in text, module.path
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.room in ("graph", "solver", "cluster")], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if m.room in ("graph", "solver", "cluster")], ids=lambda m: m.name
+)
 def test_rooms_that_know_nothing_of_jax(module):
     of_jax = [one for one in module.imports for library in ("jax", "flax", "optax") if within(one.target, library)]
     if module.name == "autoshard.cluster.detect":
