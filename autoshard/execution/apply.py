@@ -56,6 +56,12 @@ class Evaluator:
         """The outputs of `closed` on flat `args`."""
         return self._run(closed.jaxpr, [*closed.consts, *args], _Counter())
 
+    def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
+        """`value` taken through the layouts `steps`, one after another."""
+        for entries in steps:
+            value = self._constrain(value, entries)
+        return value
+
     def _constrain(self, value: Any, entries: SpecEntries | None) -> Any:
         if entries is None or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value
@@ -87,8 +93,7 @@ class Evaluator:
                 other = next((s for s in range(len(operands)) if s != slot and isinstance(operands[s], jax.Array)), None)
                 if other is not None:
                     operands[slot], operands[other] = jax.lax.optimization_barrier((operands[slot], operands[other]))
-            for entries in steps:
-                operands[slot] = self._constrain(operands[slot], entries)
+            operands[slot] = self.move(operands[slot], steps)
         return operands
 
     def _evaluate(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:

@@ -36,6 +36,7 @@ class Interface:
     Attributes:
       axes: (name, size) of each mesh axis. shardings: What each equation enforces.
       argument_entries, output_entries: Layouts of the flat arguments and outputs.
+      output_steps: The layouts that each output passes through at the end.
       donate_argnums: Positional arguments whose buffers are reused.
     """
 
@@ -43,6 +44,7 @@ class Interface:
     shardings: tuple[tuple[int, EquationShardings], ...]
     argument_entries: tuple[SpecEntries, ...]
     output_entries: tuple[SpecEntries, ...]
+    output_steps: tuple[tuple[SpecEntries, ...], ...]
     donate_argnums: tuple[int, ...]
 
 
@@ -70,7 +72,9 @@ class PlannedFunction:
 
         def planned(*inner):
             flat = jax.tree_util.tree_leaves(inner)
-            return jax.tree_util.tree_unflatten(traced.out_tree, evaluator(traced.jaxpr, flat))
+            results = evaluator(traced.jaxpr, flat)
+            moved = [evaluator.move(r, s) for r, s in zip(results, self._interface.output_steps, strict=True)]
+            return jax.tree_util.tree_unflatten(traced.out_tree, moved)
 
         planned.__name__ = getattr(self._fn, "__name__", "planned")
         return jax.jit(planned, in_shardings=ins, out_shardings=outs, donate_argnums=self._interface.donate_argnums)

@@ -1,6 +1,5 @@
 """Decisions that were nearly ties: for each, the cheapest other choice when everything else stays as planned."""
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from autoshard.graph.layout import Layout, spec_entries
 from autoshard.planner.build import Formulation
+from autoshard.planner.ties import argument_costs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,21 +22,9 @@ class NearTie:
 
 def close_choices(f: Formulation, picks: Sequence[int]) -> tuple[NearTie, ...]:
     """The alternatives to each argument's layout, cheapest first; choices of equal cost are left out."""
-    at_source: dict[int, list[int]] = collections.defaultdict(list)
-    at_target: dict[int, list[int]] = collections.defaultdict(list)
-    for e, edge in enumerate(f.problem.edges):
-        at_source[edge.source].append(e)
-        at_target[edge.target].append(e)
     ties = []
     names = [axis.name for axis in f.mesh.axes]
-    for i, argument in enumerate(f.program.graph.arguments):
-        cost = f.problem.nodes[i].costs.copy()
-        for e in at_source[i]:
-            edge = f.problem.edges[e]
-            cost += edge.costs[edge.source_class, edge.target_class[picks[edge.target]]]
-        for e in at_target[i]:
-            edge = f.problem.edges[e]
-            cost += edge.costs[edge.source_class[picks[edge.source]], edge.target_class]
+    for i, (argument, cost) in enumerate(zip(f.program.graph.arguments, argument_costs(f, picks), strict=True)):
         extra = cost - cost[picks[i]]
         extra[extra <= 1e-12] = np.inf
         if not np.isfinite(extra).any():

@@ -23,12 +23,15 @@ class Decoded:
     Attributes:
       argument_layouts: Layout of each argument.
       output_layouts: Layout of each output (None for literals and free values).
+      output_steps: For each output, the layouts that it passes through on the way to its own, the last one included;
+        empty where it is made in its own layout.
       choices: The choice of each group.
       shardings: What each equation must enforce, by equation number.
     """
 
     argument_layouts: tuple[Layout, ...]
     output_layouts: tuple[Layout | None, ...]
+    output_steps: tuple[tuple[Layout, ...], ...]
     choices: tuple[Choice, ...]
     shardings: tuple[tuple[int, EquationShardings], ...]
 
@@ -74,9 +77,17 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     return Decoded(
         tuple(reader.layout[a.value] for a in graph.arguments),
         tuple(outputs),
+        tuple(_output_steps(reader, o.value, l) for o, l in zip(graph.outputs, outputs, strict=True)),
         tuple(reader.choice(g.index) for g in f.program.groups),
         _shardings(reader, names),
     )
+
+
+def _output_steps(reader: _Reader, value: int | None, target: Layout | None) -> tuple[Layout, ...]:
+    if value is None or target is None or value not in reader.layout:
+        return ()
+    sizes = [axis.size for axis in reader.f.mesh.axes]
+    return tuple(step.after for step in path(reader.graph.values[value].shape, reader.layout[value], target, sizes))
 
 
 def _shardings(reader: _Reader, names: Sequence[str]) -> tuple[tuple[int, EquationShardings], ...]:

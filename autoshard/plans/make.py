@@ -1,5 +1,6 @@
 """`autoshard.plan`: trace, formulate, solve, decode; over one mesh or over all logical meshes of a cluster."""
 
+import dataclasses
 import math
 import os
 import time
@@ -15,6 +16,7 @@ from autoshard.graph.layout import spec_entries
 from autoshard.planner.build import Formulation, Program, Restrictions, formulate, prepare
 from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
+from autoshard.planner.ties import settle_ties
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import resolve_pins
 from autoshard.plans.plan import CloseChoice, MeshCandidate, Plan, PlannedTensor
@@ -134,6 +136,8 @@ def plan_program(
         except _CannotWin as stop:
             p = stop.progress
             solution = Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
+        if solution.choices is not None:
+            solution = dataclasses.replace(solution, choices=settle_ties(formulation, solution.choices))
         certificate = solution.certificate
         candidates.append(MeshCandidate(axes, certificate.objective if solution.choices is not None else None,
                                         certificate.bound, _verdict(solution, cutoff)))
@@ -187,12 +191,14 @@ def _overall(own: Certificate, candidates: Sequence[MeshCandidate], options: Pla
 
 def _no_plan(formulation: Formulation | None, candidates: Sequence[MeshCandidate], budget_bytes: float, options: PlanOptions) -> SolverError:
     """The error for a search that ended without a plan; for memory, with the least budget known to do."""
-    if formulation is None or any(c.verdict == "nothing found in time" for c in candidates):
-        proven = all(c.verdict == "does not fit the memory" for c in candidates)
-        if not proven and formulation is None:
-            return SolverError("No plan was found. Raise options.time_limit_s.")
     from autoshard.solver import least_capacity
+    if formulation is None:
+        return SolverError("No plan was found. Raise options.time_limit_s.")
     least = least_capacity(formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed))
+    if least.achievable <= budget_bytes:
+        return SolverError(
+            f"No plan was found within {options.time_limit_s} s, although one of {least.achievable / 1e9:.3f} GB per device exists and "
+            f"{budget_bytes / 1e9:.3f} GB are allowed. Raise options.time_limit_s or memory_budget_bytes.")
     figures = estimate(formulation, least.choices)
     alive = ", ".join(f"{m.name} {list(m.shape)} ({m.size_bytes / 1e9:.2f} GB)" for m in figures.memory[:5])
     axes = ", ".join(f"{axis.name}={axis.size}" for axis in formulation.mesh.axes)
@@ -216,13 +222,16 @@ def _assemble(name, cluster, traced: Trace, formulation: Formulation, solution: 
     outputs = tuple(
         PlannedTensor(o.name, (), "literal", ()) if o.value is None else planned(o.name, o.value, l)
         for o, l in zip(graph.outputs, decoded.output_layouts, strict=True))
+    steps = tuple(
+        tuple(spec_entries(l, len(values[o.value].shape), names) for l in path)
+        for o, path in zip(graph.outputs, decoded.output_steps, strict=True))
     warnings = tuple(f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown)
     warnings += _indivisible(graph, logical)
     near = tuple(CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, solution.choices))
     return Plan(
         name=name, cluster=cluster.name, device=logical.device_type.name,
         axes=tuple((axis.name, axis.size) for axis in logical.axes), mesh_text=str(logical),
-        arguments=arguments, outputs=outputs, shardings=decoded.shardings, equations=graph.equations,
+        arguments=arguments, outputs=outputs, output_steps=steps, shardings=decoded.shardings, equations=graph.equations,
         donate_argnums=donate_argnums, budget_bytes=budget_bytes,
         estimate=estimate(formulation, solution.choices), certificate=certificate, close_choices=near,
         candidates=candidates, warnings=warnings, in_tree=traced.in_tree, out_tree=traced.out_tree)

@@ -60,6 +60,7 @@ class Plan:
       cluster: Name of the cluster. device: Name of its device type.
       axes: (name, size) of the mesh axes, major to minor. mesh_text: The mesh with its links, for people.
       arguments, outputs: The planned leaves, flattened.
+      output_steps: For each output, the layouts that it passes through at the end; empty if it is made in its own.
       shardings: What each equation enforces, by equation number.
       equations: Signature of every traced equation: identifies the function.
       donate_argnums: Positional arguments whose buffers are reused.
@@ -77,6 +78,7 @@ class Plan:
     mesh_text: str
     arguments: tuple[PlannedTensor, ...]
     outputs: tuple[PlannedTensor, ...]
+    output_steps: tuple[tuple[SpecEntries, ...], ...]
     shardings: tuple[tuple[int, EquationShardings], ...]
     equations: tuple[str, ...]
     donate_argnums: tuple[int, ...]
@@ -132,7 +134,7 @@ class Plan:
           PlanMismatchError: On first use, if `fn` is no longer the function that was planned; names the first difference.
         """
         interface = Interface(self.axes, self.shardings, tuple(a.entries for a in self.arguments),
-                              tuple(o.entries for o in self.outputs), self.donate_argnums)
+                              tuple(o.entries for o in self.outputs), self.output_steps, self.donate_argnums)
         return PlannedFunction(fn, interface, self.mesh(devices), lambda args: self.check(fn, args))
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace:
