@@ -8,6 +8,10 @@ Two operations join through a value when both are pointwise, all consumers of th
 often, and the dimensions of the value are tied to factors in the same way on both sides. A value used several times
 joins only operations whose whole iteration space it spans, so that a mask or a learning rate shared by all layers does
 not weld the layers together.
+
+A sum whose terms are all partial sums is one group with the operations that make them: the terms are added first and
+reduced once, as XLA does by reassociating all-reduces. The gradients of three projections of one input, or of an
+embedding that is also the output layer, meet like that.
 """
 
 import collections
@@ -143,6 +147,55 @@ def _joinable(producer: Operation, dims: Dims, consumer: Operation, operand_dims
     return not several or len(spanned) == sum(f.size > 1 for f in consumer.rule.factors)
 
 
+_SUMS = frozenset({"add", "add_any"})
+
+
+def _partial_sums(operations: list[Operation], uses: dict[int, list[tuple[Operation, int]]]) -> dict[int, list[Operation]]:
+    """For each addition whose terms are all partial sums used nowhere else, the operations that make the terms.
+
+    Terms are reducing operations with equal result dimensions and equal reduced factors, or such additions themselves.
+    """
+    producer = {r: o for o in operations for r in o.results if r is not None}
+    sums: dict[int, list[Operation]] = {}
+    for operation in operations:
+        if operation.name not in _SUMS or not is_pointwise(operation) or operation.results[0] is None:
+            continue
+        terms = [producer.get(o) if o is not None else None for o in operation.operands]
+        if all(t is not None and len(uses[o]) == 1 and t.trips == operation.trips and (t.index in sums or _is_partial_sum(t))
+               for t, o in zip(terms, operation.operands, strict=True)):
+            makers = [m for t in terms for m in sums.get(t.index, [t])]
+            if len({_reduced_sizes(m) for m in makers}) == 1:
+                sums[operation.index] = makers
+    return sums
+
+
+def _is_partial_sum(operation: Operation) -> bool:
+    reductions = [f.reduction for f in operation.rule.factors if f.reduction is not None and f.size > 1]
+    return (operation.kind is OperationKind.EQUATION and len(operation.results) == 1 and bool(reductions)
+            and set(reductions) == {"add"} and all(len(f) == 1 for f in operation.rule.results[0]))
+
+
+def _reduced_sizes(operation: Operation) -> tuple[int, ...]:
+    return tuple(f.size for f in operation.rule.factors if f.reduction is not None and f.size > 1)
+
+
+def _join_sums(sums: dict[int, list[Operation]], operations: list[Operation], groups: _Union, factors: _FactorUnion) -> None:
+    """Joins each addition with the makers of its terms; their reduced factors are paired in order."""
+    by_index = {o.index: o for o in operations}
+    for index, makers in sums.items():
+        first = makers[0]
+        reduced = lambda m: [(m.index, f) for f, x in enumerate(m.rule.factors) if x.reduction is not None and x.size > 1]
+        pairs = [(a, b) for m in makers[1:] for a, b in zip(reduced(first), reduced(m), strict=True)]
+        addition = by_index[index]
+        for m in (addition, *makers[1:]):
+            pairs += [((first.index, f[0]), (m.index, g[0]))
+                      for f, g in zip(first.rule.results[0], m.rule.results[0], strict=True)]
+        for m in (addition, *makers):
+            groups.join(first.index, m.index)
+        for a, b in pairs:
+            factors.join(a, b)
+
+
 def _join_common_reads(operations: list[Operation], factors: _FactorUnion) -> None:
     """A group that reads one value in several places reads it in one layout, where that is possible."""
     first: dict[int, tuple[int, Dims]] = {}
@@ -166,12 +219,15 @@ def group_operations(graph: Graph) -> tuple[Group, ...]:
             if value is not None:
                 uses[value].append((operation, slot))
     groups, factors = _Union(), _FactorUnion()
+    sums = _partial_sums(decided, uses)
+    _join_sums(sums, decided, groups, factors)
+    joins = lambda o: is_pointwise(o) and o.index not in sums
     for producer in decided:
-        if not is_pointwise(producer):
+        if not joins(producer):
             continue
         for slot, value in enumerate(producer.results):
             consumers = uses.get(value, []) if value is not None else []
-            if not all(is_pointwise(c) for c, _ in consumers):
+            if not all(joins(c) for c, _ in consumers):
                 continue
             dims = producer.rule.results[slot]
             for consumer, operand in consumers:

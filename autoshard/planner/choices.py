@@ -81,7 +81,8 @@ class GroupShape:
       kernels: For each operation that computes: its factors, flops, dtype, and whether it is a matrix product.
       launches: Kernels that the compiler makes of the group.
       stored: For each write, whether it reaches memory.
-      whole_values: Dims of values that must be contiguous though they are internal.
+      is_scalar_sum: Whether the result is a scalar: XLA combines the all-reduces of scalars (norms, losses, counts)
+        into one, so that each costs only its bytes.
     """
 
     factors: tuple[Factor, ...]
@@ -90,6 +91,7 @@ class GroupShape:
     kernels: tuple[tuple[tuple[int, ...], float, str, bool], ...]
     launches: int
     stored: tuple[bool, ...]
+    is_scalar_sum: bool
 
 
 def shape_of(group: Group, graph: Graph, stored: frozenset[int], stretch: Sequence[int]) -> GroupShape:
@@ -106,8 +108,9 @@ def shape_of(group: Group, graph: Graph, stored: frozenset[int], stretch: Sequen
         tuple(map(describe, group.reads)),
         tuple(map(describe, group.writes)),
         tuple((own, flops, dtype, is_product) for (own, dtype, is_product), flops in kernels.items()),
-        len({stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
-        tuple(a.value in stored or not is_pointwise(operations[0]) for a in group.writes),
+        max(len({stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}), sum(o.rule.is_heavy for o in operations)),
+        tuple(a.value in stored or not is_pointwise(graph.operations[a.operations[0]]) for a in group.writes),
+        all(not graph.values[a.value].shape for a in group.writes),
     )
 
 
@@ -160,14 +163,14 @@ def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]):
             continue
         reduced = [a for a, f in enumerate(assignment) if f != WHOLE and shape.factors[f].reduction is not None]
         options = [(WHOLE,)] * len(sizes)
-        if reduced and len(shape.writes) == 1:
-            dims, _, extents = shape.writes[0]
+        if reduced and len({dims for dims, _, _ in shape.writes}) == 1:
+            dims, _, extents = shape.writes[-1]
             for a in reduced:
                 if shape.factors[assignment[a]].reduction == "add":
                     options[a] = (WHOLE, *range(len(extents)))
         for scatter in itertools.product(*options):
             if any(s != WHOLE for s in scatter):
-                dims, _, extents = shape.writes[0]
+                dims, _, extents = shape.writes[-1]
                 if not fits(_merge(layout_of(dims, assignment), scatter), extents, sizes):
                     continue
             yield Choice(assignment, scatter)
@@ -198,7 +201,9 @@ def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tup
     extra_bytes = 0.0
     scattered = [a for a in summed if choice.scatter[a] != WHOLE]
     reduced = [a for a in summed if choice.scatter[a] == WHOLE]
-    for dims, size_bytes, _ in shape.writes:
+    # several writes of equal dimensions are the terms of one sum, reduced once, as the last of them
+    results = shape.writes[-1:] if len({dims for dims, _, _ in shape.writes}) == 1 else shape.writes
+    for dims, size_bytes, _ in results:
         partial_bytes = shard_bytes(size_bytes, layout_of(dims, choice.assignment), sizes)
         left_bytes = partial_bytes / math.prod(sizes[a] for a in scattered)
         if scattered:
@@ -206,6 +211,9 @@ def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tup
             extra_bytes += partial_bytes
         if reduced:
             steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
+    if shape.is_scalar_sum:
+        return tuple(dataclasses.replace(c, time_s=c.wire_bytes / mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s)
+                     for c in steps), extra_bytes
     return tuple(launched(c, mesh.device_type) for c in steps), extra_bytes
 
 

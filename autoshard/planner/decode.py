@@ -209,6 +209,7 @@ def _peak(f: Formulation, picks: Sequence[int], reader: _Reader) -> tuple[float,
     successors = {o.successor_of for o in graph.outputs}
     state = {a.value for i, a in enumerate(graph.arguments) if i in successors}
     arguments = {a.value for a in graph.arguments}
+    producer = {r: o for o in graph.operations for r in o.results if r is not None}
     items = []
     for u, amount, value in zip(problem.usages, amounts, f.usage_values, strict=True):
         if u.start <= at < u.stop and amount:
@@ -222,7 +223,7 @@ def _peak(f: Formulation, picks: Sequence[int], reader: _Reader) -> tuple[float,
             kind = "state" if value in state else "inputs" if value in arguments else "intermediates"
             name = tensor.name
             if kind == "intermediates":
-                operation = graph.operations[f.program.groups[u.node - reader.first].operations[0]]
+                operation = producer[value]
                 name = f"{operation.name} at {operation.source}"
             items.append(MemoryItem(name, kind, tensor.shape, amount))
     for u, amount in zip(problem.edge_usages, copies, strict=True):

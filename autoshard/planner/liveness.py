@@ -3,8 +3,8 @@
 Time is counted in operations of the flattened program. A loop body is passed once: what it needs of the world outside
 lives through the whole loop. The compiler's own schedule may differ; these are its laws that matter for size:
 
-  * A pointwise result that only other fusible operations of the same stretch (between two heavy kernels) read is fused
-    away and never stored.
+  * A pointwise result that only other fusible operations read is fused away and never stored, if they all belong to the
+    same stretch (between two heavy kernels) or if it is cheap to compute again: then what it is made of lives on instead.
   * What can be rebuilt from nothing (iotas, broadcast scalars, masks made of them) is never stored.
   * Reshapes, loop carries and barriers are other names for their operand.
   * The successor of a donated argument takes over its buffer.
@@ -15,10 +15,14 @@ import collections
 import dataclasses
 
 from autoshard.graph.graph import Graph, Operation, OperationKind
-from autoshard.graph.groups import free_values, is_pointwise
+from autoshard.graph.groups import free_values, is_key_or_random, is_pointwise
 
 _ALIASING = frozenset({"reshape", "squeeze", "expand_dims", "optimization_barrier", "sharding_constraint", "copy",
                        "bitcast_convert_type", "loop_carry", "branch_join", "random_wrap", "random_unwrap"})
+
+_EXPENSIVE = frozenset({"exp", "exp2", "expm1", "log", "log1p", "log2", "tanh", "logistic", "erf", "erfc", "erf_inv", "pow", "sin",
+                        "cos", "tan", "atan2", "cbrt", "lgamma", "digamma", "sort", "transpose"})
+"""Pointwise operations that XLA does not repeat in each consumer (its `IsExpensiveToRepeat`), and transposes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,8 +105,27 @@ def liveness(graph: Graph) -> Liveness:
             operation.kind is OperationKind.LOOP_CARRY and value == operation.results[1])
         return loops[:-1] if outside else loops
 
-    def used_until(value: int) -> int:
-        """One past the last operation that needs the value."""
+    free = free_values(graph)
+    outputs = {o.value for o in graph.outputs if o.value is not None}
+    in_place = {o.value for o in graph.outputs
+                if o.value is not None and o.successor_of is not None and graph.arguments[o.successor_of].donated}
+    arguments = {a.value for a in graph.arguments}
+
+    def is_fused(value: int) -> bool:
+        """Whether the value is computed inside its consumers instead of being stored."""
+        operation = producer.get(value)
+        if operation is None or value in outputs or not is_pointwise(operation):
+            return False
+        if any(c.kind is not OperationKind.EQUATION or c.rule.is_heavy for c, _ in consumers[value]):
+            return False
+        if all(stretch[c.index] == stretch[operation.index] for c, _ in consumers[value]):
+            return True
+        return operation.name not in _EXPENSIVE and not is_key_or_random(operation)
+
+    until: dict[int, int] = {}
+    """One past the last operation that needs each value, directly or to compute a fused value again."""
+
+    def settle(value: int) -> None:
         last, mine = born(value) + 1, home(value)
         for operation, slot in consumers[value]:
             loops = around[operation.index]
@@ -111,10 +134,17 @@ def liveness(graph: Graph) -> Liveness:
                 when = operation.index + 1 if slot == 0 else graph.loops[loops[-1]].stop
                 loops = loops[:-1] if slot == 0 else loops
             else:
-                when = operation.index + 1
+                when = max([operation.index + 1, *(until[r] for r in operation.results if r is not None and is_fused(r))])
             entered = [l for l in loops if l not in mine]
             last = max(last, graph.loops[entered[0]].stop if entered else when)
-        return last
+        until[value] = last
+
+    for operation in reversed(graph.operations):
+        for r in operation.results:
+            if r is not None:
+                settle(r)
+    for argument in graph.arguments:
+        settle(argument.value)
 
     root: dict[int, int] = {}
     for operation in graph.operations:
@@ -128,46 +158,29 @@ def liveness(graph: Graph) -> Liveness:
             if r is not None and is_alias(operation) and source is not None:
                 root[r] = root.get(source, source)
 
-    free = free_values(graph)
-    outputs = {o.value for o in graph.outputs if o.value is not None}
-    in_place = {o.value for o in graph.outputs
-                if o.value is not None and o.successor_of is not None and graph.arguments[o.successor_of].donated}
-    arguments = {a.value for a in graph.arguments}
-
     def is_stored(value: int) -> bool:
-        operation = producer.get(value)
-        if operation is None:
+        if value not in producer:
             return value in arguments
-        if value in in_place or value in free:
-            return False
-        if value in outputs or not is_pointwise(operation):
-            return True
-        for consumer, _ in consumers[value]:
-            if consumer.kind is not OperationKind.EQUATION or consumer.rule.is_heavy:
-                return True
-            if stretch[consumer.index] != stretch[operation.index]:
-                return True
-        return False
+        return value not in in_place and value not in free and not is_fused(value)
 
     stop: dict[int, int] = {}
     names = [a.value for a in graph.arguments] + [r for o in graph.operations for r in o.results if r is not None]
     for value in names:
-        own = end if value in outputs else used_until(value)
+        own = end if value in outputs else until[value]
         at = root.get(value, value)
         stop[at] = max(stop.get(at, 0), own)
     lifetimes = []
     for value in names:
         if value in root:
             continue
-        aliased_store = is_stored(value)
-        if not aliased_store:
+        if not is_stored(value):
             continue
         lifetimes.append(Lifetime(value, born(value), stop[value]))
     for i, a in enumerate(graph.arguments):
         kept = not a.donated or any(o.successor_of == i for o in graph.outputs)
         if kept:  # a caller's buffer, or one that the successor takes over, is there from first to last
             lifetimes[i] = dataclasses.replace(lifetimes[i], start=0, stop=max(end, 1))
-    alias_stop = tuple((v, used_until(v)) for v in root)
+    alias_stop = tuple((v, until[v]) for v in root)
     return Liveness(tuple(lifetimes), frozenset(l.value for l in lifetimes), stretch, alias_stop)
 
 
