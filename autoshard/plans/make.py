@@ -46,7 +46,8 @@ def plan(
       cluster: A `Cluster`, a path to a cluster file, or None for the live devices. No device is needed to plan.
       mesh: Logical mesh as axis name to size, major to minor (the last axis is the innermost); None to choose the best.
       donate_argnums: Positional arguments whose buffers `fn` may reuse, as for `jax.jit`.
-      memory_budget_bytes: Limit per device; by default the device's memory less `options.memory_reserve`.
+      memory_budget_bytes: Limit per device; by default the device's memory less `options.memory_reserve`;
+        `math.inf` for no limit.
       pins: Shardings to insist on: argument path pattern (`state.params.*.kernel`) to PartitionSpec.
       options: See `PlanOptions`.
 
@@ -110,8 +111,9 @@ def plan_program(
     budget_bytes = memory_budget_bytes
     if budget_bytes is None:
         budget_bytes = hardware.device_type.memory_bytes * (1 - options.memory_reserve)
-    if not (math.isfinite(budget_bytes) and budget_bytes > 0):
+    if not budget_bytes > 0:
         raise MemoryBudgetError(f"memory_budget_bytes must be a positive number of bytes per device, but got {budget_bytes}.")
+    limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
     meshes = [hardware.logical_mesh(mesh)] if mesh is not None else _meshes(traced.graph, hardware, pins, options)
     best: tuple[Formulation, Solution] | None = None
     candidates: list[MeshCandidate] = []
@@ -122,7 +124,7 @@ def plan_program(
         _report(options, started, stage, ", ".join(f"{a}={s}" for a, s in axes))
         layouts = resolve_pins(traced.graph, pins, dict(axes))
         restrictions = restrict(program, logical) if restrict else Restrictions()
-        formulation = formulate(program, logical, budget_bytes, layouts, restrictions, options.overlap)
+        formulation = formulate(program, logical, limit_bytes, layouts, restrictions, options.overlap)
         cutoff = math.inf if best is None else best[1].certificate.objective
         limits = SolverOptions(time_limit_s=options.time_limit_s, relative_gap=options.relative_gap, seed=options.seed)
 
@@ -149,7 +151,7 @@ def plan_program(
         raise _no_plan(infeasible, candidates, budget_bytes, options)
     _report(options, started, "decode", "")
     certificate = _overall(best[1].certificate, candidates, options, time.perf_counter() - started)
-    return _assemble(name, cluster, traced, best[0], best[1], certificate, tuple(candidates), donate_argnums, budget_bytes)
+    return _assemble(name, cluster, traced, best[0], best[1], certificate, tuple(candidates), donate_argnums, limit_bytes)
 
 
 class _CannotWin(Exception):

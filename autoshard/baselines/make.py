@@ -1,0 +1,230 @@
+"""Baselines as plans: the same trace, problem, solver and execution as `autoshard.plan`, under a strategy's restrictions."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+
+from autoshard.baselines.restrict import restrictions
+from autoshard.baselines.strategies import ALL, DataRule, Strategy
+from autoshard.cluster import Cluster, Slice
+from autoshard.errors import AutoshardError, LayoutError, MeshError, SolverError
+from autoshard.planner.build import Program, prepare
+from autoshard.planner.roles import Roles, roles_of
+from autoshard.plans.make import homogeneous_slice, load_cluster, plan_program
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.plan import Plan
+from autoshard.trace.trace import Trace, trace
+
+
+class Settings(TypedDict, total=False):
+    """The keyword arguments that all baselines take; each may be left out.
+
+    Attributes:
+      cluster: A `Cluster`, a path to a cluster file, or None for the live devices.
+      mesh: Axis names to sizes, major to minor. None for one axis over all devices (`data` or `tensor`); for a mix, None
+        tries every size of the tensor axis inside a node and keeps the best.
+      tensor_axis: For a mix, which axis of `mesh` splits the weights; all others are data axes. `tensor` by default.
+      donate_argnums: Positional arguments whose buffers the function may reuse, as for `jax.jit`.
+      memory_budget_bytes: Limit per device; None for the device's memory less the reserve, `math.inf` for no limit.
+      batch_argnums: Positional arguments that hold the batch, along dimension 0; None for the leaves of which the function
+        returns no new version.
+      options: See `PlanOptions`.
+    """
+
+    cluster: Cluster | str | os.PathLike[str] | None
+    mesh: Mapping[str, int] | None
+    tensor_axis: str
+    donate_argnums: int | Sequence[int]
+    memory_budget_bytes: float | None
+    batch_argnums: int | Sequence[int] | None
+    options: PlanOptions | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one baseline.
+
+    Attributes:
+      strategy: The baseline.
+      plan: Its plan; where nothing keeps to the memory limit, the fastest plan without one, whose
+        `estimate.peak_bytes` tells what it would need. None if there is no plan at all.
+      fits: Whether the plan keeps to the memory limit.
+      reason: Why there is no plan, or why it does not fit; empty otherwise.
+    """
+
+    strategy: Strategy
+    plan: Plan | None
+    fits: bool
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Subject:
+    """A function to be planned several times over: its trace, program and roles, and the hardware.
+
+    Attributes:
+      traced, program, roles: What was read from the function.
+      cluster: The hardware. donated: Positional arguments whose buffers are reused.
+    """
+
+    traced: Trace
+    program: Program
+    roles: Roles
+    cluster: Cluster
+    donated: tuple[int, ...]
+
+
+def data_parallel(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Plan:
+    """The batch split over all devices; parameters and optimizer state on each; gradients all-reduced.
+
+    Args:
+      fn: The function, such as a whole training step, that takes and returns its state.
+      *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`.
+      **settings: See `Settings`.
+
+    Returns:
+      The plan, named `ddp`.
+
+    Raises:
+      LayoutError: The batch does not divide, or nothing tells it from the state.
+      MemoryBudgetError: The baseline does not fit the budget.
+      ClusterError, MeshError, SolverError: As for `autoshard.plan`.
+    """
+    return baseline(Strategy(DataRule.DDP), fn, *args, **settings)
+
+
+def zero(fn: Callable[..., Any], *args: Any, stage: int = 3, **settings: Unpack[Settings]) -> Plan:
+    """Data parallelism that also shards the optimizer state (stage 1), gradients (2) and parameters (3, i.e. FSDP).
+
+    Args and errors are those of `data_parallel`, and `stage`: 1, 2 or 3 (LayoutError for any other).
+
+    Returns:
+      The plan, named `zero1`, `zero2` or `zero3`.
+    """
+    if stage not in (1, 2, 3):
+        raise LayoutError(f"ZeRO has the stages 1, 2 and 3; received stage={stage!r}.")
+    return baseline(Strategy(DataRule(f"zero{stage}")), fn, *args, **settings)
+
+
+def megatron(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Plan:
+    """Tensor parallelism over all devices: weights split by columns and rows, the batch whole on each.
+
+    Args and errors are those of `data_parallel`.
+
+    Returns:
+      The plan, named `megatron`.
+    """
+    return baseline(Strategy(None, uses_tensor=True), fn, *args, **settings)
+
+
+def mixed(fn: Callable[..., Any], *args: Any, data: DataRule | str = DataRule.ZERO3, **settings: Unpack[Settings]) -> Plan:
+    """Data parallelism over some axes and tensor parallelism over another.
+
+    Args and errors are those of `data_parallel`, and `data`, the rule of the data axes: `ddp`, `zero1`, `zero2` or `zero3`
+    (ValueError for any other). MeshError also if the mesh lacks the tensor axis.
+
+    Returns:
+      The plan, named such as `zero3+megatron`.
+    """
+    return baseline(Strategy(DataRule(data), uses_tensor=True), fn, *args, **settings)
+
+
+def baseline(strategy: Strategy, fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Plan:
+    """The plan of any `Strategy`. Args and errors are those of `data_parallel`."""
+    return plan_baseline(strategy, prepare_subject(fn, *args, **settings), **settings)
+
+
+def all_baselines(fn: Callable[..., Any], *args: Any, strategies: Sequence[Strategy] = ALL,
+                  **settings: Unpack[Settings]) -> tuple[Outcome, ...]:
+    """Plans several baselines of one function, tracing it once.
+
+    A baseline that exceeds the memory limit is planned without one and reported with what it would need; one that
+    cannot be written down at all, say because the batch does not divide, is reported with the reason.
+
+    Args:
+      fn, *args, **settings: As for `data_parallel`.
+      strategies: Which baselines.
+
+    Returns:
+      What became of each, in the order of `strategies`.
+
+    Raises:
+      ClusterError, LayoutError, TraceError: The inputs fit no baseline at all.
+    """
+    subject = prepare_subject(fn, *args, **settings)
+    return tuple(try_baseline(s, subject, **settings) for s in strategies)
+
+
+def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Subject:
+    """Traces `fn` and finds the roles in it. Args are those of `data_parallel`."""
+    donated = _numbers(settings.get("donate_argnums", ()))
+    cluster = load_cluster(settings.get("cluster"))
+    batch = settings.get("batch_argnums")
+    traced = trace(fn, args, donated)
+    program = prepare(traced.graph)
+    return Subject(traced, program, roles_of(program, None if batch is None else _numbers(batch)), cluster, donated)
+
+
+def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Outcome:
+    """Plans one baseline; see `all_baselines`."""
+    unlimited: Settings = {**settings, "memory_budget_bytes": math.inf}
+    try:
+        plan = plan_baseline(strategy, subject, **unlimited)
+    except AutoshardError as error:
+        return Outcome(strategy, None, False, str(error))
+    limit = settings.get("memory_budget_bytes")
+    if limit is None:
+        reserve = (settings.get("options") or PlanOptions()).memory_reserve
+        limit = homogeneous_slice(subject.cluster).device_type.memory_bytes * (1 - reserve)
+    if plan.estimate.peak_bytes <= limit:
+        return Outcome(strategy, plan, True)
+    try:
+        return Outcome(strategy, plan_baseline(strategy, subject, **settings), True)
+    except AutoshardError as error:
+        return Outcome(strategy, plan, False, str(error))
+
+
+def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Plan:
+    """Plans one baseline of a prepared function. Errors are those of `data_parallel`."""
+    tensor_axis = settings.get("tensor_axis", "tensor")
+    mesh = settings.get("mesh")
+    if mesh is None:
+        meshes = default_meshes(strategy, homogeneous_slice(subject.cluster), tensor_axis)
+    else:
+        meshes = (mesh,)
+    if strategy.data is not None and strategy.uses_tensor and tensor_axis not in meshes[0]:
+        raise MeshError(f"The baseline `{strategy.name}` splits weights over the mesh axis `{tensor_axis}`, but the mesh has the axes "
+                        f"{', '.join(meshes[0])}. Rename an axis, or tell which one it is: tensor_axis=.")
+    plans, failure = [], None
+    for one in meshes:
+        names = () if not strategy.uses_tensor else tuple(one) if strategy.data is None else (tensor_axis,)
+        try:
+            plans.append(plan_program(
+                subject.traced, subject.program, subject.cluster, one, subject.donated, settings.get("memory_budget_bytes"),
+                None, settings.get("options") or PlanOptions(),
+                lambda program, logical, names=names: restrictions(strategy, program, subject.roles, logical, names), strategy.name))
+        except (LayoutError, SolverError) as error:
+            failure = error
+    if not plans:
+        raise failure
+    return min(plans, key=lambda p: p.certificate.objective)
+
+
+def default_meshes(strategy: Strategy, hardware: Slice, tensor_axis: str) -> tuple[dict[str, int], ...]:
+    """The meshes that a strategy is tried on: one axis, or for a mix every tensor axis inside a node."""
+    if strategy.data is None:
+        return ({tensor_axis: hardware.num_devices},)
+    if not strategy.uses_tensor:
+        return ({"data": hardware.num_devices},)
+    in_node = hardware.levels[0].size if hardware.levels else 1
+    sizes = [n for n in range(2, in_node + 1) if in_node % n == 0 and n < hardware.num_devices]
+    if not sizes:
+        raise MeshError(f"A mix of data and tensor parallelism needs at least two devices a node and four in all; slice "
+                        f"`{hardware.name}` has {in_node} a node and {hardware.num_devices} in all.")
+    return tuple({"data": hardware.num_devices // n, tensor_axis: n} for n in sizes)
+
+
+def _numbers(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
