@@ -1,0 +1,75 @@
+"""The documentation is true: its Python blocks run, its commands parse, and the files it names exist.
+
+All Python blocks of one document run in order in one namespace, in an empty folder that holds a link to `configs`. A
+block after the comment `<!-- not run: reason -->` is only compiled.
+"""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+import typer
+import typer.main
+
+import autoshard.errors
+from autoshard.cli import app
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SET_BY_CONFTEST = re.compile(r'^jax\.config\.update\("jax_num_cpu_devices", 8\)', re.MULTILINE)
+"""May stand only before JAX's first use of a device; `conftest.py` has done the same."""
+
+by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+def blocks(document: pathlib.Path, language: str) -> list[tuple[int, bool, str]]:
+    """The fenced blocks in a language: line number of the first line, whether it is to be run, text."""
+    text = document.read_text()
+    found = []
+    for match in re.finditer(rf"^(<!-- not run: [^\n]*-->\n+)?```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        found.append((text.count("\n", 0, match.start(2)) + 1, match[1] is None, match[2]))
+    return found
+
+
+@by_name
+def test_python_blocks_run(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    namespace = {"__name__": "__main__"}
+    for line, is_run, text in blocks(document, "python"):
+        source = "\n" * (line - 1) + SET_BY_CONFTEST.sub("", text)
+        code = compile(source, str(document), "exec")
+        if is_run:
+            exec(code, namespace)
+
+
+@by_name
+def test_commands_parse(document):
+    group = typer.main.get_command(app)
+    for _, _, text in blocks(document, "bash"):
+        for command in text.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|", command):
+                words = shlex.split(part, comments=True)
+                if words[:1] != ["autoshard"] or words[1:] in ([], ["--help"]):
+                    continue
+                subcommand = group.commands[words[1]]
+                if "--help" in words:
+                    continue
+                subcommand.make_context(words[1], words[2:])  # raises a usage error for what the command does not know
+
+
+@by_name
+def test_named_files_exist(document):
+    text = document.read_text()
+    links = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
+    missing = [target for target in links if not (document.parent / target).exists()]
+    paths = re.findall(r"(?<![\w/.])(?:autoshard|configs|docs|models|tests|benchmarks|\.ci)/[\w./-]*\w", text)
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_every_error_is_explained():
+    text = (ROOT / "docs" / "errors.md").read_text()
+    names = [name for name, kind in vars(autoshard.errors).items() if isinstance(kind, type)]
+    assert [name for name in names if f"`{name}`" not in text] == []
