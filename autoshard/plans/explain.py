@@ -1,6 +1,7 @@
 """A plan as text that answers, in a terminal: what was chosen, why, what it costs, and how good it is proven to be."""
 
 import collections
+import dataclasses
 import io
 import math
 import re
@@ -19,7 +20,7 @@ def explain(plan: Plan) -> str:
     """The whole explanation."""
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, soft_wrap=False)
     _summary(console, plan)
-    _tensors(console, "What each group of arguments does", plan)
+    _tensors(console, plan)
     _communication(console, plan)
     _compute(console, plan)
     _memory(console, plan)
@@ -75,18 +76,44 @@ def _table(title: str, columns: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _tensors(console: Console, title: str, plan: Plan) -> None:
-    rows: dict[tuple, list] = collections.OrderedDict()
-    for a in plan.arguments:
-        rows.setdefault((pattern(a.name), a.shape, layout_text(a.entries)), []).append(a)
-    table = _table(title, [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left")])
-    scalars = 0
-    for (path, shape, layout), members in rows.items():
-        if not shape:
-            scalars += len(members)
-            continue
-        table.add_row(path, str(len(members)), "x".join(map(str, shape)), layout)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """Arguments that agree in path pattern, shape and layout."""
+
+    path: str
+    shape: tuple[int, ...]
+    layout: str
+    count: int
+
+
+def _rows(plan: Plan) -> list[_Row]:
+    counts = collections.Counter((pattern(a.name), a.shape, layout_text(a.entries)) for a in plan.arguments if a.shape)
+    return [_Row(*key, count) for key, count in counts.items()]
+
+
+def _follows(row: _Row, leader: _Row) -> bool:
+    """Whether `row` is a companion of `leader` (an optimizer's moment of a parameter): same shape, same inner path."""
+    inner = leader.path.split(".")[2:]
+    return bool(inner) and row.shape == leader.shape and row.count == leader.count and row.path.split(".")[-len(inner):] == inner
+
+
+def _tensors(console: Console, plan: Plan) -> None:
+    """One line a kind of argument; optimizer moments stand behind the parameter that they belong to."""
+    leaders: list[tuple[_Row, list[_Row]]] = []
+    for row in _rows(plan):
+        home = next((companions for leader, companions in leaders if _follows(row, leader)), None)
+        if home is None:
+            leaders.append((row, []))
+        else:
+            home.append(row)
+    table = _table("What each group of arguments does: the mesh axes that shard each dimension",
+                   [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left"), ("its optimizer state", "left")])
+    for row, companions in leaders:
+        layouts = list(dict.fromkeys(c.layout for c in companions))
+        state = "" if not layouts else "same" if layouts == [row.layout] else ", ".join(layouts)
+        table.add_row(row.path, str(row.count), "x".join(map(str, row.shape)), row.layout, state)
     console.print(table)
+    scalars = sum(not a.shape for a in plan.arguments)
     if scalars:
         console.print(f"and {scalars} scalars, replicated")
     console.print()
