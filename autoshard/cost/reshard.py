@@ -5,12 +5,15 @@ full rematerialization"). So a move is planned, priced and executed as a path of
 
   1. axes that newly shard a dimension: every device keeps its slice, nothing moves (later, if it does not divide yet);
   2. an axis that leaves one dimension for another: an all-to-all each;
-  3. axes that no longer shard anything: one all-gather over all of them;
+  3. axes that no longer shard anything: an all-gather for each dimension that they leave, the major axes first,
+     since these have the slower links (asked for all at once, XLA goes by dimension and may leave the slowest last);
   4. pieces in the wrong order, because an axis joins or leaves a dimension in front of one that stays:
-     a collective-permute, within the step that causes it.
+     a collective-permute, within the step that causes it. Axes that can only change places all at once
+     are one collective-permute too, where every dimension keeps its number of parts.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from autoshard.cluster import LogicalMesh
@@ -41,7 +44,10 @@ def path(shape: Sequence[int], source: Layout, target: Layout, axis_sizes: Seque
     slices = [a for a, (s, t) in pairs if s == WHOLE and t != WHOLE]
     moves = [a for a, (s, t) in pairs if s != t and WHOLE not in (s, t)]
     gathers = [a for a, (s, t) in pairs if s != WHOLE and t == WHOLE]
-    stages = [s for s in ([*([a] for a in slices)] + [[a] for a in moves] + [gathers]) if s]
+    together: dict[int, list[int]] = {}  # axes gathered from one dimension; slower links come first, as in the mesh
+    for a in gathers:
+        together.setdefault(source[a], []).append(a)
+    stages = [*([a] for a in (*slices, *moves)), *together.values()]
     steps: list[Step] = []
     now, waiting = source, stages
     while waiting:
@@ -67,25 +73,30 @@ def _join_slices(steps: list[Step]) -> list[Step]:
     return joined
 
 
-def _out_of_order(before: Layout, after: Layout) -> list[int]:
-    """Axes that stay on their dimension but whose major neighbours there change."""
-    stays = [a for a, (s, t) in enumerate(zip(before, after, strict=True)) if s == t != WHOLE]
-    return [
-        a
-        for a in stays
-        if [b for b in range(a) if before[b] == before[a]] != [b for b in range(a) if after[b] == before[a]]
-    ]
+def _out_of_order(before: Layout, after: Layout, axes: Sequence[int]) -> list[int]:
+    """Those of `axes` that stay on their dimension but whose major neighbours there change."""
+    stays = [a for a in axes if before[a] == after[a] != WHOLE]
+    majors = lambda a, layout: [b for b in axes if b < a and layout[b] == before[a]]
+    return [a for a in stays if majors(a, before) != majors(a, after)]
+
+
+def _parts(layout: Layout, axis_sizes: Sequence[int]) -> dict[int, int]:
+    """Into how many parts each sharded dimension is split."""
+    return {d: math.prod(n for n, e in zip(axis_sizes, layout, strict=True) if e == d) for d in layout if d != WHOLE}
 
 
 def _price(step: Step, size_bytes: float, mesh: LogicalMesh) -> list[Collective]:
     sizes = [axis.size for axis in mesh.axes]
     collectives: list[Collective] = []
-    moved = [a for a in step.axes if WHOLE not in (step.before[a], step.after[a])]
-    gathered = [a for a in step.axes if step.before[a] != WHOLE and step.after[a] == WHOLE]
+    split = [a for a, n in enumerate(sizes) if n > 1]  # an axis of one device moves nothing
+    moved = [a for a in split if a in step.axes and WHOLE not in (step.before[a], step.after[a])]
+    gathered = [a for a in split if step.before[a] != WHOLE and step.after[a] == WHOLE]
     smallest_bytes = min(shard_bytes(size_bytes, step.before, sizes), shard_bytes(size_bytes, step.after, sizes))
+    shifted = _out_of_order(step.before, step.after, split)
+    if len(moved) > 1 and _parts(step.before, sizes) == _parts(step.after, sizes):  # whole pieces change places
+        return [launched(permute([mesh.axes[a] for a in (*moved, *shifted)], smallest_bytes), mesh.device_type)]
     for a in moved:
         collectives.append(all_to_all(mesh.axes[a], smallest_bytes))
-    shifted = _out_of_order(step.before, step.after)
     if shifted:
         collectives.append(permute([mesh.axes[a] for a in shifted], smallest_bytes))
     if gathered:
