@@ -1,0 +1,90 @@
+"""The prices of collectives against figures derived by hand, and their laws."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from autoshard.cluster import AxisLevel, Link, MeshAxis
+from autoshard.cost.collectives import CollectiveKind, all_gather, all_reduce, all_to_all, permute, reduce_scatter
+
+FAST = Link(latency_s=1e-6, bandwidth_bytes_per_s=100e9, level=0, source="test")
+SLOW = Link(latency_s=10e-6, bandwidth_bytes_per_s=10e9, level=1, source="test")
+INSIDE = MeshAxis("inside", 4, (AxisLevel(4, FAST),))
+ACROSS = MeshAxis("across", 2, (AxisLevel(2, SLOW),))
+BOTH = MeshAxis("both", 8, (AxisLevel(4, FAST), AxisLevel(2, SLOW)))
+
+
+def test_all_gather_on_one_level():
+    """800 kB over 4: each device sends 3 pieces of 200 kB; 3 hops of 1 us and 600 kB at 100 GB/s (6 us)."""
+    found = all_gather([INSIDE], 800e3)
+    assert (found.kind, found.axes, found.wire_bytes) == (CollectiveKind.ALL_GATHER, ("inside",), 600e3)
+    assert found.time_s == pytest.approx(3e-6 + 6e-6)
+
+
+def test_all_reduce_is_a_reduce_scatter_and_an_all_gather():
+    whole, half = all_reduce([BOTH], 800e3), reduce_scatter([BOTH], 800e3)
+    assert whole.time_s == pytest.approx(half.time_s + all_gather([BOTH], 800e3).time_s)
+    assert whole.wire_bytes == pytest.approx(2 * half.wire_bytes)
+
+
+@pytest.mark.parametrize("axes", [[BOTH], [INSIDE, ACROSS], [ACROSS, INSIDE]])
+def test_only_a_share_crosses_the_slow_level(axes):
+    """800 kB over 4 x 2. Between nodes: half of the 200 kB that each device is left with, 100 kB at 10 GB/s and one
+    hop, 10 + 10 us. Inside: 600 kB at 100 GB/s and three hops, 6 + 3 us. The order of the axes does not matter."""
+    found = reduce_scatter(axes, 800e3)
+    assert found.time_s == pytest.approx(20e-6 + 9e-6)
+    assert found.wire_bytes == pytest.approx(700e3)
+
+
+def test_all_to_all_on_two_levels():
+    """800 kB in 8 parts: 3 stay inside the node (300 kB, 3 us, 3 hops), 4 cross (400 kB, 40 us, one hop)."""
+    assert all_to_all(INSIDE, 800e3).time_s == pytest.approx(3e-6 + 6e-6)
+    found = all_to_all(BOTH, 800e3)
+    assert found.time_s == pytest.approx(3e-6 + 3e-6 + 10e-6 + 40e-6)
+    assert found.wire_bytes == pytest.approx(700e3)
+
+
+def test_permute_goes_at_the_pace_of_the_slowest_link():
+    assert permute([INSIDE], 1e6).time_s == pytest.approx(1e-6 + 10e-6)
+    assert permute([INSIDE, ACROSS], 1e6).time_s == permute([BOTH], 1e6).time_s == pytest.approx(10e-6 + 100e-6)
+    assert permute([BOTH], 1e6).wire_bytes == 1e6
+
+
+def test_an_axis_of_one_device_costs_nothing():
+    single = MeshAxis("single", 1, ())
+    assert all_gather([single], 1e9).time_s == all_reduce([single], 1e9).time_s == all_to_all(single, 1e9).time_s == 0
+    assert all_gather([single, INSIDE], 1e6).time_s == all_gather([INSIDE], 1e6).time_s
+
+
+AXES = st.lists(
+    st.builds(
+        lambda n, levels: MeshAxis(f"a{n}", 2 ** len(levels), tuple(AxisLevel(2, l) for l in levels)),
+        st.integers(0, 99),
+        st.lists(st.sampled_from([FAST, SLOW]), min_size=1, max_size=3),
+    ),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda axis: axis.name,
+)
+PRICES = [all_gather, reduce_scatter, all_reduce, permute, lambda axes, b: all_to_all(axes[0], b)]
+
+
+@given(AXES, st.sampled_from(PRICES), st.floats(1, 1e12), st.floats(1.0, 1e3))
+@settings(max_examples=100, deadline=None)
+def test_prices_grow_with_bytes_and_stay_above_what_must_be_sent(axes, price, size_bytes, scale):
+    small, large = price(axes, size_bytes), price(axes, size_bytes * scale)
+    assert 0 < small.time_s <= large.time_s
+    assert small.wire_bytes <= large.wire_bytes
+    assert large.wire_bytes == pytest.approx(scale * small.wire_bytes)
+    fastest = max(l.link.bandwidth_bytes_per_s for axis in axes for l in axis.levels)
+    assert small.time_s >= 0.999 * small.wire_bytes / fastest
+
+
+@given(AXES, st.floats(1, 1e12))
+@settings(max_examples=60, deadline=None)
+def test_a_ring_sends_what_each_device_lacks(axes, size_bytes):
+    """Over n devices in all, (n-1)/n of the result comes from others, however the levels lie."""
+    n = 1
+    for axis in axes:
+        n *= axis.size
+    assert all_gather(axes, size_bytes).wire_bytes == pytest.approx((n - 1) / n * size_bytes)
