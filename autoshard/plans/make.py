@@ -130,7 +130,7 @@ def plan_program(
 
         def tell(p: Progress, stage=stage, axes=axes, cutoff=cutoff) -> None:
             _report(options, started, stage, f"{', '.join(f'{a}={s}' for a, s in axes)}: {p.phase}", p.objective, p.bound)
-            if p.bound >= cutoff:
+            if p.bound >= cutoff < math.inf:
                 raise _CannotWin(p)
 
         try:
@@ -144,7 +144,7 @@ def plan_program(
         candidates.append(MeshCandidate(axes, certificate.objective if solution.choices is not None else None,
                                         certificate.bound, _verdict(solution, cutoff)))
         if solution.choices is None:
-            infeasible = formulation if certificate.bound < cutoff else infeasible
+            infeasible = formulation
         elif best is None or certificate.objective < best[1].certificate.objective:
             best = formulation, solution
     if best is None:
@@ -177,7 +177,7 @@ def _meshes(graph: Graph, hardware: Slice, pins: Any, options: PlanOptions) -> l
 def _verdict(solution: Solution, cutoff: float) -> str:
     if solution.choices is not None:
         return solution.certificate.status.value
-    if solution.certificate.bound >= cutoff:
+    if solution.certificate.bound >= cutoff < math.inf:
         return "cannot beat the best"
     return {Status.INFEASIBLE: "does not fit the memory"}.get(solution.certificate.status, "nothing found in time")
 
