@@ -194,7 +194,8 @@ def _compute(shape: GroupShape, choice: Choice, reads, writes, mesh: LogicalMesh
 
 def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tuple[tuple[Collective, ...], float]:
     """The collectives that sum partial results, and the bytes of the partial result before a reduce-scatter."""
-    summed = [a for a, f in enumerate(choice.assignment) if f != WHOLE and shape.factors[f].reduction is not None]
+    summed = [a for a, f in enumerate(choice.assignment)
+              if f != WHOLE and sizes[a] > 1 and shape.factors[f].reduction is not None]
     if not summed:
         return (), 0.0
     steps: list[Collective] = []
