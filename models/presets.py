@@ -2,8 +2,8 @@
 
 Sizes are GPT-3's (Brown et al. 2020, arXiv:2005.14165, table 2.1) except `2.6b` and `39b`, which are Alpa's (Zheng et
 al. 2022, arXiv:2201.12023, and its benchmark suite). Two of the former differ from print, whose numbers do not multiply
-out: the 1.3B model's width of 2,048 makes 16 heads of 128 features, not 24, and the 13B model's 40 heads of 128 features
-make a width of 5,120, not 5,140.
+out: the 1.3B model's width of 2,048 makes 16 heads of 128 features, not 24, and the 13B model's 40 heads of 128
+features make a width of 5,120, not 5,140.
 """
 
 import dataclasses
