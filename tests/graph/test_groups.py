@@ -113,11 +113,17 @@ def test_groups_partition_the_operations(graph):
     assert firsts == sorted(firsts) and all(list(g.operations) == sorted(g.operations) for g in groups)
 
 
-def test_only_pointwise_operations_share_a_group(graph):
+def test_only_pointwise_operations_and_partial_sums_share_a_group(graph):
     for group in group_operations(graph):
         members = [graph.operations[o] for o in group.operations]
-        assert len(members) == 1 or all(map(is_pointwise, members))
+        makers = [o for o in members if not is_pointwise(o)]
         assert {o.trips for o in members} == {group.trips}
+        if len(members) > 1 and makers:  # terms of one sum: reductions of one extent, and the additions
+            reduced = [tuple(f.size for f in o.rule.factors if f.reduction == "add") for o in makers]
+            assert len(set(reduced)) == 1 and reduced[0]
+            assert {o.name for o in members if o not in makers} <= {"add", "add_any"}
+            assert len(members) == 2 * len(makers) - 1
+            assert len({a.dims for a in group.writes}) == 1, "all terms are laid out alike"
 
 
 def test_factors_are_those_of_the_operations(graph):
@@ -181,6 +187,24 @@ def test_a_shared_mask_does_not_weld_layers():
     layers = group_holding(graph, "tanh")
     assert len(layers) == 3
     assert len(group_holding(graph, "dot_general")) == 3
+
+
+def test_gradients_of_one_input_are_summed_before_they_are_reduced():
+    """Three projections of x: dx is the sum of three products, each partial where the output features are split."""
+
+    def loss(x, ws):
+        return sum((x @ w).sum() for w in ws)
+
+    graph = trace(jax.grad(lambda x, ws: loss(jnp.sin(x), ws)), (f32(4, 8), [f32(8, 6)] * 3)).graph
+    sums = [g for g in group_operations(graph) if len(g.operations) == 5]
+    assert len(sums) == 1
+    names = sorted(graph.operations[o].name for o in sums[0].operations)
+    assert names[:2] == ["add_any"] * 2 and names[2:] == ["dot_general"] * 3
+
+
+def test_terms_with_a_dimension_of_one_are_no_hindrance():
+    graph = trace(lambda x, y, v, w: x @ v + y @ w, (f32(1, 8), f32(1, 8), f32(8, 8), f32(8, 8))).graph
+    assert len(group_operations(graph)) in (1, 3)
 
 
 def test_a_mask_made_of_nothing_belongs_to_no_group():
