@@ -26,8 +26,9 @@ by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.n
 def blocks(document: pathlib.Path, language: str) -> list[tuple[int, bool, str]]:
     """The fenced blocks in a language: line number of the first line, whether it is to be run, text."""
     text = document.read_text()
+    fence = re.compile(rf"^(<!-- not run: [^\n]*-->\n+)?```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     found = []
-    for match in re.finditer(rf"^(<!-- not run: [^\n]*-->\n+)?```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    for match in fence.finditer(text):
         found.append((text.count("\n", 0, match.start(2)) + 1, match[1] is None, match[2]))
     return found
 
