@@ -199,6 +199,8 @@ class _Flattener:
         self.rules: dict[Any, FactorRule] = {}
         self.text: dict[Any, str] = {}
         self.unknown: list[str] = []
+        self.controls: dict[int, int] = {}
+        """For a carry or join, the value that decides how often the loop runs or which branch does."""
 
     def new_value(self, aval: Any, name: str | None = None, kind: ValueKind = ValueKind.INTERMEDIATE) -> int:
         index = len(self.values)
@@ -340,7 +342,9 @@ class _Flattener:
         carries = [self.carry(number, k, i, v.aval, trips, source)
                    for k, (i, v) in enumerate(zip(operands[n_cond + n_body:], body.invars[n_body:], strict=True))]
         inside = [c[1] for c in carries]
-        self.call(p["cond_jaxpr"], [*operands[:n_cond], *inside], inner_trips)
+        (again,) = self.call(p["cond_jaxpr"], [*operands[:n_cond], *inside], inner_trips)
+        if again is not None:
+            self.controls.update((index, again) for index, _, _ in carries)
         results = self.call(p["body_jaxpr"], [*operands[n_cond:n_cond + n_body], *inside], inner_trips)
         for (index, _, _), back in zip(carries, results, strict=True):
             self.close_carry(index, back)
@@ -356,6 +360,8 @@ class _Flattener:
                 outputs.append(None)
                 continue
             joined = self.new_value(v.aval)
+            if operands[0] is not None:
+                self.controls[len(self.operations)] = operands[0]
             self.add(number, OperationKind.BRANCH_JOIN, "branch_join", [r[k] for r in results], (joined,),
                      _identity_rule(v.aval.shape, len(branches)), trips, source_of(equation), slot=k)
             outputs.append(joined)
@@ -373,6 +379,8 @@ class _Flattener:
                     continue
                 keep[operation.index] = changed = True
                 needed.update(o for o in operation.operands if o is not None)
+                if operation.index in self.controls:
+                    needed.add(self.controls[operation.index])
         position = np.concatenate([[0], np.cumsum(keep)]).astype(int)
         kept = [o for o in self.operations if keep[o.index]]
         operations = tuple(dataclasses.replace(o, index=i) for i, o in enumerate(kept))
