@@ -85,9 +85,8 @@ def transformer_problem(
     problem = Problem(tuple(nodes), tuple(edges), tuple(usages))
     if capacity_ratio is None:
         return problem
-    free = solve(problem, SolverOptions(time_limit_s=60, relative_gap=5e-3))
-    peak = evaluate(problem, free.choices).peak_usage
-    return dataclasses.replace(problem, capacity=capacity_ratio * peak)
+    cheapest = [int(np.argmin(node.costs)) for node in problem.nodes]
+    return dataclasses.replace(problem, capacity=capacity_ratio * evaluate(problem, cheapest).peak_usage)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """The solver room: a choice problem with pairwise costs and a capacity, solved with a proof. Knows nothing of JAX."""
 
+from autoshard.solver.driver import solve
 from autoshard.solver.evaluate import evaluate
+from autoshard.solver.least_capacity import least_capacity
 from autoshard.solver.options import Evaluation, Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Edge, EdgeUsage, Node, Problem, Solution, Status, Usage
-from autoshard.solver.driver import solve
 
 __all__ = [
     "Certificate",
@@ -18,5 +19,6 @@ __all__ = [
     "Status",
     "Usage",
     "evaluate",
+    "least_capacity",
     "solve",
 ]

@@ -44,6 +44,8 @@ class Ascent:
         self._unary = np.zeros(len(flat.unary))
         self._theta = np.zeros(len(flat.unary))
         self._tables = flat.tables.copy() if len(flat.pair_first) else flat.tables
+        finite = flat.tables[np.isfinite(flat.tables)]
+        self._largest = max(float(np.abs(flat.unary).max(initial=0.0)), float(finite.max(initial=0.0)), 1e-300)
         self._usage: np.ndarray | None = None
         self._step, self._fails = 1.0, 0
         self._trial_prices, self._trial_messages = self.prices.copy(), self.messages.copy()
@@ -112,8 +114,13 @@ class Ascent:
         length = float(direction @ direction)
         if length == 0:
             return self.prices.copy()
-        gap = target - self.bound if np.isfinite(target) else max(0.02 * abs(self.bound), 1e-12)
+        gap = target - self.bound if np.isfinite(target) else max(0.02 * abs(self.bound), 1e-4 * self._largest)
         return np.maximum(0.0, self.prices + self._step * max(gap, 0.0) / length * direction)
+
+    def penalties(self) -> np.ndarray:
+        """First penalties per unit of overrun for repairing labels: the prices, with a small floor; float64 [T]."""
+        scale = max(abs(self.bound), 1e-3 * self._largest) / max(float(self.flat.capacity.max(initial=0.0)), 1e-300)
+        return np.maximum(self.prices, 1e-4 * scale)
 
     def state(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Returns (theta [L], priced tables, proven bound) of the best state, computed afresh."""

@@ -163,22 +163,25 @@ class _Course:
 
     def _climb(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, passes: int) -> None:
         search, constant = self.search, self.network.constant
-        done = 0
+        done = turn = 0
         while done < passes and not search.done():
             gap = search.objective - constant - ascent.bound
             stall = 5e-3 * gap if math.isfinite(gap) else 1e-5 * abs(ascent.bound)
             steps = ascent.climb(CHUNK, search.objective - constant, math.inf, stall)
             done += steps
             self._prove(ascent.bound + constant, "messages")
-            self._polish(flat, nodes, ascent)
-            if steps < CHUNK:
+            last = steps < CHUNK or done >= passes
+            if search.choices is None or last or turn >= 2:
+                self._polish(flat, nodes, ascent, ascent.decoded if last else ascent.decoded[turn % 2 :][:1])
+            turn += 1
+            if last:
                 break
 
-    def _polish(self, flat: Flat, nodes: np.ndarray, ascent: Ascent) -> None:
-        for decoded in ascent.decoded:
+    def _polish(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, starts: list[np.ndarray]) -> None:
+        for decoded in starts:
+            if self.search.done():
+                return
             labels = decoded.copy()
-            scale = max(abs(ascent.bound), 1e-12) / max(float(flat.capacity.max(initial=0.0)), 1e-300)
-            weights = np.maximum(ascent.prices, 1e-4 * scale)
-            if settle(flat, labels, weights, 30, ascent.scratch[0]):
+            if settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0]):
                 if labels_cost(flat, labels) + self.network.constant < self.search.objective:
                     offer_labels(self.search, self.network, nodes, labels, "local search")

@@ -63,13 +63,14 @@ def entry_estimate(flat: Flat, keep: np.ndarray) -> int:
 
 
 def build_program(flat: Flat, unary: np.ndarray, tables: np.ndarray, messages: np.ndarray, prices: np.ndarray,
-                  keep: np.ndarray, cutoff: float) -> Program:
+                  keep: np.ndarray, cutoff: float, active: np.ndarray) -> Program:
     """Builds (1) to (5).
 
     Args:
       unary: theta_i, float64 [L]. tables: priced tables. messages: as in `messages.py`. prices: float64 [T].
       keep: bool [L], the labels that have a column.
       cutoff: factor entries with a reduced cost above this have no column; +inf to keep all finite ones.
+      active: bool [T]; instants that have a row (5). All those with a price must.
     """
     parts = _Parts()
     label_column = np.full(len(unary), -1, np.int64)
@@ -77,7 +78,7 @@ def build_program(flat: Flat, unary: np.ndarray, tables: np.ndarray, messages: n
     parts.columns(unary[keep], True)
     _one_label(flat, label_column, parts)
     factor_columns = _marginals(flat, tables, messages, label_column, cutoff, parts)
-    _capacity(flat, prices, label_column, factor_columns, parts)
+    _capacity(flat, prices, label_column, factor_columns, active, parts)
     return parts.program(label_column)
 
 
@@ -151,36 +152,40 @@ def _marginals(flat: Flat, tables: np.ndarray, messages: np.ndarray, label_colum
     return result
 
 
-def _capacity(flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_columns: list, parts: _Parts) -> None:
-    """(5), in units of the largest capacity left. Row t is stated minus row t - 1 where that has fewer entries."""
-    count = len(flat.capacity)
+def _capacity(flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_columns: list, active: np.ndarray,
+              parts: _Parts) -> None:
+    """(5), in thousandths of the largest capacity left, to be far above tolerances. A row is stated minus the one before where that has fewer entries."""
+    capacity, prices = flat.capacity[active], prices[active]
+    count = len(capacity)
     if not count:
         return
-    unit = max(float(flat.capacity.max()), 1e-300)
+    position = np.concatenate([[0], np.cumsum(active)])
+    unit = max(float(capacity.max()) / 1e3, 1e-300)
     pieces = []
     for i in range(len(flat.label_start) - 1):
         own = label_column[flat.label_start[i] : flat.label_start[i + 1]]
         for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
             amounts = flat.amounts[flat.usage_amounts[r] : flat.usage_amounts[r] + len(own)]
             used = (own >= 0) & (amounts > 0)
-            pieces.append((flat.usage_first[r], flat.usage_last[r], own[used], amounts[used]))
+            pieces.append((position[flat.usage_first[r]], position[flat.usage_last[r]], own[used], amounts[used]))
     for f, (columns, row, column) in enumerate(factor_columns):
         for r in range(flat.pair_start[f], flat.pair_start[f + 1]):
             amounts = flat.amounts[flat.pair_amounts[r] + row * flat.columns[f] + column]
             used = amounts > 0
-            pieces.append((flat.pair_first[r], flat.pair_last[r], columns[used], amounts[used]))
+            pieces.append((position[flat.pair_first[r]], position[flat.pair_last[r]], columns[used], amounts[used]))
+    pieces = [piece for piece in pieces if piece[0] < piece[1]]
     dense = sum((last - first) * len(own) for first, last, own, _ in pieces)
     sparse = sum(2 * len(own) for _, _, own, _ in pieces)
     slack = parts.columns(prices * unit, False, np.inf)
     if dense <= max(4 * sparse, 200_000):
-        rows = parts.rows(flat.capacity / unit)
+        rows = parts.rows(capacity / unit)
         for first, last, own, amounts in pieces:
             instants = np.arange(first, last)
             parts.put(np.repeat(rows[instants], len(own)), np.tile(own, len(instants)),
                       np.tile(amounts / unit, len(instants)))
         parts.put(rows, slack, 1.0)
         return
-    rows = parts.rows(np.diff(flat.capacity, prepend=0.0) / unit)
+    rows = parts.rows(np.diff(capacity, prepend=0.0) / unit)
     for first, last, own, amounts in pieces:
         parts.put(np.full(len(own), rows[first]), own, amounts / unit)
         if last < count:
@@ -189,17 +194,18 @@ def _capacity(flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_c
     parts.put(rows[1:], slack[:-1], -1.0)
 
 
-def solve_program(flat: Flat, program: Program, scale: float, relative_gap: float, time_limit_s: float, seed: int,
+def solve_program(flat: Flat, program: Program, scale: float, absolute_gap: float, time_limit_s: float, seed: int,
                   node_limit: int | None = None, hint: np.ndarray | None = None,
                   integer: bool = True) -> ProgramResult:
     """Runs HiGHS (one thread, fixed seed) on the program.
 
     Args:
-      scale: A cost of the size of the whole objective; costs are divided by it.
-      relative_gap: The search stops when bound and solution are this near, relative to `scale`.
+      scale: A cost of the size of the whole objective; costs are divided by it (but the largest coefficient is kept
+        below 1e6 times `OBJECTIVE_SCALE`).
+      absolute_gap: The search stops when bound and solution are this near, in the problem's own cost.
       time_limit_s, node_limit: Limits. hint: labels int64 [n] to start from. integer: False for the relaxation.
     """
-    factor = OBJECTIVE_SCALE / max(scale, 1e-300)
+    factor = OBJECTIVE_SCALE / max(scale, 1e-6 * float(program.column_cost.max(initial=0.0)), 1e-300)
     proto = _proto(program, factor, integer)
     model = mathopt.Model.from_model_proto(proto)
     extra = mathopt.ModelSolveParameters()
@@ -210,7 +216,7 @@ def solve_program(flat: Flat, program: Program, scale: float, relative_gap: floa
             extra.solution_hints = [mathopt.SolutionHint(variable_values=ones)]
     parameters = mathopt.SolveParameters(
         time_limit=datetime.timedelta(seconds=max(time_limit_s, 0.01)), random_seed=seed, node_limit=node_limit,
-        absolute_gap_tolerance=max(relative_gap * OBJECTIVE_SCALE, 1e-9), relative_gap_tolerance=0.0,
+        absolute_gap_tolerance=max(absolute_gap * factor, 1e-9), relative_gap_tolerance=0.0,
     )
     result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=extra)
     reason = result.termination.reason

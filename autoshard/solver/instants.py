@@ -1,6 +1,8 @@
 """Presolve of the capacity: only instants that can bind remain.
 
-  * An instant whose usages are all live at a neighbouring instant with no more capacity is dominated: dropped.
+  * An instant whose usages are all live at a neighbouring instant with no more capacity is dominated: dropped. Where
+    one owner has equal usages many times (a tied problem), so is one at which each is live no more often than at
+    another.
   * What a usage takes whatever the choice is taken from the capacity; a usage that is then zero is dropped.
   * An instant where the largest usages together fit is dropped.
   * A label whose own usage exceeds what is left is reported, so that the caller can remove it.
@@ -8,9 +10,13 @@
 
 import dataclasses
 
+import numba
 import numpy as np
 
 from autoshard.solver.network import Network, Record
+
+COUNT_ENTRIES = 20_000_000
+"""Counts of live usages are compared only while instants x kinds of usages are at most this many."""
 
 
 def compress_instants(network: Network) -> dict[int, np.ndarray]:
@@ -44,6 +50,11 @@ def compress_instants(network: Network) -> dict[int, np.ndarray]:
         keep = _total(start, stop, most, count) > capacity
         useful = most > 0
         keep &= _undominated(start[useful], stop[useful], capacity, keep)
+        kinds = {}
+        kind = np.array([kinds.setdefault((owner, id(record.amounts)), len(kinds))
+                         for owner, record in zip(owners, records, strict=True)])
+        if len(kinds) < 0.7 * len(records) and keep.sum() * len(kinds) <= COUNT_ENTRIES:
+            keep &= _unsurpassed(start[useful], stop[useful], kind[useful], capacity, keep)
         position = np.concatenate([[0], np.cumsum(keep)])
         start, stop = position[start], position[stop]
         useful &= start < stop
@@ -96,6 +107,46 @@ def _undominated(start: np.ndarray, stop: np.ndarray, capacity: np.ndarray, keep
                 keep[kept[1:][(starts == 0) & (after >= here)]] = False
         if keep.sum() == before:
             return keep
+
+
+def _unsurpassed(start: np.ndarray, stop: np.ndarray, kind: np.ndarray, capacity: np.ndarray,
+                 keep: np.ndarray) -> np.ndarray:
+    """Which kept instants have, for every other with no more capacity, some kind of usage live more often."""
+    steps = np.zeros((len(keep) + 1, int(kind.max(initial=0)) + 1), np.int32)
+    np.add.at(steps, (start, kind), 1)
+    np.subtract.at(steps, (stop, kind), 1)
+    kept = np.flatnonzero(keep)
+    counts = np.cumsum(steps, axis=0)[kept]
+    order = np.lexsort((capacity[kept], -counts.sum(axis=1)))  # a dominating instant comes before what it dominates
+    result = keep.copy()
+    result[kept] = _survivors(counts, capacity[kept], order)
+    return result
+
+
+@numba.njit(cache=True)
+def _survivors(counts: np.ndarray, capacity: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """bool [instants]: those that no earlier survivor of `order` outnumbers in every kind with no more capacity."""
+    survives = np.zeros(len(order), np.bool_)
+    survivors = np.empty(len(order), np.int64)
+    found = 0
+    for place in order:
+        dominated = False
+        for s in range(found):
+            rival = survivors[s]
+            if capacity[rival] > capacity[place]:
+                continue
+            dominated = True
+            for kind in range(counts.shape[1]):
+                if counts[rival, kind] < counts[place, kind]:
+                    dominated = False
+                    break
+            if dominated:
+                break
+        if not dominated:
+            survives[place] = True
+            survivors[found] = place
+            found += 1
+    return survives
 
 
 def _distribute(network: Network, owners: list, records: list[Record], start: np.ndarray, stop: np.ndarray,

@@ -130,10 +130,13 @@ def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarr
     """
     count = len(labels)
     moves = 0
+    stale = np.ones(count, np.bool_)  # a node that has its cheapest label without penalty waits for a neighbour's move
     for turn in range(sweeps):
         moved = 0
         for step in range(count):
             i = step if turn % 2 == 0 else count - 1 - step
+            if not stale[i]:
+                continue
             _local_costs(flat, labels, i, scratch)
             choices = flat.label_start[i + 1] - flat.label_start[i]
             now = labels[i]
@@ -147,6 +150,8 @@ def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarr
                             labels[i] = k
                             break
                     moved += 1
+                    _make_stale(flat, i, stale)
+                stale[i] = False
                 continue
             _occupy(flat, labels, usage, weights, i, now, -1.0)
             room = _room(flat, usage, i)
@@ -168,10 +173,20 @@ def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarr
             if choice != now:
                 labels[i] = choice
                 moved += 1
+                _make_stale(flat, i, stale)
+            stale[i] = scratch[choice] > cheapest or best > scratch[choice]
         moves += moved
         if moved == 0:
             break
     return moves
+
+
+@numba.njit(cache=True)
+def _make_stale(flat, i, stale):
+    for p in range(flat.in_start[i], flat.in_start[i + 1]):
+        stale[flat.source[flat.in_factors[p]]] = True
+    for p in range(flat.out_start[i], flat.out_start[i + 1]):
+        stale[flat.target[flat.out_factors[p]]] = True
 
 
 @numba.njit(cache=True)

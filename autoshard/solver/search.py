@@ -8,7 +8,6 @@ from autoshard.solver.evaluate import evaluate
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Problem, Solution, Status
 
-
 ROUNDING = 1e-9
 """A relative gap below this is rounding, whatever smaller gap was asked for."""
 

@@ -15,6 +15,7 @@ from autoshard.solver.ascent import Ascent
 from autoshard.solver.flat import Flat
 from autoshard.solver.ilp import ProgramResult, build_program, entry_estimate, solve_program
 from autoshard.solver.network import Network
+from autoshard.solver.primal import fits, labels_usage, settle
 from autoshard.solver.search import Search
 
 RECOVERY_ENTRIES = 150_000
@@ -48,21 +49,45 @@ def solve_part(search: Search, part: Part, keep: np.ndarray, below: float, gap: 
 
     Returns:
       The result; its bound includes the network's constant.
+
+    Rows for instants are added as solutions exceed them; a bound without some of the rows is a bound.
     """
     flat, ascent = part.flat, part.ascent
     if (np.add.reduceat(keep.astype(np.int64), flat.label_start[:-1]) == 0).any():
         return ProgramResult(None, math.inf, True)
-    program = build_program(flat, part.theta, part.tables, ascent.messages, ascent.prices, keep, below)
     scale = abs(search.objective) if search.choices is not None else abs(ascent.bound + part.network.constant)
-    if scale == 0:
-        scale = max(float(np.abs(flat.unary).max(initial=0.0)), 1e-12)
-    result = solve_program(flat, program, scale, gap, min(time_limit_s, search.remaining_s()), search.options.seed,
-                           node_limit, incumbent_labels(search, part))
-    if result.labels is not None:
-        offer_labels(search, part.network, part.nodes, result.labels, phase)
-    return dataclasses.replace(
-        result, bound=result.bound + part.network.constant - float(ascent.prices @ flat.capacity)
-    )
+    hint = incumbent_labels(search, part)
+    active = ascent.prices > 0
+    if hint is not None:
+        active |= _peaks(flat, labels_usage(flat, hint), 0.98)
+    bound, give_up_s = -math.inf, search.elapsed_s() + min(time_limit_s, search.remaining_s())
+    while True:
+        program = build_program(flat, part.theta, part.tables, ascent.messages, ascent.prices, keep, below, active)
+        result = solve_program(flat, program, scale, gap * scale, give_up_s - search.elapsed_s(), search.options.seed, node_limit,
+                               hint)
+        if result.infeasible:
+            return result
+        bound = max(bound, result.bound + part.network.constant - float(ascent.prices @ flat.capacity))
+        if result.labels is None:
+            break
+        exceeded = _peaks(flat, labels_usage(flat, result.labels), 1.0) & ~active
+        if not exceeded.any():
+            labels = result.labels
+            # Rows hold up to the code's tolerance only, which may be a few bytes too many.
+            if fits(flat, labels) or settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0]):
+                offer_labels(search, part.network, part.nodes, labels, phase)
+            break
+        if search.elapsed_s() >= give_up_s:
+            break
+        active |= exceeded
+    return dataclasses.replace(result, bound=bound)
+
+
+def _peaks(flat: Flat, usage: np.ndarray, share: float) -> np.ndarray:
+    """Instants that take more than `share` of their capacity and, relative to it, no less than those beside them."""
+    load = usage / np.maximum(flat.capacity, 1e-300)
+    beside = np.concatenate([[-np.inf], load, [-np.inf]])
+    return (load > share) & (load >= beside[:-2]) & (load >= beside[2:])
 
 
 def offer_labels(search: Search, network: Network, nodes: np.ndarray, labels: np.ndarray, phase: str) -> bool:
@@ -95,7 +120,7 @@ def recover(search: Search, part: Part) -> None:
     for fraction in (0.3, 0.1, 0.03, 0.01, 0.0):
         wider = keep | (part.slack <= fraction * gap)
         if entry_estimate(part.flat, wider) <= RECOVERY_ENTRIES:
-            solve_part(search, part, wider, math.inf, 0.2 * search.wanted_gap(), 0.3 * search.remaining_s(), "recovery",
+            solve_part(search, part, wider, gap, 0.2 * search.wanted_gap(), 0.3 * search.remaining_s(), "recovery",
                        NODE_LIMIT)
             return
 

@@ -60,3 +60,29 @@ def random_problem(seed: int, max_nodes: int = 6, max_choices: int = 4) -> Probl
 def without_twins(problem: Problem) -> Problem:
     """The same problem without the hint."""
     return dataclasses.replace(problem, nodes=tuple(dataclasses.replace(node, twin=None) for node in problem.nodes))
+
+
+def random_tree(rng: np.random.Generator, max_nodes: int) -> Problem:
+    """A tree without capacity."""
+    count = int(rng.integers(2, max_nodes + 1))
+    nodes = tuple(Node(f"n{index}", rng.random(int(rng.integers(1, 6)))) for index in range(count))
+    edges = []
+    for index in range(1, count):
+        other = int(rng.integers(index))
+        ends = (index, other) if rng.random() < 0.5 else (other, index)
+        classes = [np.arange(len(nodes[end].costs)) for end in ends]
+        edges.append(Edge(*ends, *classes, rng.random((len(classes[0]), len(classes[1])))))
+    return Problem(nodes, tuple(edges))
+
+
+def chain(count: int, choices: int, seed: int) -> tuple[Problem, float]:
+    """A chain and its optimum by dynamic programming."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(Node(f"n{index}", rng.random(choices)) for index in range(count))
+    identity = np.arange(choices)
+    tables = [rng.random((choices, choices)) for _ in range(count - 1)]
+    edges = tuple(Edge(index, index + 1, identity, identity, table) for index, table in enumerate(tables))
+    best = nodes[0].costs
+    for node, table in zip(nodes[1:], tables, strict=True):
+        best = (best[:, None] + table).min(axis=0) + node.costs
+    return Problem(nodes, edges), float(best.min())

@@ -1,0 +1,139 @@
+"""The solver against exhaustive enumeration on hundreds of small problems of every kind."""
+
+import dataclasses
+import importlib.util
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from autoshard.solver import SolverOptions, Status, evaluate, least_capacity, solve
+from autoshard.solver.brute_force import brute_force
+from autoshard.solver.fold import fold
+from autoshard.solver.network import Network
+from autoshard.solver.presolve import presolve
+
+_spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
+
+EXACT = SolverOptions(relative_gap=0.0, time_limit_s=60)
+
+
+def close(value: float, expected: float) -> bool:
+    return math.isclose(value, expected, rel_tol=1e-8, abs_tol=1e-15)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_equals_brute_force(block):
+    for seed in range(40 * block, 40 * block + 40):
+        problem = generate.random_problem(seed)
+        expected, _ = brute_force(problem)
+        solution = solve(problem, EXACT)
+        certificate = solution.certificate
+        if math.isinf(expected):
+            assert certificate.status is Status.INFEASIBLE, seed
+            assert solution.choices is None
+        else:
+            assert certificate.status is Status.OPTIMAL, seed
+            assert close(certificate.objective, expected), seed
+            assert evaluate(problem, solution.choices).objective == certificate.objective
+            assert evaluate(problem, solution.choices).feasible
+            assert certificate.bound <= certificate.objective
+
+
+def test_bound_never_exceeds_the_optimum_at_any_gap_or_work_limit():
+    for seed in range(500, 620):
+        problem = generate.random_problem(seed)
+        expected, _ = brute_force(problem)
+        for options in (
+            SolverOptions(relative_gap=0.3),
+            SolverOptions(relative_gap=0.0, dual_passes=1, ilp_entries=0, neighbourhoods=0),
+        ):
+            bounds = []
+            solution = solve(problem, options, on_progress=lambda progress: bounds.append(progress.bound))
+            bounds.append(solution.certificate.bound)
+            if math.isfinite(expected):
+                assert max(bounds) <= expected + 1e-9 * abs(expected), seed
+                assert solution.certificate.status is not Status.INFEASIBLE, seed
+
+
+def test_presolve_keeps_the_optimum():
+    for seed in range(700, 900):
+        problem = generate.random_problem(seed)
+        expected, choices = brute_force(problem)
+        network = Network(problem)
+        presolve(network)
+        if network.infeasible:
+            assert math.isinf(expected), seed
+            continue
+        kept = {node: own for node, own in enumerate(network.labels) if network.alive[node]}
+        best = math.inf
+        for combination in np.ndindex(*(len(own) for own in kept.values())):
+            chosen = {node: int(own[k]) for (node, own), k in zip(kept.items(), combination, strict=True)}
+            result = evaluate(problem, network.complete(chosen))
+            best = min(best, result.objective if result.feasible else math.inf)
+        assert best == expected or close(best, expected), seed
+
+
+def test_presolve_settles_trees_without_capacity():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        problem = generate.random_tree(rng, 12)
+        network = Network(problem)
+        presolve(network)
+        assert not any(network.alive)
+        expected, _ = brute_force(problem, limit=10**7) if len(problem.nodes) < 8 else (None, None)
+        solution = solve(problem, EXACT)
+        assert solution.certificate.gap <= 1e-9
+        if expected is not None:
+            assert close(solution.certificate.objective, expected)
+
+
+def test_tied_problem_prices_tied_choices_exactly():
+    seen = 0
+    for seed in range(900, 1100):
+        problem = generate.random_problem(seed)
+        tied = fold(problem)
+        if tied is None:
+            continue
+        folded, member = tied
+        rng = np.random.default_rng(seed)
+        choices = [int(rng.integers(len(node.costs))) for node in folded.nodes]
+        whole = evaluate(problem, [choices[group] for group in member])
+        small = evaluate(folded, choices)
+        assert whole.objective == small.objective or close(whole.objective, small.objective), seed
+        assert close(whole.peak_usage, small.peak_usage), seed
+        seen += 1
+    assert seen > 30
+
+
+def test_twin_hints_change_neither_optimum_nor_bound_validity():
+    for seed in range(1100, 1200):
+        problem = generate.random_problem(seed)
+        with_hint = solve(problem, EXACT).certificate
+        without = solve(generate.without_twins(problem), EXACT).certificate
+        assert with_hint.status is without.status, seed
+        assert with_hint.objective == without.objective or close(with_hint.objective, without.objective), seed
+
+
+def test_least_capacity_brackets_the_least_peak():
+    for seed in range(60):
+        problem = generate.random_problem(seed, 5)
+        free = dataclasses.replace(problem, capacity=None)
+        least = math.inf
+        for combination in np.ndindex(*(len(node.costs) for node in problem.nodes)):
+            result = evaluate(free, combination)
+            least = min(least, result.peak_usage if result.feasible else math.inf)
+        low, high, solution = least_capacity(problem, SolverOptions(relative_gap=1e-3))
+        if math.isinf(least):
+            assert solution.choices is None and high == math.inf
+            continue
+        assert low <= least * (1 + 1e-9) and least <= high <= low * 1.0011 + 1e-6, seed
+        assert evaluate(free, solution.choices).peak_usage == high
+        if high > 0:
+            assert solve(dataclasses.replace(problem, capacity=high), EXACT).choices is not None
+            assert solve(dataclasses.replace(problem, capacity=0.998 * low), EXACT).certificate.status is (
+                Status.INFEASIBLE
+            ), seed
