@@ -18,7 +18,7 @@ import jax.extend.core as jex
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.planner.decisions import EquationShardings, SpecEntries
-from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr
+from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr, scan_counts
 
 
 def partition_spec(entries: SpecEntries) -> PartitionSpec:
@@ -143,7 +143,7 @@ class Evaluator:
 
     def _scan(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:
         p = equation.params
-        n_consts, n_carry = p["num_consts"], p["num_carry"]
+        n_consts, n_carry = scan_counts(equation)
         body = dict(wanted.body)
         results = {k: body[n_consts + k] for k in range(n_carry) if n_consts + k in body}
         nested = self._nested(p["jaxpr"], counter, body, results)

@@ -33,7 +33,7 @@ from autoshard.graph.graph import (
 from autoshard.trace.annotations import argument_layout, constraint_layout, partitioning_metadata, shard_map_layouts
 from autoshard.trace.rules import rule_of, signature_of
 from autoshard.trace.source import source_of
-from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr
+from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr, scan_counts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -303,7 +303,8 @@ class _Flattener:
 
     def scan(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
         p = equation.params
-        inner, length, n_consts, n_carry = open_jaxpr(p["jaxpr"]), p["length"], p["num_consts"], p["num_carry"]
+        inner, length = open_jaxpr(p["jaxpr"]), p["length"]
+        n_consts, n_carry = scan_counts(equation)
         source = source_of(equation)
         consts, init, stacked = operands[:n_consts], operands[n_consts:n_consts + n_carry], operands[n_consts + n_carry:]
         inner_trips = trips * max(length, 1)

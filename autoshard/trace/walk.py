@@ -52,3 +52,16 @@ def kind_of(equation: jex.JaxprEqn) -> EquationKind:
     if name == "cond":
         return EquationKind.COND
     return EquationKind.CALL if called_jaxpr(equation) is not None else EquationKind.LEAF
+
+
+def scan_counts(equation: jex.JaxprEqn) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many are carried.
+
+    Read off the types, because the parameters that say so differ between JAX versions (`num_consts` and `num_carry` up to
+    0.11, flat trees since 0.12): a scanned input and a stacked output have one dimension more outside than inside.
+    """
+    inner = open_jaxpr(equation.params["jaxpr"])
+    rank = lambda v: len(v.aval.shape)
+    carried = sum(rank(o) == rank(i) for o, i in zip(equation.outvars, inner.outvars, strict=True))
+    scanned = sum(rank(o) != rank(i) for o, i in zip(equation.invars, inner.invars, strict=True))
+    return len(inner.invars) - carried - scanned, carried
