@@ -1,4 +1,4 @@
-"""Baselines as plans: the same trace, problem, solver and execution as `autoshard.plan`, under a strategy's restrictions."""
+"""Baselines as plans: trace, problem, solver and execution of `autoshard.plan`, under a strategy's restrictions."""
 
 import dataclasses
 import math
@@ -23,13 +23,13 @@ class Settings(TypedDict, total=False):
 
     Attributes:
       cluster: A `Cluster`, a path to a cluster file, or None for the live devices.
-      mesh: Axis names to sizes, major to minor. None for one axis over all devices (`data` or `tensor`); for a mix, None
-        tries every size of the tensor axis inside a node and keeps the best.
+      mesh: Axis names to sizes, major to minor. None for one axis over all devices (`data` or `tensor`); for a mix,
+        None tries every size of the tensor axis inside a node and keeps the best.
       tensor_axis: For a mix, which axis of `mesh` splits the weights; all others are data axes. `tensor` by default.
       donate_argnums: Positional arguments whose buffers the function may reuse, as for `jax.jit`.
       memory_budget_bytes: Limit per device; None for the device's memory less the reserve, `math.inf` for no limit.
-      batch_argnums: Positional arguments that hold the batch, along dimension 0; None for the leaves of which the function
-        returns no new version.
+      batch_argnums: Positional arguments that hold the batch, along dimension 0; None for the leaves of which the
+        function returns no new version.
       options: See `PlanOptions`.
     """
 
@@ -119,11 +119,13 @@ def megatron(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -
     return baseline(Strategy(None, uses_tensor=True), fn, *args, **settings)
 
 
-def mixed(fn: Callable[..., Any], *args: Any, data: DataRule | str = DataRule.ZERO3, **settings: Unpack[Settings]) -> Plan:
+def mixed(
+    fn: Callable[..., Any], *args: Any, data: DataRule | str = DataRule.ZERO3, **settings: Unpack[Settings]
+) -> Plan:
     """Data parallelism over some axes and tensor parallelism over another.
 
-    Args and errors are those of `data_parallel`, and `data`, the rule of the data axes: `ddp`, `zero1`, `zero2` or `zero3`
-    (ValueError for any other). MeshError also if the mesh lacks the tensor axis.
+    Args and errors are those of `data_parallel`, and `data`, the rule of the data axes: `ddp`, `zero1`, `zero2` or
+    `zero3` (ValueError for any other). MeshError also if the mesh lacks the tensor axis.
 
     Returns:
       The plan, named such as `zero3+megatron`.
@@ -136,8 +138,9 @@ def baseline(strategy: Strategy, fn: Callable[..., Any], *args: Any, **settings:
     return plan_baseline(strategy, prepare_subject(fn, *args, **settings), **settings)
 
 
-def all_baselines(fn: Callable[..., Any], *args: Any, strategies: Sequence[Strategy] = ALL,
-                  **settings: Unpack[Settings]) -> tuple[Outcome, ...]:
+def all_baselines(
+    fn: Callable[..., Any], *args: Any, strategies: Sequence[Strategy] = ALL, **settings: Unpack[Settings]
+) -> tuple[Outcome, ...]:
     """Plans several baselines of one function, tracing it once.
 
     A baseline that exceeds the memory limit is planned without one and reported with what it would need; one that
@@ -195,16 +198,30 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
     else:
         meshes = (mesh,)
     if strategy.data is not None and strategy.uses_tensor and tensor_axis not in meshes[0]:
-        raise MeshError(f"The baseline `{strategy.name}` splits weights over the mesh axis `{tensor_axis}`, but the mesh has the axes "
-                        f"{', '.join(meshes[0])}. Rename an axis, or tell which one it is: tensor_axis=.")
+        raise MeshError(
+            f"The baseline `{strategy.name}` splits weights over the mesh axis `{tensor_axis}`, but the mesh has the "
+            f"axes {', '.join(meshes[0])}. Rename an axis, or tell which one it is: tensor_axis=."
+        )
     plans, failure = [], None
     for one in meshes:
         names = () if not strategy.uses_tensor else tuple(one) if strategy.data is None else (tensor_axis,)
         try:
-            plans.append(plan_program(
-                subject.traced, subject.program, subject.cluster, one, subject.donated, settings.get("memory_budget_bytes"),
-                None, settings.get("options") or PlanOptions(),
-                lambda program, logical, names=names: restrictions(strategy, program, subject.roles, logical, names), strategy.name))
+            plans.append(
+                plan_program(
+                    subject.traced,
+                    subject.program,
+                    subject.cluster,
+                    one,
+                    subject.donated,
+                    settings.get("memory_budget_bytes"),
+                    None,
+                    settings.get("options") or PlanOptions(),
+                    lambda program, logical, names=names: restrictions(
+                        strategy, program, subject.roles, logical, names
+                    ),
+                    strategy.name,
+                )
+            )
         except (LayoutError, SolverError) as error:
             failure = error
     if not plans:
@@ -221,8 +238,10 @@ def default_meshes(strategy: Strategy, hardware: Slice, tensor_axis: str) -> tup
     in_node = hardware.levels[0].size if hardware.levels else 1
     sizes = [n for n in range(2, in_node + 1) if in_node % n == 0 and n < hardware.num_devices]
     if not sizes:
-        raise MeshError(f"A mix of data and tensor parallelism needs at least two devices a node and four in all; slice "
-                        f"`{hardware.name}` has {in_node} a node and {hardware.num_devices} in all.")
+        raise MeshError(
+            f"A mix of data and tensor parallelism needs at least two devices a node and four in all; slice "
+            f"`{hardware.name}` has {in_node} a node and {hardware.num_devices} in all."
+        )
     return tuple({"data": hardware.num_devices // n, tensor_axis: n} for n in sizes)
 
 

@@ -70,17 +70,22 @@ def roles_of(program: Program, batch_argnums: Sequence[int] | None = None) -> Ro
     if batch_argnums is None:
         if not succeeded:
             raise LayoutError(
-                "The function returns no new version of any of its arguments, so nothing tells its parameters from its batch. "
-                "Name the positional arguments that hold the batch: batch_argnums=1.")
+                "The function returns no new version of any of its arguments, so nothing tells its parameters "
+                "from its batch. Name the positional arguments that hold the batch: batch_argnums=1."
+            )
         batch = tensors - succeeded
     else:
         batch = {i for i in tensors if graph.arguments[i].position in batch_argnums}
     if not batch:
-        raise LayoutError("The function has no tensor argument that could be its batch. Pass the batch as an argument, or name it "
-                          "with batch_argnums=.")
+        raise LayoutError(
+            "The function has no tensor argument that could be its batch. Pass the batch as an argument, or name it "
+            "with batch_argnums=."
+        )
     ties = _Ties(program)
     batch_sets = ties.of((graph.arguments[i].value, 0) for i in batch)
-    sequence_sets = ties.of((graph.arguments[i].value, 1) for i in batch if _is_sequence(graph, graph.arguments[i].value))
+    sequence_sets = ties.of(
+        (graph.arguments[i].value, 1) for i in batch if _is_sequence(graph, graph.arguments[i].value)
+    )
     batch_factors = tuple(ties.factors(g, batch_sets) for g in program.groups)
     sequence_factors = tuple(ties.factors(g, sequence_sets - batch_sets) for g in program.groups)
     without_batch = {g.index for g in program.groups if not batch_factors[g.index]}
@@ -89,13 +94,27 @@ def roles_of(program: Program, batch_argnums: Sequence[int] | None = None) -> Ro
     update = _update_groups(program, without_batch)
     readers = _readers(program)
     optimizer = {i for i in state if i in succeeded and readers.get(graph.arguments[i].value, set()) <= update}
-    matrix_reads, matrix_values = _matrix_reads(program, weights, batch_factors, {graph.arguments[i].value for i in state - optimizer})
+    matrix_reads, matrix_values = _matrix_reads(
+        program, weights, batch_factors, {graph.arguments[i].value for i in state - optimizer}
+    )
     return Roles(
-        batch_factors, sequence_factors, frozenset(batch), frozenset(state - optimizer), frozenset(optimizer),
+        batch_factors,
+        sequence_factors,
+        frozenset(batch),
+        frozenset(state - optimizer),
+        frozenset(optimizer),
         frozenset(i for i in state - optimizer if graph.arguments[i].value in matrix_values),
-        tuple(frozenset(d for d in range(len(graph.values[a.value].shape))
-                        if ties.find(("value", a.value, d)) in batch_sets | sequence_sets) for a in graph.arguments),
-        frozenset(weights), frozenset(update), frozenset(_gradient_groups(program, batch_factors, update, readers)),
+        tuple(
+            frozenset(
+                d
+                for d in range(len(graph.values[a.value].shape))
+                if ties.find(("value", a.value, d)) in batch_sets | sequence_sets
+            )
+            for a in graph.arguments
+        ),
+        frozenset(weights),
+        frozenset(update),
+        frozenset(_gradient_groups(program, batch_factors, update, readers)),
         matrix_reads,
     )
 
@@ -161,29 +180,40 @@ def _weight_groups(program: Program, without_batch: set[int], batch_values: set[
     made_by = {a.value: g.index for g in program.groups for a in g.writes}
     changed = True
     while changed:
-        foreign = {g for g in groups if any(
-            values[a.value].shape and (a.value in batch_values or made_by.get(a.value, g) not in groups)
-            for a in program.groups[g].reads)}
+        foreign = {
+            g
+            for g in groups
+            if any(
+                values[a.value].shape and (a.value in batch_values or made_by.get(a.value, g) not in groups)
+                for a in program.groups[g].reads
+            )
+        }
         groups -= foreign
         changed = bool(foreign)
     return groups
 
 
 def _update_groups(program: Program, without_batch: set[int]) -> set[int]:
-    """The largest set of groups without batch factors whose results reach only successors, scalar results and each other."""
+    """The largest set of groups without batch factors whose results reach only successors, scalars and each other."""
     graph, groups, readers = program.graph, set(without_batch), _readers(program)
-    other = {o.value for o in graph.outputs if o.value is not None and o.successor_of is None and graph.values[o.value].shape}
+    other = {
+        o.value for o in graph.outputs if o.value is not None and o.successor_of is None and graph.values[o.value].shape
+    }
     changed = True
     while changed:
-        leaving = {g for g in groups if any(
-            a.value in other or not readers.get(a.value, set()) <= groups for a in program.groups[g].writes)}
+        leaving = {
+            g
+            for g in groups
+            if any(a.value in other or not readers.get(a.value, set()) <= groups for a in program.groups[g].writes)
+        }
         groups -= leaving
         changed = bool(leaving)
     return groups
 
 
-def _gradient_groups(program: Program, batch_factors: Sequence[frozenset[int]], update: set[int],
-                     readers: dict[int, set[int]]) -> set[int]:
+def _gradient_groups(
+    program: Program, batch_factors: Sequence[frozenset[int]], update: set[int], readers: dict[int, set[int]]
+) -> set[int]:
     """Groups that sum over the batch into one tensor that only the update reads."""
     found = set()
     for group in program.groups:
@@ -191,14 +221,15 @@ def _gradient_groups(program: Program, batch_factors: Sequence[frozenset[int]], 
             continue
         (write,) = group.writes
         kept = {f for factors in write.dims for f in factors}
-        if not kept & batch_factors[group.index] and readers.get(write.value, set()) <= update:
+        if kept and not kept & batch_factors[group.index] and readers.get(write.value, set()) <= update:
             found.add(group.index)
     return found
 
 
-def _matrix_reads(program: Program, weights: set[int], batch_factors: Sequence[frozenset[int]],
-                  parameters: set[int]) -> tuple[tuple[tuple[int, ...], ...], set[int]]:
-    """The weight reads of products and look-ups over the batch, and every value, parameters included, that ends in one."""
+def _matrix_reads(
+    program: Program, weights: set[int], batch_factors: Sequence[frozenset[int]], parameters: set[int]
+) -> tuple[tuple[tuple[int, ...], ...], set[int]]:
+    """The weight reads of products and look-ups over the batch, and all values that end in one, parameters included."""
     graph = program.graph
     derived = set(parameters)
     for group in program.groups:
@@ -206,9 +237,14 @@ def _matrix_reads(program: Program, weights: set[int], batch_factors: Sequence[f
             derived.update(a.value for a in group.writes)
     reads, reached = [], set()
     for group in program.groups:
-        is_matrix = batch_factors[group.index] and any(graph.operations[o].name in MATRIX_OPERATIONS for o in group.operations)
-        own = tuple(r for r, a in enumerate(group.reads)
-                    if is_matrix and a.value in derived and len(graph.values[a.value].shape) > 1)
+        is_matrix = batch_factors[group.index] and any(
+            graph.operations[o].name in MATRIX_OPERATIONS for o in group.operations
+        )
+        own = tuple(
+            r
+            for r, a in enumerate(group.reads)
+            if is_matrix and a.value in derived and len(graph.values[a.value].shape) > 1
+        )
         reads.append(own)
         reached.update(group.reads[r].value for r in own)
     for group in reversed(program.groups):
