@@ -20,7 +20,7 @@ from autoshard.planner.ties import settle_ties
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import resolve_pins
 from autoshard.plans.plan import CloseChoice, MeshCandidate, Plan, PlannedTensor
-from autoshard.solver import Progress, SolverOptions, solve
+from autoshard.solver import Progress, SolverOptions, least_capacity, solve
 from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.trace.trace import Trace, trace
 
@@ -193,20 +193,20 @@ def _overall(own: Certificate, candidates: Sequence[MeshCandidate], options: Pla
 
 def _no_plan(formulation: Formulation | None, candidates: Sequence[MeshCandidate], budget_bytes: float, options: PlanOptions) -> SolverError:
     """The error for a search that ended without a plan; for memory, with the least budget known to do."""
-    from autoshard.solver import least_capacity
     if formulation is None:
         return SolverError("No plan was found. Raise options.time_limit_s.")
-    least = least_capacity(formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed))
-    if least.achievable <= budget_bytes:
+    bound_bytes, least_bytes, least = least_capacity(
+        formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed))
+    if least_bytes <= budget_bytes:
         return SolverError(
-            f"No plan was found within {options.time_limit_s} s, although one of {least.achievable / 1e9:.3f} GB per device exists and "
-            f"{budget_bytes / 1e9:.3f} GB are allowed. Raise options.time_limit_s or memory_budget_bytes.")
+            f"No plan was found within {options.time_limit_s} s, although one of {least_bytes / 1e9:.4g} GB per device exists and "
+            f"{budget_bytes / 1e9:.4g} GB are allowed. Raise options.time_limit_s or memory_budget_bytes.")
     figures = estimate(formulation, least.choices)
-    alive = ", ".join(f"{m.name} {list(m.shape)} ({m.size_bytes / 1e9:.2f} GB)" for m in figures.memory[:5])
+    alive = ", ".join(f"{m.name} {list(m.shape)} ({m.size_bytes / 1e9:.3g} GB)" for m in figures.memory[:5])
     axes = ", ".join(f"{axis.name}={axis.size}" for axis in formulation.mesh.axes)
     return MemoryBudgetError(
-        f"No plan found needs at most {budget_bytes / 1e9:.3f} GB per device. On mesh {axes}, {least.achievable / 1e9:.3f} GB would do "
-        f"(proven: not less than {least.lower_bound / 1e9:.3f} GB). The peak is at {figures.peak_at}, where these are alive, among others: "
+        f"No plan found needs at most {budget_bytes / 1e9:.4g} GB per device. On mesh {axes}, {least_bytes / 1e9:.4g} GB "
+        f"(memory_budget_bytes={math.ceil(least_bytes)}) would do; proven: not less than {bound_bytes / 1e9:.4g} GB. The peak is at {figures.peak_at}, where these are alive, among others: "
         f"{alive}. Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch or jax.checkpoint.")
 
 
