@@ -1,0 +1,139 @@
+"""The choices of single operations: a matrix product by hand, and laws for operations of every form."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autoshard.graph.layout import WHOLE, fits
+from autoshard.planner.choices import satisfies
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def row_of(table, *layouts):
+    """The choice with the given layouts of its reads and writes."""
+    columns = (*table.reads, *table.writes)
+    found = [k for k in range(len(table.choices)) if tuple(c[k] for c in columns) == layouts]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def product(formulated, mesh_of):
+    """16 x 8 times 8 x 4 floats (512 B, 128 B, 256 B; 1024 flop) on two devices."""
+    (table,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 4)), mesh_of(2)).tables
+    return table
+
+
+def test_a_matrix_product_has_six_strategies(product):
+    assert len(product.choices) == 6
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "y", "moved_bytes", "comm_s", "partial_bytes"),
+    [
+        (WHOLE, WHOLE, WHOLE, 512 + 128 + 256, 0.0, 0),
+        (0, WHOLE, 0, 256 + 128 + 128, 0.0, 0),  # split rows
+        (WHOLE, 1, 1, 512 + 64 + 128, 0.0, 0),  # split columns
+        # split the contracted dimension: two passes of a ring of two, 128 B each, and a launch
+        (1, 0, WHOLE, 256 + 64 + 256, 2 * (1e-6 + 128 / 1e10) + 1e-6, 0),
+        # or one pass, which leaves the sum in pieces while the partial result of 256 B is still there
+        (1, 0, 0, 256 + 64 + 256, 1e-6 + 128 / 1e10 + 1e-6, 256),
+        (1, 0, 1, 256 + 64 + 256, 1e-6 + 128 / 1e10 + 1e-6, 256),
+    ],
+)
+def test_strategies_of_a_matrix_product(product, x, w, y, moved_bytes, comm_s, partial_bytes):
+    row = row_of(product, (x,), (w,), (y,))
+    split = 1 if (x, w) == (WHOLE, WHOLE) else 2
+    assert product.flops[row] == 1024 / split
+    assert product.compute_s[row] == pytest.approx(1e-6 + moved_bytes / 1e11), "bound by memory, after a launch"
+    assert product.comm_s[row] == pytest.approx(comm_s)
+    assert product.partial_bytes[row] == partial_bytes
+
+
+def test_two_axes_on_a_product(formulated, mesh_of):
+    """Rows over one axis, the contracted dimension over the other: 512 B of the result are reduced on half of it."""
+    (table,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 8)), mesh_of(2, 2)).tables
+    row = row_of(table, (0, 1), (WHOLE, 0), (0, WHOLE))
+    (step,) = table.collectives[row]
+    assert (step.kind.value, step.axes) == ("all-reduce", ("b",))
+    assert step.wire_bytes == 2 * 0.5 * 256
+    assert table.flops[row] == 2 * 16 * 8 * 8 / 4
+
+
+def test_both_axes_on_the_contracted_dimension(formulated, mesh_of):
+    """One axis scattered, the other reduced: the reduction works on the scattered piece."""
+    (table,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 8)), mesh_of(2, 2)).tables
+    row = row_of(table, (1, 1), (0, 0), (WHOLE, 0))
+    scatter, reduce = table.collectives[row]
+    assert (scatter.kind.value, scatter.axes, scatter.wire_bytes) == ("reduce-scatter", ("b",), 256)
+    assert (reduce.kind.value, reduce.axes, reduce.wire_bytes) == ("all-reduce", ("a",), 2 * 0.5 * 256)
+
+
+def test_maxima_cannot_be_scattered(formulated, mesh_of):
+    (table,) = formulated(lambda x: x.max(0), (f32(8, 8),), mesh_of(2)).tables
+    assert {w for w, r in zip(table.writes[0], table.reads[0], strict=True) if r == (0,)} == {(WHOLE,)}
+
+
+def test_an_axis_of_one_device_changes_no_price(formulated, mesh_of):
+    (wide,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 4)), mesh_of(1, 2)).tables
+    (narrow,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 4)), mesh_of(2)).tables
+    price = lambda table, k: (float(table.compute_s[k]), float(table.comm_s[k]))
+    assert {price(wide, k) for k in range(len(wide.choices))} == {price(narrow, k) for k in range(len(narrow.choices))}
+
+
+OPERATIONS = {
+    "elementwise": (lambda x, y: jnp.sin(x) * y + 1, (f32(8, 8), f32(8, 8))),
+    "batched": (lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), (f32(4, 8, 4, 2), f32(4, 8, 4, 2))),
+    "merged": (lambda x: jnp.cos(x).reshape(32, 4).reshape(8, 16), (f32(8, 4, 4),)),
+    "softmax": (jax.nn.softmax, (f32(8, 8),)),
+    "gather": (lambda t, i: t[i], (f32(16, 8), jax.ShapeDtypeStruct((8,), jnp.int32))),
+    "sum": (lambda x: x.sum(), (f32(8, 8),)),
+    "odd": (lambda x, w: jnp.tanh(x @ w), (f32(6, 8), f32(8, 3))),
+    "partial_sums": (lambda x, y, v, w: x @ v + y @ w, (f32(8, 4), f32(8, 4), f32(4, 8), f32(4, 8))),
+    "gradient": (jax.grad(lambda w, x: (jnp.tanh(x @ w) ** 2).sum()), (f32(8, 8), f32(4, 8))),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("sizes", [(4,), (2, 4)])
+def test_laws_of_choices(name, sizes, formulated, mesh_of):
+    f = formulated(*OPERATIONS[name], mesh_of(*sizes))
+    for table, shape in zip(f.tables, f.program.shapes, strict=True):
+        columns = (*table.reads, *table.writes)
+        rows = list(zip(*columns, strict=True)) if columns else []
+        assert len(set(rows)) == len(rows) == len(table.choices), "no two choices look the same from outside"
+        for column, (_, _, extents) in zip(columns, (*shape.reads, *shape.writes), strict=True):
+            assert all(fits(layout, extents, sizes) for layout in column)
+        whole = [k for k, c in enumerate(table.choices) if set(c.assignment) == {WHOLE}]
+        assert len(whole) == 1
+        assert table.collectives[whole[0]] == ()
+        for k, choice in enumerate(table.choices):
+            parts = math.prod(n for n, f in zip(sizes, choice.assignment, strict=True) if f != WHOLE)
+            assert table.flops[k] >= table.flops[whole[0]] / parts - 1e-9
+            assert table.compute_s[k] <= table.compute_s[whole[0]] + 1e-12
+            sums = any(f != WHOLE and shape.factors[f].reduction is not None for f in choice.assignment)
+            assert sums == bool(table.collectives[k])
+        assert np.isfinite(table.compute_s).all() and (table.compute_s >= 0).all() and (table.partial_bytes >= 0).all()
+
+
+def test_all_legal_splits_of_one_elementwise_operation(formulated, mesh_of):
+    """Two dimensions of 8 on axes of 2 and 4: every map of axes to dimensions that divides, and no other."""
+    (table,) = formulated(lambda x: x * 2, (f32(8, 4),), mesh_of(2, 4)).tables
+    expected = {l for l in itertools.product((WHOLE, 0, 1), repeat=2) if fits(l, (8, 4), (2, 4))}
+    assert set(table.reads[0]) == set(table.writes[0]) == expected
+
+
+def test_demands_compare_axes_on_each_dimension():
+    names = ("a", "b", "c")
+    assert satisfies((0, 0, 1), (("a", "b"), ("c",)), names)
+    assert satisfies((0, 0, 1), (("b", "a"), None), names)
+    assert not satisfies((0, WHOLE, 1), (("a", "b"), ("c",)), names)
+    assert not satisfies((0, WHOLE, WHOLE), ((), None), names)
+    assert satisfies((WHOLE, WHOLE, 1), ((), None), names)

@@ -1,0 +1,123 @@
+"""When values occupy memory: peaks derived by hand, and instants against brute force."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from jax import lax
+
+from autoshard.planner.decode import estimate
+from autoshard.planner.liveness import compress
+
+M = 64 * 64 * 4
+"""Bytes of one 64 x 64 matrix."""
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+SQUARE = f32(64, 64)
+
+
+def chain(x, a, b):
+    return (x @ a) @ b
+
+
+def residual(x, a, b):
+    return jnp.tanh(x @ a) @ b + x
+
+
+def update(state, gradient):
+    return state - 0.1 * (state @ gradient)
+
+
+def total(x, w):
+    return (x @ w).sum()
+
+
+def twice(x, w):
+    """The first product lives until the last one."""
+    y = x @ w
+    return y @ ((y @ w) @ w)
+
+
+def many(x):
+    """Pointwise values between two products are fused away, however many they are."""
+    y = x @ x
+    for _ in range(5):
+        y = jnp.sin(y) + 1
+    return y @ x
+
+
+def scanned(c, xs, w):
+    def body(c, x):
+        c = jnp.tanh(c @ w)
+        return c, c @ x
+
+    return lax.scan(body, c, xs)
+
+
+def masked(x):
+    return jnp.where(jnp.tril(jnp.ones((64, 64), bool)), x @ x, 0.0) @ x
+
+
+def reshaped(x, w):
+    return (x @ w).reshape(-1).reshape(32, 128) @ jnp.ones((128, 2))
+
+
+PEAKS = [
+    # arguments stay (x, a, b); both results at the end
+    (chain, (SQUARE,) * 3, (), 5 * M),
+    # arguments, the sum of the first product, and tanh of it; or tanh and the second product; or the latter and the sum
+    (residual, (SQUARE,) * 3, (), 5 * M),
+    # the new state takes over the old state's buffer: state, gradient, product
+    (update, (SQUARE,) * 2, (0,), 3 * M),
+    # without donation the new state is one more, while the product is still there
+    (update, (SQUARE,) * 2, (), 4 * M),
+    # a donated argument that nothing succeeds ends with its last use; then only w, the product and the sum are there
+    (total, (SQUARE,) * 2, (0,), 3 * M),
+    # x, w; y, y @ w and its product; y, that product and the result
+    (twice, (SQUARE,) * 2, (), 5 * M),
+    # x, the product, and the last pointwise value that the second product reads
+    (many, (SQUARE,), (), 3 * M),
+    # x, the product, the selection that the second product reads; the mask is made anew where it is read
+    (masked, (SQUARE,), (), 3 * M),
+    # c, w, 5 of xs and 5 of the stacked output; the carry; one slice of xs, tanh, and the product
+    (scanned, (SQUARE, f32(5, 64, 64), SQUARE), (), (1 + 1 + 5 + 5 + 1 + 3) * M),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "donate", "peak_bytes"), PEAKS)
+def test_peaks_by_hand(fn, args, donate, peak_bytes, formulated, mesh_of):
+    f = formulated(fn, args, mesh_of(1), donate=donate)
+    figures = estimate(f, [0] * len(f.problem.nodes))
+    assert peak_bytes <= figures.peak_bytes <= peak_bytes + 64, "up to a few scalars"
+    assert sum(m.size_bytes for m in figures.memory) == pytest.approx(figures.peak_bytes)
+
+
+def test_reshapes_are_other_names(formulated, mesh_of):
+    """x, w, the product (read later under another name), the constant of 1 kB, and the result of 256 B."""
+    f = formulated(reshaped, (SQUARE, SQUARE), mesh_of(1))
+    assert estimate(f, [0] * len(f.problem.nodes)).peak_bytes == 3 * M + 32 * 2 * 4
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda p: (p[0], p[0] + p[1])), max_size=10)
+
+
+def alive(intervals, instants) -> set[frozenset[int]]:
+    return {frozenset(i for i, (s, e) in enumerate(intervals) if s <= t < e) for t in instants}
+
+
+@given(INTERVALS)
+@settings(max_examples=400, deadline=None)
+def test_compressed_instants_are_the_maximal_sets(intervals):
+    """Nothing but the inclusion-maximal sets of intervals alive together is left, each of them once."""
+    before = alive(intervals, range(20)) - {frozenset()}
+    maximal = {s for s in before if not any(s < other for other in before)}
+    compressed = compress(intervals)
+    assert len(compressed) == len(intervals)
+    count = max((e for _, e in compressed), default=0)
+    assert alive(compressed, range(count)) == maximal
+    assert count == len(maximal)
