@@ -105,7 +105,8 @@ class Evaluator:
             case EquationKind.WHILE:
                 return self._while(equation, operands, wanted, counter)
             case EquationKind.COND:
-                branches = tuple(self._nested(b, counter) for b in equation.params["branches"])
+                results = dict(wanted.results)  # all branches must end in one layout
+                branches = tuple(self._nested(b, counter, results=results) for b in equation.params["branches"])
                 return equation.primitive.bind(*operands, **{**equation.params, "branches": branches})
             case EquationKind.OPAQUE if equation.primitive.name == "shard_map":
                 return equation.primitive.bind(*operands, **{**equation.params, "mesh": self.mesh})
