@@ -8,7 +8,8 @@ class DataRule(enum.Enum):
     """What the data axes shard, besides the batch.
 
     Source of the stages: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-    2020, section 5. Stage 3 is what PyTorch calls fully sharded data parallelism (FSDP).
+    2020, section 5. Stage 3 is what PyTorch calls fully sharded data parallelism (FSDP). Stages 1 and 2 differ in how
+    gradients travel; where the update begins by casting them, stage 1 too keeps only each device's part afterwards.
     """
 
     DDP = "ddp"  # nothing: parameters and optimizer state on every device, gradients all-reduced

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-
 from autoshard_models import presets, train_step
 from autoshard_models.gpt_linen import LinenGPTConfig
 
@@ -60,7 +59,7 @@ def mlp() -> Step:
 
 
 def gpt(kind: str = "plain", layers: int = LAYERS, batch_size: int = 16) -> Step:
-    """A small GPT: `plain` (untied embeddings), `tied`, `dropout` (with rematerialisation), `scan` (Linen, one loop)."""
+    """A small GPT: `plain` (untied embeddings), `tied`, `dropout` (rematerialised), `scan` (Linen, one loop)."""
     config = presets.preset("tiny", num_layers=layers, embed_dim=EMBED, num_heads=8, context_length=SEQUENCE,
                             tie_embeddings=kind != "plain", dropout_rate=0.1 * (kind == "dropout"),
                             remat=kind == "dropout")  # fmt: skip

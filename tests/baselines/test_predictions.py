@@ -130,7 +130,11 @@ def test_the_plan_costs_no_more_than_any_baseline(outcomes):
 def test_argument_layouts_obey_the_strategy(outcomes):
     for outcome in outcomes[1]:
         strategy = outcome.strategy
-        data = {"data", "tensor"} - ({"tensor"} if strategy.data else {"data", "tensor"}) if strategy.uses_tensor else {*MESH}
+        data = (
+            {"data", "tensor"} - ({"tensor"} if strategy.data else {"data", "tensor"})
+            if strategy.uses_tensor
+            else {*MESH}
+        )
         for argument in outcome.plan.arguments:
             used = {x for e in argument.entries for x in e}
             if argument.name.startswith("batch"):

@@ -29,7 +29,9 @@ def test_mlp():
     program, roles = read(mlp())
     assert names(program, roles.batch_arguments) == {"batch.x", "batch.y"}
     assert names(program, roles.parameters) == {f"state.params.{n}" for n in ("in", "in_bias", "out", "out_bias")}
-    assert names(program, roles.optimizer_state) == {f"state.momentum.{n}" for n in ("in", "in_bias", "out", "out_bias")}
+    assert names(program, roles.optimizer_state) == {
+        f"state.momentum.{n}" for n in ("in", "in_bias", "out", "out_bias")
+    }
     assert names(program, roles.matrix_parameters) == {"state.params.in", "state.params.out"}
     assert len(roles.gradient_groups) == 4
     assert not roles.gradient_groups & roles.update_groups
