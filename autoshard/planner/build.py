@@ -28,7 +28,7 @@ from autoshard.cluster import LogicalMesh
 from autoshard.cost.reshard import reshard, total_s
 from autoshard.errors import LayoutError
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind
-from autoshard.graph.groups import Group, group_operations
+from autoshard.graph.groups import Group, group_operations, map_dims
 from autoshard.graph.layout import Layout, all_layouts, shard_bytes
 from autoshard.planner.choices import ChoiceTable, GroupShape, choice_table, satisfies, shape_of
 from autoshard.planner.overlap import gradient_values, weight_values
@@ -167,13 +167,13 @@ def _group_choices(program: Program, mesh: LogicalMesh, restrictions: Restrictio
         table = cache[id(shape)]
         rows = [k for k, c in enumerate(table.choices) if restrictions.group(group.index, c.assignment, c.scatter)]
         operation = program.graph.operations[group.operations[0]]
-        for fixed, accesses, layouts in (
-            (operation.fixed_operands, operation.operands, table.reads),
-            (operation.fixed_results, operation.results, table.writes),
+        for fixed, values, dims, accesses, layouts in (
+            (operation.fixed_operands, operation.operands, operation.rule.operands, group.reads, table.reads),
+            (operation.fixed_results, operation.results, operation.rule.results, group.writes, table.writes),
         ):
-            for want, value in zip(fixed or (), accesses, strict=False):
-                side = group.reads if fixed is operation.fixed_operands else group.writes
-                position = next((n for n, a in enumerate(side) if a.value == value), None)
+            for want, value, own in zip(fixed or (), values, dims, strict=False):
+                mapped = map_dims(own, group.factor_maps[0])
+                position = next((n for n, a in enumerate(accesses) if (a.value, a.dims) == (value, mapped)), None)
                 if want is not None and position is not None:
                     rows = [k for k in rows if satisfies(layouts[position][k], want, names)]
         if not rows:
@@ -184,11 +184,6 @@ def _group_choices(program: Program, mesh: LogicalMesh, restrictions: Restrictio
         tables.append(table)
         decisions.append(Decision(None, group.index, tuple(rows)))
     return tables, decisions
-
-
-def _classes(layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], np.ndarray]:
-    unique = {l: i for i, l in enumerate(dict.fromkeys(layouts))}
-    return tuple(unique), np.array([unique[l] for l in layouts], dtype=np.intp)
 
 
 class _Builder:
@@ -205,7 +200,7 @@ class _Builder:
         for group in program.groups:
             for w, access in enumerate(group.writes):
                 self.definition[access.value] = (len(arguments) + group.index, w)
-        self.class_cache: dict[tuple[int, int | None], tuple[tuple[Layout, ...], np.ndarray]] = {}
+        self.class_cache: dict[tuple[Layout, ...], tuple[tuple[Layout, ...], np.ndarray]] = {}
         self.matrix_cache: dict[tuple, np.ndarray] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.exposed = 1.0 - overlap
@@ -224,6 +219,14 @@ class _Builder:
     def move_s(self, value: int, source: Layout, target: Layout) -> float:
         tensor = self.graph.values[value]
         return total_s(reshard(tensor.shape, float(tensor.size_bytes), source, target, self.mesh))
+
+    def classes(self, layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], np.ndarray]:
+        """The distinct layouts and the class of each choice; equal columns share one array, so that copies are seen as such."""
+        key = tuple(layouts)
+        if key not in self.class_cache:
+            unique = {l: i for i, l in enumerate(dict.fromkeys(layouts))}
+            self.class_cache[key] = tuple(unique), np.array([unique[l] for l in layouts], dtype=np.intp)
+        return self.class_cache[key]
 
     def matrix(self, value: int, sources: tuple[Layout, ...], targets: tuple[Layout, ...], trips: float) -> np.ndarray:
         tensor = self.graph.values[value]
@@ -280,8 +283,8 @@ class _Builder:
             self.own_s[target] = self.own_s.get(target, 0.0) + np.array(
                 [trips * self.move_s(value, s, t) for s, t in zip(sources, targets, strict=True)])
             return
-        source_layouts, source_class = _classes(sources)
-        target_layouts, target_class = _classes(targets)
+        source_layouts, source_class = self.classes(sources)
+        target_layouts, target_class = self.classes(targets)
         exposed = self.exposed if value in self.weights or value in self.gradients else 1.0
         costs = self.matrix(value, source_layouts, target_layouts, trips * exposed)
         flows.append(Flow(value, source, target, read, trips, source_layouts, target_layouts))
