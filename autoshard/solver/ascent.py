@@ -114,13 +114,20 @@ class Ascent:
         length = float(direction @ direction)
         if length == 0:
             return self.prices.copy()
-        gap = target - self.bound if np.isfinite(target) else max(0.02 * abs(self.bound), 1e-4 * self._largest)
+        gap = max(0.05 * abs(self.bound), 1e-4 * self._largest)
+        if np.isfinite(target):
+            gap = min(gap, target - self.bound)
         return np.maximum(0.0, self.prices + self._step * max(gap, 0.0) / length * direction)
 
     def penalties(self) -> np.ndarray:
         """First penalties per unit of overrun for repairing labels: the prices, with a small floor; float64 [T]."""
         scale = max(abs(self.bound), 1e-3 * self._largest) / max(float(self.flat.capacity.max(initial=0.0)), 1e-300)
         return np.maximum(self.prices, 1e-4 * scale)
+
+    def priced_unary(self) -> np.ndarray:
+        """Unary costs with the best state's prices, without messages; float64 [L]."""
+        self._reprice(self.prices)
+        return self._unary.copy()
 
     def state(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Returns (theta [L], priced tables, proven bound) of the best state, computed afresh."""

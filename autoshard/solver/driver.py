@@ -26,10 +26,10 @@ from autoshard.solver.messages import label_slack
 from autoshard.solver.network import Network
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.presolve import presolve, restrict
-from autoshard.solver.primal import labels_cost, settle
+from autoshard.solver.primal import labels_cost, labels_usage, settle
 from autoshard.solver.problem import Problem, Solution
 from autoshard.solver.search import Search
-from autoshard.solver.subproblems import Part, offer_labels, recover, roam, solve_part
+from autoshard.solver.subproblems import WALK_ROUNDS, Part, offer_labels, recover, roam, solve_part, walk
 from autoshard.solver.validate import check_problem
 
 CHUNK = 25
@@ -37,6 +37,8 @@ CHUNK = 25
 SMALL_ENTRIES = 20_000
 """A program with fewer matrix entries goes to integer programming after a short ascent."""
 
+CLIMB_SHARE = 0.45
+"""Share of the remaining time that message passing leaves to what follows."""
 TIED_GAP = 3e-3
 """The tied problem is only a start; it is not solved more finely than this."""
 
@@ -131,8 +133,10 @@ class _Course:
         theta, tables, bound = ascent.state()
         self._prove(bound + self.network.constant, "messages")
         slack = label_slack(flat, tables, ascent.messages, theta)
-        part = Part(flat, self.network, nodes, ascent, theta, tables, slack)
+        part = Part(flat, self.network, nodes, ascent, theta, tables, ascent.priced_unary(), slack)
         if not small:
+            walk(search, part, 2 * WALK_ROUNDS, search.options.seed)
+        if not small and not search.done():
             recover(search, part)
         keep, below = np.ones(len(flat.unary), bool), math.inf
         if search.choices is not None:
@@ -163,14 +167,15 @@ class _Course:
 
     def _climb(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, passes: int) -> None:
         search, constant = self.search, self.network.constant
+        leave_s = CLIMB_SHARE * search.remaining_s()
         done = turn = 0
         while done < passes and not search.done():
             gap = search.objective - constant - ascent.bound
-            stall = 5e-3 * gap if math.isfinite(gap) else 1e-5 * abs(ascent.bound)
+            stall = min(5e-3 * gap, 1e-4 * abs(ascent.bound))
             steps = ascent.climb(CHUNK, search.objective - constant, math.inf, stall)
             done += steps
             self._prove(ascent.bound + constant, "messages")
-            last = steps < CHUNK or done >= passes
+            last = steps < CHUNK or done >= passes or search.remaining_s() <= leave_s
             if search.choices is None or last or turn >= 2:
                 self._polish(flat, nodes, ascent, ascent.decoded if last else ascent.decoded[turn % 2 :][:1])
             turn += 1
@@ -181,6 +186,11 @@ class _Course:
         for decoded in starts:
             if self.search.done():
                 return
+            hopeless = not math.isfinite(labels_cost(flat, decoded)) or (
+                self.search.choices is not None and (labels_usage(flat, decoded) > 1.3 * flat.capacity).any()
+            )
+            if hopeless and len(starts) == 1:
+                continue
             labels = decoded.copy()
             if settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0]):
                 if labels_cost(flat, labels) + self.network.constant < self.search.objective:

@@ -12,7 +12,8 @@ class SolverOptions:
       relative_gap: Stop when (objective - bound) <= relative_gap * |objective|; such a solution is called OPTIMAL.
       seed: Seed of the integer-programming codes and of random neighbourhoods.
       deterministic: Bound every inner search by work (passes, simplex iterations, deterministic seconds) instead of
-        by time, so that equal problems and options give equal answers unless `time_limit_s` strikes.
+        by time, so that equal problems and options give equal answers unless `time_limit_s`, or a phase's share of it,
+        strikes.
       workers: Threads that CP-SAT may use where it is called; its searches are interleaved, hence reproducible.
       dual_passes: Most message-passing sweeps over the whole problem.
       ilp_entries: Largest integer program (non-zero matrix entries) that is built.

@@ -3,6 +3,7 @@
   * `solve_part` solves the program over given labels; what it proves holds for solutions made of those labels.
   * `recover` takes the labels that message passing decoded lately. Around the best prices those are the labels of the
     relaxation's optimum, so that little is lost: the primal recovery of column generation.
+  * `walk` runs the local search over trees (`trees.py`) from the best solution.
   * `roam` frees one neighbourhood of nodes after another and keeps the rest as in the best solution.
 """
 
@@ -15,13 +16,18 @@ from autoshard.solver.ascent import Ascent
 from autoshard.solver.flat import Flat
 from autoshard.solver.ilp import ProgramResult, build_program, entry_estimate, solve_program
 from autoshard.solver.network import Network
-from autoshard.solver.primal import fits, labels_usage, settle
+from autoshard.solver.primal import fits, labels_cost, labels_usage, settle
 from autoshard.solver.search import Search
+from autoshard.solver.trees import walk_trees
 
 RECOVERY_ENTRIES = 150_000
 """Largest program of a recovery."""
 ROAM_ENTRIES = 40_000
 """Aimed-at size of a neighbourhood's program."""
+ROAM_NODES = 10_000
+"""With more nodes, building programs takes longer than it gains; only trees are searched."""
+WALK_ROUNDS = 8
+"""Rounds of the local search over trees between two programs."""
 NODE_LIMIT = 2_000
 """Branch-and-bound nodes of a recovery or neighbourhood: a limit on work, not time."""
 
@@ -36,6 +42,8 @@ class Part:
     ascent: Ascent
     theta: np.ndarray
     tables: np.ndarray
+    unary: np.ndarray
+    """float64 [L], [tables]: priced costs without messages."""
     slack: np.ndarray
     """float64 [L]: excess over the bound of any solution with the label, at least."""
 
@@ -125,6 +133,17 @@ def recover(search: Search, part: Part) -> None:
             return
 
 
+def walk(search: Search, part: Part, rounds: int, seed: int) -> bool:
+    """Runs the local search over trees from the best solution; returns whether it found a better one."""
+    current = incumbent_labels(search, part)
+    if current is None:
+        return False
+    labels = walk_trees(part.flat, current, part.unary, part.tables, rounds, seed, search.done)
+    return labels_cost(part.flat, labels) < labels_cost(part.flat, current) and offer_labels(
+        search, part.network, part.nodes, labels, "trees"
+    )
+
+
 def roam(search: Search, part: Part) -> None:
     """Frees windows of consecutive nodes and balls around random nodes, until neither helps any more."""
     rng = np.random.default_rng(search.options.seed)
@@ -134,6 +153,12 @@ def roam(search: Search, part: Part) -> None:
         current = incumbent_labels(search, part)
         if current is None or search.done() or failures >= 12:
             return
+        before = search.objective
+        helped = walk(search, part, WALK_ROUNDS, search.options.seed + 1000 * turn)
+        if count > ROAM_NODES:
+            failures = 0 if helped else failures + 1
+            continue
+        current = incumbent_labels(search, part)
         centre = int(rng.integers(count))
         if turn % 2 == 0:
             free = (np.arange(count) - centre) % count < size
@@ -142,7 +167,6 @@ def roam(search: Search, part: Part) -> None:
         keep = part.slack <= _open_gap(search, part)
         keep &= np.repeat(free, np.diff(part.flat.label_start))
         keep[part.flat.label_start[:-1] + current] = True
-        before = search.objective
         result = solve_part(search, part, keep, _open_gap(search, part), 0.1 * search.wanted_gap(),
                             0.2 * search.remaining_s(), "neighbourhood", NODE_LIMIT)
         failures = 0 if search.objective < before else failures + 1
