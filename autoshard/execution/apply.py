@@ -109,12 +109,20 @@ class Evaluator:
                 branches = tuple(self._nested(b, counter, results=results) for b in equation.params["branches"])
                 return equation.primitive.bind(*operands, **{**equation.params, "branches": branches})
             case EquationKind.OPAQUE if equation.primitive.name == "shard_map":
-                return equation.primitive.bind(*operands, **{**equation.params, "mesh": self.mesh})
+                return self._region(equation, operands)
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
                 results = equation.primitive.bind(*operands, **equation.params)
                 return list(results) if equation.primitive.multiple_results else [results]
+
+    def _region(self, equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+        """A manual region: as the user wrote it, on the plan's devices."""
+        p = equation.params
+        body = jex.jaxpr_as_fun(jex.ClosedJaxpr(open_jaxpr(p["jaxpr"]), ()))
+        region = jax.shard_map(body, mesh=self.mesh, in_specs=tuple(p["in_specs"]), out_specs=list(p["out_specs"]),
+                               axis_names=p["newly_manual_axes"], check_vma=p["check_vma"])
+        return region(*operands)
 
     def _call(self, equation: jex.JaxprEqn, operands: list[Any], counter: _Counter) -> list[Any]:
         name, nested = called_jaxpr(equation)

@@ -124,7 +124,8 @@ def trace(
         Argument(value, path[0].idx, named(path), path[0].idx in donated, annotated.get(path_name(path)) or argument_layout(leaf))
         for value, (path, leaf) in zip(values, in_leaves, strict=True)
     )
-    successors = _successors(in_leaves, out_leaves, values, results)
+    in_types = [(path, v.aval) for (path, _), v in zip(in_leaves, closed.jaxpr.invars, strict=True)]
+    successors = _successors(in_types, out_leaves)
     outputs = tuple(
         Output(value, path_name(path), successor)
         for value, (path, _), successor in zip(results, out_leaves, successors, strict=True)
@@ -133,7 +134,7 @@ def trace(
     return Trace(closed, in_tree, out_tree, graph)
 
 
-def _successors(in_leaves, out_leaves, values, results) -> list[int | None]:
+def _successors(in_leaves, out_leaves) -> list[int | None]:
     """For each output leaf, the argument leaf that it is the next version of.
 
     A positional argument has a successor where some subtree of the result has the same leaves: equal relative paths,
@@ -144,12 +145,12 @@ def _successors(in_leaves, out_leaves, values, results) -> list[int | None]:
         groups: dict[Any, list[tuple[int, tuple]]] = collections.defaultdict(list)
         for i, (path, leaf) in enumerate(leaves):
             if len(path) >= depth:
-                groups[path[:depth]].append((i, (path_name(path[depth:]), tuple(leaf.shape), np.dtype(leaf.dtype).name if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else str(leaf.dtype))))
+                groups[path[:depth]].append((i, (path_name(path[depth:]), tuple(leaf.shape), str(leaf.dtype))))
         return groups
 
     successor: list[int | None] = [None] * len(out_leaves)
     taken: set[int] = set()
-    in_groups = subtrees([(p, x) for p, x in in_leaves], 1)
+    in_groups = subtrees(in_leaves, 1)
     for depth in (1, 0):
         for _, outs in subtrees(out_leaves, depth).items():
             if any(successor[i] is not None for i, _ in outs):
@@ -280,8 +281,8 @@ class _Flattener:
         source = source_of(equation)
         results = [None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars]
         if equation.primitive.name == "shard_map":
-            rule = _identity_rules_of(equation)
             fixed_operands, fixed_results = shard_map_layouts(equation)
+            rule = _region_rule(equation, fixed_operands, fixed_results)
         else:
             rule, fixed_operands, fixed_results = _whole_rule(equation, "replicated"), None, None
             self.unknown.append(f"{equation.primitive.name} at {source or 'an unknown line'}")
@@ -391,20 +392,14 @@ class _Flattener:
                      tuple(dict.fromkeys(self.unknown)))
 
 
-def _identity_rules_of(equation: jex.JaxprEqn) -> FactorRule:
-    """For an opaque region with stated shardings: each operand and result has factors of its own."""
-    factors: list[Factor] = []
-
-    def own(v):
-        dims = []
-        for d in getattr(v.aval, "shape", ()):
-            dims.append((len(factors),) if d > 1 else ())
-            if d > 1:
-                factors.append(Factor(d))
-        return tuple(dims)
-
-    operands, results = tuple(map(own, equation.invars)), tuple(map(own, equation.outvars))
-    return FactorRule(tuple(factors), operands, results, 0.0, True, "table")
+def _region_rule(equation: jex.JaxprEqn, operands: Sequence[FixedLayout], results: Sequence[FixedLayout]) -> FactorRule:
+    """For a region with stated layouts: one factor for each mesh axis, which splits every dimension that names it."""
+    sizes = dict(equation.params["mesh"].shape)
+    used = {name for layout in (*operands, *results) for entry in layout for name in entry or ()}
+    number = {name: i for i, name in enumerate(name for name in sizes if name in used)}
+    dims = lambda layout: tuple(tuple(sorted(number[name] for name in entry or ())) for entry in layout)
+    factors = tuple(Factor(sizes[name]) for name in number)
+    return FactorRule(factors, tuple(map(dims, operands)), tuple(map(dims, results)), 0.0, True, "table")
 
 
 def describe(equation: jex.JaxprEqn) -> str:
