@@ -17,7 +17,9 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autoshard.errors import MeshError
 from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.trace.source import source_of
 from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr, scan_counts
 
 
@@ -119,6 +121,11 @@ class Evaluator:
     def _region(self, equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
         """A manual region: as the user wrote it, on the plan's devices."""
         p = equation.params
+        if dict(p["mesh"].shape) != dict(self.mesh.shape) or p["mesh"].axis_names != self.mesh.axis_names:
+            raise MeshError(
+                f"A `shard_map` region runs on the plan's devices, so its mesh must have the plan's axes in the plan's order: the "
+                f"region at {source_of(equation) or 'an unknown line'} has {dict(p['mesh'].shape)}, the plan {dict(self.mesh.shape)}. "
+                "Plan with mesh= the axes of the region.")
         body = jex.jaxpr_as_fun(jex.ClosedJaxpr(open_jaxpr(p["jaxpr"]), ()))
         region = jax.shard_map(body, mesh=self.mesh, in_specs=tuple(p["in_specs"]), out_specs=list(p["out_specs"]),
                                axis_names=p["newly_manual_axes"], check_vma=p["check_vma"])

@@ -231,7 +231,7 @@ def _peak(f: Formulation, picks: Sequence[int], reader: _Reader) -> tuple[float,
             tensor = graph.values[f.flows[u.edge].value]
             items.append(MemoryItem(f"copy of {tensor.name}", "resharded copies", tensor.shape, amount))
     peak_at = ""
-    if f.instants:
+    if f.instants and graph.operations:
         operation = graph.operations[f.instants[at]]
         peak_at = f"{operation.name} at {operation.source}" if operation.source else operation.name
     return float(usage[at]), peak_at, tuple(sorted(items, key=lambda m: -m.size_bytes))
