@@ -127,6 +127,7 @@ FUNCTIONS = {
     "with_callback": (with_callback, (array(16, 8),)),
     "python_scalars": (lambda x, s, n: x * s + n, (array(8, 8), 2.5, 3)),
     "numpy": (lambda x, y: x @ y, (np.ones((8, 8), np.float32), np.ones((8, 4), np.float32))),
+    "identity": (lambda x: {"x": x, "none": None}, (array(8, 8),)),
     "scalars_only": (lambda x: x + 1, (jnp.float32(1),)),
 }
 
@@ -305,6 +306,15 @@ def test_a_region_that_reads_one_array_twice(random_plan):
     fn = lambda x: manual(jnp.cos(x), jnp.cos(x)) + manual(x, x)
     x = array(8, 8)
     assert_same(random_plan(fn, (x,), MESH, 2).jit(fn)(x), jnp.cos(x) ** 2 + x**2)
+
+
+def test_a_region_on_another_mesh_is_refused(random_plan):
+    """A region's body is traced for its mesh; the plan's must be the same, not only have the same names."""
+    manual = jax.shard_map(lambda x: 2 * x, mesh=user_mesh(**MESH), in_specs=P("a"), out_specs=P("a"))
+    fn = lambda x: manual(jnp.cos(x))
+    plan = random_plan(fn, (array(8, 8),), {"b": 4, "a": 2}, 0)
+    with pytest.raises(MeshError, match="region at .*test_functions.py.*{'a': 2, 'b': 4}, the plan {'b': 4, 'a': 2}"):
+        plan.jit(fn)(array(8, 8))
 
 
 def test_annotations_with_other_axes_are_refused(random_plan):
