@@ -31,8 +31,8 @@ class PlanOptions:
       on_progress: Called as the work goes on.
     """
 
-    time_limit_s: float = 60.0
-    relative_gap: float = 2e-3
+    time_limit_s: float = 300.0
+    relative_gap: float = 5e-3
     max_mesh_axes: int = 2
     memory_reserve: float = 0.1
     overlap: float = 0.0

@@ -120,16 +120,19 @@ def test_transformer_layers_reduce_activations_four_times_each():
 
 
 def test_a_tight_budget_turns_data_parallelism_into_zero_3():
+    """Weights are gathered for each use, but for the first layer's in the backward pass, which needs no input gradient."""
     step, state, data = mlp(width=1024, batch=16384)
     batch_split = {"data.*": jax.sharding.PartitionSpec("data")}
     free = planned(step, state, data, mesh={"data": 8}, pins=batch_split)
-    tight = planned(step, state, data, mesh={"data": 8}, pins=batch_split,
-                    memory_budget_bytes=0.65 * free.estimate.peak_bytes)
-    assert tight.estimate.peak_bytes <= 0.65 * free.estimate.peak_bytes
-    assert tight.estimate.comm_bytes >= free.estimate.comm_bytes
-    moments = [a for a in tight.arguments if len(a.shape) == 2 and not a.name.startswith("data")]
-    sharded = [a for a in moments if any(a.entries)]
-    assert len(sharded) >= 0.8 * len(moments)
-    gathered = [c for c in tight.estimate.communication if c.kind == "all-gather" and c.shape == (1024, 1024)]
-    assert gathered
-    assert kinds(compiled_collectives(tight, step, state, data))["all-gather"] >= 1
+    with pytest.raises(autoshard.errors.MemoryBudgetError) as refusal:
+        planned(step, state, data, mesh={"data": 8}, pins=batch_split, memory_budget_bytes=0.5 * free.estimate.peak_bytes)
+    least = float(re.search(r"memory_budget_bytes=(\d+)", str(refusal.value)).group(1))
+    tight = planned(step, state, data, mesh={"data": 8}, pins=batch_split, memory_budget_bytes=least)
+    assert tight.estimate.peak_bytes <= least < free.estimate.peak_bytes
+    assert tight.estimate.step_s > free.estimate.step_s
+    matrices = [a for a in tight.arguments if len(a.shape) == 2]
+    assert all(any(a.entries) for a in matrices)
+    counts = collections.Counter(c.kind for c in tight.estimate.communication if c.shape == (1024, 1024))
+    assert counts == {"all-gather": 2 * DEPTH - 1, "reduce-scatter": DEPTH}
+    # XLA:CPU makes more, for want of reduce-scatters; XLA:GPU makes exactly these (6 fused into one, 5, and 1 reduce-scatter)
+    assert kinds(compiled_collectives(tight, step, state, data))["all-gather"] >= 2 * DEPTH - 1
