@@ -1,11 +1,40 @@
-"""autoshard chooses how a JAX program is sharded over a cluster, proves how good the choice is, and runs it."""
+"""autoshard chooses how a JAX program is sharded over a cluster, proves how good the choice is, and runs it.
 
-from autoshard.cluster import Cluster
-from autoshard.errors import AutoshardError
-from autoshard.plans.make import plan
-from autoshard.plans.options import PlanOptions, PlanProgress
-from autoshard.plans.plan import Plan
+Names are imported on first use, so that `import autoshard` and the command line start without loading JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autoshard import baselines, errors
+    from autoshard.cluster import Cluster
+    from autoshard.errors import AutoshardError
+    from autoshard.plans.make import plan
+    from autoshard.plans.options import PlanOptions, PlanProgress
+    from autoshard.plans.plan import Plan
 
 __version__ = "0.1.0"
 
-__all__ = ["AutoshardError", "Cluster", "Plan", "PlanOptions", "PlanProgress", "plan"]
+__all__ = ["AutoshardError", "Cluster", "Plan", "PlanOptions", "PlanProgress", "baselines", "errors", "plan"]
+
+_HOMES = {
+    "AutoshardError": "autoshard.errors",
+    "Cluster": "autoshard.cluster",
+    "Plan": "autoshard.plans.plan",
+    "PlanOptions": "autoshard.plans.options",
+    "PlanProgress": "autoshard.plans.options",
+    "plan": "autoshard.plans.make",
+}
+"""Where each public name lives; names not listed here are sub-packages."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'autoshard' has no attribute {name!r}; it has {', '.join(__all__)}.")
+    home = _HOMES.get(name)
+    return importlib.import_module(f"autoshard.{name}") if home is None else getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -85,6 +85,11 @@ def _check(plan: Plan, path: str | Path) -> None:
         raise FileFormatError(f"`{path}`: mesh axes need distinct names and sizes of at least 1, but they are {plan.axes}. Plan again.")
     for tensor in (*plan.arguments, *plan.outputs):
         _check_entries(tensor, sizes, path)
+    if len(plan.output_steps) != len(plan.outputs):
+        raise FileFormatError(f"`{path}`: {len(plan.outputs)} outputs, but steps of {len(plan.output_steps)}. Plan again.")
+    for tensor, steps in zip(plan.outputs, plan.output_steps, strict=True):
+        for entries in steps:
+            _check_entries(dataclasses.replace(tensor, entries=entries), sizes, path)
     for number, shardings in plan.shardings:
         paths = [(slot, entries) for slot, steps in shardings.operands for entries in steps]
         for _, entries in (*paths, *shardings.results, *shardings.body):

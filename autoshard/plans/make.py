@@ -162,15 +162,18 @@ class _CannotWin(Exception):
         self.progress = progress
 
 
-def _meshes(graph: Graph, hardware: Slice, pins: Any, options: PlanOptions) -> list[LogicalMesh]:
+def _meshes(graph: Graph, hardware: Slice, pins: Mapping[str, PartitionSpec] | None, options: PlanOptions) -> list[LogicalMesh]:
     """The logical meshes to search: all of them, or those that have the axes that pins and annotations name."""
     meshes = list(hardware.logical_meshes(max_axes=options.max_mesh_axes))
-    named = {a for spec in (pins or {}).values() for e in spec if e is not None for a in ((e,) if isinstance(e, str) else e)}
+    fixed = [a.fixed for a in graph.arguments]
+    fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
+    fixed += [tuple((e,) if isinstance(e, str) else e for e in spec) for spec in (pins or {}).values()]
+    named = {axis for layout in fixed for entry in layout or () for axis in entry or ()}
     fitting = [m for m in meshes if named <= {axis.name for axis in m.axes}]
     if not fitting:
         raise MeshError(
-            f"The pins name the mesh axes {sorted(named)}, which no searched mesh of {hardware.num_devices} devices has "
-            f"(they use {sorted({axis.name for m in meshes for axis in m.axes})}). Pass mesh= with the axes that the pins mean.")
+            f"Pins or annotations name the mesh axes {sorted(named)}, which no searched mesh of {hardware.num_devices} devices has "
+            f"(they use {sorted({axis.name for m in meshes for axis in m.axes})}). Pass mesh= with the axes that they mean.")
     return fitting
 
 
