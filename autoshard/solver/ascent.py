@@ -1,7 +1,7 @@
 """Drives message passing and capacity prices together: the lower bound, and labels decoded on the way.
 
-Prices follow a projected subgradient of the bound: usage - capacity, where usage is that of the decoded labels, averaged
-over recent sweeps (Barahona and Anbil's volume algorithm, 2000), with Polyak's step length
+Prices follow a projected subgradient of the bound: usage - capacity, where usage is that of the decoded labels,
+averaged over recent sweeps (Barahona and Anbil's volume algorithm, 2000), with Polyak's step length
 f (target - bound) / |usage - capacity|^2. Steps are taken from the best state seen; f shrinks while they fail.
 """
 

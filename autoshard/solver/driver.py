@@ -39,8 +39,10 @@ SMALL_ENTRIES = 20_000
 
 CLIMB_SHARE = 0.45
 """Share of the remaining time that message passing leaves to what follows."""
+TIED_ENTRIES = 50_000
+"""Largest integer program of the tied problem."""
 TIED_GAP = 3e-3
-"""The tied problem is only a start; it is not solved more finely than this."""
+"""The tied problem is only a start: it is not solved more finely than this."""
 
 
 def solve(
@@ -83,8 +85,8 @@ def _solve_tied(search: Search) -> None:
         return
     problem, member = tied
     options = dataclasses.replace(
-        search.options, time_limit_s=max(0.3 * search.remaining_s(), 0.1), neighbourhoods=0,
-        relative_gap=max(search.options.relative_gap, TIED_GAP),
+        search.options, time_limit_s=max(0.15 * search.remaining_s(), 0.1), neighbourhoods=0,
+        relative_gap=max(search.options.relative_gap, TIED_GAP), ilp_entries=TIED_ENTRIES,
     )
     found = solve(problem, options)
     if found.choices is not None:

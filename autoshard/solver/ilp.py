@@ -154,7 +154,10 @@ def _marginals(flat: Flat, tables: np.ndarray, messages: np.ndarray, label_colum
 
 def _capacity(flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_columns: list, active: np.ndarray,
               parts: _Parts) -> None:
-    """(5), in thousandths of the largest capacity left, to be far above tolerances. A row is stated minus the one before where that has fewer entries."""
+    """(5), in thousandths of the largest capacity left, to be far above tolerances.
+
+    Each row is stated minus the one before where that has fewer entries.
+    """
     capacity, prices = flat.capacity[active], prices[active]
     count = len(capacity)
     if not count:

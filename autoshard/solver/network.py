@@ -96,7 +96,9 @@ class Network:
         """Original instant of each remaining one."""
         factor_of: dict[int, Factor] = {}
         for index, edge in enumerate(problem.edges):
-            factor_of[index] = self._oriented(edge.source, edge.target, edge.source_class, edge.target_class, edge.costs)
+            factor_of[index] = self._oriented(
+                edge.source, edge.target, edge.source_class, edge.target_class, edge.costs
+            )
         if problem.capacity is not None:
             self._take_usages(problem, factor_of)
         for factor in factor_of.values():

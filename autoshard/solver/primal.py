@@ -55,7 +55,7 @@ def fits(flat: Flat, labels: np.ndarray) -> bool:
 
 
 @numba.njit(cache=True)
-def _local_costs(flat, labels, i, cost):
+def local_costs(flat, labels, i, cost):
     """cost[k] = unary + table entries of node i with label k, neighbours fixed."""
     first = flat.label_start[i]
     count = flat.label_start[i + 1] - first
@@ -88,7 +88,7 @@ def _add(flat, usage, weights, first, last, amount):
 
 
 @numba.njit(cache=True)
-def _occupy(flat, labels, usage, weights, i, k, sign):
+def occupy(flat, labels, usage, weights, i, k, sign):
     """Adds (sign 1) or removes (sign -1) what node i and its factors take with label k; returns the added penalty."""
     penalty = 0.0
     for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
@@ -137,7 +137,7 @@ def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarr
             i = step if turn % 2 == 0 else count - 1 - step
             if not stale[i]:
                 continue
-            _local_costs(flat, labels, i, scratch)
+            local_costs(flat, labels, i, scratch)
             choices = flat.label_start[i + 1] - flat.label_start[i]
             now = labels[i]
             cheapest = np.inf
@@ -153,23 +153,23 @@ def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarr
                     _make_stale(flat, i, stale)
                 stale[i] = False
                 continue
-            _occupy(flat, labels, usage, weights, i, now, -1.0)
+            occupy(flat, labels, usage, weights, i, now, -1.0)
             room = _room(flat, usage, i)
             penalty = 0.0
             if _most(flat, i, now) > room:
-                penalty = _occupy(flat, labels, usage, weights, i, now, 1.0)
-                _occupy(flat, labels, usage, weights, i, now, -1.0)
+                penalty = occupy(flat, labels, usage, weights, i, now, 1.0)
+                occupy(flat, labels, usage, weights, i, now, -1.0)
             best, choice = scratch[now] + penalty, now
             if cheapest < best:
                 for k in range(choices):
                     if scratch[k] < best and k != now:
                         penalty = 0.0
                         if _most(flat, i, k) > room:
-                            penalty = _occupy(flat, labels, usage, weights, i, k, 1.0)
-                            _occupy(flat, labels, usage, weights, i, k, -1.0)
+                            penalty = occupy(flat, labels, usage, weights, i, k, 1.0)
+                            occupy(flat, labels, usage, weights, i, k, -1.0)
                         if scratch[k] + penalty < best:
                             best, choice = scratch[k] + penalty, k
-            _occupy(flat, labels, usage, weights, i, choice, 1.0)
+            occupy(flat, labels, usage, weights, i, choice, 1.0)
             if choice != now:
                 labels[i] = choice
                 moved += 1
@@ -241,7 +241,7 @@ def settle(flat: Flat, labels: np.ndarray, weights: np.ndarray, rounds: int, scr
       True if the result has finite cost and fits.
     """
     usage = labels_usage(flat, labels)
-    for attempt in range(rounds):
+    for _ in range(rounds):
         descend(flat, labels, usage, weights, 20, scratch)
         usage = labels_usage(flat, labels)
         exceeded = False

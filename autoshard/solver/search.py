@@ -20,7 +20,9 @@ class Search:
       infeasible: True once no solution can exist.
     """
 
-    def __init__(self, problem: Problem, options: SolverOptions, on_progress: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self, problem: Problem, options: SolverOptions, on_progress: Callable[[Progress], None] | None
+    ) -> None:
         self.problem, self.options = problem, options
         self.objective, self.choices = math.inf, None
         self.bound, self.infeasible = -math.inf, False

@@ -16,7 +16,7 @@ from autoshard.solver.ascent import Ascent
 from autoshard.solver.flat import Flat
 from autoshard.solver.ilp import ProgramResult, build_program, entry_estimate, solve_program
 from autoshard.solver.network import Network
-from autoshard.solver.primal import fits, labels_cost, labels_usage, settle
+from autoshard.solver.primal import fits, labels_cost, labels_usage, local_costs, settle
 from autoshard.solver.search import Search
 from autoshard.solver.trees import walk_trees
 
@@ -28,6 +28,8 @@ ROAM_NODES = 10_000
 """With more nodes, building programs takes longer than it gains; only trees are searched."""
 WALK_ROUNDS = 8
 """Rounds of the local search over trees between two programs."""
+FAILURES = 30
+"""Neighbourhoods in a row without a better solution after which the search gives up."""
 NODE_LIMIT = 2_000
 """Branch-and-bound nodes of a recovery or neighbourhood: a limit on work, not time."""
 
@@ -71,8 +73,8 @@ def solve_part(search: Search, part: Part, keep: np.ndarray, below: float, gap: 
     bound, give_up_s = -math.inf, search.elapsed_s() + min(time_limit_s, search.remaining_s())
     while True:
         program = build_program(flat, part.theta, part.tables, ascent.messages, ascent.prices, keep, below, active)
-        result = solve_program(flat, program, scale, gap * scale, give_up_s - search.elapsed_s(), search.options.seed, node_limit,
-                               hint)
+        result = solve_program(flat, program, scale, gap * scale, give_up_s - search.elapsed_s(),
+                               search.options.seed, node_limit, hint)
         if result.infeasible:
             return result
         bound = max(bound, result.bound + part.network.constant - float(ascent.prices @ flat.capacity))
@@ -105,30 +107,47 @@ def offer_labels(search: Search, network: Network, nodes: np.ndarray, labels: np
 
 
 def incumbent_labels(search: Search, part: Part) -> np.ndarray | None:
-    """The best solution as local labels; None if there is none or it uses a label that was removed."""
+    """The best solution as local labels int64 [n], within the capacity; None if there is none.
+
+    A node whose choice was removed (as dominated, or because the solution itself is above the cutoff) takes the label
+    that is cheapest beside the others.
+    """
     if search.choices is None:
         return None
-    labels = np.empty(len(part.nodes), np.int64)
+    flat = part.flat
+    labels, missing = np.zeros(len(part.nodes), np.int64), []
     for index, node in enumerate(part.nodes):
         own, choice = part.network.labels[node], search.choices[node]
         position = int(np.searchsorted(own, choice))
-        if position == len(own) or own[position] != choice:
-            return None
-        labels[index] = position
+        if position < len(own) and own[position] == choice:
+            labels[index] = position
+        else:
+            missing.append(index)
+    if missing:
+        cost = np.zeros(len(part.ascent.scratch[0]))
+        for _ in range(2):
+            for index in missing:
+                local_costs(flat, labels, index, cost)
+                count = flat.label_start[index + 1] - flat.label_start[index]
+                labels[index] = int(np.argmin(cost[:count]))
+        if not (fits(flat, labels) and np.isfinite(labels_cost(flat, labels))):
+            if not settle(flat, labels, part.ascent.penalties(), 30, part.ascent.scratch[0]):
+                return None
     return labels
 
 
 def recover(search: Search, part: Part) -> None:
     """Solves the program over the labels decoded lately and those of the best solution."""
-    keep = part.ascent.seen > 0.01
     current = incumbent_labels(search, part)
-    if current is not None:
-        keep[part.flat.label_start[:-1] + current] = True
     gap = _open_gap(search, part)
-    for fraction in (0.3, 0.1, 0.03, 0.01, 0.0):
-        wider = keep | (part.slack <= fraction * gap)
-        if entry_estimate(part.flat, wider) <= RECOVERY_ENTRIES:
-            solve_part(search, part, wider, gap, 0.2 * search.wanted_gap(), 0.3 * search.remaining_s(), "recovery",
+    for seldom, fraction in ((0.01, 0.3), (0.01, 0.1), (0.01, 0.03), (0.01, 0.0), (0.1, 0.0), (1.0, 0.0), (4.0, 0.0)):
+        keep = part.ascent.seen > seldom
+        if fraction > 0:
+            keep |= part.slack <= fraction * gap
+        for labels in (*part.ascent.decoded, *([] if current is None else [current])):
+            keep[part.flat.label_start[:-1] + labels] = True
+        if entry_estimate(part.flat, keep) <= RECOVERY_ENTRIES:
+            solve_part(search, part, keep, gap, 0.2 * search.wanted_gap(), 0.3 * search.remaining_s(), "recovery",
                        NODE_LIMIT)
             return
 
@@ -151,7 +170,7 @@ def roam(search: Search, part: Part) -> None:
     size, failures = max(count // 4, 1), 0
     for turn in range(search.options.neighbourhoods):
         current = incumbent_labels(search, part)
-        if current is None or search.done() or failures >= 12:
+        if current is None or search.done() or failures >= FAILURES:
             return
         before = search.objective
         helped = walk(search, part, WALK_ROUNDS, search.options.seed + 1000 * turn)

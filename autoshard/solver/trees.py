@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from autoshard.solver.flat import Flat
-from autoshard.solver.primal import _occupy, descend, fits, labels_cost, labels_usage
+from autoshard.solver.primal import descend, fits, labels_cost, labels_usage, occupy
 
 SIZES = (8, 30, 100, 400)
 """Most nodes of a tree, in turn: small trees fit more easily, large ones change more."""
@@ -244,9 +244,9 @@ def _exchange(flat, labels, usage, weights, order, new):
         i = order[step]
         old = labels[i]
         if new[step] != old:
-            _occupy(flat, labels, usage, weights, i, old, -1.0)
+            occupy(flat, labels, usage, weights, i, old, -1.0)
             labels[i] = new[step]
-            _occupy(flat, labels, usage, weights, i, labels[i], 1.0)
+            occupy(flat, labels, usage, weights, i, labels[i], 1.0)
             new[step] = old
 
 

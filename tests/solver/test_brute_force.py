@@ -51,8 +51,9 @@ def test_bound_never_exceeds_the_optimum_at_any_gap_or_work_limit():
             SolverOptions(relative_gap=0.3),
             SolverOptions(relative_gap=0.0, dual_passes=1, ilp_entries=0, neighbourhoods=0),
         ):
-            bounds = []
-            solution = solve(problem, options, on_progress=lambda progress: bounds.append(progress.bound))
+            lines = []
+            solution = solve(problem, options, on_progress=lines.append)
+            bounds = [line.bound for line in lines]
             bounds.append(solution.certificate.bound)
             if math.isfinite(expected):
                 assert max(bounds) <= expected + 1e-9 * abs(expected), seed
