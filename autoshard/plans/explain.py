@@ -10,15 +10,17 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from autoshard.plans.plan import Plan
 from autoshard.planner.decisions import SpecEntries
+from autoshard.plans.plan import Plan
 
 _WIDTH = 118
 
 
 def explain(plan: Plan) -> str:
     """The whole explanation."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, soft_wrap=False)
+    console = Console(
+        file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, soft_wrap=False, markup=False, emoji=False
+    )  # text of the user is shown as it is
     _summary(console, plan)
     _tensors(console, plan)
     _communication(console, plan)
@@ -60,12 +62,16 @@ def layout_text(entries: SpecEntries) -> str:
 def _summary(console: Console, plan: Plan) -> None:
     e, c = plan.estimate, plan.certificate
     console.print(f"Plan `{plan.name}` for cluster `{plan.cluster}`: {plan.mesh_text}")
-    console.print(f"  step     {seconds(e.step_s)} predicted = {seconds(e.compute_s)} compute + {seconds(e.comm_s)} communication")
+    console.print(
+        f"  step     {seconds(e.step_s)} predicted = {seconds(e.compute_s)} compute + {seconds(e.comm_s)} communication"
+    )
     console.print(f"  traffic  {amount(e.comm_bytes)} sent per device and step; {amount(e.flops, 'FLOP')} computed")
     limit = f" of {amount(plan.budget_bytes)} allowed" if plan.budget_bytes else ""
     console.print(f"  memory   {amount(e.peak_bytes)} per device at the peak{limit}, at {e.peak_at or 'the start'}")
     gap = f"{c.gap:.3%}" if math.isfinite(c.gap) else "unknown"
-    console.print(f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} (gap {gap}), found in {c.solve_s:.1f} s")
+    console.print(
+        f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} (gap {gap}), found in {c.solve_s:.1f} s"
+    )
     console.print()
 
 
@@ -94,7 +100,12 @@ def _rows(plan: Plan) -> list[_Row]:
 def _follows(row: _Row, leader: _Row) -> bool:
     """Whether `row` is a companion of `leader` (an optimizer's moment of a parameter): same shape, same inner path."""
     inner = leader.path.split(".")[2:]
-    return bool(inner) and row.shape == leader.shape and row.count == leader.count and row.path.split(".")[-len(inner):] == inner
+    return (
+        bool(inner)
+        and row.shape == leader.shape
+        and row.path != leader.path
+        and row.path.split(".")[-len(inner) :] == inner
+    )
 
 
 def _tensors(console: Console, plan: Plan) -> None:
@@ -106,8 +117,10 @@ def _tensors(console: Console, plan: Plan) -> None:
             leaders.append((row, []))
         else:
             home.append(row)
-    table = _table("What each group of arguments does: the mesh axes that shard each dimension",
-                   [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left"), ("its optimizer state", "left")])
+    table = _table(
+        "What each group of arguments does: the mesh axes that shard each dimension",
+        [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left"), ("its optimizer state", "left")],
+    )
     for row, companions in leaders:
         layouts = list(dict.fromkeys(c.layout for c in companions))
         state = "" if not layouts else "same" if layouts == [row.layout] else ", ".join(layouts)
@@ -127,30 +140,60 @@ def _grouped(items: Iterable, key, weight) -> list[tuple]:
 
 
 def _communication(console: Console, plan: Plan, most: int = 14) -> None:
-    groups = _grouped(plan.estimate.communication, lambda c: (c.kind, c.axes, pattern(c.value), c.source), lambda c: c.time_s)
+    groups = _grouped(
+        plan.estimate.communication, lambda c: (c.kind, c.axes, pattern(c.value), c.source), lambda c: c.time_s
+    )
     if not groups:
         console.print("Communication: none\n")
         return
-    table = _table("Where communication goes", [("time", "right"), ("sent", "right"), ("times", "right"), ("collective", "left"),
-                                                 ("axes", "left"), ("tensor", "left"), ("line", "left")])
+    table = _table(
+        "Where communication goes",
+        [
+            ("time", "right"),
+            ("sent", "right"),
+            ("times", "right"),
+            ("collective", "left"),
+            ("axes", "left"),
+            ("tensor", "left"),
+            ("line", "left"),
+        ],
+    )
     for (kind, axes, value, source), items in groups[:most]:
-        table.add_row(seconds(sum(c.time_s for c in items)), amount(sum(c.wire_bytes for c in items)),
-                      f"{sum(c.count for c in items):g}", kind, "+".join(axes), value, source)
+        table.add_row(
+            seconds(sum(c.time_s for c in items)),
+            amount(sum(c.wire_bytes for c in items)),
+            f"{sum(c.count for c in items):g}",
+            kind,
+            "+".join(axes),
+            value,
+            source,
+        )
     console.print(table)
     _rest(console, groups[most:], lambda c: c.time_s)
 
 
 def _rest(console: Console, groups: Sequence[tuple], weight) -> None:
     if groups:
-        console.print(f"and {len(groups)} more kinds, {seconds(sum(weight(c) for _, items in groups for c in items))} together")
+        console.print(
+            f"and {len(groups)} more kinds, {seconds(sum(weight(c) for _, items in groups for c in items))} together"
+        )
     console.print()
 
 
 def _compute(console: Console, plan: Plan, most: int = 8) -> None:
     groups = _grouped(plan.estimate.compute, lambda c: (c.name, c.source), lambda c: c.compute_s)
-    table = _table("Where computation goes", [("time", "right"), ("work", "right"), ("groups", "right"), ("operation", "left"), ("line", "left")])
+    table = _table(
+        "Where computation goes",
+        [("time", "right"), ("work", "right"), ("groups", "right"), ("operation", "left"), ("line", "left")],
+    )
     for (name, source), items in groups[:most]:
-        table.add_row(seconds(sum(c.compute_s for c in items)), amount(sum(c.flops for c in items), "FLOP"), str(len(items)), name, source)
+        table.add_row(
+            seconds(sum(c.compute_s for c in items)),
+            amount(sum(c.flops for c in items), "FLOP"),
+            str(len(items)),
+            name,
+            source,
+        )
     console.print(table)
     _rest(console, groups[most:], lambda c: c.compute_s)
 
@@ -166,7 +209,9 @@ def _memory(console: Console, plan: Plan, most: int = 12) -> None:
         table.add_row(amount(sum(m.size_bytes for m in items)), str(len(items)), kind, "x".join(map(str, shape)), name)
     console.print(table)
     if groups[most:]:
-        console.print(f"and {len(groups) - most} more kinds, {amount(sum(m.size_bytes for _, items in groups[most:] for m in items))} together")
+        console.print(
+            f"and {len(groups) - most} more kinds, {amount(sum(m.size_bytes for _, items in groups[most:] for m in items))} together"
+        )
     console.print()
 
 
@@ -176,8 +221,10 @@ def _near_ties(console: Console, plan: Plan, most: int = 6) -> None:
         groups.setdefault((pattern(c.name), c.chosen, c.alternative), c.extra_s)
     if not groups or not plan.estimate.step_s:
         return
-    table = _table("Closest decisions (the cheapest change of one tensor, all else as planned)",
-                   [("costs", "right"), ("of step", "right"), ("tensor", "left"), ("planned", "left"), ("instead", "left")])
+    table = _table(
+        "Closest decisions (the cheapest change of one tensor, all else as planned)",
+        [("costs", "right"), ("of step", "right"), ("tensor", "left"), ("planned", "left"), ("instead", "left")],
+    )
     for (name, chosen, alternative), extra in list(groups.items())[:most]:
         table.add_row("+" + seconds(extra), f"{extra / plan.estimate.step_s:.2%}", name, chosen, alternative)
     console.print(table)
@@ -187,9 +234,16 @@ def _near_ties(console: Console, plan: Plan, most: int = 6) -> None:
 def _meshes(console: Console, plan: Plan) -> None:
     if len(plan.candidates) < 2:
         return
-    table = _table("Logical meshes considered", [("mesh", "left"), ("step", "right"), ("bound", "right"), ("verdict", "left")])
+    table = _table(
+        "Logical meshes considered", [("mesh", "left"), ("step", "right"), ("bound", "right"), ("verdict", "left")]
+    )
     for c in sorted(plan.candidates, key=lambda c: (c.step_s is None, c.step_s or 0.0, c.bound_s)):
         mesh = ", ".join(f"{a}={n}" for a, n in c.axes)
-        table.add_row(mesh, seconds(c.step_s) if c.step_s is not None else "-", seconds(c.bound_s) if math.isfinite(c.bound_s) else "-", c.verdict)
+        table.add_row(
+            mesh,
+            seconds(c.step_s) if c.step_s is not None else "-",
+            seconds(c.bound_s) if math.isfinite(c.bound_s) else "-",
+            c.verdict,
+        )
     console.print(table)
     console.print()

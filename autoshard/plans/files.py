@@ -56,9 +56,13 @@ def read_plan(path: str | Path) -> Plan:
     """
     raw = read_json(path)
     if not isinstance(raw, dict) or raw.get("format") != "autoshard-plan":
-        raise FileFormatError(f"`{path}` is not an autoshard plan: it lacks `\"format\": \"autoshard-plan\"`. Make one with `autoshard plan`.")
+        raise FileFormatError(
+            f'`{path}` is not an autoshard plan: it lacks `"format": "autoshard-plan"`. Make one with `autoshard plan`.'
+        )
     if raw.get("version") != VERSION:
-        raise FileFormatError(f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION}. Plan again.")
+        raise FileFormatError(
+            f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION}. Plan again."
+        )
     try:
         document = _document_type().model_validate(raw)
     except pydantic.ValidationError as error:
@@ -82,11 +86,15 @@ def _check(plan: Plan, path: str | Path) -> None:
     """A plan's layouts must be legal on its own mesh."""
     sizes = plan.mesh_axes
     if not sizes or len(sizes) != len(plan.axes) or any(n < 1 for n in sizes.values()):
-        raise FileFormatError(f"`{path}`: mesh axes need distinct names and sizes of at least 1, but they are {plan.axes}. Plan again.")
+        raise FileFormatError(
+            f"`{path}`: mesh axes need distinct names and sizes of at least 1, but they are {plan.axes}. Plan again."
+        )
     for tensor in (*plan.arguments, *plan.outputs):
         _check_entries(tensor, sizes, path)
     if len(plan.output_steps) != len(plan.outputs):
-        raise FileFormatError(f"`{path}`: {len(plan.outputs)} outputs, but steps of {len(plan.output_steps)}. Plan again.")
+        raise FileFormatError(
+            f"`{path}`: {len(plan.outputs)} outputs, but steps of {len(plan.output_steps)}. Plan again."
+        )
     for tensor, steps in zip(plan.outputs, plan.output_steps, strict=True):
         for entries in steps:
             _check_entries(dataclasses.replace(tensor, entries=entries), sizes, path)
@@ -95,19 +103,27 @@ def _check(plan: Plan, path: str | Path) -> None:
         for _, entries in (*paths, *shardings.results, *shardings.body):
             _check_axes(entries, sizes, f"equation {number}", path)
         if not 0 <= number < len(plan.equations):
-            raise FileFormatError(f"`{path}`: shardings for equation {number}, but there are {len(plan.equations)}. Plan again.")
+            raise FileFormatError(
+                f"`{path}`: shardings for equation {number}, but there are {len(plan.equations)}. Plan again."
+            )
 
 
 def _check_axes(entries: Any, sizes: dict[str, int], what: str, path: str | Path) -> None:
     used = [a for e in entries for a in e]
     if len(set(used)) != len(used) or any(a not in sizes for a in used):
-        raise FileFormatError(f"`{path}`: {what} is sharded as {entries}; each entry must be an axis of {sizes}, used once. Plan again.")
+        raise FileFormatError(
+            f"`{path}`: {what} is sharded as {entries}; each entry must be an axis of {sizes}, used once. Plan again."
+        )
 
 
 def _check_entries(tensor: PlannedTensor, sizes: dict[str, int], path: str | Path) -> None:
     _check_axes(tensor.entries, sizes, f"`{tensor.name}`", path)
     if len(tensor.entries) != len(tensor.shape):
-        raise FileFormatError(f"`{path}`: `{tensor.name}` has shape {tensor.shape} but layout {tensor.entries}. Plan again.")
+        raise FileFormatError(
+            f"`{path}`: `{tensor.name}` has shape {tensor.shape} but layout {tensor.entries}. Plan again."
+        )
     for extent, axes in zip(tensor.shape, tensor.entries, strict=True):
         if extent % math.prod(sizes[a] for a in axes):
-            raise FileFormatError(f"`{path}`: `{tensor.name}` with shape {tensor.shape} cannot be split as {tensor.entries} on {sizes}. Plan again.")
+            raise FileFormatError(
+                f"`{path}`: `{tensor.name}` with shape {tensor.shape} cannot be split as {tensor.entries} on {sizes}. Plan again."
+            )
