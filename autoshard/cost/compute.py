@@ -1,6 +1,6 @@
 """The time of local computation: the roofline (Williams, Waterman, Patterson, 2009) plus a launch.
 
-    time = launches x launch overhead + max(flops / reachable rate of the dtype, bytes / memory bandwidth)
+time = launches x launch overhead + max(flops / reachable rate of the dtype, bytes / memory bandwidth)
 """
 
 from autoshard.cluster import DeviceType
@@ -16,5 +16,7 @@ def flops_s(device: DeviceType, flops: float, dtype: str, is_product: bool) -> f
 
 
 def kernel_s(device: DeviceType, arithmetic_s: float, moved_bytes: float, launches: float) -> float:
-    """Seconds of kernels that do `arithmetic_s` of arithmetic and read and write `moved_bytes`, in `launches` launches."""
+    """Seconds of kernels that do `arithmetic_s` of arithmetic and read and write `moved_bytes`, in `launches`
+    launches.
+    """
     return launches * device.launch_overhead_s + max(arithmetic_s, moved_bytes / device.memory_bandwidth_bytes_per_s)

@@ -104,7 +104,9 @@ def _price(step: Step, size_bytes: float, mesh: LogicalMesh) -> list[Collective]
     return [launched(c, mesh.device_type) for c in collectives]
 
 
-def reshard(shape: Sequence[int], size_bytes: float, source: Layout, target: Layout, mesh: LogicalMesh) -> tuple[Collective, ...]:
+def reshard(
+    shape: Sequence[int], size_bytes: float, source: Layout, target: Layout, mesh: LogicalMesh
+) -> tuple[Collective, ...]:
     """The collectives that turn a tensor of `shape` and `size_bytes` (whole) from layout `source` into `target`."""
     if source == target:
         return ()

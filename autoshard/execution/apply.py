@@ -92,13 +92,17 @@ class Evaluator:
         """Operands in the layouts in which the equation reads them."""
         for slot, steps in wanted.operands:
             if slot in wanted.again:
-                other = next((s for s in range(len(operands)) if s != slot and isinstance(operands[s], jax.Array)), None)
+                other = next(
+                    (s for s in range(len(operands)) if s != slot and isinstance(operands[s], jax.Array)), None
+                )
                 if other is not None:
                     operands[slot], operands[other] = jax.lax.optimization_barrier((operands[slot], operands[other]))
             operands[slot] = self.move(operands[slot], steps)
         return operands
 
-    def _evaluate(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:
+    def _evaluate(
+        self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter
+    ) -> list[Any]:
         match kind_of(equation):
             case EquationKind.CALL:
                 return self._call(equation, operands, counter)
@@ -123,17 +127,28 @@ class Evaluator:
         p = equation.params
         if dict(p["mesh"].shape) != dict(self.mesh.shape) or p["mesh"].axis_names != self.mesh.axis_names:
             raise MeshError(
-                f"A `shard_map` region runs on the plan's devices, so its mesh must have the plan's axes in the plan's order: the "
-                f"region at {source_of(equation) or 'an unknown line'} has {dict(p['mesh'].shape)}, the plan {dict(self.mesh.shape)}. "
-                "Plan with mesh= the axes of the region.")
+                "A `shard_map` region runs on the plan's devices, so its mesh must have the plan's axes in the "
+                "plan's order: the "
+                f"region at {source_of(equation) or 'an unknown line'} has {dict(p['mesh'].shape)}, the plan "
+                f"{dict(self.mesh.shape)}. "
+                "Plan with mesh= the axes of the region."
+            )
         body = jex.jaxpr_as_fun(jex.ClosedJaxpr(open_jaxpr(p["jaxpr"]), ()))
-        region = jax.shard_map(body, mesh=self.mesh, in_specs=tuple(p["in_specs"]), out_specs=list(p["out_specs"]),
-                               axis_names=p["newly_manual_axes"], check_vma=p["check_vma"])
+        region = jax.shard_map(
+            body,
+            mesh=self.mesh,
+            in_specs=tuple(p["in_specs"]),
+            out_specs=list(p["out_specs"]),
+            axis_names=p["newly_manual_axes"],
+            check_vma=p["check_vma"],
+        )
         return region(*operands)
 
     def _call(self, equation: jex.JaxprEqn, operands: list[Any], counter: _Counter) -> list[Any]:
         name, nested = called_jaxpr(equation)
-        if "prevent_cse" not in equation.params:  # only checkpoint changes what the compiler may do; the rest is inlined
+        if (
+            "prevent_cse" not in equation.params
+        ):  # only checkpoint changes what the compiler may do; the rest is inlined
             inner = open_jaxpr(nested)
             consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
             return self._run(inner, [*consts, *operands], counter)
@@ -142,8 +157,13 @@ class Evaluator:
         hoisted = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=inner.debug_info)
         return equation.primitive.bind(*closed.consts, *operands, **{**equation.params, name: hoisted})
 
-    def _nested(self, nested: jex.Jaxpr | jex.ClosedJaxpr, counter: _Counter, body: Mapping[int, SpecEntries] | None = None,
-                results: Mapping[int, SpecEntries] | None = None) -> jex.ClosedJaxpr:
+    def _nested(
+        self,
+        nested: jex.Jaxpr | jex.ClosedJaxpr,
+        counter: _Counter,
+        body: Mapping[int, SpecEntries] | None = None,
+        results: Mapping[int, SpecEntries] | None = None,
+    ) -> jex.ClosedJaxpr:
         """`nested` rewritten under the plan, optionally with layouts for its own inputs and results."""
         inner = open_jaxpr(nested)
         consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
@@ -153,11 +173,15 @@ class Evaluator:
             outs = self._run(inner, [*consts, *args], counter)
             return [self._constrain(o, (results or {}).get(i)) for i, o in enumerate(outs)]
 
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
-                 for v in inner.invars]
+        avals = [
+            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
+            for v in inner.invars
+        ]
         return jax.make_jaxpr(rewritten)(*avals)
 
-    def _scan(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:
+    def _scan(
+        self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter
+    ) -> list[Any]:
         p = equation.params
         n_consts, n_carry = scan_counts(equation)
         body = dict(wanted.body)
@@ -165,7 +189,9 @@ class Evaluator:
         nested = self._nested(p["jaxpr"], counter, body, results)
         return equation.primitive.bind(*operands, **{**p, "jaxpr": nested})
 
-    def _while(self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter) -> list[Any]:
+    def _while(
+        self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter
+    ) -> list[Any]:
         p = equation.params
         carried = dict(wanted.body)
         shifted = lambda n: {n + k: e for k, e in carried.items()}

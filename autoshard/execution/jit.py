@@ -24,8 +24,10 @@ def device_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[Any] | None) 
     needed = int(np.prod([n for _, n in axes]))
     if chosen.size != needed:
         raise MeshError(
-            f"The plan is for {needed} devices ({', '.join(f'{a}={n}' for a, n in axes)}), but {chosen.size} are given. "
-            "Pass devices= with that many, or plan again for the devices at hand.")
+            f"The plan is for {needed} devices ({', '.join(f'{a}={n}' for a, n in axes)}), but {chosen.size} are "
+            "given. "
+            "Pass devices= with that many, or plan again for the devices at hand."
+        )
     return Mesh(chosen.reshape([n for _, n in axes]), [a for a, _ in axes], axis_types=(AxisType.Auto,) * len(axes))
 
 
@@ -51,7 +53,9 @@ class Interface:
 class PlannedFunction:
     """A function that runs as its plan says. Call it, or `.lower(*args).compile()` it."""
 
-    def __init__(self, fn: Callable[..., Any], interface: Interface, mesh: Mesh, check: Callable[[Sequence[Any]], Trace]):
+    def __init__(
+        self, fn: Callable[..., Any], interface: Interface, mesh: Mesh, check: Callable[[Sequence[Any]], Trace]
+    ):
         self._fn, self._interface, self.mesh, self._check = fn, interface, mesh, check
         self._jitted: dict[Any, Any] = {}
 
@@ -83,7 +87,8 @@ class PlannedFunction:
         """The NamedSharding of every argument leaf, as a tuple of pytrees like `args`."""
         tree = jax.tree_util.tree_structure(tuple(args))
         return jax.tree_util.tree_unflatten(
-            tree, [NamedSharding(self.mesh, partition_spec(e)) for e in self._interface.argument_entries])
+            tree, [NamedSharding(self.mesh, partition_spec(e)) for e in self._interface.argument_entries]
+        )
 
     def __call__(self, *args: Any) -> Any:
         """Runs the planned function; arguments that lie otherwise are moved to their planned shardings first."""

@@ -125,11 +125,15 @@ def is_key_or_random(operation: Operation) -> bool:
 
 
 def free_values(graph: Graph) -> frozenset[int]:
-    """Values made from scalars alone (iotas, masks, broadcast constants): rebuilt wherever they are read, in any layout."""
+    """Values made from scalars alone (iotas, masks, broadcast constants): rebuilt wherever they are read, in any
+    layout.
+    """
     free: set[int] = set()
     for operation in graph.operations:
-        if is_pointwise(operation) and not is_key_or_random(operation) and all(
-            o is None or o in free or not graph.values[o].shape for o in operation.operands
+        if (
+            is_pointwise(operation)
+            and not is_key_or_random(operation)
+            and all(o is None or o in free or not graph.values[o].shape for o in operation.operands)
         ):
             free.update(r for r in operation.results if r is not None)
     return frozenset(free)
@@ -141,7 +145,9 @@ def _joinable(producer: Operation, dims: Dims, consumer: Operation, operand_dims
     for mine, theirs in zip(dims, operand_dims, strict=True):
         if len(mine) != len(theirs):
             return False
-        if any(producer.rule.factors[f].size != consumer.rule.factors[g].size for f, g in zip(mine, theirs, strict=True)):
+        if any(
+            producer.rule.factors[f].size != consumer.rule.factors[g].size for f, g in zip(mine, theirs, strict=True)
+        ):
             return False
     spanned = {f for factors in operand_dims for f in factors}
     return not several or len(spanned) == sum(f.size > 1 for f in consumer.rule.factors)
@@ -150,7 +156,9 @@ def _joinable(producer: Operation, dims: Dims, consumer: Operation, operand_dims
 _SUMS = frozenset({"add", "add_any"})
 
 
-def _partial_sums(operations: list[Operation], uses: dict[int, list[tuple[Operation, int]]]) -> dict[int, list[Operation]]:
+def _partial_sums(
+    operations: list[Operation], uses: dict[int, list[tuple[Operation, int]]]
+) -> dict[int, list[Operation]]:
     """For each addition whose terms are all partial sums used nowhere else, the operations that make the terms.
 
     Terms are reducing operations with equal result dimensions and equal reduced factors, or such additions themselves.
@@ -161,8 +169,13 @@ def _partial_sums(operations: list[Operation], uses: dict[int, list[tuple[Operat
         if operation.name not in _SUMS or not is_pointwise(operation) or operation.results[0] is None:
             continue
         terms = [producer.get(o) if o is not None else None for o in operation.operands]
-        if all(t is not None and len(uses[o]) == 1 and t.trips == operation.trips and (t.index in sums or _is_partial_sum(t))
-               for t, o in zip(terms, operation.operands, strict=True)):
+        if all(
+            t is not None
+            and len(uses[o]) == 1
+            and t.trips == operation.trips
+            and (t.index in sums or _is_partial_sum(t))
+            for t, o in zip(terms, operation.operands, strict=True)
+        ):
             makers = [m for t in terms for m in sums.get(t.index, [t])]
             if len({_reduced_sizes(m) for m in makers}) == 1:
                 sums[operation.index] = makers
@@ -171,25 +184,36 @@ def _partial_sums(operations: list[Operation], uses: dict[int, list[tuple[Operat
 
 def _is_partial_sum(operation: Operation) -> bool:
     reductions = [f.reduction for f in operation.rule.factors if f.reduction is not None and f.size > 1]
-    return (operation.kind is OperationKind.EQUATION and len(operation.results) == 1 and bool(reductions)
-            and set(reductions) == {"add"} and all(len(f) == 1 for f in operation.rule.results[0]))
+    return (
+        operation.kind is OperationKind.EQUATION
+        and len(operation.results) == 1
+        and bool(reductions)
+        and set(reductions) == {"add"}
+        and all(len(f) == 1 for f in operation.rule.results[0])
+    )
 
 
 def _reduced_sizes(operation: Operation) -> tuple[int, ...]:
     return tuple(f.size for f in operation.rule.factors if f.reduction is not None and f.size > 1)
 
 
-def _join_sums(sums: dict[int, list[Operation]], operations: list[Operation], groups: _Union, factors: _FactorUnion) -> None:
+def _join_sums(
+    sums: dict[int, list[Operation]], operations: list[Operation], groups: _Union, factors: _FactorUnion
+) -> None:
     """Joins each addition with the makers of its terms; their reduced factors are paired in order."""
     by_index = {o.index: o for o in operations}
     for index, makers in sums.items():
         first = makers[0]
-        reduced = lambda m: [(m.index, f) for f, x in enumerate(m.rule.factors) if x.reduction is not None and x.size > 1]
+        reduced = lambda m: [
+            (m.index, f) for f, x in enumerate(m.rule.factors) if x.reduction is not None and x.size > 1
+        ]
         pairs = [(a, b) for m in makers[1:] for a, b in zip(reduced(first), reduced(m), strict=True)]
         addition = by_index[index]
         for m in (addition, *makers[1:]):
-            pairs += [((first.index, f[0]), (m.index, g[0]))
-                      for f, g in zip(first.rule.results[0], m.rule.results[0], strict=True)]
+            pairs += [
+                ((first.index, f[0]), (m.index, g[0]))
+                for f, g in zip(first.rule.results[0], m.rule.results[0], strict=True)
+            ]
         for m in (addition, *makers):
             groups.join(first.index, m.index)
         for a, b in pairs:
@@ -233,9 +257,11 @@ def group_operations(graph: Graph) -> tuple[Group, ...]:
             for consumer, operand in consumers:
                 operand_dims = consumer.rule.operands[operand]
                 if _joinable(producer, dims, consumer, operand_dims, len(consumers) > 1):
-                    pairs = [((producer.index, f), (consumer.index, g))
-                             for mine, theirs in zip(dims, operand_dims, strict=True)
-                             for f, g in zip(mine, theirs, strict=True)]
+                    pairs = [
+                        ((producer.index, f), (consumer.index, g))
+                        for mine, theirs in zip(dims, operand_dims, strict=True)
+                        for f, g in zip(mine, theirs, strict=True)
+                    ]
                     if all(factors.can_join(f, g) for f, g in pairs):
                         groups.join(producer.index, consumer.index)
                         for f, g in pairs:
@@ -261,8 +287,12 @@ def _freeze(index: int, operations: list[Operation], union: _Union, free: frozen
                 factors.append(factor)
             own.append(numbering[root])
         maps.append(tuple(own))
-    written = {r: map_dims(dims, own) for o, own in zip(operations, maps, strict=True)
-               for r, dims in zip(o.results, o.rule.results, strict=True) if r is not None}
+    written = {
+        r: map_dims(dims, own)
+        for o, own in zip(operations, maps, strict=True)
+        for r, dims in zip(o.results, o.rule.results, strict=True)
+        if r is not None
+    }
     reads: dict[tuple[int, Dims], list[int]] = {}
     writes: list[Access] = []
     for operation, own in zip(operations, maps, strict=True):

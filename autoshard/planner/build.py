@@ -31,8 +31,8 @@ from autoshard.graph.graph import FixedLayout, Graph, OperationKind
 from autoshard.graph.groups import Group, group_operations, map_dims
 from autoshard.graph.layout import Layout, all_layouts, shard_bytes
 from autoshard.planner.choices import ChoiceTable, GroupShape, choice_table, satisfies, shape_of
-from autoshard.planner.overlap import gradient_values, weight_values
 from autoshard.planner.liveness import Liveness, compress, is_alias, liveness
+from autoshard.planner.overlap import gradient_values, weight_values
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
 
 
@@ -117,7 +117,8 @@ class Formulation:
       argument_layouts: The layouts of each argument, by choice.
       decisions: The meaning of each node. flows: The meaning of each edge.
       problem: The solver's input.
-      usage_values: The value that each usage stands for (None: a partial result). instants: Operation index at each instant.
+      usage_values: The value that each usage stands for (None: a partial result). instants: Operation index at each
+        instant.
     """
 
     program: Program
@@ -131,8 +132,9 @@ class Formulation:
     instants: tuple[int, ...]
 
 
-def _argument_choices(program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None],
-                      restrictions: Restrictions) -> tuple[list[tuple[Layout, ...]], list[Decision]]:
+def _argument_choices(
+    program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None], restrictions: Restrictions
+) -> tuple[list[tuple[Layout, ...]], list[Decision]]:
     sizes = tuple(axis.size for axis in mesh.axes)
     names = tuple(axis.name for axis in mesh.axes)
     cache: dict[tuple[int, ...], tuple[Layout, ...]] = {}
@@ -147,9 +149,12 @@ def _argument_choices(program: Program, mesh: LogicalMesh, pins: Sequence[FixedL
                 rows = [k for k in rows if satisfies(own[k], fixed[: len(shape)], names)]
                 if not rows:
                     raise LayoutError(
-                        f"No legal layout of `{argument.name}` with shape {value.shape} on mesh {mesh} satisfies the demanded "
-                        f"sharding {fixed}: the mesh axes on a dimension must divide it, and each axis may appear once. "
-                        "Change the pin or annotation, or the mesh.")
+                        f"No legal layout of `{argument.name}` with shape {value.shape} on mesh {mesh} satisfies "
+                        "the demanded "
+                        f"sharding {fixed}: the mesh axes on a dimension must divide it, and each axis may appear "
+                        "once. "
+                        "Change the pin or annotation, or the mesh."
+                    )
         if not rows:
             raise LayoutError(f"The restrictions leave no layout for `{argument.name}` with shape {value.shape}.")
         layouts.append(own)
@@ -157,7 +162,9 @@ def _argument_choices(program: Program, mesh: LogicalMesh, pins: Sequence[FixedL
     return layouts, decisions
 
 
-def _group_choices(program: Program, mesh: LogicalMesh, restrictions: Restrictions) -> tuple[list[ChoiceTable], list[Decision]]:
+def _group_choices(
+    program: Program, mesh: LogicalMesh, restrictions: Restrictions
+) -> tuple[list[ChoiceTable], list[Decision]]:
     names = tuple(axis.name for axis in mesh.axes)
     cache: dict[int, ChoiceTable] = {}
     tables, decisions = [], []
@@ -178,9 +185,12 @@ def _group_choices(program: Program, mesh: LogicalMesh, restrictions: Restrictio
                     rows = [k for k in rows if satisfies(layouts[position][k], want, names)]
         if not rows:
             raise LayoutError(
-                f"No legal choice is left for `{operation.name}` at {operation.source or 'an unknown line'} on mesh {mesh}. "
-                "A sharding annotation in the function names axes that the mesh lacks or that do not divide the tensor; "
-                "pass mesh= with those axes, or drop the annotation.")
+                f"No legal choice is left for `{operation.name}` at {operation.source or 'an unknown line'} on "
+                f"mesh {mesh}. "
+                "A sharding annotation in the function names axes that the mesh lacks or that do not divide the "
+                "tensor; "
+                "pass mesh= with those axes, or drop the annotation."
+            )
         tables.append(table)
         decisions.append(Decision(None, group.index, tuple(rows)))
     return tables, decisions
@@ -189,14 +199,22 @@ def _group_choices(program: Program, mesh: LogicalMesh, restrictions: Restrictio
 class _Builder:
     """Assembles the formulation step by step; `formulate` is its only user."""
 
-    def __init__(self, program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None], restrictions: Restrictions,
-                 overlap: float):
+    def __init__(
+        self,
+        program: Program,
+        mesh: LogicalMesh,
+        pins: Sequence[FixedLayout | None],
+        restrictions: Restrictions,
+        overlap: float,
+    ):
         self.program, self.mesh, self.graph = program, mesh, program.graph
         self.sizes = tuple(axis.size for axis in mesh.axes)
         self.layouts, arguments = _argument_choices(program, mesh, pins, restrictions)
         self.tables, groups = _group_choices(program, mesh, restrictions)
         self.decisions = [*arguments, *groups]
-        self.definition: dict[int, tuple[int, int | None]] = {a.value: (i, None) for i, a in enumerate(self.graph.arguments)}
+        self.definition: dict[int, tuple[int, int | None]] = {
+            a.value: (i, None) for i, a in enumerate(self.graph.arguments)
+        }
         for group in program.groups:
             for w, access in enumerate(group.writes):
                 self.definition[access.value] = (len(arguments) + group.index, w)
@@ -221,7 +239,9 @@ class _Builder:
         return total_s(reshard(tensor.shape, float(tensor.size_bytes), source, target, self.mesh))
 
     def classes(self, layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], np.ndarray]:
-        """The distinct layouts and the class of each choice; equal columns share one array, so that copies are seen as such."""
+        """The distinct layouts and the class of each choice; equal columns share one array, so that copies are seen
+        as such.
+        """
         key = tuple(layouts)
         if key not in self.class_cache:
             unique = {l: i for i, l in enumerate(dict.fromkeys(layouts))}
@@ -281,7 +301,8 @@ class _Builder:
         source, sources = defined
         if source == target:  # the group reads its own value in other dimensions: a cost of each choice alone
             self.own_s[target] = self.own_s.get(target, 0.0) + np.array(
-                [trips * self.move_s(value, s, t) for s, t in zip(sources, targets, strict=True)])
+                [trips * self.move_s(value, s, t) for s, t in zip(sources, targets, strict=True)]
+            )
             return
         source_layouts, source_class = self.classes(sources)
         target_layouts, target_class = self.classes(targets)
@@ -319,8 +340,12 @@ class _Builder:
             size = float(graph.values[flow.value].size_bytes)
             key = (size, flow.source_layouts, flow.target_layouts)
             if key not in matrix_cache:
-                matrix_cache[key] = np.array([[0.0 if s == t else shard_bytes(size, t, self.sizes)
-                                               for t in flow.target_layouts] for s in flow.source_layouts])
+                matrix_cache[key] = np.array(
+                    [
+                        [0.0 if s == t else shard_bytes(size, t, self.sizes) for t in flow.target_layouts]
+                        for s in flow.source_layouts
+                    ]
+                )
             if not matrix_cache[key].any():
                 continue
             for o in group.reads[flow.read].operations:
@@ -383,8 +408,10 @@ def _twins(decisions: Sequence[Decision], program: Program, edges: Sequence[Edge
         neighbours[e.source].append((0, id(e.costs), e.target))
         neighbours[e.target].append((1, id(e.costs), e.source))
     for _ in range(rounds):
-        color = [hash((color[i], tuple(sorted((way, cost, color[j]) for way, cost, j in neighbours[i]))))
-                 for i in range(len(decisions))]
+        color = [
+            hash((color[i], tuple(sorted((way, cost, color[j]) for way, cost, j in neighbours[i]))))
+            for i in range(len(decisions))
+        ]
     count = collections.Counter(color)
     number: dict[int, int] = {}
     return [number.setdefault(c, len(number)) if count[c] > 1 else None for c in color]
@@ -420,6 +447,14 @@ def formulate(
     twins = _twins(builder.decisions, program, edges, twin_rounds)
     nodes = [dataclasses.replace(n, twin=t) for n, t in zip(nodes, twins, strict=True)]
     problem = Problem(tuple(nodes), tuple(edges), tuple(usages), tuple(edge_usages), budget_bytes)
-    return Formulation(program, mesh, tuple(builder.tables), tuple(builder.layouts), tuple(builder.decisions), tuple(flows),
-                       problem, tuple(meanings), instants)
-
+    return Formulation(
+        program,
+        mesh,
+        tuple(builder.tables),
+        tuple(builder.layouts),
+        tuple(builder.decisions),
+        tuple(flows),
+        problem,
+        tuple(meanings),
+        instants,
+    )

@@ -97,18 +97,29 @@ class GroupShape:
 def shape_of(group: Group, graph: Graph, stored: frozenset[int], stretch: Sequence[int]) -> GroupShape:
     """The shape of `group`."""
     operations = [graph.operations[o] for o in group.operations]
-    describe = lambda access: (access.dims, float(graph.values[access.value].size_bytes), graph.values[access.value].shape)
+    describe = lambda access: (
+        access.dims,
+        float(graph.values[access.value].size_bytes),
+        graph.values[access.value].shape,
+    )
     kernels: dict[tuple[tuple[int, ...], str, bool], float] = {}
     for operation, factor_map in zip(operations, group.factor_maps, strict=True):
         if operation.rule.flops:
-            key = (tuple(sorted(set(factor_map))), _dtype_of(operation.operands, graph.values), operation.name in _PRODUCTS)
+            key = (
+                tuple(sorted(set(factor_map))),
+                _dtype_of(operation.operands, graph.values),
+                operation.name in _PRODUCTS,
+            )
             kernels[key] = kernels.get(key, 0.0) + operation.rule.flops
     return GroupShape(
         group.factors,
         tuple(map(describe, group.reads)),
         tuple(map(describe, group.writes)),
         tuple((own, flops, dtype, is_product) for (own, dtype, is_product), flops in kernels.items()),
-        max(len({stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}), sum(o.rule.is_heavy for o in operations)),
+        max(
+            len({stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
+            sum(o.rule.is_heavy for o in operations),
+        ),
         tuple(a.value in stored or not is_pointwise(graph.operations[a.operations[0]]) for a in group.writes),
         all(not graph.values[a.value].shape for a in group.writes),
     )
@@ -156,8 +167,10 @@ def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]):
     # a factor of one access only (no other access ties it) still helps memory and reduces work: keep all
     accesses = [dims for dims, _, _ in (*shape.reads, *shape.writes)]
     for assignment in itertools.product(candidates, repeat=len(sizes)):
-        if any(factor_sizes[f] % math.prod(n for n, g in zip(sizes, assignment, strict=True) if g == f)
-               for f in set(assignment) - {WHOLE}):
+        if any(
+            factor_sizes[f] % math.prod(n for n, g in zip(sizes, assignment, strict=True) if g == f)
+            for f in set(assignment) - {WHOLE}
+        ):
             continue
         if not all(is_contiguous(dims, assignment, factor_sizes, sizes) for dims in accesses):
             continue
@@ -194,8 +207,11 @@ def _compute(shape: GroupShape, choice: Choice, reads, writes, mesh: LogicalMesh
 
 def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tuple[tuple[Collective, ...], float]:
     """The collectives that sum partial results, and the bytes of the partial result before a reduce-scatter."""
-    summed = [a for a, f in enumerate(choice.assignment)
-              if f != WHOLE and sizes[a] > 1 and shape.factors[f].reduction is not None]
+    summed = [
+        a
+        for a, f in enumerate(choice.assignment)
+        if f != WHOLE and sizes[a] > 1 and shape.factors[f].reduction is not None
+    ]
     if not summed:
         return (), 0.0
     steps: list[Collective] = []
@@ -213,8 +229,10 @@ def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tup
         if reduced:
             steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
     if shape.is_scalar_sum:
-        return tuple(dataclasses.replace(c, time_s=c.wire_bytes / mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s)
-                     for c in steps), extra_bytes
+        return tuple(
+            dataclasses.replace(c, time_s=c.wire_bytes / mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s)
+            for c in steps
+        ), extra_bytes
     return tuple(launched(c, mesh.device_type) for c in steps), extra_bytes
 
 

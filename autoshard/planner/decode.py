@@ -129,8 +129,15 @@ def _shardings(reader: _Reader, names: Sequence[str]) -> tuple[tuple[int, Equati
                     gathered[value, wanted] = stretch
     numbers = sorted({*operands, *results, *body})
     listed = lambda table, n: tuple(sorted(table[n].items())) if n in table else ()
-    rows = ((n, EquationShardings(listed(operands, n), listed(results, n), listed(body, n),
-                                  tuple(sorted(again[n])) if n in again else ())) for n in numbers)
+    rows = (
+        (
+            n,
+            EquationShardings(
+                listed(operands, n), listed(results, n), listed(body, n), tuple(sorted(again[n])) if n in again else ()
+            ),
+        )
+        for n in numbers
+    )
     return tuple((n, s) for n, s in rows if s != EquationShardings())
 
 
@@ -160,8 +167,15 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
         table, row = f.tables[group.index], reader.rows[reader.first + group.index]
         operation = reader.graph.operations[group.operations[0]]
         if table.compute_s[row] or table.flops[row]:
-            compute.append(ComputeItem(operation.name, operation.equation, operation.source,
-                                       float(table.flops[row] * group.trips), float(table.compute_s[row] * group.trips)))
+            compute.append(
+                ComputeItem(
+                    operation.name,
+                    operation.equation,
+                    operation.source,
+                    float(table.flops[row] * group.trips),
+                    float(table.compute_s[row] * group.trips),
+                )
+            )
         for step in table.collectives[row]:
             value = group.writes[0].value
             communication.append(_item(step, reader, value, operation, group.trips, operation.name))
@@ -169,27 +183,49 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
         source, target = reader.layout[flow.value], reader.target(flow)
         if source != target:
             value = reader.graph.values[flow.value]
-            operation = (None if flow.read is None else
-                         reader.graph.operations[f.program.groups[flow.target - reader.first].operations[0]])
+            operation = (
+                None
+                if flow.read is None
+                else reader.graph.operations[f.program.groups[flow.target - reader.first].operations[0]]
+            )
             for step in reshard(value.shape, float(value.size_bytes), source, target, f.mesh):
                 communication.append(_item(step, reader, flow.value, operation, flow.trips, None))
     peak_bytes, peak_at, memory = _peak(f, picks, reader)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)
     return Estimate(
-        compute_s + comm_s, compute_s, comm_s, sum(c.wire_bytes for c in communication), peak_bytes,
-        sum(c.flops for c in compute), peak_at,
+        compute_s + comm_s,
+        compute_s,
+        comm_s,
+        sum(c.wire_bytes for c in communication),
+        peak_bytes,
+        sum(c.flops for c in compute),
+        peak_at,
         tuple(sorted(compute, key=lambda c: -c.compute_s)),
         tuple(sorted(communication, key=lambda c: -c.time_s)),
         memory,
     )
 
 
-def _item(step, reader: _Reader, value: int, operation: Operation | None, trips: float, name: str | None) -> CommunicationItem:
+def _item(
+    step, reader: _Reader, value: int, operation: Operation | None, trips: float, name: str | None
+) -> CommunicationItem:
     tensor = reader.graph.values[value]
-    label = tensor.name if tensor.name[:1] != "%" else f"{name or 'input of ' + (operation.name if operation else 'output')}"
-    return CommunicationItem(step.kind.value, step.axes, label, tensor.shape, operation.source if operation else "",
-                             step.wire_bytes * trips, step.time_s * trips, trips)
+    label = (
+        tensor.name
+        if tensor.name[:1] != "%"
+        else f"{name or 'input of ' + (operation.name if operation else 'output')}"
+    )
+    return CommunicationItem(
+        step.kind.value,
+        step.axes,
+        label,
+        tensor.shape,
+        operation.source if operation else "",
+        step.wire_bytes * trips,
+        step.time_s * trips,
+        trips,
+    )
 
 
 def _peak(f: Formulation, picks: Sequence[int], reader: _Reader) -> tuple[float, str, tuple[MemoryItem, ...]]:

@@ -4,7 +4,8 @@ Time is counted in operations of the flattened program. A loop body is passed on
 lives through the whole loop. The compiler's own schedule may differ; these are its laws that matter for size:
 
   * A pointwise result that only other fusible operations read is fused away and never stored, if they all belong to the
-    same stretch (between two heavy kernels) or if it is cheap to compute again: then what it is made of lives on instead.
+    same stretch (between two heavy kernels) or if it is cheap to compute again: then what it is made of lives on
+    instead.
   * What can be rebuilt from nothing (iotas, broadcast scalars, masks made of them) is never stored.
   * Reshapes, loop carries and barriers are other names for their operand.
   * The successor of a donated argument takes over its buffer.
@@ -17,11 +18,47 @@ import dataclasses
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import free_values, is_key_or_random, is_pointwise
 
-_ALIASING = frozenset({"reshape", "squeeze", "expand_dims", "optimization_barrier", "sharding_constraint", "copy",
-                       "bitcast_convert_type", "loop_carry", "branch_join", "random_wrap", "random_unwrap"})
+_ALIASING = frozenset(
+    {
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "optimization_barrier",
+        "sharding_constraint",
+        "copy",
+        "bitcast_convert_type",
+        "loop_carry",
+        "branch_join",
+        "random_wrap",
+        "random_unwrap",
+    }
+)
 
-_EXPENSIVE = frozenset({"exp", "exp2", "expm1", "log", "log1p", "log2", "tanh", "logistic", "erf", "erfc", "erf_inv", "pow", "sin",
-                        "cos", "tan", "atan2", "cbrt", "lgamma", "digamma", "sort", "transpose"})
+_EXPENSIVE = frozenset(
+    {
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "tanh",
+        "logistic",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "pow",
+        "sin",
+        "cos",
+        "tan",
+        "atan2",
+        "cbrt",
+        "lgamma",
+        "digamma",
+        "sort",
+        "transpose",
+    }
+)
 """Pointwise operations that XLA does not repeat in each consumer (its `IsExpensiveToRepeat`), and transposes."""
 
 
@@ -102,13 +139,17 @@ def liveness(graph: Graph) -> Liveness:
             return ()
         loops = around[operation.index]
         outside = operation.kind is OperationKind.SCAN_STACK or (
-            operation.kind is OperationKind.LOOP_CARRY and value == operation.results[1])
+            operation.kind is OperationKind.LOOP_CARRY and value == operation.results[1]
+        )
         return loops[:-1] if outside else loops
 
     free = free_values(graph)
     outputs = {o.value for o in graph.outputs if o.value is not None}
-    in_place = {o.value for o in graph.outputs
-                if o.value is not None and o.successor_of is not None and graph.arguments[o.successor_of].donated}
+    in_place = {
+        o.value
+        for o in graph.outputs
+        if o.value is not None and o.successor_of is not None and graph.arguments[o.successor_of].donated
+    }
     arguments = {a.value for a in graph.arguments}
 
     def is_fused(value: int) -> bool:
@@ -134,7 +175,9 @@ def liveness(graph: Graph) -> Liveness:
                 when = operation.index + 1 if slot == 0 else graph.loops[loops[-1]].stop
                 loops = loops[:-1] if slot == 0 else loops
             else:
-                when = max([operation.index + 1, *(until[r] for r in operation.results if r is not None and is_fused(r))])
+                when = max(
+                    [operation.index + 1, *(until[r] for r in operation.results if r is not None and is_fused(r))]
+                )
             entered = [l for l in loops if l not in mine]
             last = max(last, graph.loops[entered[0]].stop if entered else when)
         until[value] = last

@@ -43,4 +43,3 @@ def settle_ties(f: Formulation, picks: Sequence[int]) -> tuple[int, ...]:
     after = evaluate(f.problem, settled)
     is_no_worse = after.objective <= before.objective + margin and (after.feasible or not before.feasible)
     return tuple(settled) if is_no_worse else tuple(picks)
-

@@ -70,7 +70,8 @@ def _summary(console: Console, plan: Plan) -> None:
     console.print(f"  memory   {amount(e.peak_bytes)} per device at the peak{limit}, at {e.peak_at or 'the start'}")
     gap = f"{c.gap:.3%}" if math.isfinite(c.gap) else "unknown"
     console.print(
-        f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} (gap {gap}), found in {c.solve_s:.1f} s"
+        f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} "
+        f"(gap {gap}), found in {c.solve_s:.1f} s"
     )
     console.print()
 
@@ -210,7 +211,8 @@ def _memory(console: Console, plan: Plan, most: int = 12) -> None:
     console.print(table)
     if groups[most:]:
         console.print(
-            f"and {len(groups) - most} more kinds, {amount(sum(m.size_bytes for _, items in groups[most:] for m in items))} together"
+            f"and {len(groups) - most} more kinds, "
+            f"{amount(sum(m.size_bytes for _, items in groups[most:] for m in items))} together"
         )
     console.print()
 

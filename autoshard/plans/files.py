@@ -61,7 +61,8 @@ def read_plan(path: str | Path) -> Plan:
         )
     if raw.get("version") != VERSION:
         raise FileFormatError(
-            f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION}. Plan again."
+            f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION}. "
+            "Plan again."
         )
     try:
         document = _document_type().model_validate(raw)
@@ -125,5 +126,6 @@ def _check_entries(tensor: PlannedTensor, sizes: dict[str, int], path: str | Pat
     for extent, axes in zip(tensor.shape, tensor.entries, strict=True):
         if extent % math.prod(sizes[a] for a in axes):
             raise FileFormatError(
-                f"`{path}`: `{tensor.name}` with shape {tensor.shape} cannot be split as {tensor.entries} on {sizes}. Plan again."
+                f"`{path}`: `{tensor.name}` with shape {tensor.shape} cannot be split as {tensor.entries} on "
+                f"{sizes}. Plan again."
             )

@@ -88,7 +88,8 @@ def homogeneous_slice(cluster: Cluster) -> Slice:
         kinds = ", ".join(f"{s.num_devices} x {s.device_type.name}" for s in slices)
         raise ClusterError(
             f"One plan covers devices of one kind, but cluster `{cluster.name}` has {kinds}. "
-            "Plan for one of its slices: write that group of nodes into a cluster file of its own.")
+            "Plan for one of its slices: write that group of nodes into a cluster file of its own."
+        )
     return slices[0]
 
 
@@ -112,7 +113,9 @@ def plan_program(
     if budget_bytes is None:
         budget_bytes = hardware.device_type.memory_bytes * (1 - options.memory_reserve)
     if not budget_bytes > 0:
-        raise MemoryBudgetError(f"memory_budget_bytes must be a positive number of bytes per device, but got {budget_bytes}.")
+        raise MemoryBudgetError(
+            f"memory_budget_bytes must be a positive number of bytes per device, but got {budget_bytes}."
+        )
     limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
     meshes = [hardware.logical_mesh(mesh)] if mesh is not None else _meshes(traced.graph, hardware, pins, options)
     best: tuple[Formulation, Solution] | None = None
@@ -129,7 +132,9 @@ def plan_program(
         limits = SolverOptions(time_limit_s=options.time_limit_s, relative_gap=options.relative_gap, seed=options.seed)
 
         def tell(p: Progress, stage=stage, axes=axes, cutoff=cutoff) -> None:
-            _report(options, started, stage, f"{', '.join(f'{a}={s}' for a, s in axes)}: {p.phase}", p.objective, p.bound)
+            _report(
+                options, started, stage, f"{', '.join(f'{a}={s}' for a, s in axes)}: {p.phase}", p.objective, p.bound
+            )
             if p.bound >= cutoff < math.inf:
                 raise _CannotWin(p)
 
@@ -141,8 +146,14 @@ def plan_program(
         if solution.choices is not None:
             solution = dataclasses.replace(solution, choices=settle_ties(formulation, solution.choices))
         certificate = solution.certificate
-        candidates.append(MeshCandidate(axes, certificate.objective if solution.choices is not None else None,
-                                        certificate.bound, _verdict(solution, cutoff)))
+        candidates.append(
+            MeshCandidate(
+                axes,
+                certificate.objective if solution.choices is not None else None,
+                certificate.bound,
+                _verdict(solution, cutoff),
+            )
+        )
         if solution.choices is None:
             infeasible = formulation
         elif best is None or certificate.objective < best[1].certificate.objective:
@@ -151,7 +162,9 @@ def plan_program(
         raise _no_plan(infeasible, candidates, budget_bytes, options)
     _report(options, started, "decode", "")
     certificate = _overall(best[1].certificate, candidates, options, time.perf_counter() - started)
-    return _assemble(name, cluster, traced, best[0], best[1], certificate, tuple(candidates), donate_argnums, limit_bytes)
+    return _assemble(
+        name, cluster, traced, best[0], best[1], certificate, tuple(candidates), donate_argnums, limit_bytes
+    )
 
 
 class _CannotWin(Exception):
@@ -162,7 +175,9 @@ class _CannotWin(Exception):
         self.progress = progress
 
 
-def _meshes(graph: Graph, hardware: Slice, pins: Mapping[str, PartitionSpec] | None, options: PlanOptions) -> list[LogicalMesh]:
+def _meshes(
+    graph: Graph, hardware: Slice, pins: Mapping[str, PartitionSpec] | None, options: PlanOptions
+) -> list[LogicalMesh]:
     """The logical meshes to search: all of them, or those that have the axes that pins and annotations name."""
     meshes = list(hardware.logical_meshes(max_axes=options.max_mesh_axes))
     fixed = [a.fixed for a in graph.arguments]
@@ -172,8 +187,11 @@ def _meshes(graph: Graph, hardware: Slice, pins: Mapping[str, PartitionSpec] | N
     fitting = [m for m in meshes if named <= {axis.name for axis in m.axes}]
     if not fitting:
         raise MeshError(
-            f"Pins or annotations name the mesh axes {sorted(named)}, which no searched mesh of {hardware.num_devices} devices has "
-            f"(they use {sorted({axis.name for m in meshes for axis in m.axes})}). Pass mesh= with the axes that they mean.")
+            f"Pins or annotations name the mesh axes {sorted(named)}, which no searched mesh of "
+            f"{hardware.num_devices} devices has "
+            f"(they use {sorted({axis.name for m in meshes for axis in m.axes})}). Pass mesh= with the axes that "
+            "they mean."
+        )
     return fitting
 
 
@@ -185,7 +203,9 @@ def _verdict(solution: Solution, cutoff: float) -> str:
     return {Status.INFEASIBLE: "does not fit the memory"}.get(solution.certificate.status, "nothing found in time")
 
 
-def _overall(own: Certificate, candidates: Sequence[MeshCandidate], options: PlanOptions, elapsed_s: float) -> Certificate:
+def _overall(
+    own: Certificate, candidates: Sequence[MeshCandidate], options: PlanOptions, elapsed_s: float
+) -> Certificate:
     """The certificate over all meshes: the bound is the least bound of any mesh that might still hold a better plan."""
     open_bounds = [c.bound_s for c in candidates if c.verdict != "does not fit the memory"]
     bound = min([own.objective, *open_bounds])
@@ -194,52 +214,99 @@ def _overall(own: Certificate, candidates: Sequence[MeshCandidate], options: Pla
     return Certificate(status, own.objective, bound, gap, elapsed_s)
 
 
-def _no_plan(formulation: Formulation | None, candidates: Sequence[MeshCandidate], budget_bytes: float, options: PlanOptions) -> SolverError:
+def _no_plan(
+    formulation: Formulation | None, candidates: Sequence[MeshCandidate], budget_bytes: float, options: PlanOptions
+) -> SolverError:
     """The error for a search that ended without a plan; for memory, with the least budget known to do."""
     if formulation is None:
         return SolverError("No plan was found. Raise options.time_limit_s.")
     bound_bytes, least_bytes, least = least_capacity(
-        formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed))
+        formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed)
+    )
+    if least.choices is None:
+        return SolverError(
+            f"No plan was found within {options.time_limit_s} s, nor the least memory of any. Raise "
+            "options.time_limit_s."
+        )
     if least_bytes <= budget_bytes:
         return SolverError(
-            f"No plan was found within {options.time_limit_s} s, although one of {least_bytes / 1e9:.4g} GB per device exists and "
-            f"{budget_bytes / 1e9:.4g} GB are allowed. Raise options.time_limit_s or memory_budget_bytes.")
+            f"No plan was found within {options.time_limit_s} s, although one of {least_bytes / 1e9:.4g} GB per "
+            "device exists and "
+            f"{budget_bytes / 1e9:.4g} GB are allowed. Raise options.time_limit_s or memory_budget_bytes."
+        )
     figures = estimate(formulation, least.choices)
     alive = ", ".join(f"{m.name} {list(m.shape)} ({m.size_bytes / 1e9:.3g} GB)" for m in figures.memory[:5])
     axes = ", ".join(f"{axis.name}={axis.size}" for axis in formulation.mesh.axes)
     return MemoryBudgetError(
-        f"No plan found needs at most {budget_bytes / 1e9:.4g} GB per device. On mesh {axes}, {least_bytes / 1e9:.4g} GB "
-        f"(memory_budget_bytes={math.ceil(least_bytes)}) would do; proven: not less than {bound_bytes / 1e9:.4g} GB. The peak is at {figures.peak_at}, where these are alive, among others: "
-        f"{alive}. Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch or jax.checkpoint.")
+        f"No plan found needs at most {budget_bytes / 1e9:.4g} GB per device. On mesh {axes}, "
+        f"{least_bytes / 1e9:.4g} GB "
+        f"(memory_budget_bytes={math.ceil(least_bytes)}) would do; proven: not less than {bound_bytes / 1e9:.4g} "
+        f"GB. The peak is at {figures.peak_at}, where these are alive, among others: "
+        f"{alive}. Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller "
+        "batch or jax.checkpoint."
+    )
 
 
-def _assemble(name, cluster, traced: Trace, formulation: Formulation, solution: Solution, certificate: Certificate,
-              candidates, donate_argnums, budget_bytes) -> Plan:
+def _assemble(
+    name,
+    cluster,
+    traced: Trace,
+    formulation: Formulation,
+    solution: Solution,
+    certificate: Certificate,
+    candidates,
+    donate_argnums,
+    budget_bytes,
+) -> Plan:
     graph, logical = traced.graph, formulation.mesh
     names = [axis.name for axis in logical.axes]
     decoded = decode(formulation, solution.choices)
     values = graph.values
 
     def planned(label, value, layout):
-        return PlannedTensor(label, values[value].shape, values[value].dtype, spec_entries(layout, len(values[value].shape), names))
+        return PlannedTensor(
+            label, values[value].shape, values[value].dtype, spec_entries(layout, len(values[value].shape), names)
+        )
 
-    arguments = tuple(planned(a.name, a.value, l) for a, l in zip(graph.arguments, decoded.argument_layouts, strict=True))
+    arguments = tuple(
+        planned(a.name, a.value, l) for a, l in zip(graph.arguments, decoded.argument_layouts, strict=True)
+    )
     outputs = tuple(
         PlannedTensor(o.name, (), "literal", ()) if o.value is None else planned(o.name, o.value, l)
-        for o, l in zip(graph.outputs, decoded.output_layouts, strict=True))
+        for o, l in zip(graph.outputs, decoded.output_layouts, strict=True)
+    )
     steps = tuple(
         tuple(spec_entries(l, len(values[o.value].shape), names) for l in path)
-        for o, path in zip(graph.outputs, decoded.output_steps, strict=True))
-    warnings = tuple(f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown)
+        for o, path in zip(graph.outputs, decoded.output_steps, strict=True)
+    )
+    warnings = tuple(
+        f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown
+    )
     warnings += _indivisible(graph, logical)
-    near = tuple(CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, solution.choices))
+    near = tuple(
+        CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, solution.choices)
+    )
     return Plan(
-        name=name, cluster=cluster.name, device=logical.device_type.name,
-        axes=tuple((axis.name, axis.size) for axis in logical.axes), mesh_text=str(logical),
-        arguments=arguments, outputs=outputs, output_steps=steps, shardings=decoded.shardings, equations=graph.equations,
-        donate_argnums=donate_argnums, budget_bytes=budget_bytes,
-        estimate=estimate(formulation, solution.choices), certificate=certificate, close_choices=near,
-        candidates=candidates, warnings=warnings, in_tree=traced.in_tree, out_tree=traced.out_tree)
+        name=name,
+        cluster=cluster.name,
+        device=logical.device_type.name,
+        axes=tuple((axis.name, axis.size) for axis in logical.axes),
+        mesh_text=str(logical),
+        arguments=arguments,
+        outputs=outputs,
+        output_steps=steps,
+        shardings=decoded.shardings,
+        equations=graph.equations,
+        donate_argnums=donate_argnums,
+        budget_bytes=budget_bytes,
+        estimate=estimate(formulation, solution.choices),
+        certificate=certificate,
+        close_choices=near,
+        candidates=candidates,
+        warnings=warnings,
+        in_tree=traced.in_tree,
+        out_tree=traced.out_tree,
+    )
 
 
 def _indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
@@ -247,13 +314,23 @@ def _indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
     found = []
     for a in graph.arguments:
         value = graph.values[a.value]
-        if value.size_bytes >= 1e6 and not any(d % axis.size == 0 for d in value.shape for axis in mesh.axes if axis.size > 1):
-            found.append(f"`{a.name}` with shape {value.shape} is kept whole: no mesh axis of {mesh} divides any of its dimensions.")
+        if value.size_bytes >= 1e6 and not any(
+            d % axis.size == 0 for d in value.shape for axis in mesh.axes if axis.size > 1
+        ):
+            found.append(
+                f"`{a.name}` with shape {value.shape} is kept whole: no mesh axis of {mesh} divides any of its "
+                "dimensions."
+            )
     return tuple(found)
 
 
-def _report(options: PlanOptions, started: float, stage: str, detail: str, objective: float | None = None, bound: float | None = None) -> None:
+def _report(
+    options: PlanOptions,
+    started: float,
+    stage: str,
+    detail: str,
+    objective: float | None = None,
+    bound: float | None = None,
+) -> None:
     if options.on_progress is not None:
         options.on_progress(PlanProgress(stage, detail, time.perf_counter() - started, objective, bound))
-
-

@@ -11,7 +11,9 @@ from autoshard.graph.graph import FixedLayout, Graph
 from autoshard.trace.annotations import fixed_of_spec
 
 
-def resolve_pins(graph: Graph, pins: Mapping[str, PartitionSpec] | None, axes: Mapping[str, int]) -> tuple[FixedLayout | None, ...]:
+def resolve_pins(
+    graph: Graph, pins: Mapping[str, PartitionSpec] | None, axes: Mapping[str, int]
+) -> tuple[FixedLayout | None, ...]:
     """The layout that each argument is pinned to, or None.
 
     Args:
@@ -29,38 +31,58 @@ def resolve_pins(graph: Graph, pins: Mapping[str, PartitionSpec] | None, axes: M
         if not isinstance(spec, PartitionSpec):
             spec = PartitionSpec(*spec) if isinstance(spec, Sequence) and not isinstance(spec, str) else spec
         if not isinstance(spec, PartitionSpec):
-            raise PinError(f"A pin must be a PartitionSpec, but `{pattern}` is pinned to {spec!r}. Write e.g. PartitionSpec('data', None).")
+            raise PinError(
+                f"A pin must be a PartitionSpec, but `{pattern}` is pinned to {spec!r}. Write e.g. "
+                "PartitionSpec('data', None)."
+            )
         matched = [i for i, n in enumerate(names) if fnmatch.fnmatchcase(n, pattern)]
         if not matched:
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-            raise PinError(f"The pin `{pattern}` matches no argument. Paths look like {', '.join(f'`{n}`' for n in near)}; `*` matches any part.")
+            raise PinError(
+                f"The pin `{pattern}` matches no argument. Paths look like {', '.join(f'`{n}`' for n in near)}; "
+                "`*` matches any part."
+            )
         for i in matched:
             value = graph.values[graph.arguments[i].value]
             if len(spec) > len(value.shape):
-                raise PinError(f"The pin `{pattern}` = {spec} has {len(spec)} entries, but `{names[i]}` has shape {value.shape}. Drop the extra ones.")
+                raise PinError(
+                    f"The pin `{pattern}` = {spec} has {len(spec)} entries, but `{names[i]}` has shape "
+                    f"{value.shape}. Drop the extra ones."
+                )
             fixed = fixed_of_spec(spec, len(value.shape))
             _check(pattern, spec, names[i], value.shape, fixed, axes)
             if chosen[i] is not None and chosen[i][1] != fixed:
                 raise PinError(
-                    f"Two pins contradict each other on `{names[i]}`: `{chosen[i][0]}` demands {chosen[i][1]} and `{pattern}` demands {fixed}. "
-                    "Narrow one of the patterns.")
+                    f"Two pins contradict each other on `{names[i]}`: `{chosen[i][0]}` demands {chosen[i][1]} and "
+                    f"`{pattern}` demands {fixed}. "
+                    "Narrow one of the patterns."
+                )
             chosen[i] = (pattern, fixed)
     return tuple(c[1] if c is not None else None for c in chosen)
 
 
-def _check(pattern: str, spec: PartitionSpec, name: str, shape: Sequence[int], fixed: FixedLayout, axes: Mapping[str, int]) -> None:
+def _check(
+    pattern: str, spec: PartitionSpec, name: str, shape: Sequence[int], fixed: FixedLayout, axes: Mapping[str, int]
+) -> None:
     used = [a for entry in fixed if entry for a in entry]
     unknown = [a for a in used if a not in axes]
     if unknown:
-        raise PinError(f"The pin `{pattern}` = {spec} names the mesh axis `{unknown[0]}`, but the mesh has {dict(axes)}. Pass mesh= with that axis.")
+        raise PinError(
+            f"The pin `{pattern}` = {spec} names the mesh axis `{unknown[0]}`, but the mesh has {dict(axes)}. "
+            "Pass mesh= with that axis."
+        )
     twice = [a for a in used if used.count(a) > 1]
     if twice:
-        raise PinError(f"A mesh axis may shard at most one dimension, but the pin `{pattern}` = {spec} uses `{twice[0]}` twice.")
+        raise PinError(
+            f"A mesh axis may shard at most one dimension, but the pin `{pattern}` = {spec} uses `{twice[0]}` twice."
+        )
     for d, entry in enumerate(fixed):
         parts = 1
         for a in entry or ():
             parts *= axes[a]
         if shape[d] % parts:
             raise PinError(
-                f"The pin `{pattern}` = {spec} splits dimension {d} of `{name}` with shape {tuple(shape)} into {parts} parts, "
-                "which do not divide it. Pin another dimension, or pad the tensor.")
+                f"The pin `{pattern}` = {spec} splits dimension {d} of `{name}` with shape {tuple(shape)} into "
+                f"{parts} parts, "
+                "which do not divide it. Pin another dimension, or pad the tensor."
+            )

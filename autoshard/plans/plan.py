@@ -30,7 +30,9 @@ class PlannedTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CloseChoice:
-    """A decision that could have gone another way for little: with everything else held fixed, it costs `extra_s` more."""
+    """A decision that could have gone another way for little: with everything else held fixed, it costs `extra_s`
+    more.
+    """
 
     name: str
     chosen: str
@@ -131,10 +133,16 @@ class Plan:
 
         Raises:
           MeshError: The number of devices is not the plan's.
-          PlanMismatchError: On first use, if `fn` is no longer the function that was planned; names the first difference.
+          PlanMismatchError: On first use, if `fn` is no longer the planned function; names the first difference.
         """
-        interface = Interface(self.axes, self.shardings, tuple(a.entries for a in self.arguments),
-                              tuple(o.entries for o in self.outputs), self.output_steps, self.donate_argnums)
+        interface = Interface(
+            self.axes,
+            self.shardings,
+            tuple(a.entries for a in self.arguments),
+            tuple(o.entries for o in self.outputs),
+            self.output_steps,
+            self.donate_argnums,
+        )
         return PlannedFunction(fn, interface, self.mesh(devices), lambda args: self.check(fn, args))
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace:
@@ -151,19 +159,26 @@ class Plan:
             ours, theirs = (x[k] if k < len(x) else None for x in (planned, found))
             if ours is None or theirs is None or ours[1:] != theirs[1:]:
                 raise PlanMismatchError(
-                    f"The plan was made for other arguments: leaf {k} is planned as {_leaf(ours)}, but the function is called "
-                    f"with {_leaf(theirs)}. Plan again for these arguments.")
+                    f"The plan was made for other arguments: leaf {k} is planned as {_leaf(ours)}, but the "
+                    "function is called "
+                    f"with {_leaf(theirs)}. Plan again for these arguments."
+                )
         for k in range(max(len(self.equations), len(traced.graph.equations))):
             ours, theirs = (x[k] if k < len(x) else "nothing" for x in (self.equations, traced.graph.equations))
             if ours != theirs:
                 line = next((o.source for o in traced.graph.operations if o.equation >= k), "")
                 raise PlanMismatchError(
-                    f"The function is no longer the one that was planned: equation {k} of {len(self.equations)} was `{ours}` and "
-                    f"is now `{theirs}`{f' ({line})' if line else ''}. Plan the new function, or go back to the old one "
-                    "(another JAX or Flax version can also trace differently).")
+                    f"The function is no longer the one that was planned: equation {k} of {len(self.equations)} "
+                    f"was `{ours}` and "
+                    f"is now `{theirs}`{f' ({line})' if line else ''}. Plan the new function, or go back to the "
+                    "old one "
+                    "(another JAX or Flax version can also trace differently)."
+                )
         return traced
 
-    def init(self, init_fn: Callable[..., Any], *args: Any, argument: int = 0, devices: Sequence[Any] | None = None) -> Any:
+    def init(
+        self, init_fn: Callable[..., Any], *args: Any, argument: int = 0, devices: Sequence[Any] | None = None
+    ) -> Any:
         """Creates an argument of the planned function already sharded, never whole on one device.
 
         Args:
@@ -182,9 +197,12 @@ class Plan:
             pairs = zip([(l.shape, str(l.dtype)) for l in leaves], [(a.shape, a.dtype) for a in prefix], strict=False)
             k = next((k for k, (x, y) in enumerate(pairs) if x != y), min(len(leaves), len(prefix)))
             raise PlanMismatchError(
-                f"`{getattr(init_fn, '__name__', 'init_fn')}` must return a pytree like argument {argument} of the planned function, "
+                f"`{getattr(init_fn, '__name__', 'init_fn')}` must return a pytree like argument {argument} of "
+                "the planned function, "
                 f"which has {len(prefix)} leaves; it returns {len(leaves)}, and leaf {k} is the first that differs "
-                f"(planned: {_leaf((prefix[k].name, prefix[k].shape, prefix[k].dtype)) if k < len(prefix) else 'nothing'}).")
+                "(planned: "
+                f"{_leaf((prefix[k].name, prefix[k].shape, prefix[k].dtype)) if k < len(prefix) else 'nothing'})."
+            )
         mesh = self.mesh(devices)
         shardings = jax.tree_util.tree_unflatten(tree, [NamedSharding(mesh, partition_spec(a.entries)) for a in prefix])
         return jax.jit(init_fn, out_shardings=shardings)(*args)
@@ -230,4 +248,3 @@ def _unflatten(tree: Any, tensors: Sequence[PlannedTensor]) -> Any:
     if tree is None:
         return {t.name: s for t, s in zip(tensors, specs, strict=True)}
     return jax.tree_util.tree_unflatten(tree, specs)
-

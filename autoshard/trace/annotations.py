@@ -65,8 +65,8 @@ def argument_layout(leaf: Any) -> FixedLayout | None:
 def partitioning_metadata(args: Sequence[Any]) -> dict[str, FixedLayout]:
     """The layouts that Flax boxes among `args` name, by the dotted path of the array inside the box.
 
-    A `LogicallyPartitioned` box names logical axes, which only rules can turn into mesh axes; its names are read as they
-    are, and the planner reports those that the mesh does not have.
+    A `LogicallyPartitioned` box names logical axes, which only rules can turn into mesh axes; its names are read as
+    they are, and the planner refuses those that the mesh does not have.
     """
     is_box = lambda x: isinstance(x, nn.Partitioned | nnx.Variable)
     layouts: dict[str, FixedLayout] = {}

@@ -17,5 +17,6 @@ def source_of(equation: jex.JaxprEqn) -> str:
     for frame in traceback.frames:
         path = frame.file_name
         if not any(library in path for library in _LIBRARIES):
-            return f"{'/'.join(path.split('/')[-2:])}:{frame.line_num} ({frame.function_name.split('.<locals>')[-1].lstrip('.')})"
+            function = frame.function_name.split(".<locals>")[-1].lstrip(".")
+            return f"{'/'.join(path.split('/')[-2:])}:{frame.line_num} ({function})"
     return ""

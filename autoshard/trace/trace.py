@@ -68,7 +68,6 @@ def path_name(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator=".")
 
 
-
 def _bare(leaf: Any) -> Any:
     """Shape and dtype of an array leaf without its sharding, which would otherwise become part of the traced types."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
@@ -111,17 +110,26 @@ def trace(
     if len(in_leaves) != len(closed.jaxpr.invars):
         raise TraceError(
             f"The function has {len(in_leaves)} argument leaves but its jaxpr has {len(closed.jaxpr.invars)} inputs. "
-            "Pass every argument as a pytree of arrays or jax.ShapeDtypeStruct; bind Python values with functools.partial."
+            "Pass every argument as a pytree of arrays or jax.ShapeDtypeStruct; bind Python values with "
+            "functools.partial."
         )
     flattener = _Flattener(options)
-    values = [flattener.new_value(v.aval, named(path), ValueKind.ARGUMENT)
-              for v, (path, _) in zip(closed.jaxpr.invars, in_leaves, strict=True)]
+    values = [
+        flattener.new_value(v.aval, named(path), ValueKind.ARGUMENT)
+        for v, (path, _) in zip(closed.jaxpr.invars, in_leaves, strict=True)
+    ]
     constants = [flattener.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in closed.jaxpr.constvars]
     results = flattener.run(closed.jaxpr, [*constants, *values], 1.0)
     annotated = partitioning_metadata(args)
     donated = {n % max(len(args), 1) for n in donate_argnums}
     arguments = tuple(
-        Argument(value, path[0].idx, named(path), path[0].idx in donated, annotated.get(path_name(path)) or argument_layout(leaf))
+        Argument(
+            value,
+            path[0].idx,
+            named(path),
+            path[0].idx in donated,
+            annotated.get(path_name(path)) or argument_layout(leaf),
+        )
         for value, (path, leaf) in zip(values, in_leaves, strict=True)
     )
     in_types = [(path, v.aval) for (path, _), v in zip(in_leaves, closed.jaxpr.invars, strict=True)]
@@ -218,10 +226,36 @@ class _Flattener:
         self.values.append(Value(index, name or f"%{index}", shape, dtype_name, itemsize, kind))
         return index
 
-    def add(self, equation: int, kind: OperationKind, name: str, operands: Sequence[int | None], results: Sequence[int | None],
-            rule: FactorRule, trips: float, source: str, fixed_operands=None, fixed_results=None, slot: int = 0) -> None:
-        self.operations.append(Operation(len(self.operations), equation, kind, name, tuple(operands), tuple(results), rule,
-                                         trips, source, fixed_results, fixed_operands, slot))
+    def add(
+        self,
+        equation: int,
+        kind: OperationKind,
+        name: str,
+        operands: Sequence[int | None],
+        results: Sequence[int | None],
+        rule: FactorRule,
+        trips: float,
+        source: str,
+        fixed_operands=None,
+        fixed_results=None,
+        slot: int = 0,
+    ) -> None:
+        self.operations.append(
+            Operation(
+                len(self.operations),
+                equation,
+                kind,
+                name,
+                tuple(operands),
+                tuple(results),
+                rule,
+                trips,
+                source,
+                fixed_results,
+                fixed_operands,
+                slot,
+            )
+        )
 
     def run(self, jaxpr: jex.Jaxpr, inputs: Sequence[int | None], trips: float) -> list[int | None]:
         """Flattens `jaxpr` on the given values (constvars first); returns the values of its outputs."""
@@ -253,30 +287,39 @@ class _Flattener:
                     env[v] = r
         return [read(v) for v in jaxpr.outvars]
 
-    def call(self, nested: jex.Jaxpr | jex.ClosedJaxpr, operands: Sequence[int | None], trips: float) -> list[int | None]:
+    def call(
+        self, nested: jex.Jaxpr | jex.ClosedJaxpr, operands: Sequence[int | None], trips: float
+    ) -> list[int | None]:
         inner = open_jaxpr(nested)
         constants = [self.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in inner.constvars]
         return self.run(inner, [*constants, *operands], trips)
 
-    def leaf(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+    def leaf(
+        self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
+    ) -> list[int | None]:
         signature = signature_of(equation)
         rule = self.rules.get(signature)
         source = source_of(equation)
         if rule is None:
             rule = self.rules[signature] = rule_of(equation)
             self.text[signature] = describe(equation)
-            if rule.origin == "replicated" and any(math.prod(getattr(v.aval, "shape", ())) > 1 for v in equation.invars):
+            if rule.origin == "replicated" and any(
+                math.prod(getattr(v.aval, "shape", ())) > 1 for v in equation.invars
+            ):
                 self.unknown.append(f"{equation.primitive.name} at {source or 'an unknown line'}")
         self.equations.append(self.text[signature])
         results = [None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars]
         fixed = None
         if equation.primitive.name == "sharding_constraint":
             fixed = (constraint_layout(equation),)
-        self.add(number, OperationKind.EQUATION, equation.primitive.name, operands, results, rule, trips, source,
-                 None, fixed)
+        self.add(
+            number, OperationKind.EQUATION, equation.primitive.name, operands, results, rule, trips, source, None, fixed
+        )
         return results
 
-    def opaque(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+    def opaque(
+        self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
+    ) -> list[int | None]:
         self.equations.append(describe(equation))
         source = source_of(equation)
         results = [None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars]
@@ -286,37 +329,77 @@ class _Flattener:
         else:
             rule, fixed_operands, fixed_results = _whole_rule(equation, "replicated"), None, None
             self.unknown.append(f"{equation.primitive.name} at {source or 'an unknown line'}")
-        self.add(number, OperationKind.EQUATION, equation.primitive.name, operands, results, rule, trips, source,
-                 fixed_operands, fixed_results)
+        self.add(
+            number,
+            OperationKind.EQUATION,
+            equation.primitive.name,
+            operands,
+            results,
+            rule,
+            trips,
+            source,
+            fixed_operands,
+            fixed_results,
+        )
         return results
 
-    def carry(self, number: int, slot: int, initial: int | None, aval: Any, trips: float, source: str) -> tuple[int, int, int]:
+    def carry(
+        self, number: int, slot: int, initial: int | None, aval: Any, trips: float, source: str
+    ) -> tuple[int, int, int]:
         """A loop-carried value, its back operand still open: (operation index, value inside, value after)."""
         inside, after = self.new_value(aval), self.new_value(aval)
         index = len(self.operations)
-        self.add(number, OperationKind.LOOP_CARRY, "loop_carry", (initial, None), (inside, after),
-                 _identity_rule(aval.shape, 2, 2), trips, source, slot=slot)
+        self.add(
+            number,
+            OperationKind.LOOP_CARRY,
+            "loop_carry",
+            (initial, None),
+            (inside, after),
+            _identity_rule(aval.shape, 2, 2),
+            trips,
+            source,
+            slot=slot,
+        )
         return index, inside, after
 
     def close_carry(self, index: int, back: int | None) -> None:
         operation = self.operations[index]
         self.operations[index] = dataclasses.replace(operation, operands=(operation.operands[0], back))
 
-    def scan(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+    def scan(
+        self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
+    ) -> list[int | None]:
         p = equation.params
         inner, length = open_jaxpr(p["jaxpr"]), p["length"]
         n_consts, n_carry = scan_counts(equation)
         source = source_of(equation)
-        consts, init, stacked = operands[:n_consts], operands[n_consts:n_consts + n_carry], operands[n_consts + n_carry:]
+        consts, init, stacked = (
+            operands[:n_consts],
+            operands[n_consts : n_consts + n_carry],
+            operands[n_consts + n_carry :],
+        )
         inner_trips = trips * max(length, 1)
         start = len(self.operations)
-        carries = [self.carry(number, n_consts + k, i, v.aval, trips, source)
-                   for k, (i, v) in enumerate(zip(init, inner.invars[n_consts:n_consts + n_carry], strict=True))]
+        carries = [
+            self.carry(number, n_consts + k, i, v.aval, trips, source)
+            for k, (i, v) in enumerate(zip(init, inner.invars[n_consts : n_consts + n_carry], strict=True))
+        ]
         slices: list[int | None] = []
-        for slot, (whole, v) in enumerate(zip(stacked, inner.invars[n_consts + n_carry:], strict=True), n_consts + n_carry):
+        for slot, (whole, v) in enumerate(
+            zip(stacked, inner.invars[n_consts + n_carry :], strict=True), n_consts + n_carry
+        ):
             piece = self.new_value(v.aval)
-            self.add(number, OperationKind.SCAN_SLICE, "scan_slice", (whole,), (piece,),
-                     _stack_rule(v.aval.shape, True), trips, source, slot=slot)
+            self.add(
+                number,
+                OperationKind.SCAN_SLICE,
+                "scan_slice",
+                (whole,),
+                (piece,),
+                _stack_rule(v.aval.shape, True),
+                trips,
+                source,
+                slot=slot,
+            )
             slices.append(piece)
         results = self.call(p["jaxpr"], [*consts, *(c[1] for c in carries), *slices], inner_trips)
         for (index, _, _), back in zip(carries, results[:n_carry], strict=True):
@@ -328,32 +411,47 @@ class _Flattener:
                 outputs.append(None)
                 continue
             whole = self.new_value(v.aval)
-            self.add(number, OperationKind.SCAN_STACK, "scan_stack", (piece,), (whole,),
-                     _stack_rule(inner_v.aval.shape, False), inner_trips, source, slot=slot)
+            self.add(
+                number,
+                OperationKind.SCAN_STACK,
+                "scan_stack",
+                (piece,),
+                (whole,),
+                _stack_rule(inner_v.aval.shape, False),
+                inner_trips,
+                source,
+                slot=slot,
+            )
             outputs.append(whole)
         self.loops.append(Loop(start, len(self.operations), float(length)))
         return outputs
 
-    def while_loop(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+    def while_loop(
+        self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
+    ) -> list[int | None]:
         p = equation.params
         n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
         source = source_of(equation)
         inner_trips = trips * self.options.while_trips
         start = len(self.operations)
         body = open_jaxpr(p["body_jaxpr"])
-        carries = [self.carry(number, k, i, v.aval, trips, source)
-                   for k, (i, v) in enumerate(zip(operands[n_cond + n_body:], body.invars[n_body:], strict=True))]
+        carries = [
+            self.carry(number, k, i, v.aval, trips, source)
+            for k, (i, v) in enumerate(zip(operands[n_cond + n_body :], body.invars[n_body:], strict=True))
+        ]
         inside = [c[1] for c in carries]
         (again,) = self.call(p["cond_jaxpr"], [*operands[:n_cond], *inside], inner_trips)
         if again is not None:
             self.controls.update((index, again) for index, _, _ in carries)
-        results = self.call(p["body_jaxpr"], [*operands[n_cond:n_cond + n_body], *inside], inner_trips)
+        results = self.call(p["body_jaxpr"], [*operands[n_cond : n_cond + n_body], *inside], inner_trips)
         for (index, _, _), back in zip(carries, results, strict=True):
             self.close_carry(index, back)
         self.loops.append(Loop(start, len(self.operations), self.options.while_trips))
         return [after for _, _, after in carries]
 
-    def cond(self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float) -> list[int | None]:
+    def cond(
+        self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
+    ) -> list[int | None]:
         branches = equation.params["branches"]
         results = [self.call(branch, operands[1:], trips / len(branches)) for branch in branches]
         outputs: list[int | None] = []
@@ -364,8 +462,17 @@ class _Flattener:
             joined = self.new_value(v.aval)
             if operands[0] is not None:
                 self.controls[len(self.operations)] = operands[0]
-            self.add(number, OperationKind.BRANCH_JOIN, "branch_join", [r[k] for r in results], (joined,),
-                     _identity_rule(v.aval.shape, len(branches)), trips, source_of(equation), slot=k)
+            self.add(
+                number,
+                OperationKind.BRANCH_JOIN,
+                "branch_join",
+                [r[k] for r in results],
+                (joined,),
+                _identity_rule(v.aval.shape, len(branches)),
+                trips,
+                source_of(equation),
+                slot=k,
+            )
             outputs.append(joined)
         return outputs
 
@@ -386,10 +493,20 @@ class _Flattener:
         position = np.concatenate([[0], np.cumsum(keep)]).astype(int)
         kept = [o for o in self.operations if keep[o.index]]
         operations = tuple(dataclasses.replace(o, index=i) for i, o in enumerate(kept))
-        loops = tuple(Loop(int(position[l.start]), int(position[l.stop]), l.trips) for l in self.loops
-                      if position[l.stop] > position[l.start])
-        return Graph(tuple(self.values), operations, loops, arguments, outputs, tuple(self.equations),
-                     tuple(dict.fromkeys(self.unknown)))
+        loops = tuple(
+            Loop(int(position[l.start]), int(position[l.stop]), l.trips)
+            for l in self.loops
+            if position[l.stop] > position[l.start]
+        )
+        return Graph(
+            tuple(self.values),
+            operations,
+            loops,
+            arguments,
+            outputs,
+            tuple(self.equations),
+            tuple(dict.fromkeys(self.unknown)),
+        )
 
 
 def _region_rule(equation: jex.JaxprEqn, operands: Sequence[FixedLayout], results: Sequence[FixedLayout]) -> FactorRule:
@@ -405,5 +522,7 @@ def _region_rule(equation: jex.JaxprEqn, operands: Sequence[FixedLayout], result
 def describe(equation: jex.JaxprEqn) -> str:
     """One equation's signature as text: primitive, operand types, result types."""
     aval = lambda v: v.aval.str_short(short_dtypes=True) if hasattr(v.aval, "str_short") else str(v.aval)
-    return (f"{equation.primitive.name}({', '.join(aval(v) for v in equation.invars)})"
-            f" -> {', '.join(aval(v) for v in equation.outvars)}")
+    return (
+        f"{equation.primitive.name}({', '.join(aval(v) for v in equation.invars)})"
+        f" -> {', '.join(aval(v) for v in equation.outvars)}"
+    )

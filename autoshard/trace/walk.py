@@ -57,7 +57,8 @@ def kind_of(equation: jex.JaxprEqn) -> EquationKind:
 def scan_counts(equation: jex.JaxprEqn) -> tuple[int, int]:
     """How many inputs of a scan are constants, and how many are carried.
 
-    Read off the types, because the parameters that say so differ between JAX versions (`num_consts` and `num_carry` up to
+    Read off the types, because the parameters that say so differ between JAX versions (`num_consts` and `num_carry`
+    up to
     0.11, flat trees since 0.12): a scanned input and a stacked output have one dimension more outside than inside.
     """
     inner = open_jaxpr(equation.params["jaxpr"])
