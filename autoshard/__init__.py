@@ -33,7 +33,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'autoshard' has no attribute {name!r}; it has {', '.join(__all__)}.")
     home = _HOMES.get(name)
-    return importlib.import_module(f"autoshard.{name}") if home is None else getattr(importlib.import_module(home), name)
+    return (
+        importlib.import_module(f"autoshard.{name}") if home is None else getattr(importlib.import_module(home), name)
+    )
 
 
 def __dir__() -> list[str]:
