@@ -98,6 +98,8 @@ class PlannedFunction:
         return jitted(*jax.tree_util.tree_unflatten(tree, placed))
 
     def _place(self, x: Any, entries: SpecEntries) -> Any:
+        if isinstance(x, jax.core.Tracer):  # called inside another transformation, which has no arrays to move
+            return x
         sharding = NamedSharding(self.mesh, partition_spec(entries))
         if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
             return x

@@ -76,6 +76,12 @@ def _check(
         raise PinError(
             f"A mesh axis may shard at most one dimension, but the pin `{pattern}` = {spec} uses `{twice[0]}` twice."
         )
+    order = {a: n for n, a in enumerate(axes)}
+    for entry in fixed:
+        if entry and list(entry) != sorted(entry, key=order.__getitem__):
+            raise PinError(
+                f"The axes on one dimension stand in the order of the mesh, but the pin `{pattern}` = {spec} has {entry} on a mesh "
+                f"of {dict(axes)}. Write {tuple(sorted(entry, key=order.__getitem__))}, or give mesh= in the other order.")
     for d, entry in enumerate(fixed):
         parts = 1
         for a in entry or ():

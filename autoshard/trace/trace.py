@@ -121,7 +121,10 @@ def trace(
     constants = [flattener.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in closed.jaxpr.constvars]
     results = flattener.run(closed.jaxpr, [*constants, *values], 1.0)
     annotated = partitioning_metadata(args)
-    donated = {n % max(len(args), 1) for n in donate_argnums}
+    outside = [n for n in donate_argnums if not -len(args) <= n < len(args)]
+    if outside:
+        raise TraceError(f"donate_argnums must be positions of the {len(args)} positional arguments, but got {outside[0]}.")
+    donated = {n % len(args) for n in donate_argnums}
     arguments = tuple(
         Argument(
             value,
