@@ -199,6 +199,23 @@ def test_init_makes_the_state_sharded(random_plan):
         plan.init(lambda: {"w": jnp.ones((16, 9)), "count": jnp.int32(0)})
 
 
+def test_init_counts_arguments_without_leaves(random_plan):
+    plan = random_plan(lambda x, nothing, y: (x * 2, y + 1), (array(8, 8), None, array(4)), MESH, 0)
+    assert_same(plan.init(lambda: jnp.ones(4), argument=2), jnp.ones(4))
+    assert_same(plan.init(lambda: jnp.ones(4), argument=-1), jnp.ones(4))
+    with pytest.raises(autoshard.errors.PlanMismatchError, match="argument=3"):
+        plan.init(lambda: jnp.ones(4), argument=3)
+
+
+def test_planned_functions_can_be_transformed(random_plan):
+    fn = lambda x, w: jnp.tanh(x @ w)
+    x, w = array(8, 8), array(8, 8, seed=1)
+    planned = random_plan(fn, (x, w), MESH, 4).jit(fn)
+    assert_same(jax.jit(lambda x, w: planned(x, w) + 1)(x, w), fn(x, w) + 1)
+    loss = lambda f: lambda w: (f(x, w) ** 2).sum()
+    assert_same(jax.grad(loss(planned))(w), jax.grad(loss(fn))(w))
+
+
 def test_devices_are_taken_in_mesh_order(random_plan):
     fn = lambda x: x * 2
     plan = random_plan(fn, (array(8, 8),), MESH, 1)

@@ -53,6 +53,7 @@ def test_agreeing_pins_may_overlap(graph):
         ({"batch.x": P(("data", "data"))}, "uses `data` twice"),
         ({"state.step": P("data")}, "1 entries, but `state.step` has shape \\(\\)"),
         ({"batch.x": P(None, None, "data")}, "3 entries, but `batch.x` has shape \\(256, 32\\)"),
+        ({"batch.x": P(("tensor", "data"))}, "order of the mesh.*Write \\('data', 'tensor'\\)"),
         ({"batch.x": "data"}, "must be a PartitionSpec, but `batch.x` is pinned to 'data'"),
         ({"batch.x": 3}, "must be a PartitionSpec, but `batch.x` is pinned to 3"),
         ({"batch.*": P("data"), "batch.x": P()}, "contradict.*`batch.x`: `batch.\\*` demands .*`batch.x` demands"),

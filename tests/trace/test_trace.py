@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from autoshard.errors import TraceError
 from autoshard.graph.graph import OperationKind, ValueKind
 from autoshard.trace.trace import TraceOptions, trace
 from autoshard.trace.walk import EquationKind, kind_of
@@ -153,6 +154,12 @@ def test_unknown_primitives_are_listed_once_for_each_line():
     graph = trace(fn, (f32(4),)).graph
     assert len(graph.unknown) == 2
     assert all(u.startswith("pure_callback at ") and "test_trace.py" in u for u in graph.unknown)
+
+
+@pytest.mark.parametrize("position", [2, -3])
+def test_donated_positions_must_exist(position):
+    with pytest.raises(TraceError, match=f"2 positional arguments, but got {position}"):
+        trace(lambda x, y: x + y, (f32(2), f32(2)), (position,))
 
 
 def test_errors_of_the_user_come_through():
