@@ -6,8 +6,8 @@
 Both write a table (`.md`) and its numbers (`.json`) into benchmarks/results/. Predicted: `autoshard.plan` searches all
 meshes of up to two axes within the devices' memory; each baseline runs on its usual mesh (one axis; for a mix, the best
 tensor axis inside a node), and one that does not fit is planned without a limit and marked. Measured: one process, all
-programs compiled first, then run in turn, round after round, so that whatever else the machine does falls on all alike;
-medians over rounds.
+programs compiled first, then one step of each in every round, in random order, so that whatever else the machine does
+falls on all alike; medians over rounds of the step time as a multiple of the plan's in the same round.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import statistics
 import time
 
@@ -46,7 +47,8 @@ CASES = (
 class Row:
     """A line of a table; `step_s` and the like are None where there is no plan.
 
-    `measured_s` is the median of the measured step times, `spread_s` half the distance of its quartiles.
+    `measured_s` is the median of the measured step times; `ratio` the median over rounds of the step time as a multiple
+    of the plan's in the same round, and `ratio_quartiles` that of its quartiles.
     """
 
     name: str
@@ -61,17 +63,18 @@ class Row:
     gap: float | None = None
     solve_s: float | None = None
     measured_s: float | None = None
-    spread_s: float | None = None
+    ratio: float | None = None
+    ratio_quartiles: tuple[float, float] | None = None
     reason: str = ""
 
 
-def row_of(name, plan, fits, reason="", seconds=None) -> Row:
+def row_of(name, plan, fits, reason="") -> Row:
     if plan is None:
         return Row(name, "-", "none", fits, reason=reason)
     e, c = plan.estimate, plan.certificate
     mesh = " x ".join(f"{a}={n}" for a, n in plan.axes)
     gap = c.gap if c.gap < float("inf") else None
-    row = Row(
+    return Row(
         name,
         mesh,
         c.status.value,
@@ -85,10 +88,14 @@ def row_of(name, plan, fits, reason="", seconds=None) -> Row:
         c.solve_s,
         reason=reason,
     )
-    if seconds is None:
-        return row
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    return dataclasses.replace(row, measured_s=middle, spread_s=(high - low) / 2)
+
+
+def timed(row: Row, seconds: list[float], plan_seconds: list[float]) -> Row:
+    """The row with its measured times and its ratios to the plan's times, round by round."""
+    low, middle, high = statistics.quantiles(
+        [ours / theirs for ours, theirs in zip(seconds, plan_seconds, strict=True)]
+    )
+    return dataclasses.replace(row, measured_s=statistics.median(seconds), ratio=middle, ratio_quartiles=(low, high))
 
 
 def predicted(case: Case, time_limit_s: float, out: pathlib.Path) -> None:
@@ -152,20 +159,25 @@ def measured(layers: int, width: int, sequence: int, batch_size: int, rounds: in
         states[name], metrics = runs[name](states[name], batch)
         losses[name] = [float(metrics["loss"])]
         print(f"compiled {name} in {time.perf_counter() - started:.1f} s", flush=True)
+    again = "plan, again"  # the same program once more: how far equal things differ here
+    plans[again], runs[again], losses[again] = plans["plan"], runs["plan"], list(losses["plan"])
+    states[again], _ = runs[again](plans[again].init(functions.init, 0), batch)
     seconds = {name: [] for name in plans}
+    order, shuffle = list(plans), random.Random(0).shuffle
     for _ in range(rounds):
-        for name, run in runs.items():
+        shuffle(order)
+        for name in order:
             started = time.perf_counter()
-            states[name], metrics = run(states[name], batch)
+            states[name], metrics = runs[name](states[name], batch)
             jax.block_until_ready((states[name], metrics))
             seconds[name].append(time.perf_counter() - started)
             losses[name].append(float(metrics["loss"]))
     worst = max(abs(ours - theirs) for own in losses.values() for ours, theirs in zip(own, losses["plan"], strict=True))
-    rows = [row_of(name, plan, True, seconds=seconds[name]) for name, plan in plans.items()]
+    rows = [timed(row_of(name, plan, True), seconds[name], seconds["plan"]) for name, plan in plans.items()]
     title = (
-        f"GPT with {layers} layers, width {width}, batch {batch_size} x {sequence} tokens, float32, AdamW, on eight "
-        f"CPU devices of one process ({os.cpu_count()} cores, jax {jax.__version__}); {rounds} interleaved rounds, losses "
-        f"of all programs within {worst:.1e} of the plan's"
+        f"GPT with {layers} layers, width {width}, batch {batch_size} x {sequence} tokens, float32, AdamW, on "
+        f"eight CPU devices of one process ({os.cpu_count()} cores, jax {jax.__version__}); {rounds} rounds in turn, "
+        f"losses of all programs within {worst:.1e} of the plan's"
     )
     write(out, "measured-cpux8", title, rows)
     for row in rows:
@@ -203,7 +215,7 @@ def table(rows: list[Row]) -> str:
         "proof",
     ]
     if is_measured:
-        head[2:4] = ["measured step", "of the plan's", "± (quartiles)", "predicted step", "of the plan's"]
+        head[2:4] = ["measured step", "of the plan's", "quartiles", "predicted step", "of the plan's"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for r in rows:
         if r.step_s is None:
@@ -214,8 +226,8 @@ def table(rows: list[Row]) -> str:
         if is_measured:
             cells += [
                 f"{r.measured_s * 1e3:.2f} ms",
-                ratio(r.measured_s, first.measured_s),
-                f"{r.spread_s * 1e3:.2f} ms",
+                f"{r.ratio:.3f}",
+                "{:.3f} to {:.3f}".format(*r.ratio_quartiles),
             ]
         cells += [
             f"{r.step_s * 1e3:.2f} ms",
@@ -255,7 +267,7 @@ def main() -> None:
     two.add_argument("--width", type=int, default=128)
     two.add_argument("--sequence", type=int, default=64)
     two.add_argument("--batch", type=int, default=32)
-    two.add_argument("--rounds", type=int, default=30, help="timed steps of each program (default 30)")
+    two.add_argument("--rounds", type=int, default=100, help="timed steps of each program (default 100)")
     for command in (one, two):
         command.add_argument(
             "--out", type=pathlib.Path, default=ROOT / "benchmarks" / "results", help="folder of the tables"
