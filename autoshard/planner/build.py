@@ -32,7 +32,7 @@ from autoshard.graph.groups import Group, group_operations, map_dims
 from autoshard.graph.layout import Layout, all_layouts, shard_bytes
 from autoshard.planner.choices import ChoiceTable, GroupShape, choice_table, satisfies, shape_of
 from autoshard.planner.liveness import Liveness, compress, is_alias, liveness
-from autoshard.planner.overlap import gradient_values, weight_values
+from autoshard.planner.overlap import Exposure, exposure_of
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
 
 
@@ -55,7 +55,7 @@ class Program:
 
     Attributes:
       graph: The graph. groups: Its groups. live: Its lifetimes.
-      shapes: The shape of each group. shape_ids: Equal numbers for groups of equal shape.
+      shapes: The shape of each group; groups of equal shape share one object.
     """
 
     graph: Graph
@@ -117,6 +117,7 @@ class Formulation:
       argument_layouts: The layouts of each argument, by choice.
       decisions: The meaning of each node. flows: The meaning of each edge.
       problem: The solver's input.
+      exposure: Which share of each collective's time counts.
       usage_values: The value that each usage stands for (None: a partial result). instants: Operation index at each
         instant.
     """
@@ -128,6 +129,7 @@ class Formulation:
     decisions: tuple[Decision, ...]
     flows: tuple[Flow, ...]
     problem: Problem
+    exposure: Exposure
     usage_values: tuple[int | None, ...]
     instants: tuple[int, ...]
 
@@ -221,9 +223,7 @@ class _Builder:
         self.class_cache: dict[tuple[Layout, ...], tuple[tuple[Layout, ...], np.ndarray]] = {}
         self.matrix_cache: dict[tuple, np.ndarray] = {}
         self.own_s: dict[int, np.ndarray] = {}
-        self.exposed = 1.0 - overlap
-        self.weights = weight_values(self.graph) if overlap else frozenset()
-        self.gradients = gradient_values(self.graph) if overlap else frozenset()
+        self.exposure = exposure_of(self.graph, overlap)
 
     def defined_layouts(self, value: int) -> tuple[int, list[Layout]] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -262,8 +262,7 @@ class _Builder:
                 nodes.append(Node(self.graph.arguments[decision.argument].name, np.zeros(len(decision.rows))))
             else:
                 group, table = self.program.groups[decision.group], self.tables[decision.group]
-                hides = all(a.value in self.gradients for a in group.writes)
-                cost = group.trips * (table.compute_s + table.comm_s * (self.exposed if hides else 1.0))
+                cost = group.trips * (table.compute_s + table.comm_s * self.exposure.of_group(group))
                 name = self.graph.operations[group.operations[0]].name
                 cost = cost[list(decision.rows)] + self.own_s.get(i, 0.0)
                 nodes.append(Node(f"{name}#{group.operations[0]}", cost))
@@ -306,8 +305,7 @@ class _Builder:
             return
         source_layouts, source_class = self.classes(sources)
         target_layouts, target_class = self.classes(targets)
-        exposed = self.exposed if value in self.weights or value in self.gradients else 1.0
-        costs = self.matrix(value, source_layouts, target_layouts, trips * exposed)
+        costs = self.matrix(value, source_layouts, target_layouts, trips * self.exposure.of_flow(value))
         flows.append(Flow(value, source, target, read, trips, source_layouts, target_layouts))
         edges.append(Edge(source, target, source_class, target_class, costs))
 
@@ -455,6 +453,7 @@ def formulate(
         tuple(builder.decisions),
         tuple(flows),
         problem,
+        builder.exposure,
         tuple(meanings),
         instants,
     )

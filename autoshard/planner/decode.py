@@ -178,7 +178,8 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
             )
         for step in table.collectives[row]:
             value = group.writes[0].value
-            communication.append(_item(step, reader, value, operation, group.trips, operation.name))
+            exposed = dataclasses.replace(step, time_s=step.time_s * f.exposure.of_group(group))
+            communication.append(_item(exposed, reader, value, operation, group.trips, operation.name))
     for flow in f.flows:
         source, target = reader.layout[flow.value], reader.target(flow)
         if source != target:
@@ -189,7 +190,8 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
                 else reader.graph.operations[f.program.groups[flow.target - reader.first].operations[0]]
             )
             for step in reshard(value.shape, float(value.size_bytes), source, target, f.mesh):
-                communication.append(_item(step, reader, flow.value, operation, flow.trips, None))
+                exposed = dataclasses.replace(step, time_s=step.time_s * f.exposure.of_flow(flow.value))
+                communication.append(_item(exposed, reader, flow.value, operation, flow.trips, None))
     peak_bytes, peak_at, memory = _peak(f, picks, reader)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)

@@ -11,7 +11,8 @@ class CommunicationItem:
       kind: XLA's name of it. axes: Mesh axes it runs over.
       value: The tensor it moves: an argument's path, or the operation that makes it. shape: Its global shape.
       source: The user's line.
-      wire_bytes, time_s: Per device and call of the program, all trips together.
+      wire_bytes, time_s: Per device and call of the program, all trips together; of a collective that can hide behind
+        computation, only the exposed share of the time (`PlanOptions.overlap`).
       count: How often it runs in one call.
     """
 

@@ -6,9 +6,10 @@ can run beside the computation of other layers. One model, tunable by one number
 """
 
 import collections
+import dataclasses
 
 from autoshard.graph.graph import Graph
-from autoshard.graph.groups import is_pointwise
+from autoshard.graph.groups import Group, is_pointwise
 
 
 def weight_values(graph: Graph) -> frozenset[int]:
@@ -41,3 +42,32 @@ def gradient_values(graph: Graph) -> frozenset[int]:
             ):
                 gradients.add(r)
     return frozenset(gradients)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exposure:
+    """Which share of a collective's time is waited for.
+
+    Attributes:
+      share: The share that counts for collectives that can hide.
+      weights, gradients: The values whose collectives can hide; empty where nothing is to be hidden.
+    """
+
+    share: float
+    weights: frozenset[int]
+    gradients: frozenset[int]
+
+    def of_flow(self, value: int) -> float:
+        """The share that counts when `value` is resharded."""
+        return self.share if value in self.weights or value in self.gradients else 1.0
+
+    def of_group(self, group: Group) -> float:
+        """The share that counts when the results of `group` are reduced."""
+        return self.share if all(a.value in self.gradients for a in group.writes) else 1.0
+
+
+def exposure_of(graph: Graph, overlap: float) -> Exposure:
+    """The exposure of `graph`'s collectives when a share `overlap` of those that can hide does."""
+    if not overlap:
+        return Exposure(1.0, frozenset(), frozenset())
+    return Exposure(1.0 - overlap, weight_values(graph), gradient_values(graph))

@@ -18,11 +18,12 @@ from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
 from autoshard.planner.ties import settle_ties
 from autoshard.plans.options import PlanOptions, PlanProgress
-from autoshard.plans.pins import resolve_pins
+from autoshard.plans.pins import as_spec, resolve_pins
 from autoshard.plans.plan import CloseChoice, MeshCandidate, Plan, PlannedTensor
 from autoshard.solver import Progress, SolverOptions, least_capacity, solve
 from autoshard.solver.problem import Certificate, Solution, Status
-from autoshard.trace.trace import Trace, trace
+from autoshard.trace.annotations import fixed_of_spec
+from autoshard.trace.trace import Trace, TraceOptions, trace
 
 Restrict = Callable[[Program, LogicalMesh], Restrictions]
 """Makes the restrictions of a baseline for a program on a mesh."""
@@ -64,7 +65,7 @@ def plan(
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     hardware = load_cluster(cluster)
     _report(options, started, "trace", getattr(fn, "__name__", "the function"))
-    traced = trace(fn, args, donated)
+    traced = trace(fn, args, donated, TraceOptions(options.while_trips))
     _report(options, started, "group", f"{len(traced.graph.equations)} equations")
     program = prepare(traced.graph)
     return plan_program(traced, program, hardware, mesh, donated, memory_budget_bytes, pins, options, started=started)
@@ -182,7 +183,7 @@ def _meshes(
     meshes = list(hardware.logical_meshes(max_axes=options.max_mesh_axes))
     fixed = [a.fixed for a in graph.arguments]
     fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
-    fixed += [tuple((e,) if isinstance(e, str) else e for e in spec) for spec in (pins or {}).values()]
+    fixed += [fixed_of_spec(as_spec(pattern, spec), len(spec)) for pattern, spec in (pins or {}).items()]
     named = {axis for layout in fixed for entry in layout or () for axis in entry or ()}
     fitting = [m for m in meshes if named <= {axis.name for axis in m.axes}]
     if not fitting:

@@ -25,8 +25,9 @@ class PlanOptions:
       max_mesh_axes: With `mesh=None`, logical meshes of up to this many axes are searched (at most 3).
       memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context,
         collective buffers and fragmentation.
-      overlap: Share of the bandwidth time of weight gathers and gradient reductions that hides behind computation.
+      overlap: Share of the time of weight gathers and gradient reductions that hides behind computation.
         0 (the default) adds all times up; see docs/cost_model.md.
+      while_trips: How often the body of a `while` loop is assumed to run, which a program does not state.
       seed: Seed of the solver. Equal inputs and options give equal plans unless the time limit strikes.
       on_progress: Called as the work goes on.
     """
@@ -36,5 +37,6 @@ class PlanOptions:
     max_mesh_axes: int = 2
     memory_reserve: float = 0.1
     overlap: float = 0.0
+    while_trips: float = 1.0
     seed: int = 0
     on_progress: Callable[[PlanProgress], None] | None = None

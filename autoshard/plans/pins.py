@@ -3,12 +3,29 @@
 import difflib
 import fnmatch
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from autoshard.errors import PinError
 from autoshard.graph.graph import FixedLayout, Graph
 from autoshard.trace.annotations import fixed_of_spec
+
+
+def as_spec(pattern: str, spec: PartitionSpec | Sequence[Any]) -> PartitionSpec:
+    """A pin's value as a PartitionSpec; plain sequences of entries are taken for one.
+
+    Raises:
+      PinError: If it is anything else.
+    """
+    if isinstance(spec, Sequence) and not isinstance(spec, str | PartitionSpec):
+        spec = PartitionSpec(*spec)
+    if not isinstance(spec, PartitionSpec):
+        raise PinError(
+            f"A pin must be a PartitionSpec, but `{pattern}` is pinned to {spec!r}. Write e.g. "
+            "PartitionSpec('data', None)."
+        )
+    return spec
 
 
 def resolve_pins(
@@ -28,13 +45,7 @@ def resolve_pins(
     names = [a.name for a in graph.arguments]
     chosen: list[tuple[str, FixedLayout] | None] = [None] * len(names)
     for pattern, spec in (pins or {}).items():
-        if not isinstance(spec, PartitionSpec):
-            spec = PartitionSpec(*spec) if isinstance(spec, Sequence) and not isinstance(spec, str) else spec
-        if not isinstance(spec, PartitionSpec):
-            raise PinError(
-                f"A pin must be a PartitionSpec, but `{pattern}` is pinned to {spec!r}. Write e.g. "
-                "PartitionSpec('data', None)."
-            )
+        spec = as_spec(pattern, spec)
         matched = [i for i, n in enumerate(names) if fnmatch.fnmatchcase(n, pattern)]
         if not matched:
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
@@ -80,8 +91,11 @@ def _check(
     for entry in fixed:
         if entry and list(entry) != sorted(entry, key=order.__getitem__):
             raise PinError(
-                f"The axes on one dimension stand in the order of the mesh, but the pin `{pattern}` = {spec} has {entry} on a mesh "
-                f"of {dict(axes)}. Write {tuple(sorted(entry, key=order.__getitem__))}, or give mesh= in the other order.")
+                f"The axes on one dimension stand in the order of the mesh, but the pin `{pattern}` = {spec} has "
+                f"{entry} on a mesh "
+                f"of {dict(axes)}. Write {tuple(sorted(entry, key=order.__getitem__))}, or give mesh= in the "
+                "other order."
+            )
     for d, entry in enumerate(fixed):
         parts = 1
         for a in entry or ():

@@ -212,7 +212,9 @@ class Plan:
         if self.in_tree is not None:
             counts = [child.num_leaves for child in self.in_tree.children()]
             if not -len(counts) <= argument < len(counts):
-                raise PlanMismatchError(f"The planned function has {len(counts)} arguments; argument={argument} is none of them.")
+                raise PlanMismatchError(
+                    f"The planned function has {len(counts)} arguments; argument={argument} is none of them."
+                )
             start = sum(counts[: argument % len(counts)])
             return self.arguments[start : start + counts[argument]]
         heads = list(dict.fromkeys(a.name.split(".")[0] for a in self.arguments))

@@ -31,6 +31,7 @@ from autoshard.solver.problem import Problem, Solution
 from autoshard.solver.search import Search
 from autoshard.solver.subproblems import WALK_ROUNDS, Part, offer_labels, recover, roam, solve_part, walk
 from autoshard.solver.validate import check_problem
+from autoshard.solver.warm_up import is_warm, warm_up_options, warm_up_problem
 
 CHUNK = 25
 """Pairs of sweeps between two looks at the clock and two polished solutions."""
@@ -66,7 +67,21 @@ def solve(
       SolverError: if the problem or the hint is malformed.
     """
     check_problem(problem)
-    search = Search(problem, options or SolverOptions(), on_progress)
+    if not is_warm():
+        if on_progress is not None:
+            on_progress(Progress(0.0, math.inf, -math.inf, "compiling the solver, once a machine"))
+        _solve(warm_up_problem(), warm_up_options(), None, None)
+    return _solve(problem, options or SolverOptions(), hint, on_progress)
+
+
+def _solve(
+    problem: Problem,
+    options: SolverOptions,
+    hint: Sequence[int] | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> Solution:
+    """`solve` of a checked problem, with the clock running."""
+    search = Search(problem, options, on_progress)
     if hint is not None:
         search.offer(hint, "hint")
     network = Network(problem)
@@ -85,10 +100,13 @@ def _solve_tied(search: Search) -> None:
         return
     problem, member = tied
     options = dataclasses.replace(
-        search.options, time_limit_s=max(0.15 * search.remaining_s(), 0.1), neighbourhoods=0,
-        relative_gap=max(search.options.relative_gap, TIED_GAP), ilp_entries=TIED_ENTRIES,
+        search.options,
+        time_limit_s=max(0.15 * search.remaining_s(), 0.1),
+        neighbourhoods=0,
+        relative_gap=max(search.options.relative_gap, TIED_GAP),
+        ilp_entries=TIED_ENTRIES,
     )
-    found = solve(problem, options)
+    found = _solve(problem, options, None, None)
     if found.choices is not None:
         search.offer([found.choices[tied_node] for tied_node in member], "tied")
 
@@ -158,8 +176,9 @@ class _Course:
             if search.choices is not None:
                 self.cutoff = min(self.cutoff, cutoff)
             share = 1.0 if entries <= 4 * SMALL_ENTRIES else 0.6
-            result = solve_part(search, part, keep, below, 0.5 * search.wanted_gap(), share * search.remaining_s(),
-                                "integer program")
+            result = solve_part(
+                search, part, keep, below, 0.5 * search.wanted_gap(), share * search.remaining_s(), "integer program"
+            )
             if result.infeasible and search.choices is None and math.isinf(self.cutoff):
                 search.infeasible = True
             self._prove(math.inf if result.infeasible else result.bound, "integer program")

@@ -7,14 +7,13 @@ import dataclasses
 class SolverOptions:
     """How long and how far to search.
 
+    Inner searches are bounded by work (passes, neighbourhoods, program sizes), so that equal problems and options give
+    equal answers, unless `time_limit_s`, or a phase's share of it, strikes.
+
     Attributes:
       time_limit_s: Wall-clock limit. The solver stops at most a second or two after it.
       relative_gap: Stop when (objective - bound) <= relative_gap * |objective|; such a solution is called OPTIMAL.
       seed: Seed of the integer-programming codes and of random neighbourhoods.
-      deterministic: Bound every inner search by work (passes, simplex iterations, deterministic seconds) instead of
-        by time, so that equal problems and options give equal answers unless `time_limit_s`, or a phase's share of it,
-        strikes.
-      workers: Threads that CP-SAT may use where it is called; its searches are interleaved, hence reproducible.
       dual_passes: Most message-passing sweeps over the whole problem.
       ilp_entries: Largest integer program (non-zero matrix entries) that is built.
       neighbourhoods: Most integer programs over a part of the nodes, once the whole is too large or too slow.
@@ -23,8 +22,6 @@ class SolverOptions:
     time_limit_s: float = 60.0
     relative_gap: float = 1e-3
     seed: int = 0
-    deterministic: bool = True
-    workers: int = 2
     dual_passes: int = 2000
     ilp_entries: int = 400_000
     neighbourhoods: int = 200

@@ -123,7 +123,9 @@ def trace(
     annotated = partitioning_metadata(args)
     outside = [n for n in donate_argnums if not -len(args) <= n < len(args)]
     if outside:
-        raise TraceError(f"donate_argnums must be positions of the {len(args)} positional arguments, but got {outside[0]}.")
+        raise TraceError(
+            f"donate_argnums must be positions of the {len(args)} positional arguments, but got {outside[0]}."
+        )
     donated = {n % len(args) for n in donate_argnums}
     arguments = tuple(
         Argument(
