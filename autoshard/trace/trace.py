@@ -75,6 +75,29 @@ def _bare(leaf: Any) -> Any:
     return leaf
 
 
+def _refuse_changes_in_place(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, refusing to lose what it writes into its arguments (an NNX module, a dictionary) without returning it."""
+
+    def watched(*args):
+        leaves = jax.tree_util.tree_leaves_with_path
+        before = {path_name(path): leaf for path, leaf in leaves(args)}
+        result = fn(*args)
+        after = {path_name(path): leaf for path, leaf in leaves(args)}
+        changed = [name for name in {**before, **after} if before.get(name) is not after.get(name)]
+        if changed:
+            raise TraceError(
+                f"A planned function must be pure, but `{getattr(fn, '__name__', 'the function')}` changes its "
+                "arguments in "
+                f"place, where the change would be lost: {', '.join(f'`{name}`' for name in changed[:3])}"
+                f"{f' and {len(changed) - 3} more' if len(changed) > 3 else ''}. Return the new state; for a Flax "
+                "NNX module "
+                "pass `nnx.state(module)`, rebuild it inside with `nnx.merge`, and return its new `nnx.state`."
+            )
+        return result
+
+    return watched
+
+
 def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     """Names of the first `count` positional parameters of `fn`; their numbers where the signature does not tell."""
     try:
@@ -102,7 +125,8 @@ def trace(
     Returns:
       The trace and its graph. Errors of the user's own function are raised unchanged.
     """
-    closed, out_shapes = jax.make_jaxpr(fn, return_shape=True)(*jax.tree_util.tree_map(_bare, tuple(args)))
+    watched = _refuse_changes_in_place(fn)
+    closed, out_shapes = jax.make_jaxpr(watched, return_shape=True)(*jax.tree_util.tree_map(_bare, tuple(args)))
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     heads = parameter_names(fn, len(args))
     named = lambda path: ".".join(filter(None, (heads[path[0].idx], path_name(path[1:]))))
