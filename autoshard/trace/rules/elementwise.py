@@ -13,6 +13,9 @@ ARITHMETIC = frozenset(
 )
 """Primitives whose results have one common shape, to which every operand is broadcast; one operation an element."""
 
+LATER_ARITHMETIC = frozenset({"one_minus_square"})
+"""The same, of JAX versions later than the oldest supported one."""
+
 CONVERSION = frozenset({"convert_element_type", "copy", "name", "stop_gradient"})
 """As `ARITHMETIC`, but no floating-point operation is counted."""
 
@@ -61,7 +64,7 @@ def elementwise(leaf: Leaf, flops_per_element: float) -> FactorRule | None:
 
 
 def arithmetic(leaf: Leaf) -> FactorRule | None:
-    """Rule of a primitive in `ARITHMETIC`."""
+    """Rule of a primitive in `ARITHMETIC` or `LATER_ARITHMETIC`."""
     return elementwise(leaf, flops_per_element=1.0)
 
 

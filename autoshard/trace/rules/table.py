@@ -20,7 +20,7 @@ Rule = Callable[[Leaf], FactorRule | None]
 """States the rule of an equation, or None if it has a form that the function does not cover."""
 
 TABLE: dict[str, Rule] = {
-    **dict.fromkeys(elementwise.ARITHMETIC, elementwise.arithmetic),
+    **dict.fromkeys(elementwise.ARITHMETIC | elementwise.LATER_ARITHMETIC, elementwise.arithmetic),
     **dict.fromkeys(elementwise.CONVERSION, elementwise.conversion),
     **dict.fromkeys(elementwise.PASS_THROUGH, elementwise.pass_through),
     **dict.fromkeys(reductions.COMBINERS, reductions.reduce_known),

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from autoshard.graph.graph import Factor
 from autoshard.trace.rules import rule_of
@@ -83,7 +83,7 @@ def test_barrier_ties_nothing_across_operands():
 
 
 def test_sharding_constraint_passes():
-    sharding = NamedSharding(AbstractMesh((2,), ("x",)), PartitionSpec("x"))
+    sharding = NamedSharding(AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,)), PartitionSpec("x"))
     rule = last_rule(lambda x: lax.with_sharding_constraint(x, sharding), f(4, 5))
     assert rule.operands == rule.results == (((0,), (1,)),)
 
