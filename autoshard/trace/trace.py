@@ -6,10 +6,11 @@ Pallas) stay one operation with their own shardings.
 """
 
 import collections
+import contextlib
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -237,6 +238,7 @@ class _Flattener:
         self.rules: dict[Any, FactorRule] = {}
         self.text: dict[Any, str] = {}
         self.unknown: list[str] = []
+        self.callers: list[str] = []
         self.controls: dict[int, int] = {}
         """For a carry or join, the value that decides how often the loop runs or which branch does."""
 
@@ -297,7 +299,8 @@ class _Flattener:
                 case EquationKind.CALL:
                     self.equations.append(f"call {equation.primitive.name}")
                     _, nested = called_jaxpr(equation)
-                    results = self.call(nested, operands, trips)
+                    with self.called_from(source_of(equation)):
+                        results = self.call(nested, operands, trips)
                 case EquationKind.SCAN:
                     self.equations.append(f"scan length={equation.params['length']}")
                     results = self.scan(equation, number, operands, trips)
@@ -316,6 +319,17 @@ class _Flattener:
                     env[v] = r
         return [read(v) for v in jaxpr.outvars]
 
+    def source(self, equation: jex.JaxprEqn) -> str:
+        """The user's line of an equation; for library code, that of the nearest call around it that has one."""
+        return source_of(equation) or next((line for line in reversed(self.callers) if line), "")
+
+    @contextlib.contextmanager
+    def called_from(self, line: str) -> Iterator[None]:
+        """While a nested program is flattened: the line that calls it."""
+        self.callers.append(line)
+        yield
+        self.callers.pop()
+
     def call(
         self, nested: jex.Jaxpr | jex.ClosedJaxpr, operands: Sequence[int | None], trips: float
     ) -> list[int | None]:
@@ -328,7 +342,7 @@ class _Flattener:
     ) -> list[int | None]:
         signature = signature_of(equation)
         rule = self.rules.get(signature)
-        source = source_of(equation)
+        source = self.source(equation)
         if rule is None:
             rule = self.rules[signature] = rule_of(equation)
             self.text[signature] = describe(equation)
@@ -350,7 +364,7 @@ class _Flattener:
         self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
     ) -> list[int | None]:
         self.equations.append(describe(equation))
-        source = source_of(equation)
+        source = self.source(equation)
         results = [None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars]
         if equation.primitive.name == "shard_map":
             fixed_operands, fixed_results = shard_map_layouts(equation)
@@ -401,7 +415,7 @@ class _Flattener:
         p = equation.params
         inner, length = open_jaxpr(p["jaxpr"]), p["length"]
         n_consts, n_carry = scan_counts(equation)
-        source = source_of(equation)
+        source = self.source(equation)
         consts, init, stacked = (
             operands[:n_consts],
             operands[n_consts : n_consts + n_carry],
@@ -460,7 +474,7 @@ class _Flattener:
     ) -> list[int | None]:
         p = equation.params
         n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
-        source = source_of(equation)
+        source = self.source(equation)
         inner_trips = trips * self.options.while_trips
         start = len(self.operations)
         body = open_jaxpr(p["body_jaxpr"])
@@ -499,7 +513,7 @@ class _Flattener:
                 (joined,),
                 _identity_rule(v.aval.shape, len(branches)),
                 trips,
-                source_of(equation),
+                self.source(equation),
                 slot=k,
             )
             outputs.append(joined)

@@ -24,7 +24,13 @@ FORMS = {
     "nnx-remat-dropout": {"remat": True, "dropout_rate": 0.1},
     "linen": {"linen": True},
     "linen-scan": {"linen": True, "scan_layers": True, "num_layers": 2},
-    "linen-scan-remat-dropout": {"linen": True, "scan_layers": True, "num_layers": 2, "remat": True, "dropout_rate": 0.1},
+    "linen-scan-remat-dropout": {
+        "linen": True,
+        "scan_layers": True,
+        "num_layers": 2,
+        "remat": True,
+        "dropout_rate": 0.1,
+    },
 }
 STEPS = 3
 
@@ -80,7 +86,12 @@ def test_planned_steps_equal_unsharded_steps(form, mesh, reference):
     functions = functions_of(form)
     shapes = jax.eval_shape(functions.init, 0)
     plan = autoshard.plan(
-        functions.step, shapes, batch_of(0), cluster=slow_device_cluster(), mesh=MESHES[mesh], donate_argnums=0,
+        functions.step,
+        shapes,
+        batch_of(0),
+        cluster=slow_device_cluster(),
+        mesh=MESHES[mesh],
+        donate_argnums=0,
         options=autoshard.PlanOptions(relative_gap=0.05),  # good enough to be interesting
     )
     used = {axis for a in plan.arguments for entry in a.entries for axis in entry}

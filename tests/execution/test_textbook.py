@@ -1,9 +1,10 @@
 """The plans that the literature teaches come out of the search, and the compiler agrees on their collectives.
 
-Nothing runs here: programs are planned for eight H100 from shapes and compiled for eight CPU devices, and collectives are
-counted in the optimised HLO. XLA:CPU makes an all-reduce (and a slice) of what is a reduce-scatter on GPUs, so tests look
-at the sum of both. The counts are those of Megatron-LM and of Alpa's tests: one fused gradient reduction for data
-parallelism; L - 1 activation all-reduces for an MLP of L layers split by columns and rows in turn; 4 per transformer layer.
+Nothing runs here: programs are planned for eight H100 from shapes and compiled for eight CPU devices, and collectives
+are counted in the optimised HLO. XLA:CPU makes an all-reduce (and a slice) of what is a reduce-scatter on GPUs, so
+tests look at the sum of both. The counts are those of Megatron-LM and of Alpa's tests: one fused gradient reduction
+for data parallelism; L - 1 activation all-reduces for an MLP of L layers split by columns and rows in turn; 4 per
+transformer layer.
 """
 
 import collections
@@ -55,7 +56,9 @@ def planned(step, *args, **options):
 def compiled_collectives(plan, step, *args):
     """(kind, result type) of every collective in the optimised program, with multiplicity."""
     text = plan.jit(step).lower(*args).compile().as_text()
-    found = re.findall(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", text)
+    found = re.findall(
+        r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", text
+    )
     return collections.Counter((kind, shape) for shape, kind in found)
 
 
@@ -85,7 +88,9 @@ def test_wide_layers_are_split_by_columns_and_rows_in_turn():
     column, row = ((), ("tensor",)), (("tensor",), ())
     kernels = [layouts(plan, "state.0")[f"state.0.{i}.0"] for i in range(DEPTH)]
     assert kernels in ([column, row] * 3, [row, column] * 3)
-    activations = [c for c in plan.estimate.communication if c.shape == (256, 16384) and c.kind in ("all-reduce", "reduce-scatter")]
+    activations = [
+        c for c in plan.estimate.communication if c.shape == (256, 16384) and c.kind in ("all-reduce", "reduce-scatter")
+    ]
     assert len(activations) == DEPTH - 1
     assert kinds(compiled_collectives(plan, step, state, data))["all-reduce"] in (DEPTH - 1, DEPTH)  # and the loss
 
@@ -110,9 +115,16 @@ def test_transformer_layers_reduce_activations_four_times_each():
     entries = {a.name.split("blocks.0.")[-1]: a.entries for a in plan.arguments if "params.blocks.0" in a.name}
     split = ("tensor",)
     assert entries["mlp.up.kernel"] == ((), split) and entries["mlp.down.kernel"] == (split, ())
-    assert entries["attention.query.kernel"] == ((), split, ()) and entries["attention.output.kernel"] == (split, (), ())
-    activations = [c for c in plan.estimate.communication
-                   if c.kind in ("all-reduce", "reduce-scatter") and c.shape == (8, 512, 4096)]
+    assert entries["attention.query.kernel"] == ((), split, ()) and entries["attention.output.kernel"] == (
+        split,
+        (),
+        (),
+    )
+    activations = [
+        c
+        for c in plan.estimate.communication
+        if c.kind in ("all-reduce", "reduce-scatter") and c.shape == (8, 512, 4096)
+    ]
     assert len(activations) == 4 * layers
     found = compiled_collectives(plan, functions.step, state, batch)
     large = sum(n for (kind, shape), n in found.items() if kind == "all-reduce" and "[8,512,4096]" in shape)
@@ -120,12 +132,16 @@ def test_transformer_layers_reduce_activations_four_times_each():
 
 
 def test_a_tight_budget_turns_data_parallelism_into_zero_3():
-    """Weights are gathered for each use, but for the first layer's in the backward pass, which needs no input gradient."""
+    """Weights are gathered for each use, but for the first layer's in the backward pass, which needs no input
+    gradient.
+    """
     step, state, data = mlp(width=1024, batch=16384)
     batch_split = {"data.*": jax.sharding.PartitionSpec("data")}
     free = planned(step, state, data, mesh={"data": 8}, pins=batch_split)
     with pytest.raises(autoshard.errors.MemoryBudgetError) as refusal:
-        planned(step, state, data, mesh={"data": 8}, pins=batch_split, memory_budget_bytes=0.5 * free.estimate.peak_bytes)
+        planned(
+            step, state, data, mesh={"data": 8}, pins=batch_split, memory_budget_bytes=0.5 * free.estimate.peak_bytes
+        )
     least = float(re.search(r"memory_budget_bytes=(\d+)", str(refusal.value)).group(1))
     tight = planned(step, state, data, mesh={"data": 8}, pins=batch_split, memory_budget_bytes=least)
     assert tight.estimate.peak_bytes <= least < free.estimate.peak_bytes
@@ -134,5 +150,6 @@ def test_a_tight_budget_turns_data_parallelism_into_zero_3():
     assert all(any(a.entries) for a in matrices)
     counts = collections.Counter(c.kind for c in tight.estimate.communication if c.shape == (1024, 1024))
     assert counts == {"all-gather": 2 * DEPTH - 1, "reduce-scatter": DEPTH}
-    # XLA:CPU makes more, for want of reduce-scatters; XLA:GPU makes exactly these (6 fused into one, 5, and 1 reduce-scatter)
+    # XLA:CPU makes more, for want of reduce-scatters; XLA:GPU makes exactly these (6 fused into one, 5, and 1
+    # reduce-scatter)
     assert kinds(compiled_collectives(tight, step, state, data))["all-gather"] >= 2 * DEPTH - 1
