@@ -23,7 +23,8 @@ from autoshard.plans.plan import CloseChoice, MeshCandidate, Plan, PlannedTensor
 from autoshard.solver import Progress, SolverOptions, least_capacity, solve
 from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.trace.annotations import fixed_of_spec
-from autoshard.trace.trace import Trace, TraceOptions, trace
+from autoshard.trace.flatten import TraceOptions
+from autoshard.trace.trace import Trace, trace
 
 Restrict = Callable[[Program, LogicalMesh], Restrictions]
 """Makes the restrictions of a baseline for a program on a mesh."""

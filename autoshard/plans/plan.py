@@ -15,7 +15,8 @@ from autoshard.execution.jit import Interface, PlannedFunction, device_mesh
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.planner.estimate import Estimate
 from autoshard.solver.problem import Certificate
-from autoshard.trace.trace import Trace, TraceOptions, trace
+from autoshard.trace.flatten import TraceOptions
+from autoshard.trace.trace import Trace, trace
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from jax import lax
 
 from autoshard.errors import TraceError
 from autoshard.graph.graph import OperationKind, ValueKind
-from autoshard.trace.trace import TraceOptions, trace
+from autoshard.trace.flatten import TraceOptions
+from autoshard.trace.trace import trace
 from autoshard.trace.walk import EquationKind, kind_of
 
 
