@@ -127,11 +127,9 @@ class Evaluator:
         p = equation.params
         if dict(p["mesh"].shape) != dict(self.mesh.shape) or p["mesh"].axis_names != self.mesh.axis_names:
             raise MeshError(
-                "A `shard_map` region runs on the plan's devices, so its mesh must have the plan's axes in the "
-                "plan's order: the "
-                f"region at {source_of(equation) or 'an unknown line'} has {dict(p['mesh'].shape)}, the plan "
-                f"{dict(self.mesh.shape)}. "
-                "Plan with mesh= the axes of the region."
+                "A `shard_map` region runs on the plan's devices, so its mesh must have the plan's axes in the plan's "
+                f"order: the region at {source_of(equation) or 'an unknown line'} has {dict(p['mesh'].shape)}, the "
+                f"plan {dict(self.mesh.shape)}. Plan with mesh= the axes of the region."
             )
         body = jex.jaxpr_as_fun(jex.ClosedJaxpr(open_jaxpr(p["jaxpr"]), ()))
         region = jax.shard_map(
@@ -139,7 +137,9 @@ class Evaluator:
             mesh=self.mesh,
             in_specs=tuple(p["in_specs"]),
             out_specs=list(p["out_specs"]),
-            axis_names=p["newly_manual_axes"],
+            axis_names=p["newly_manual_axes"]
+            if "newly_manual_axes" in p
+            else p["manual_axes"],  # the name before 0.10.2
             check_vma=p["check_vma"],
         )
         return region(*operands)
