@@ -57,6 +57,7 @@ class PlannedFunction:
         self, fn: Callable[..., Any], interface: Interface, mesh: Mesh, check: Callable[[Sequence[Any]], Trace]
     ):
         self._fn, self._interface, self.mesh, self._check = fn, interface, mesh, check
+        self._shardings = [NamedSharding(mesh, partition_spec(e)) for e in interface.argument_entries]
         self._jitted: dict[Any, Any] = {}
 
     def _prepare(self, args: Sequence[Any]) -> Any:
@@ -69,9 +70,10 @@ class PlannedFunction:
 
     def _build(self, args: Sequence[Any]) -> Any:
         traced = self._check(args)
-        sharding = lambda entries: NamedSharding(self.mesh, partition_spec(entries))
-        ins = jax.tree_util.tree_unflatten(traced.in_tree, [sharding(e) for e in self._interface.argument_entries])
-        outs = jax.tree_util.tree_unflatten(traced.out_tree, [sharding(e) for e in self._interface.output_entries])
+        ins = jax.tree_util.tree_unflatten(traced.in_tree, self._shardings)
+        outs = jax.tree_util.tree_unflatten(
+            traced.out_tree, [NamedSharding(self.mesh, partition_spec(e)) for e in self._interface.output_entries]
+        )
         evaluator = Evaluator(self.mesh, dict(self._interface.shardings))
 
         def planned(*inner):
@@ -85,26 +87,24 @@ class PlannedFunction:
 
     def in_shardings(self, args: Sequence[Any]) -> Any:
         """The NamedSharding of every argument leaf, as a tuple of pytrees like `args`."""
-        tree = jax.tree_util.tree_structure(tuple(args))
-        return jax.tree_util.tree_unflatten(
-            tree, [NamedSharding(self.mesh, partition_spec(e)) for e in self._interface.argument_entries]
-        )
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tuple(args)), self._shardings)
 
     def __call__(self, *args: Any) -> Any:
         """Runs the planned function; arguments that lie otherwise are moved to their planned shardings first."""
         jitted = self._prepare(args)
         flat, tree = jax.tree_util.tree_flatten(tuple(args))
-        placed = [self._place(x, e) for x, e in zip(flat, self._interface.argument_entries, strict=True)]
+        placed = [_place(x, s) for x, s in zip(flat, self._shardings, strict=True)]
         return jitted(*jax.tree_util.tree_unflatten(tree, placed))
-
-    def _place(self, x: Any, entries: SpecEntries) -> Any:
-        if isinstance(x, jax.core.Tracer):  # called inside another transformation, which has no arrays to move
-            return x
-        sharding = NamedSharding(self.mesh, partition_spec(entries))
-        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
-            return x
-        return jax.device_put(x, sharding)
 
     def lower(self, *args: Any) -> Any:
         """Lowers for `args` (arrays or `jax.ShapeDtypeStruct`), as `jax.jit(f).lower` does."""
         return self._prepare(args).lower(*args)
+
+
+def _place(x: Any, sharding: NamedSharding) -> Any:
+    """`x` as it is, if it lies as `sharding` says; otherwise moved there."""
+    if isinstance(x, jax.core.Tracer):  # called inside another transformation, which has no arrays to move
+        return x
+    if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+        return x
+    return jax.device_put(x, sharding)

@@ -152,10 +152,8 @@ def _argument_choices(
                 if not rows:
                     raise LayoutError(
                         f"No legal layout of `{argument.name}` with shape {value.shape} on mesh {mesh} satisfies "
-                        "the demanded "
-                        f"sharding {fixed}: the mesh axes on a dimension must divide it, and each axis may appear "
-                        "once. "
-                        "Change the pin or annotation, or the mesh."
+                        f"the demanded sharding {fixed}: the mesh axes on a dimension must divide it, and each axis "
+                        "may appear once. Change the pin or annotation, or the mesh."
                     )
         if not rows:
             raise LayoutError(f"The restrictions leave no layout for `{argument.name}` with shape {value.shape}.")
@@ -188,10 +186,8 @@ def _group_choices(
         if not rows:
             raise LayoutError(
                 f"No legal choice is left for `{operation.name}` at {operation.source or 'an unknown line'} on "
-                f"mesh {mesh}. "
-                "A sharding annotation in the function names axes that the mesh lacks or that do not divide the "
-                "tensor; "
-                "pass mesh= with those axes, or drop the annotation."
+                f"mesh {mesh}. A sharding annotation in the function names axes that the mesh lacks or that do not "
+                "divide the tensor; pass mesh= with those axes, or drop the annotation."
             )
         tables.append(table)
         decisions.append(Decision(None, group.index, tuple(rows)))
@@ -318,7 +314,6 @@ class _Builder:
             if defined is None or graph.values[life.value].size_bytes == 0:
                 continue
             node, layouts = defined
-            decision = self.decisions[node]
             size = float(graph.values[life.value].size_bytes)
             amounts = np.array([shard_bytes(size, l, self.sizes) for l in layouts])
             rows.append((life.start, life.stop, ("value", node, amounts, life.value)))
