@@ -86,7 +86,7 @@ def _parts(layout: Layout, axis_sizes: Sequence[int]) -> dict[int, int]:
 
 
 def _price(step: Step, size_bytes: float, mesh: LogicalMesh) -> list[Collective]:
-    sizes = [axis.size for axis in mesh.axes]
+    sizes = mesh.shape
     collectives: list[Collective] = []
     split = [a for a, n in enumerate(sizes) if n > 1]  # an axis of one device moves nothing
     moved = [a for a in split if a in step.axes and WHOLE not in (step.before[a], step.after[a])]
@@ -110,7 +110,7 @@ def reshard(
     """The collectives that turn a tensor of `shape` and `size_bytes` (whole) from layout `source` into `target`."""
     if source == target:
         return ()
-    steps = path(shape, source, target, [axis.size for axis in mesh.axes])
+    steps = path(shape, source, target, mesh.shape)
     return tuple(c for step in steps for c in _price(step, size_bytes, mesh))
 
 

@@ -137,8 +137,8 @@ class Formulation:
 def _argument_choices(
     program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None], restrictions: Restrictions
 ) -> tuple[list[tuple[Layout, ...]], list[Decision]]:
-    sizes = tuple(axis.size for axis in mesh.axes)
-    names = tuple(axis.name for axis in mesh.axes)
+    sizes = mesh.shape
+    names = mesh.axis_names
     cache: dict[tuple[int, ...], tuple[Layout, ...]] = {}
     layouts, decisions = [], []
     for i, argument in enumerate(program.graph.arguments):
@@ -165,7 +165,7 @@ def _argument_choices(
 def _group_choices(
     program: Program, mesh: LogicalMesh, restrictions: Restrictions
 ) -> tuple[list[ChoiceTable], list[Decision]]:
-    names = tuple(axis.name for axis in mesh.axes)
+    names = mesh.axis_names
     cache: dict[int, ChoiceTable] = {}
     tables, decisions = [], []
     for group, shape in zip(program.groups, program.shapes, strict=True):
@@ -206,7 +206,7 @@ class _Builder:
         overlap: float,
     ):
         self.program, self.mesh, self.graph = program, mesh, program.graph
-        self.sizes = tuple(axis.size for axis in mesh.axes)
+        self.sizes = mesh.shape
         self.layouts, arguments = _argument_choices(program, mesh, pins, restrictions)
         self.tables, groups = _group_choices(program, mesh, restrictions)
         self.decisions = [*arguments, *groups]

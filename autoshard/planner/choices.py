@@ -131,7 +131,7 @@ def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:
 
 def choice_table(shape: GroupShape, mesh: LogicalMesh) -> ChoiceTable:
     """Enumerates and prices the choices of a group of this shape on `mesh`."""
-    sizes = tuple(axis.size for axis in mesh.axes)
+    sizes = mesh.shape
     rows: dict[tuple, tuple[Choice, float, float, tuple[Collective, ...], float]] = {}
     for choice in _legal_choices(shape, sizes):
         reads = tuple(layout_of(dims, choice.assignment) for dims, _, _ in shape.reads)

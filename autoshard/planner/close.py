@@ -23,7 +23,7 @@ class NearTie:
 def close_choices(f: Formulation, picks: Sequence[int]) -> tuple[NearTie, ...]:
     """The alternatives to each argument's layout, cheapest first; choices of equal cost are left out."""
     ties = []
-    names = [axis.name for axis in f.mesh.axes]
+    names = f.mesh.axis_names
     for i, (argument, cost) in enumerate(zip(f.program.graph.arguments, argument_costs(f, picks), strict=True)):
         extra = cost - cost[picks[i]]
         extra[extra <= 1e-12] = np.inf

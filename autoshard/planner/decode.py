@@ -66,7 +66,7 @@ class _Reader:
 def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     """Translates `picks`, one choice per node of `f.problem`."""
     reader = _Reader(f, picks)
-    graph, names = f.program.graph, [axis.name for axis in f.mesh.axes]
+    graph, names = f.program.graph, f.mesh.axis_names
     replicated = (WHOLE,) * len(names)
     outputs = []
     for output in graph.outputs:
@@ -86,7 +86,7 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
 def _output_steps(reader: _Reader, value: int | None, target: Layout | None) -> tuple[Layout, ...]:
     if value is None or target is None or value not in reader.layout:
         return ()
-    sizes = [axis.size for axis in reader.f.mesh.axes]
+    sizes = reader.f.mesh.shape
     return tuple(step.after for step in path(reader.graph.values[value].shape, reader.layout[value], target, sizes))
 
 
@@ -119,7 +119,7 @@ def _shardings(reader: _Reader, names: Sequence[str]) -> tuple[tuple[int, Equati
                 wanted = layout_of(map_dims(operation.rule.operands[slot], factor_map), choice.assignment)
                 if wanted == reader.layout[value]:
                     continue
-                steps = path(values[value].shape, reader.layout[value], wanted, [axis.size for axis in f.mesh.axes])
+                steps = path(values[value].shape, reader.layout[value], wanted, f.mesh.shape)
                 operands[n][slot] = tuple(entries(value, step.after) for step in steps)
                 if any(s != WHOLE and t == WHOLE for s, t in zip(reader.layout[value], wanted, strict=True)):
                     stretch = f.program.live.stretch[index]

@@ -31,7 +31,7 @@ def settle_ties(f: Formulation, picks: Sequence[int]) -> tuple[int, ...]:
     """`picks` with ties settled; never costlier, and within the capacity if `picks` was."""
     before = evaluate(f.problem, picks)
     margin = TOLERANCE * abs(before.objective)
-    sizes = [axis.size for axis in f.mesh.axes]
+    sizes = f.mesh.shape
     settled = list(picks)
     for i, cost in enumerate(argument_costs(f, picks)):
         size_bytes = float(f.program.graph.values[f.program.graph.arguments[i].value].size_bytes)

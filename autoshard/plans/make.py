@@ -186,7 +186,7 @@ def _meshes(
     fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
     fixed += [fixed_of_spec(as_spec(pattern, spec), len(spec)) for pattern, spec in (pins or {}).items()]
     named = {axis for layout in fixed for entry in layout or () for axis in entry or ()}
-    fitting = [m for m in meshes if named <= {axis.name for axis in m.axes}]
+    fitting = [m for m in meshes if named <= set(m.axis_names)]
     if not fitting:
         raise MeshError(
             f"Pins or annotations name the mesh axes {sorted(named)}, which no searched mesh of "
@@ -261,7 +261,7 @@ def _assemble(
     budget_bytes,
 ) -> Plan:
     graph, logical = traced.graph, formulation.mesh
-    names = [axis.name for axis in logical.axes]
+    names = logical.axis_names
     decoded = decode(formulation, solution.choices)
     values = graph.values
 
