@@ -12,14 +12,16 @@ Steps 3 and 4 repeat while they shrink the problem. Bounds proven after a remova
 of that removal, so the bound reported is never above the least cutoff used.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.ascent import Ascent
-from autoshard.solver.flat import Flat, flatten
+from autoshard.solver.flat import Flat, flatten, table_entries
 from autoshard.solver.fold import fold
 from autoshard.solver.ilp import entry_estimate
 from autoshard.solver.messages import label_slack
@@ -28,6 +30,7 @@ from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.presolve import presolve, restrict
 from autoshard.solver.primal import labels_cost, labels_usage, settle
 from autoshard.solver.problem import Problem, Solution
+from autoshard.solver.programs import Programs
 from autoshard.solver.search import Search
 from autoshard.solver.subproblems import WALK_ROUNDS, Part, offer_labels, recover, roam, solve_part, walk
 from autoshard.solver.validate import check_problem
@@ -51,14 +54,18 @@ def solve(
     options: SolverOptions | None = None,
     hint: Sequence[int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    stop: StopRequest | None = None,
 ) -> Solution:
     """Minimises the cost of `problem` within its capacity.
 
     Args:
       problem: See `problem.py`.
       options: Limits and accuracy; defaults of `SolverOptions` if None.
-      hint: A vector of choices known beforehand; the result is never worse than a feasible hint.
+      hint: A vector of choices known beforehand, feasible or not: it is repaired and improved first. The result is
+        never worse than a feasible hint.
       on_progress: Called with every better solution or bound.
+      stop: Asks to end with the best solution so far. If None, the first Ctrl-C does, and a second one raises
+        KeyboardInterrupt.
 
     Returns:
       The best solution found and what is proven about it; never raises for lack of a solution.
@@ -67,11 +74,20 @@ def solve(
       SolverError: if the problem or the hint is malformed.
     """
     check_problem(problem)
-    if not is_warm():
-        if on_progress is not None:
-            on_progress(Progress(0.0, math.inf, -math.inf, "compiling the solver, once a machine"))
-        _solve(warm_up_problem(), warm_up_options(), None, None)
-    return _solve(problem, options or SolverOptions(), hint, on_progress)
+    options = options or SolverOptions()
+    with contextlib.nullcontext(stop) if stop is not None else stop_on_signals() as request:
+        if not is_warm():
+            if on_progress is not None:
+                on_progress(Progress(0.0, math.inf, -math.inf, "compiling the solver, once a machine"))
+            compile_kernels()
+        with Programs(request, options.deadline()) as programs:
+            return _solve(problem, options, hint, on_progress, programs)
+
+
+def compile_kernels() -> None:
+    """Compiles the kernels, or loads them from disk, by solving a small problem."""
+    with Programs(StopRequest()) as programs:
+        _solve(warm_up_problem(), warm_up_options(), None, None, programs)
 
 
 def _solve(
@@ -79,9 +95,10 @@ def _solve(
     options: SolverOptions,
     hint: Sequence[int] | None,
     on_progress: Callable[[Progress], None] | None,
+    programs: Programs,
 ) -> Solution:
     """`solve` of a checked problem, with the clock running."""
-    search = Search(problem, options, on_progress)
+    search = Search(problem, options, on_progress, programs)
     if hint is not None:
         search.offer(hint, "hint")
     network = Network(problem)
@@ -100,13 +117,12 @@ def _solve_tied(search: Search) -> None:
         return
     problem, member = tied
     options = dataclasses.replace(
-        search.options,
-        time_limit_s=max(0.15 * search.remaining_s(), 0.1),
+        search.share(0.15),
         neighbourhoods=0,
         relative_gap=max(search.options.relative_gap, TIED_GAP),
         ilp_entries=TIED_ENTRIES,
     )
-    found = _solve(problem, options, None, None)
+    found = _solve(problem, options, None, None, search.programs)
     if found.choices is not None:
         search.offer([found.choices[tied_node] for tied_node in member], "tied")
 
@@ -151,6 +167,8 @@ class _Course:
         if search.done():
             return False
         theta, tables, bound = ascent.state()
+        if math.isinf(self.cutoff):
+            search.price_capacity(float(ascent.prices.sum()), bound + self.network.constant)
         self._prove(bound + self.network.constant, "messages")
         slack = label_slack(flat, tables, ascent.messages, theta)
         part = Part(flat, self.network, nodes, ascent, theta, tables, ascent.priced_unary(), slack)
@@ -195,6 +213,7 @@ class _Course:
             stall = min(5e-3 * gap, 1e-4 * abs(ascent.bound))
             steps = ascent.climb(CHUNK, search.objective - constant, math.inf, stall)
             done += steps
+            search.spend(3 * steps * table_entries(flat))
             self._prove(ascent.bound + constant, "messages")
             last = steps < CHUNK or done >= passes or search.remaining_s() <= leave_s
             if search.choices is None or last or turn >= 2:
@@ -213,6 +232,7 @@ class _Course:
             if hopeless and len(starts) == 1:
                 continue
             labels = decoded.copy()
+            self.search.spend(30 * table_entries(flat))
             if settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0]):
                 if labels_cost(flat, labels) + self.network.constant < self.search.objective:
                     offer_labels(self.search, self.network, nodes, labels, "local search")

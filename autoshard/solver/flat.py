@@ -124,6 +124,11 @@ def message_count(flat: Flat) -> int:
     return int(flat.rows.sum() + flat.columns.sum())
 
 
+def table_entries(flat: Flat) -> int:
+    """Labels and table entries together: what one sweep visits in one direction."""
+    return int(len(flat.unary) + flat.rows @ flat.columns)
+
+
 def _offsets(sizes: list[int]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).astype(np.int64)
 

@@ -21,7 +21,9 @@ import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
 
+from autoshard.interrupts import StopRequest
 from autoshard.solver.flat import Flat
+from autoshard.solver.programs import Programs
 
 OBJECTIVE_SCALE = 1e4
 """The program's costs are scaled so that the incumbent, or the largest cost, is about this: far above tolerances."""
@@ -44,11 +46,15 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """labels int64 [n] or None; bound: proven on the objective (1); infeasible: proven; work was cut off or not."""
+    """labels int64 [n] or None; bound: proven on the objective (1); infeasible: proven; work was cut off or not.
+
+    work: Matrix entries visited, reckoned as all of them for each branch-and-bound node and simplex iteration.
+    """
 
     labels: np.ndarray | None
     bound: float
     infeasible: bool
+    work: float = 0.0
 
 
 def entry_estimate(flat: Flat, keep: np.ndarray) -> int:
@@ -197,42 +203,41 @@ def _capacity(flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_c
     parts.put(rows[1:], slack[:-1], -1.0)
 
 
-def solve_program(flat: Flat, program: Program, scale: float, absolute_gap: float, time_limit_s: float, seed: int,
-                  node_limit: int | None = None, hint: np.ndarray | None = None,
-                  integer: bool = True) -> ProgramResult:
+def solve_program(flat: Flat, program: Program, scale: float, absolute_gap: float, time_limit_s: float | None,
+                  seed: int, node_limit: int | None = None, hint: np.ndarray | None = None, integer: bool = True,
+                  programs: Programs | None = None) -> ProgramResult:
     """Runs HiGHS (one thread, fixed seed) on the program.
 
     Args:
       scale: A cost of the size of the whole objective; costs are divided by it (but the largest coefficient is kept
         below 1e6 times `OBJECTIVE_SCALE`).
       absolute_gap: The search stops when bound and solution are this near, in the problem's own cost.
-      time_limit_s, node_limit: Limits. hint: labels int64 [n] to start from. integer: False for the relaxation.
+      time_limit_s, node_limit: Limits; None for none. hint: labels int64 [n] to start from. integer: False for the
+        relaxation. programs: Where to run it; None for a process that lives for this program alone.
     """
     factor = OBJECTIVE_SCALE / max(scale, 1e-6 * float(program.column_cost.max(initial=0.0)), 1e-300)
-    proto = _proto(program, factor, integer)
-    model = mathopt.Model.from_model_proto(proto)
-    extra = mathopt.ModelSolveParameters()
+    start = None
     if hint is not None:
         columns = program.label_column[flat.label_start[:-1] + hint]
         if (columns >= 0).all():
-            ones = {model.get_variable(int(column)): 1.0 for column in columns}
-            extra.solution_hints = [mathopt.SolutionHint(variable_values=ones)]
+            start = columns, np.ones(len(columns))
+    limit = None if time_limit_s is None else datetime.timedelta(seconds=max(time_limit_s, 0.01))
     parameters = mathopt.SolveParameters(
-        time_limit=datetime.timedelta(seconds=max(time_limit_s, 0.01)), random_seed=seed, node_limit=node_limit,
+        time_limit=limit, random_seed=seed, node_limit=node_limit,
         absolute_gap_tolerance=max(absolute_gap * factor, 1e-9), relative_gap_tolerance=0.0,
     )
-    result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=extra)
-    reason = result.termination.reason
-    if reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED):
-        return ProgramResult(None, np.inf, True)
-    bound = result.termination.objective_bounds.dual_bound / factor
+    programs = programs or Programs(StopRequest())
+    answer = programs.run(_proto(program, factor, integer), mathopt.SolverType.HIGHS, parameters, start)
+    work = len(program.entry_row) * (1 + answer.nodes + answer.iterations)
+    if answer.reason in ("INFEASIBLE", "INFEASIBLE_OR_UNBOUNDED"):
+        return ProgramResult(None, np.inf, True, work)
+    bound = answer.dual_bound / factor
     labels = None
-    if result.solutions and result.solutions[0].primal_solution is not None:
-        values = np.full(len(program.column_cost), 0.0)
-        found = result.solutions[0].primal_solution.variable_values
-        values[[variable.id for variable in found]] = list(found.values())
+    if len(answer.ids):
+        values = np.zeros(len(program.column_cost))
+        values[answer.ids] = answer.values
         labels = _read_labels(flat, program, values)
-    return ProgramResult(labels, bound if np.isfinite(bound) else -np.inf, False)
+    return ProgramResult(labels, bound if np.isfinite(bound) else -np.inf, False, work)
 
 
 def _proto(program: Program, factor: float, integer: bool) -> model_pb2.ModelProto:

@@ -1,22 +1,27 @@
 """What a caller can ask of the solver, and what the solver tells while it works."""
 
 import dataclasses
+import math
+import time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SolverOptions:
     """How long and how far to search.
 
-    Inner searches are bounded by work (passes, neighbourhoods, program sizes), so that equal problems and options give
-    equal answers, unless `time_limit_s`, or a phase's share of it, strikes.
+    By default the clock decides when to stop, and how long each phase may take: two runs of the same problem may end
+    with different answers. With `work_limit` no clock is read: the same problem, options and hint give the same choices,
+    objective and bound on the same versions of the libraries, however fast or busy the machine is.
 
     Attributes:
-      time_limit_s: Wall-clock limit. The solver stops at most a second or two after it.
+      time_limit_s: Wall-clock limit. The solver stops at most a second or two after it. Not used with `work_limit`.
       relative_gap: Stop when (objective - bound) <= relative_gap * |objective|; such a solution is called OPTIMAL.
       seed: Seed of the integer-programming codes and of random neighbourhoods.
       dual_passes: Most message-passing sweeps over the whole problem.
       ilp_entries: Largest integer program (non-zero matrix entries) that is built.
       neighbourhoods: Most integer programs over a part of the nodes, once the whole is too large or too slow.
+      work_limit: Limit in units of counted work, or None to go by the clock. A unit is 1e8 visited table entries, in the
+        order of a second of one core; phases end when their share of it is used up.
     """
 
     time_limit_s: float = 60.0
@@ -25,6 +30,11 @@ class SolverOptions:
     dual_passes: int = 2000
     ilp_entries: int = 400_000
     neighbourhoods: int = 200
+    work_limit: float | None = None
+
+    def deadline(self) -> float:
+        """Value of `time.perf_counter` at which a search that begins now has to end; +inf with a work limit."""
+        return math.inf if self.work_limit is not None else time.perf_counter() + self.time_limit_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

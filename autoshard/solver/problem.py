@@ -99,6 +99,9 @@ class Certificate:
       bound: Proven lower bound on the cost of every solution of the problem without ties.
       gap: (objective - bound) / |objective|; 0 when both are 0; +inf without a solution.
       solve_s: Wall-clock time.
+      capacity_price: What one more unit of capacity, at every instant, would take off the optimal cost, to first order:
+        the sum over instants of the Lagrangian prices that prove the bound; 0 where capacity binds nowhere, None where
+        no price was found.
     """
 
     status: Status
@@ -106,6 +109,7 @@ class Certificate:
     bound: float
     gap: float
     solve_s: float
+    capacity_price: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,15 +1,28 @@
-"""What a search has found so far: the best solution, the best bound, and the clock."""
+"""What a search has found so far: the best solution, the best bound, and the clock.
 
+With `SolverOptions.work_limit` the clock is not the wall's: it moves by counted work alone, so that every decision that
+asks how much time is left falls the same way in every run.
+"""
+
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
 
+from autoshard.interrupts import StopRequest
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Problem, Solution, Status
+from autoshard.solver.programs import Programs
 
 ROUNDING = 1e-9
 """A relative gap below this is rounding, whatever smaller gap was asked for."""
+ENTRIES_PER_UNIT = 1e8
+"""Table entries that one unit of work visits: roughly what a kernel does in a second on one core."""
+
+
+NODE_ITERATIONS = 30
+"""Simplex iterations that a branch-and-bound node is reckoned to take, to limit the work of integer programs."""
 
 
 class Search:
@@ -17,23 +30,59 @@ class Search:
 
     Attributes:
       objective, choices: Best solution (+inf and None if none). bound: Best proven lower bound (-inf if none).
+      capacity_price: See `Certificate`; None while unknown.
       infeasible: True once no solution can exist.
+      programs: Where integer programs run; its `stop` asks the search to end with what it has.
     """
 
     def __init__(
-        self, problem: Problem, options: SolverOptions, on_progress: Callable[[Progress], None] | None
+        self,
+        problem: Problem,
+        options: SolverOptions,
+        on_progress: Callable[[Progress], None] | None,
+        programs: Programs | None = None,
     ) -> None:
-        self.problem, self.options = problem, options
+        self.problem, self.options, self.programs = problem, options, programs or Programs(StopRequest())
         self.objective, self.choices = math.inf, None
         self.bound, self.infeasible = -math.inf, False
+        self.capacity_price: float | None = None
+        self._priced_bound = -math.inf
         self._on_progress = on_progress
-        self._began = time.perf_counter()
+        self._began, self._work = time.perf_counter(), 0.0
 
-    def elapsed_s(self) -> float:
+    def wall_s(self) -> float:
+        """Seconds since the search began; for reports only."""
         return time.perf_counter() - self._began
 
+    def elapsed_s(self) -> float:
+        """Seconds since the search began; with a work limit, units of work done."""
+        return self.wall_s() if self.options.work_limit is None else self._work
+
     def remaining_s(self) -> float:
-        return self.options.time_limit_s - self.elapsed_s()
+        """Seconds, or units of work, that are left; 0 once a stop is asked for."""
+        if self.programs.stop.requested:
+            return 0.0
+        limit = self.options.time_limit_s if self.options.work_limit is None else self.options.work_limit
+        return limit - self.elapsed_s()
+
+    def share(self, share: float) -> SolverOptions:
+        """The options for a search within this one, which may take a share of what is left; counted as spent."""
+        if self.options.work_limit is None:
+            return dataclasses.replace(self.options, time_limit_s=max(share * self.remaining_s(), 0.1))
+        units = share * self.remaining_s()
+        self._work += units
+        return dataclasses.replace(self.options, work_limit=units)
+
+    def program_limits(self, limit_s: float, entries: int, node_limit: int | None) -> tuple[float | None, int | None]:
+        """(seconds, branch-and-bound nodes) for a program that may take `limit_s` seconds, or units of work."""
+        if self.options.work_limit is None:
+            return limit_s, node_limit
+        nodes = int(max(limit_s, 0.0) * ENTRIES_PER_UNIT / (NODE_ITERATIONS * max(entries, 1)))
+        return None, max(min(nodes, nodes if node_limit is None else node_limit), 1)
+
+    def spend(self, entries: float) -> None:
+        """Counts work: `entries` table entries (or matrix entries) were visited."""
+        self._work += entries / ENTRIES_PER_UNIT
 
     def offer(self, choices: Sequence[int], phase: str) -> bool:
         """Takes a candidate; returns whether it is the new best."""
@@ -50,9 +99,14 @@ class Search:
             self.bound = bound
             self.tell(phase)
 
+    def price_capacity(self, price: float, bound: float) -> None:
+        """Takes the sum of the capacity prices that prove `bound`; those of the best bound are kept."""
+        if bound > self._priced_bound:
+            self.capacity_price, self._priced_bound = price, bound
+
     def tell(self, phase: str) -> None:
         if self._on_progress is not None:
-            self._on_progress(Progress(self.elapsed_s(), self.objective, min(self.bound, self.objective), phase))
+            self._on_progress(Progress(self.wall_s(), self.objective, min(self.bound, self.objective), phase))
 
     def gap(self) -> float:
         return relative_gap(self.objective, self.bound)
@@ -68,11 +122,12 @@ class Search:
         if self.choices is None:
             status = Status.INFEASIBLE if self.infeasible else Status.UNKNOWN
             bound = math.inf if self.infeasible else self.bound
-            return Solution(None, Certificate(status, math.inf, bound, math.inf, self.elapsed_s()))
+            return Solution(None, Certificate(status, math.inf, bound, math.inf, self.wall_s()))
         bound = min(self.bound, self.objective)
         gap = relative_gap(self.objective, bound)
         status = Status.OPTIMAL if gap <= self.wanted_gap() else Status.FEASIBLE
-        return Solution(self.choices, Certificate(status, self.objective, bound, gap, self.elapsed_s()))
+        price = 0.0 if self.problem.capacity is None else self.capacity_price
+        return Solution(self.choices, Certificate(status, self.objective, bound, gap, self.wall_s(), price))
 
 
 def relative_gap(objective: float, bound: float) -> float:

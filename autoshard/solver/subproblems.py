@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from autoshard.solver.ascent import Ascent
-from autoshard.solver.flat import Flat
+from autoshard.solver.flat import Flat, table_entries
 from autoshard.solver.ilp import ProgramResult, build_program, entry_estimate, solve_program
 from autoshard.solver.network import Network
 from autoshard.solver.primal import fits, labels_cost, labels_usage, local_costs, settle
@@ -73,8 +73,10 @@ def solve_part(search: Search, part: Part, keep: np.ndarray, below: float, gap: 
     bound, give_up_s = -math.inf, search.elapsed_s() + min(time_limit_s, search.remaining_s())
     while True:
         program = build_program(flat, part.theta, part.tables, ascent.messages, ascent.prices, keep, below, active)
-        result = solve_program(flat, program, scale, gap * scale, give_up_s - search.elapsed_s(),
-                               search.options.seed, node_limit, hint)
+        limit_s, nodes = search.program_limits(give_up_s - search.elapsed_s(), len(program.entry_row), node_limit)
+        result = solve_program(flat, program, scale, gap * scale, limit_s, search.options.seed, nodes, hint,
+                               programs=search.programs)
+        search.spend(result.work)
         if result.infeasible:
             return result
         bound = max(bound, result.bound + part.network.constant - float(ascent.prices @ flat.capacity))
@@ -158,6 +160,7 @@ def walk(search: Search, part: Part, rounds: int, seed: int) -> bool:
     if current is None:
         return False
     labels = walk_trees(part.flat, current, part.unary, part.tables, rounds, seed, search.done)
+    search.spend(4 * rounds * table_entries(part.flat))
     return labels_cost(part.flat, labels) < labels_cost(part.flat, current) and offer_labels(
         search, part.network, part.nodes, labels, "trees"
     )

@@ -13,7 +13,7 @@ from autoshard.files import write_text_atomically, yaml_text
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import batches
-from autoshard.train.interrupts import stop_on_sigint
+from autoshard.interrupts import stop_on_signals
 from autoshard.train.metrics import Display, MetricsFile, StepMetrics
 from autoshard.train.planning import make_plan_visibly
 from autoshard.train.registry import load_corpus, output_folder, train_functions
@@ -123,7 +123,7 @@ def _run_steps(
     """Takes the steps after `first_step`, until the last one or Ctrl-C."""
     tokens_per_step = config.data.batch_size * config.data.sequence_length
     loss, done, reported, since_s = 0.0, first_step, first_step, time.perf_counter()
-    with stop_on_sigint() as stop:
+    with stop_on_signals() as stop:
         while done < config.train.steps and not stop.requested:
             state, metrics = step(state, dataset[done])
             # Waiting for each step costs a dispatch of well under a millisecond, and keeps XLA:CPU from queueing

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autoshard.errors import ConfigError
 from autoshard.train.checkpoints import KEPT, Checkpoints
-from autoshard.train.interrupts import stop_on_sigint
+from autoshard.interrupts import stop_on_signals
 from autoshard.train.metrics import MetricsFile, StepMetrics
 
 
@@ -70,7 +70,7 @@ def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
 
 
 def test_the_first_interrupt_is_a_request_and_the_second_is_not():
-    with pytest.raises(KeyboardInterrupt), stop_on_sigint() as stop:
+    with pytest.raises(KeyboardInterrupt), stop_on_signals() as stop:
         assert not stop.requested
         signal.raise_signal(signal.SIGINT)
         assert stop.requested
