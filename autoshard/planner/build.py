@@ -18,7 +18,6 @@ Subject to  x_i in K_i                                     one choice each
 All costs are seconds per call of the program on one device; all memory is bytes on one device.
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -385,31 +384,6 @@ def _body_trips(graph: Graph) -> dict[int, float]:
     return trips
 
 
-def _twins(decisions: Sequence[Decision], program: Program, edges: Sequence[Edge], rounds: int) -> list[int | None]:
-    """Numbers decisions so that equal numbers mean equal surroundings up to `rounds` edges away."""
-    shape_ids: dict[int, int] = {}
-    color = []
-    for d in decisions:
-        if d.group is not None:
-            shape = program.shapes[d.group]
-            color.append(hash(("g", shape_ids.setdefault(id(shape), len(shape_ids)), d.rows)))
-        else:
-            value = program.graph.values[program.graph.arguments[d.argument].value]
-            color.append(hash(("a", value.shape, value.dtype, d.rows)))
-    neighbours = collections.defaultdict(list)
-    for e in edges:
-        neighbours[e.source].append((0, id(e.costs), e.target))
-        neighbours[e.target].append((1, id(e.costs), e.source))
-    for _ in range(rounds):
-        color = [
-            hash((color[i], tuple(sorted((way, cost, color[j]) for way, cost, j in neighbours[i]))))
-            for i in range(len(decisions))
-        ]
-    count = collections.Counter(color)
-    number: dict[int, int] = {}
-    return [number.setdefault(c, len(number)) if count[c] > 1 else None for c in color]
-
-
 def formulate(
     program: Program,
     mesh: LogicalMesh,
@@ -417,7 +391,6 @@ def formulate(
     pins: Sequence[FixedLayout | None],
     restrictions: Restrictions = Restrictions(),  # noqa: B008 - frozen
     overlap: float = 0.0,
-    twin_rounds: int = 3,
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
 
@@ -428,7 +401,6 @@ def formulate(
       pins: For each argument, a layout that the user demands, or None.
       restrictions: What the plan may not do.
       overlap: Share of weight and gradient collectives that hides behind computation; see `overlap.py`.
-      twin_rounds: How far around a decision to look when deciding that two are copies.
 
     Raises:
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
@@ -437,8 +409,6 @@ def formulate(
     flows, edges = builder.edges()
     nodes = builder.nodes()
     usages, edge_usages, meanings, instants = builder.usages(flows)
-    twins = _twins(builder.decisions, program, edges, twin_rounds)
-    nodes = [dataclasses.replace(n, twin=t) for n, t in zip(nodes, twins, strict=True)]
     problem = Problem(tuple(nodes), tuple(edges), tuple(usages), tuple(edge_usages), budget_bytes)
     return Formulation(
         program,

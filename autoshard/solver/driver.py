@@ -1,7 +1,8 @@
 """The solver's course, from a problem to a solution with a certificate.
 
-  1. presolve (`presolve.py`);
-  2. the tied problem, where nodes are copies of one another, for a first solution (`fold.py`);
+  1. where nodes are copies of one another, the problem folded into one node a class (`copies.py`), which often settles
+     everything;
+  2. presolve (`presolve.py`);
   3. message passing with capacity prices for the bound, its decoded labels repaired and polished (`ascent.py`,
      `primal.py`);
   4. labels that no better solution has are removed and presolve runs again (reduced-cost fixing);
@@ -13,7 +14,6 @@ of that removal, so the bound reported is never above the least cutoff used.
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -21,8 +21,8 @@ import numpy as np
 
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.ascent import Ascent
+from autoshard.solver.copies import search_copies
 from autoshard.solver.flat import Flat, flatten, table_entries
-from autoshard.solver.fold import fold
 from autoshard.solver.ilp import entry_estimate
 from autoshard.solver.messages import label_slack
 from autoshard.solver.network import Network
@@ -43,10 +43,6 @@ SMALL_ENTRIES = 20_000
 
 CLIMB_SHARE = 0.45
 """Share of the remaining time that message passing leaves to what follows."""
-TIED_ENTRIES = 50_000
-"""Largest integer program of the tied problem."""
-TIED_GAP = 3e-3
-"""The tied problem is only a start: it is not solved more finely than this."""
 
 
 def solve(
@@ -101,30 +97,14 @@ def _solve(
     search = Search(problem, options, on_progress, programs)
     if hint is not None:
         search.offer(hint, "hint")
+    search_copies(search)
+    if search.done():
+        return search.solution()
     network = Network(problem)
     presolve(network)
     search.tell("presolve")
-    if not network.infeasible and any(network.alive):
-        _solve_tied(search)
     _Course(search, network).run()
     return search.solution()
-
-
-def _solve_tied(search: Search) -> None:
-    """Offers the solution of the tied problem."""
-    tied = fold(search.problem)
-    if tied is None or search.done():
-        return
-    problem, member = tied
-    options = dataclasses.replace(
-        search.share(0.15),
-        neighbourhoods=0,
-        relative_gap=max(search.options.relative_gap, TIED_GAP),
-        ilp_entries=TIED_ENTRIES,
-    )
-    found = _solve(problem, options, None, None, search.programs)
-    if found.choices is not None:
-        search.offer([found.choices[tied_node] for tied_node in member], "tied")
 
 
 class _Course:

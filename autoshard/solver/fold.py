@@ -1,57 +1,114 @@
-"""The tied problem: nodes that are copies of one another (`Node.twin`) share one choice.
+"""The folded problem: one node for every class of a partition (`refinement.py`), with the costs of all its copies.
 
-Its solutions are solutions of the whole problem with the same cost, found in a fraction of the time; its bound says
-nothing about the whole problem. Costs of the copies add up. A factor between two copies of one node becomes a cost of
-that node, and the table is one of class pairs that one label gives to both ends.
+Two problems can be made of it:
+
+  * the *tied* one, in which all copies take the same choice. Its solutions are solutions of the whole problem with the
+    same cost. An edge between two copies becomes a cost of their class.
+  * the *relaxed* one, in which such an edge, if there is any, costs its least entry. On an equitable partition every
+    choice of messages and prices for it is one for the whole problem with the same value (each copy of an edge takes an
+    equal share of its class's messages), so that a bound by message passing on the relaxed problem is a bound on the
+    whole problem, without ties. Only message passing on it as it stands proves that: presolve and integer programs see
+    the copies as one node and prove something about the tied problem alone.
 """
+
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.solver.columns import Columns, restricted
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
+from autoshard.solver.refinement import Partition
 
 
-def fold(problem: Problem) -> tuple[Problem, np.ndarray] | None:
-    """Returns the tied problem and the tied node of every node, int64 [n]; None if no two nodes are twins.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Folded:
+    """The folded problem.
 
-    Twins whose number of choices differs are not tied.
+    Attributes:
+      tied, relaxed: See above; the same object where no edge joins two copies.
+      constant: What the relaxed problem leaves out.
+      partition: Where its nodes come from.
+      instants: The instants at which the capacity counts.
     """
-    group: dict[tuple, int] = {}
-    member = np.empty(len(problem.nodes), np.int64)
-    for index, node in enumerate(problem.nodes):
-        key = ("alone", index) if node.twin is None else ("twin", node.twin, len(node.costs))
-        member[index] = group.setdefault(key, len(group))
-    if len(group) == len(problem.nodes):
-        return None
-    costs: list[np.ndarray | None] = [None] * len(group)
-    for node, tied in zip(problem.nodes, member, strict=True):
-        costs[tied] = node.costs if costs[tied] is None else costs[tied] + node.costs
-    usages = [Usage(int(member[usage.node]), usage.start, usage.stop, usage.amounts) for usage in problem.usages]
-    edges: dict[tuple, list] = {}
-    edge_of: dict[int, int] = {}
-    for index, edge in enumerate(problem.edges):
-        source, target = int(member[edge.source]), int(member[edge.target])
+
+    tied: Problem
+    relaxed: Problem
+    constant: float
+    partition: Partition
+    instants: tuple[int, ...]
+
+    def unfolded(self, choices: Sequence[int]) -> np.ndarray:
+        """The choice of every node of the whole problem, int64 [n], from one for every class."""
+        return np.asarray(choices, np.int64)[self.partition.node_class]
+
+
+def fold(problem: Problem, columns: Columns, partition: Partition, instants: Sequence[int]) -> Folded:
+    """Folds `problem`, whose capacity is to count at the given (rising) instants only."""
+    part = restricted(problem, columns, instants) if len(instants) else Problem(problem.nodes, problem.edges)
+    costs = [
+        problem.nodes[first].costs * count
+        for first, count in zip(partition.first_node.tolist(), partition.node_count.tolist(), strict=True)
+    ]
+    names = [problem.nodes[first].name for first in partition.first_node.tolist()]
+    own_usages = _folded_usages(part.usages, partition.node_class)
+    pair_usages = _folded_pair_usages(part.edge_usages, partition.edge_class)
+    edges: list[Edge] = []
+    number: dict[int, int] = {}
+    loops: list[tuple[int, Edge, int]] = []
+    for index, (first, count) in enumerate(
+        zip(partition.first_edge.tolist(), partition.edge_count.tolist(), strict=True)
+    ):
+        edge = problem.edges[first]
+        source, target = int(partition.node_class[edge.source]), int(partition.node_class[edge.target])
         if source == target:
-            costs[source] = costs[source] + edge.costs[edge.source_class, edge.target_class]
+            loops.append((index, edge, count))
             continue
-        key = (source, target, id(edge.source_class), id(edge.target_class), edge.costs.shape)
-        place = edges.setdefault(key, [len(edges), edge, {}])
-        times = place[2].setdefault(id(edge.costs), [edge.costs, 0])
-        times[1] += 1
-        edge_of[index] = place[0]
-    tied_edges = []
-    for (source, target, *_), (_, edge, tables) in edges.items():
-        table = sum(table * count for table, count in tables.values())
-        tied_edges.append(Edge(source, target, edge.source_class, edge.target_class, table))
-    edge_usages = []
-    for usage in problem.edge_usages:
-        edge = problem.edges[usage.edge]
-        if usage.edge in edge_of:
-            edge_usages.append(EdgeUsage(edge_of[usage.edge], usage.start, usage.stop, usage.amounts))
-        else:
-            amounts = usage.amounts[edge.source_class, edge.target_class]
-            usages.append(Usage(int(member[edge.source]), usage.start, usage.stop, amounts))
-    first: dict[int, Node] = {}
-    for node, tied in zip(problem.nodes, member, strict=True):
-        first.setdefault(int(tied), node)
-    nodes = tuple(Node(first[tied].name, costs[tied]) for tied in range(len(group)))
-    return Problem(nodes, tuple(tied_edges), tuple(usages), tuple(edge_usages), problem.capacity), member
+        number[index] = len(edges)
+        edges.append(Edge(source, target, edge.source_class, edge.target_class, edge.costs * count))
+    pairs = tuple(EdgeUsage(number[e], s, t, amounts) for e, s, t, amounts in pair_usages if e in number)
+    capacity = problem.capacity if len(instants) else None
+    nodes = tuple(map(Node, names, costs))
+    relaxed = Problem(nodes, tuple(edges), own_usages, pairs, capacity)
+    constant = float(sum(edge.costs.min() * count for _, edge, count in loops))
+    tied = relaxed if not loops else _with_loops(relaxed, loops, pair_usages, partition)
+    return Folded(tied, relaxed, constant, partition, tuple(int(t) for t in instants))
+
+
+def _with_loops(
+    relaxed: Problem,
+    loops: Sequence[tuple[int, Edge, int]],
+    pair_usages: Sequence[tuple[int, int, int, np.ndarray]],
+    partition: Partition,
+) -> Problem:
+    """`relaxed` with the edges between copies as costs and usages of their class: both ends take the same choice."""
+    costs = [node.costs for node in relaxed.nodes]
+    usages = list(relaxed.usages)
+    edge_of = {index: edge for index, edge, _ in loops}
+    for _, edge, count in loops:
+        own = int(partition.node_class[edge.source])
+        costs[own] = costs[own] + edge.costs[edge.source_class, edge.target_class] * count
+    for index, start, stop, amounts in pair_usages:
+        if index in edge_of:
+            edge = edge_of[index]
+            own = int(partition.node_class[edge.source])
+            usages.append(Usage(own, start, stop, amounts[edge.source_class, edge.target_class]))
+    nodes = tuple(Node(node.name, own) for node, own in zip(relaxed.nodes, costs, strict=True))
+    return dataclasses.replace(relaxed, nodes=nodes, usages=tuple(usages))
+
+
+def _folded_usages(usages: Sequence[Usage], node_class: np.ndarray) -> tuple[Usage, ...]:
+    counts: dict[tuple[int, int, int, int], list] = {}
+    for u in usages:
+        entry = counts.setdefault((int(node_class[u.node]), u.start, u.stop, id(u.amounts)), [u.amounts, 0])
+        entry[1] += 1
+    return tuple(Usage(own, s, t, amounts * count) for (own, s, t, _), (amounts, count) in counts.items())
+
+
+def _folded_pair_usages(usages: Sequence[EdgeUsage], edge_class: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:
+    """(edge class, start, stop, amounts of all copies together)."""
+    counts: dict[tuple[int, int, int, int], list] = {}
+    for u in usages:
+        entry = counts.setdefault((int(edge_class[u.edge]), u.start, u.stop, id(u.amounts)), [u.amounts, 0])
+        entry[1] += 1
+    return [(own, s, t, amounts * count) for (own, s, t, _), (amounts, count) in counts.items()]

@@ -84,7 +84,7 @@ def _peak_problem(problem: Problem, levels: np.ndarray) -> Problem:
             free[id(costs)] = np.where(np.isinf(costs), np.inf, 0.0)
         return free[id(costs)]
 
-    nodes = [Node(node.name, zeroed(node.costs), node.twin) for node in problem.nodes]
+    nodes = [Node(node.name, zeroed(node.costs)) for node in problem.nodes]
     edges = [Edge(e.source, e.target, e.source_class, e.target_class, zeroed(e.costs)) for e in problem.edges]
     ends = [(usage.start, usage.stop) for usage in (*problem.usages, *problem.edge_usages)]
     first, last = min((start for start, _ in ends), default=0), max((stop for _, stop in ends), default=1)

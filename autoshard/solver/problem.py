@@ -22,14 +22,10 @@ class Node:
     Attributes:
       name: For messages.
       costs: float64 [K]; cost of each choice, +inf if forbidden.
-      twin: Nodes with the same `twin` are copies of one another in a repeated structure (same number of choices, same
-        meaning of each); None if not repeated. A hint only: the solver may tie twins to find good solutions fast,
-        but bound and optimality are always those of the problem without ties.
     """
 
     name: str
     costs: np.ndarray
-    twin: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

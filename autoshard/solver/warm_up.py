@@ -26,7 +26,7 @@ def warm_up_problem() -> Problem:
     classes = np.arange(_LABELS) % _CLASSES
     costs = random.random((4, _LABELS))
     amounts = random.random((4, _LABELS))
-    nodes = tuple(Node(str(i), costs[i % 4] if i < 8 else random.random(_LABELS), i % 4 if i < 8 else None)
+    nodes = tuple(Node(str(i), costs[i % 4] if i < 8 else random.random(_LABELS))
                   for i in range(_NODES))  # fmt: skip
     edges = tuple(
         Edge(i, j, classes, classes, random.random((_CLASSES, _CLASSES)))

@@ -268,19 +268,3 @@ def test_restrictions_hold(formulated, mesh_of):
         decoded = decode(f, picks)
         assert all(l[1] == WHOLE for l in decoded.argument_layouts)
         assert all(c.assignment[1] == WHOLE for c in decoded.choices)
-
-
-def test_twins_are_copies(formulated, mesh_of):
-    """Layers of equal shape: their weights are marked as copies of one another."""
-
-    def layers(x, ws):
-        for w in ws:
-            x = jnp.tanh(x @ w)
-        return x
-
-    f = formulated(layers, (f32(16, 32), [f32(32, 32)] * 6), mesh_of(4), twin_rounds=1)
-    twins = [f.problem.nodes[i].twin for i in range(1, 7)]
-    assert len(set(twins[1:-1])) == 1 and twins[1] is not None
-    for n, node in enumerate(f.problem.nodes):
-        same = [m for m in f.problem.nodes[:n] if m.twin is not None and m.twin == node.twin]
-        assert all(np.array_equal(m.costs, node.costs) for m in same)

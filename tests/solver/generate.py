@@ -1,14 +1,12 @@
 """Random problems for the solver's tests."""
 
-import dataclasses
-
 import numpy as np
 
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
 
 
 def random_problem(seed: int, max_nodes: int = 6, max_choices: int = 4) -> Problem:
-    """A small problem with a random mix of everything: classes, forbidden entries, parallel edges, usages, twins."""
+    """A small problem with a random mix of everything: classes, forbidden entries, parallel edges, usages."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, max_nodes + 1))
     scale = 10.0 ** rng.integers(-6, 3)
@@ -21,12 +19,9 @@ def random_problem(seed: int, max_nodes: int = 6, max_choices: int = 4) -> Probl
         table[rng.random(shape) < forbidden] = np.inf
         return table
 
-    twins = rng.random() < 0.3
-    choices = int(rng.integers(1, max_choices + 1))
     nodes = []
     for index in range(count):
-        own = choices if twins else int(rng.integers(1, max_choices + 1))
-        nodes.append(Node(f"n{index}", costs(own), int(index % 2) if twins else None))
+        nodes.append(Node(f"n{index}", costs(int(rng.integers(1, max_choices + 1)))))
     edges = []
     for _ in range(int(rng.integers(0, 2 * count + 1)) if count > 1 else 0):
         source, target = (int(end) for end in rng.choice(count, 2, replace=False))
@@ -57,9 +52,38 @@ def random_problem(seed: int, max_nodes: int = 6, max_choices: int = 4) -> Probl
     return Problem(tuple(nodes), tuple(edges), tuple(usages), tuple(edge_usages), capacity)
 
 
-def without_twins(problem: Problem) -> Problem:
-    """The same problem without the hint."""
-    return dataclasses.replace(problem, nodes=tuple(dataclasses.replace(node, twin=None) for node in problem.nodes))
+def repeated(seed: int, link: str) -> Problem:
+    """A block of one or two nodes, `copies` times: all linked to a hub, or one after another (a chain or a ring).
+
+    Usages are those of activations: block k's live from k until its turn comes again, in reverse order.
+    """
+    rng = np.random.default_rng(seed)
+    size, copies = int(rng.integers(1, 3)), int(rng.integers(2, 5))
+    choices = int(rng.integers(2, 4))
+    block = [Node(f"b{n}", rng.integers(0, 6, choices).astype(float)) for n in range(size)]
+    amounts = [rng.integers(0, 6, choices).astype(float) for _ in range(size)]
+    inner, outer, copied = (rng.integers(0, 6, (choices, choices)).astype(float) for _ in range(3))
+    identity = np.arange(choices)
+    nodes, edges, usages, pairs = [], [], [], []
+    if link == "hub":
+        nodes.append(Node("hub", rng.integers(0, 6, choices).astype(float)))
+    first = [len(nodes) + k * size for k in range(copies)]
+    for k, start in enumerate(first):
+        nodes += block
+        usages += [Usage(start + n, k, 2 * copies - k, amounts[n]) for n in range(size)]
+        if size == 2:
+            edges.append(Edge(start, start + 1, identity, identity, inner))
+        if link == "hub":
+            edges.append(Edge(0, start, identity, identity, outer))
+        elif k or link == "ring":
+            edges.append(Edge(first[k - 1] + size - 1, start, identity, identity, outer))
+        if edges and rng.random() < 0.5:
+            pairs.append(EdgeUsage(len(edges) - 1, k, k + 1, copied))
+    if link == "ring" and copies * size < 3:
+        return repeated(seed + 10_000, link)
+    most = sum(float(u.amounts.max()) for u in (*usages, *pairs))
+    capacity = None if rng.random() < 0.2 else most * float(rng.uniform(0.2, 0.8))
+    return Problem(tuple(nodes), tuple(edges), tuple(usages), tuple(pairs), capacity)
 
 
 def random_tree(rng: np.random.Generator, max_nodes: int) -> Problem:

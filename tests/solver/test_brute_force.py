@@ -10,7 +10,6 @@ import pytest
 
 from autoshard.solver import SolverOptions, Status, evaluate, least_capacity, solve
 from autoshard.solver.brute_force import brute_force
-from autoshard.solver.fold import fold
 from autoshard.solver.network import Network
 from autoshard.solver.presolve import presolve
 
@@ -90,33 +89,6 @@ def test_presolve_settles_trees_without_capacity():
         assert solution.certificate.gap <= 1e-9
         if expected is not None:
             assert close(solution.certificate.objective, expected)
-
-
-def test_tied_problem_prices_tied_choices_exactly():
-    seen = 0
-    for seed in range(900, 1100):
-        problem = generate.random_problem(seed)
-        tied = fold(problem)
-        if tied is None:
-            continue
-        folded, member = tied
-        rng = np.random.default_rng(seed)
-        choices = [int(rng.integers(len(node.costs))) for node in folded.nodes]
-        whole = evaluate(problem, [choices[group] for group in member])
-        small = evaluate(folded, choices)
-        assert whole.objective == small.objective or close(whole.objective, small.objective), seed
-        assert close(whole.peak_usage, small.peak_usage), seed
-        seen += 1
-    assert seen > 30
-
-
-def test_twin_hints_change_neither_optimum_nor_bound_validity():
-    for seed in range(1100, 1200):
-        problem = generate.random_problem(seed)
-        with_hint = solve(problem, EXACT).certificate
-        without = solve(generate.without_twins(problem), EXACT).certificate
-        assert with_hint.status is without.status, seed
-        assert with_hint.objective == without.objective or close(with_hint.objective, without.objective), seed
 
 
 def test_least_capacity_brackets_the_least_peak():

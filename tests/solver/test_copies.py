@@ -1,0 +1,137 @@
+"""Folding: tied solutions cost what they cost unfolded, and bounds of the folded problem are bounds of the whole."""
+
+import importlib.util
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from autoshard.solver import SolverOptions, Status, evaluate, solve
+from autoshard.solver.ascent import Ascent
+from autoshard.solver.brute_force import brute_force
+from autoshard.solver.columns import columns_of, restricted, usage_over_time
+from autoshard.solver.copies import search_copies
+from autoshard.solver.flat import flatten
+from autoshard.solver.fold import fold
+from autoshard.solver.network import Network
+from autoshard.solver.problem import Edge, Node, Problem
+from autoshard.solver.refinement import refine
+from autoshard.solver.search import Search
+
+_spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
+
+LINKS = ("hub", "chain", "ring")
+SEEDS = range(60)
+
+
+def folded(problem, instants, rounds=12):
+    columns = columns_of(problem)
+    return fold(problem, columns, refine(columns, instants, rounds), instants)
+
+
+def all_instants(problem):
+    return list(range(columns_of(problem).instants)) if problem.capacity is not None else []
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_tied_solutions_cost_what_they_cost_unfolded(link):
+    smaller = 0
+    for seed in SEEDS:
+        problem = generate.repeated(seed, link)
+        f = folded(problem, all_instants(problem), rounds=seed % 4)
+        rng = np.random.default_rng(seed)
+        choices = [int(rng.integers(len(node.costs))) for node in f.tied.nodes]
+        whole, small = evaluate(problem, f.unfolded(choices)), evaluate(f.tied, choices)
+        assert whole.objective == pytest.approx(small.objective)
+        if problem.capacity is not None:
+            assert whole.peak_usage == pytest.approx(small.peak_usage)
+        smaller += len(f.tied.nodes) < len(problem.nodes)
+    assert smaller > 5
+
+
+@pytest.mark.parametrize("link", ["hub", "ring"])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_bounds_of_the_relaxed_problem_hold_for_the_whole(link, share):
+    """Whatever instants count. (A chain's copies are all told apart from its ends, or prove nothing.)"""
+    proven = 0
+    for seed in SEEDS:
+        problem = generate.repeated(seed, link)
+        optimum, _ = brute_force(problem)
+        every = all_instants(problem)
+        instants = every[:: max(int(1 / share), 1)] if share else []
+        f = folded(problem, instants, rounds=seed % 4)
+        if not f.partition.is_equitable or len(f.tied.nodes) == len(problem.nodes):
+            continue
+        flat, _ = flatten(Network(f.relaxed))
+        ascent = Ascent(flat)
+        ascent.climb(50, np.inf, np.inf, 0.0)
+        assert ascent.bound + f.constant <= optimum + 1e-6
+        proven += 1
+    assert proven > 5
+
+
+def test_a_hub_with_equal_copies_folds_to_two_nodes_and_its_bound_is_tight():
+    """Ten copies; each costs 3 or 1, and 2 more if it differs from the hub, which costs 0 or 25 by choice.
+
+    By hand: the hub at 0 with all copies at 0 costs 10 * 3 = 30; copies at 1 cost 10 * (1 + 2) = 30; the hub at 1 costs
+    25 + 10 * 1 = 35. So 30, and the folded problem has two nodes and one edge.
+    """
+    identity = np.arange(2)
+    penalty = np.array([[0.0, 2.0], [2.0, 0.0]])
+    hub, copy = Node("hub", np.array([0.0, 25.0])), Node("copy", np.array([3.0, 1.0]))
+    problem = Problem((hub, *(copy,) * 10), tuple(Edge(0, i, identity, identity, penalty) for i in range(1, 11)))
+    f = folded(problem, [])
+    assert (len(f.tied.nodes), len(f.tied.edges), f.partition.is_equitable) == (2, 1, True)
+    search = Search(problem, SolverOptions(), None)
+    search_copies(search)
+    assert search.objective == 30.0
+    assert search.bound == pytest.approx(30.0)
+
+
+def test_irregular_partitions_prove_nothing():
+    """A path of unequal ends: refinement that stops early leaves classes whose nodes see different things."""
+    identity = np.arange(2)
+    table = np.array([[0.0, 1.0], [1.0, 0.0]])
+    node, end = Node("n", np.zeros(2)), Node("end", np.array([0.0, 9.0]))
+    nodes = (end, *(node,) * 40)
+    problem = Problem(nodes, tuple(Edge(i, i + 1, identity, identity, table) for i in range(40)))
+    assert not refine(columns_of(problem), []).is_equitable
+
+
+def test_copies_are_told_apart_by_what_counts_only():
+    """Equal costs but different lifetimes: copies until an instant counts at which only one of them is alive."""
+    problem = generate.repeated(3, "hub")
+    columns = columns_of(problem)
+    assert columns.instants > 2
+    few, many = refine(columns, []), refine(columns, range(columns.instants))
+    assert len(few.first_node) < len(many.first_node)
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_repeated_problems_solve_to_their_optimum(link):
+    for seed in SEEDS:
+        problem = generate.repeated(seed, link)
+        optimum, _ = brute_force(problem)
+        got = solve(problem, SolverOptions(relative_gap=0.0)).certificate
+        assert got.status is (Status.INFEASIBLE if math.isinf(optimum) else Status.OPTIMAL), seed
+        if math.isfinite(optimum):
+            assert got.objective == pytest.approx(optimum), seed
+            assert got.bound <= optimum + 1e-6, seed
+
+
+def test_usage_over_time_and_restriction_agree_with_the_definition():
+    for seed in range(200):
+        problem = generate.random_problem(seed)
+        columns = columns_of(problem)
+        if not columns.instants:
+            continue
+        rng = np.random.default_rng(seed)
+        choices = np.array([int(rng.integers(len(node.costs))) for node in problem.nodes])
+        usage = usage_over_time(problem, columns, choices)
+        assert max(usage.max(), 0.0) == pytest.approx(evaluate(problem, choices).peak_usage, abs=1e-3)
+        at = sorted({int(t) for t in rng.integers(0, columns.instants, 3)})
+        part = restricted(problem, columns, at)
+        assert evaluate(part, choices).peak_usage == pytest.approx(max(usage[at].max(), 0.0), abs=1e-3)
