@@ -97,28 +97,39 @@ def yaml_text(data: object) -> str:
 
 
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a UTF-8 file so that readers see the old content or the new one, never a part.
-
-    The text goes to a temporary file in the same folder, is flushed to the disk, and then takes the name. A
-    symbolic link is followed, so its target is replaced.
-
-    Args:
-      path: The file.
-      text: Its new content.
+    """Writes a UTF-8 file as `write_bytes_atomically` does.
 
     Raises:
       FileFormatError: If the text cannot be encoded or the file cannot be written; the old file is untouched.
     """
-    shown = _shown(path)
-    temporary = None
     try:
         content = text.encode()
+    except ValueError as error:
+        raise _not_written(path, error) from error
+    write_bytes_atomically(path, content)
+
+
+def write_bytes_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file so that readers see the old content or the new one, never a part.
+
+    The content goes to a temporary file in the same folder, is flushed to the disk, and then takes the name. A
+    symbolic link is followed, so its target is replaced.
+
+    Args:
+      path: The file.
+      content: Its new content.
+
+    Raises:
+      FileFormatError: If the file cannot be written; the old file is untouched.
+    """
+    temporary = None
+    try:
         target = os.path.realpath(path)
         if os.path.isdir(target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         folder = os.path.dirname(target)
         name = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
-        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
         temporary = name
         with open(descriptor, "wb") as file:
             file.write(content)
@@ -128,13 +139,18 @@ def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
         temporary = None
         _sync_folder(folder)
     except (OSError, ValueError) as error:
-        raise FileFormatError(
-            f"{shown}: the file cannot be written: {_reason(error)}. Check the folder, its permissions and its space."
-        ) from error
+        raise _not_written(path, error) from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def _not_written(path: str | os.PathLike[str], error: OSError | ValueError) -> FileFormatError:
+    return FileFormatError(
+        f"{_shown(path)}: the file cannot be written: {_reason(error)}. Check the folder, its "
+        "permissions and its space."
+    )
 
 
 class _PlainLoader(yaml.SafeLoader):

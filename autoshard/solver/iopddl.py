@@ -1,6 +1,6 @@
 """Reads instances of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism (github.com/google/iopddl).
 
-The format is JSON, gzip-compressed if the name ends in `.gz`:
+The format is JSON, plain or compressed by gzip (its first bytes tell):
 
     {"problem": {"name": ..., "usage_limit": ..., "nodes": {"intervals": [[start, stop], ...], "costs": [[...], ...],
      "usages": [[...], ...]}, "edges": {"nodes": [[source, target], ...], "costs": [[...], ...]}}}
@@ -12,6 +12,7 @@ with half-open intervals, one cost and usage per choice, and edge costs in row-m
 import gzip
 import json
 import pathlib
+import zlib
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from autoshard.solver.problem import Edge, Node, Problem, Usage
 
 FORBIDDEN_COST = 1e17
 """Costs from here on forbid a choice or a pair of choices."""
+_GZIP = b"\x1f\x8b"
 
 
 def read_iopddl(path: str | pathlib.Path) -> Problem:
@@ -30,10 +32,10 @@ def read_iopddl(path: str | pathlib.Path) -> Problem:
     """
     path = pathlib.Path(path)
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            data = json.load(file)["problem"]
-        return _problem(data)
-    except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        content = path.read_bytes()
+        data = json.loads(gzip.decompress(content) if content[:2] == _GZIP else content)
+        return _problem(data["problem"])
+    except (OSError, EOFError, zlib.error, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise FileFormatError(
             f"{path.name} is not an instance of the ASPLOS 2025 contest: {type(error).__name__}: {error}; "
             "expected JSON with problem/nodes, problem/edges and problem/usage_limit"

@@ -10,8 +10,8 @@ class SolverOptions:
     """How long and how far to search.
 
     By default the clock decides when to stop, and how long each phase may take: two runs of the same problem may end
-    with different answers. With `work_limit` no clock is read: the same problem, options and hint give the same choices,
-    objective and bound on the same versions of the libraries, however fast or busy the machine is.
+    with different answers. With `work_limit` no clock is read: the same problem, options and hint give the same
+    choices, objective and bound on the same versions of the libraries, however fast or busy the machine is.
 
     Attributes:
       time_limit_s: Wall-clock limit. The solver stops at most a second or two after it. Not used with `work_limit`.
@@ -20,8 +20,8 @@ class SolverOptions:
       dual_passes: Most message-passing sweeps over the whole problem.
       ilp_entries: Largest integer program (non-zero matrix entries) that is built.
       neighbourhoods: Most integer programs over a part of the nodes, once the whole is too large or too slow.
-      work_limit: Limit in units of counted work, or None to go by the clock. A unit is 1e8 visited table entries, in the
-        order of a second of one core; phases end when their share of it is used up.
+      work_limit: Limit in units of counted work, or None to go by the clock. A unit is 1e8 visited table entries, in
+        the order of a second of one core; phases end when their share of it is used up.
     """
 
     time_limit_s: float = 60.0
