@@ -7,15 +7,12 @@ Pallas) stay one operation with their own shardings.
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.extend.core as jex
 import numpy as np
 
-from autoshard.errors import TraceError
 from autoshard.graph.graph import (
     Argument,
     Factor,
@@ -29,9 +26,9 @@ from autoshard.graph.graph import (
     Value,
     ValueKind,
 )
-from autoshard.trace.annotations import constraint_layout, shard_map_layouts
-from autoshard.trace.rules import rule_of, signature_of
-from autoshard.trace.source import source_of
+from autoshard.trace.annotations import shard_map_layouts
+from autoshard.trace.leaves import Leaf, Leaves, describe
+from autoshard.trace.source import SourceLines
 from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr, scan_counts
 
 
@@ -67,102 +64,116 @@ def _whole_rule(equation: jex.JaxprEqn, origin: str) -> FactorRule:
     return FactorRule((), tuple(map(whole, equation.invars)), tuple(map(whole, equation.outvars)), 0.0, True, origin)
 
 
+class _Draft(NamedTuple):
+    """An operation before it is known whether an output needs it, and so before it has an index."""
+
+    equation: int
+    kind: OperationKind
+    name: str
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    rule: FactorRule
+    trips: float
+    source: str
+    fixed_results: tuple[FixedLayout | None, ...] | None = None
+    fixed_operands: tuple[FixedLayout | None, ...] | None = None
+    slot: int = 0
+
+
 class Flattener:
     """Collects values and operations while it walks a jaxpr. Its lists are frozen into a `Graph` by `finish`."""
 
     def __init__(self, options: TraceOptions):
         self.options = options
         self.values: list[Value] = []
-        self.operations: list[Operation] = []
+        self.operations: list[_Draft] = []
         self.loops: list[Loop] = []
         self.equations: list[str] = []
-        self.rules: dict[Any, FactorRule] = {}
-        self.text: dict[Any, str] = {}
+        self.leaves = Leaves()
+        self.lines = SourceLines()
         self.unknown: list[str] = []
+        self.reported: set[int] = set()
+        """The signatures among `unknown`: each is told of once."""
         self.callers: list[str] = []
         self.controls: dict[int, int] = {}
         """For a carry or join, the value that decides how often the loop runs or which branch does."""
 
     def new_value(self, aval: Any, name: str | None = None, kind: ValueKind = ValueKind.INTERMEDIATE) -> int:
         index = len(self.values)
-        shape = tuple(getattr(aval, "shape", ()))
-        dtype = getattr(aval, "dtype", None)
-        if any(not isinstance(d, int | np.integer) for d in shape):
-            raise TraceError(f"Every dimension must have a static size, but a tensor of shape {shape} does not.")
-        if dtype is None or not hasattr(dtype, "itemsize"):
-            itemsize, dtype_name = 0, str(dtype)
-        elif jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-            itemsize, dtype_name = 8, str(dtype)
-        else:
-            itemsize, dtype_name = int(dtype.itemsize), str(dtype)
-        self.values.append(Value(index, name or f"%{index}", shape, dtype_name, itemsize, kind))
+        self.values.append(Value(index, name or f"%{index}", *self.leaves.type_of(aval), kind))
         return index
-
-    def add(
-        self,
-        equation: int,
-        kind: OperationKind,
-        name: str,
-        operands: Sequence[int | None],
-        results: Sequence[int | None],
-        rule: FactorRule,
-        trips: float,
-        source: str,
-        fixed_operands=None,
-        fixed_results=None,
-        slot: int = 0,
-    ) -> None:
-        self.operations.append(
-            Operation(
-                len(self.operations),
-                equation,
-                kind,
-                name,
-                tuple(operands),
-                tuple(results),
-                rule,
-                trips,
-                source,
-                fixed_results,
-                fixed_operands,
-                slot,
-            )
-        )
 
     def run(self, jaxpr: jex.Jaxpr, inputs: Sequence[int | None], trips: float) -> list[int | None]:
         """Flattens `jaxpr` on the given values (constvars first); returns the values of its outputs."""
         env: dict[Any, int | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
-        read = lambda v: None if isinstance(v, jex.Literal) else env[v]
+        literal, dropped = jex.Literal, jex.DropVar
         for equation in jaxpr.eqns:
-            operands = [read(v) for v in equation.invars]
-            number = len(self.equations)
-            match kind_of(equation):
-                case EquationKind.CALL:
-                    self.equations.append(f"call {equation.primitive.name}")
-                    _, nested = called_jaxpr(equation)
-                    with self.called_from(source_of(equation)):
-                        results = self.call(nested, operands, trips)
-                case EquationKind.SCAN:
-                    self.equations.append(f"scan length={equation.params['length']}")
-                    results = self.scan(equation, number, operands, trips)
-                case EquationKind.WHILE:
-                    self.equations.append("while")
-                    results = self.while_loop(equation, number, operands, trips)
-                case EquationKind.COND:
-                    self.equations.append(f"cond branches={len(equation.params['branches'])}")
-                    results = self.cond(equation, number, operands, trips)
-                case EquationKind.OPAQUE:
-                    results = self.opaque(equation, number, operands, trips)
-                case EquationKind.LEAF:
-                    results = self.leaf(equation, number, operands, trips)
+            operands = tuple([None if isinstance(v, literal) else env[v] for v in equation.invars])
+            leaf = self.leaves.of(equation)
+            if leaf is None:
+                results = self.nesting(equation, operands, trips)
+            else:
+                results = self.leaf(equation, leaf, operands, trips)
             for v, r in zip(equation.outvars, results, strict=True):
-                if not isinstance(v, jex.DropVar):
+                if not isinstance(v, dropped):
                     env[v] = r
-        return [read(v) for v in jaxpr.outvars]
+        return [None if isinstance(v, literal) else env[v] for v in jaxpr.outvars]
+
+    def leaf(
+        self, equation: jex.JaxprEqn, leaf: Leaf, operands: tuple[int | None, ...], trips: float
+    ) -> tuple[int | None, ...]:
+        values, made = self.values, []
+        for v, of_type in zip(equation.outvars, leaf.results, strict=True):
+            if isinstance(v, jex.DropVar):
+                made.append(None)
+                continue
+            index = len(values)
+            values.append(Value(index, f"%{index}", *of_type, ValueKind.INTERMEDIATE))
+            made.append(index)
+        results, number, source = tuple(made), len(self.equations), self.source(equation)
+        if leaf.is_unknown and leaf.number not in self.reported:
+            self.reported.add(leaf.number)
+            self.unknown.append(f"{leaf.name} at {source or 'an unknown line'}")
+        self.operations.append(
+            _Draft(
+                number,
+                OperationKind.EQUATION,
+                leaf.name,
+                operands,
+                results,
+                leaf.rule,
+                trips,
+                source,
+                leaf.fixed_results,
+            )
+        )
+        self.equations.append(leaf.text)
+        return results
+
+    def nesting(self, equation: jex.JaxprEqn, operands: tuple[int | None, ...], trips: float) -> Sequence[int | None]:
+        """Flattens an equation that nests other programs."""
+        number = len(self.equations)
+        match kind_of(equation):
+            case EquationKind.CALL:
+                self.equations.append(f"call {equation.primitive.name}")
+                _, nested = called_jaxpr(equation)
+                with self.called_from(self.lines.of(equation)):
+                    return self.call(nested, operands, trips)
+            case EquationKind.SCAN:
+                self.equations.append(f"scan length={equation.params['length']}")
+                return self.scan(equation, number, operands, trips)
+            case EquationKind.WHILE:
+                self.equations.append("while")
+                return self.while_loop(equation, number, operands, trips)
+            case EquationKind.COND:
+                self.equations.append(f"cond branches={len(equation.params['branches'])}")
+                return self.cond(equation, number, operands, trips)
+            case _:
+                return self.opaque(equation, number, operands, trips)
 
     def source(self, equation: jex.JaxprEqn) -> str:
         """The user's line of an equation; for library code, that of the nearest call around it that has one."""
-        return source_of(equation) or next((line for line in reversed(self.callers) if line), "")
+        return self.lines.of(equation) or next((line for line in reversed(self.callers) if line), "")
 
     @contextlib.contextmanager
     def called_from(self, line: str) -> Iterator[None]:
@@ -178,52 +189,31 @@ class Flattener:
         constants = [self.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in inner.constvars]
         return self.run(inner, [*constants, *operands], trips)
 
-    def leaf(
-        self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
-    ) -> list[int | None]:
-        signature = signature_of(equation)
-        rule = self.rules.get(signature)
-        source = self.source(equation)
-        if rule is None:
-            rule = self.rules[signature] = rule_of(equation)
-            self.text[signature] = describe(equation)
-            if rule.origin == "replicated" and any(
-                math.prod(getattr(v.aval, "shape", ())) > 1 for v in equation.invars
-            ):
-                self.unknown.append(f"{equation.primitive.name} at {source or 'an unknown line'}")
-        self.equations.append(self.text[signature])
-        results = [None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars]
-        fixed = None
-        if equation.primitive.name == "sharding_constraint":
-            fixed = (constraint_layout(equation),)
-        self.add(
-            number, OperationKind.EQUATION, equation.primitive.name, operands, results, rule, trips, source, None, fixed
-        )
-        return results
-
     def opaque(
         self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
     ) -> list[int | None]:
         self.equations.append(describe(equation))
         source = self.source(equation)
-        results = [None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars]
+        results = tuple(None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars)
         if equation.primitive.name == "shard_map":
             fixed_operands, fixed_results = shard_map_layouts(equation)
             rule = _region_rule(equation, fixed_operands, fixed_results)
         else:
             rule, fixed_operands, fixed_results = _whole_rule(equation, "replicated"), None, None
             self.unknown.append(f"{equation.primitive.name} at {source or 'an unknown line'}")
-        self.add(
-            number,
-            OperationKind.EQUATION,
-            equation.primitive.name,
-            operands,
-            results,
-            rule,
-            trips,
-            source,
-            fixed_operands,
-            fixed_results,
+        self.operations.append(
+            _Draft(
+                number,
+                OperationKind.EQUATION,
+                equation.primitive.name,
+                operands,
+                results,
+                rule,
+                trips,
+                source,
+                fixed_results,
+                fixed_operands,
+            )
         )
         return results
 
@@ -233,22 +223,25 @@ class Flattener:
         """A loop-carried value, its back operand still open: (operation index, value inside, value after)."""
         inside, after = self.new_value(aval), self.new_value(aval)
         index = len(self.operations)
-        self.add(
-            number,
-            OperationKind.LOOP_CARRY,
-            "loop_carry",
-            (initial, None),
-            (inside, after),
-            _identity_rule(aval.shape, 2, 2),
-            trips,
-            source,
-            slot=slot,
+        rule = _identity_rule(aval.shape, 2, 2)
+        self.operations.append(
+            _Draft(
+                number,
+                OperationKind.LOOP_CARRY,
+                "loop_carry",
+                (initial, None),
+                (inside, after),
+                rule,
+                trips,
+                source,
+                slot=slot,
+            )
         )
         return index, inside, after
 
     def close_carry(self, index: int, back: int | None) -> None:
         operation = self.operations[index]
-        self.operations[index] = dataclasses.replace(operation, operands=(operation.operands[0], back))
+        self.operations[index] = operation._replace(operands=(operation.operands[0], back))
 
     def scan(
         self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
@@ -273,16 +266,11 @@ class Flattener:
             zip(stacked, inner.invars[n_consts + n_carry :], strict=True), n_consts + n_carry
         ):
             piece = self.new_value(v.aval)
-            self.add(
-                number,
-                OperationKind.SCAN_SLICE,
-                "scan_slice",
-                (whole,),
-                (piece,),
-                _stack_rule(v.aval.shape, True),
-                trips,
-                source,
-                slot=slot,
+            rule = _stack_rule(v.aval.shape, True)
+            self.operations.append(
+                _Draft(
+                    number, OperationKind.SCAN_SLICE, "scan_slice", (whole,), (piece,), rule, trips, source, slot=slot
+                )
             )
             slices.append(piece)
         results = self.call(p["jaxpr"], [*consts, *(c[1] for c in carries), *slices], inner_trips)
@@ -295,16 +283,19 @@ class Flattener:
                 outputs.append(None)
                 continue
             whole = self.new_value(v.aval)
-            self.add(
-                number,
-                OperationKind.SCAN_STACK,
-                "scan_stack",
-                (piece,),
-                (whole,),
-                _stack_rule(inner_v.aval.shape, False),
-                inner_trips,
-                source,
-                slot=slot,
+            rule = _stack_rule(inner_v.aval.shape, False)
+            self.operations.append(
+                _Draft(
+                    number,
+                    OperationKind.SCAN_STACK,
+                    "scan_stack",
+                    (piece,),
+                    (whole,),
+                    rule,
+                    inner_trips,
+                    source,
+                    slot=slot,
+                )
             )
             outputs.append(whole)
         self.loops.append(Loop(start, len(self.operations), float(length)))
@@ -346,37 +337,29 @@ class Flattener:
             joined = self.new_value(v.aval)
             if operands[0] is not None:
                 self.controls[len(self.operations)] = operands[0]
-            self.add(
-                number,
-                OperationKind.BRANCH_JOIN,
-                "branch_join",
-                [r[k] for r in results],
-                (joined,),
-                _identity_rule(v.aval.shape, len(branches)),
-                trips,
-                self.source(equation),
-                slot=k,
+            self.operations.append(
+                _Draft(
+                    number,
+                    OperationKind.BRANCH_JOIN,
+                    "branch_join",
+                    tuple(r[k] for r in results),
+                    (joined,),
+                    _identity_rule(v.aval.shape, len(branches)),
+                    trips,
+                    self.source(equation),
+                    slot=k,
+                )
             )
             outputs.append(joined)
         return outputs
 
     def finish(self, arguments: tuple[Argument, ...], outputs: tuple[Output, ...]) -> Graph:
         """Drops operations that no output needs, and freezes the graph."""
-        needed: set[int] = {o.value for o in outputs if o.value is not None}
-        keep = [False] * len(self.operations)
-        changed = True
-        while changed:  # more than one sweep only because a loop's back edge points forward
-            changed = False
-            for operation in reversed(self.operations):
-                if keep[operation.index] or not any(r in needed for r in operation.results if r is not None):
-                    continue
-                keep[operation.index] = changed = True
-                needed.update(o for o in operation.operands if o is not None)
-                if operation.index in self.controls:
-                    needed.add(self.controls[operation.index])
+        drafts = self.operations
+        keep = self._needed(outputs)
         position = np.concatenate([[0], np.cumsum(keep)]).astype(int)
-        kept = [o for o in self.operations if keep[o.index]]
-        operations = tuple(dataclasses.replace(o, index=i) for i, o in enumerate(kept))
+        kept = [i for i, is_needed in enumerate(keep) if is_needed]
+        operations = tuple([Operation(i, *drafts[k]) for i, k in enumerate(kept)])
         loops = tuple(
             Loop(int(position[l.start]), int(position[l.stop]), l.trips)
             for l in self.loops
@@ -392,6 +375,33 @@ class Flattener:
             tuple(dict.fromkeys(self.unknown)),
         )
 
+    def _needed(self, outputs: Sequence[Output]) -> bytearray:
+        """For each operation, whether some output depends on it."""
+        value = bytearray(len(self.values))
+        for output in outputs:
+            if output.value is not None:
+                value[output.value] = 1
+        keep = bytearray(len(self.operations))
+        changed = True
+        while changed:  # more than one sweep only because a loop's back edge points forward
+            changed = False
+            for index in range(len(keep) - 1, -1, -1):
+                if keep[index]:
+                    continue
+                operation = self.operations[index]
+                for r in operation.results:
+                    if r is not None and value[r]:
+                        break
+                else:
+                    continue
+                keep[index] = changed = True
+                for o in operation.operands:
+                    if o is not None:
+                        value[o] = 1
+                if index in self.controls:
+                    value[self.controls[index]] = 1
+        return keep
+
 
 def _region_rule(equation: jex.JaxprEqn, operands: Sequence[FixedLayout], results: Sequence[FixedLayout]) -> FactorRule:
     """For a region with stated layouts: one factor for each mesh axis, which splits every dimension that names it."""
@@ -401,12 +411,3 @@ def _region_rule(equation: jex.JaxprEqn, operands: Sequence[FixedLayout], result
     dims = lambda layout: tuple(tuple(sorted(number[name] for name in entry or ())) for entry in layout)
     factors = tuple(Factor(sizes[name]) for name in number)
     return FactorRule(factors, tuple(map(dims, operands)), tuple(map(dims, results)), 0.0, True, "table")
-
-
-def describe(equation: jex.JaxprEqn) -> str:
-    """One equation's signature as text: primitive, operand types, result types."""
-    aval = lambda v: v.aval.str_short(short_dtypes=True) if hasattr(v.aval, "str_short") else str(v.aval)
-    return (
-        f"{equation.primitive.name}({', '.join(aval(v) for v in equation.invars)})"
-        f" -> {', '.join(aval(v) for v in equation.outvars)}"
-    )

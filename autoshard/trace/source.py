@@ -4,17 +4,35 @@ A jaxpr equation carries the Python traceback of its creation; the user's line i
 of the libraries between the user and JAX.
 """
 
+from typing import Any
+
 import jax.extend.core as jex
 
 _LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/optax/", "/autoshard/trace/", "/numpy/", "/chex/", "<frozen", "<string")
 
 
+class SourceLines:
+    """The user's lines of many equations; each distinct traceback is searched once."""
+
+    def __init__(self):
+        self.known: dict[Any, str] = {}
+
+    def of(self, equation: jex.JaxprEqn) -> str:
+        """`file.py:12 (function)` of the user's code, or an empty string where none is recorded."""
+        traceback = getattr(equation.source_info, "traceback", None)
+        line = self.known.get(traceback)
+        if line is None:
+            line = self.known[traceback] = _line_of(traceback)
+        return line
+
+
 def source_of(equation: jex.JaxprEqn) -> str:
-    """`file.py:12 (function)` of the user's code, or an empty string where none is recorded."""
-    traceback = getattr(equation.source_info, "traceback", None)
-    if traceback is None:
-        return ""
-    for frame in traceback.frames:
+    """The user's line of one equation."""
+    return SourceLines().of(equation)
+
+
+def _line_of(traceback: Any) -> str:
+    for frame in traceback.frames if traceback is not None else ():
         path = frame.file_name
         if not any(library in path for library in _LIBRARIES):
             function = frame.function_name.split(".<locals>")[-1].lstrip(".")

@@ -48,9 +48,13 @@ def _refuse_changes_in_place(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def watched(*args):
         leaves = jax.tree_util.tree_leaves_with_path
-        before = {path_name(path): leaf for path, leaf in leaves(args)}
+        given = leaves(args)
         result = fn(*args)
-        after = {path_name(path): leaf for path, leaf in leaves(args)}
+        left = leaves(args)
+        if len(given) == len(left) and all(x is y and p == q for (p, x), (q, y) in zip(given, left, strict=True)):
+            return result
+        before = {path_name(path): leaf for path, leaf in given}
+        after = {path_name(path): leaf for path, leaf in left}
         changed = [name for name in {**before, **after} if before.get(name) is not after.get(name)]
         if changed:
             raise TraceError(
@@ -96,8 +100,6 @@ def trace(
     watched = _refuse_changes_in_place(fn)
     closed, out_shapes = jax.make_jaxpr(watched, return_shape=True)(*jax.tree_util.tree_map(_bare, tuple(args)))
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    heads = parameter_names(fn, len(args))
-    named = lambda path: ".".join(filter(None, (heads[path[0].idx], path_name(path[1:]))))
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shapes)
     if len(in_leaves) != len(closed.jaxpr.invars):
         raise TraceError(
@@ -106,9 +108,12 @@ def trace(
             "functools.partial."
         )
     flattener = Flattener(options)
+    inputs = [_named(path, v.aval) for v, (path, _) in zip(closed.jaxpr.invars, in_leaves, strict=True)]
+    heads = parameter_names(fn, len(args))
+    names = [".".join(filter(None, (heads[leaf.path[0].idx], leaf.name_below(1)))) for leaf in inputs]
     values = [
-        flattener.new_value(v.aval, named(path), ValueKind.ARGUMENT)
-        for v, (path, _) in zip(closed.jaxpr.invars, in_leaves, strict=True)
+        flattener.new_value(v.aval, name, ValueKind.ARGUMENT)
+        for v, name in zip(closed.jaxpr.invars, names, strict=True)
     ]
     constants = [flattener.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in closed.jaxpr.constvars]
     results = flattener.run(closed.jaxpr, [*constants, *values], 1.0)
@@ -123,23 +128,40 @@ def trace(
         Argument(
             value,
             path[0].idx,
-            named(path),
+            name,
             path[0].idx in donated,
-            annotated.get(path_name(path)) or argument_layout(leaf),
+            (annotated.get(path_name(path)) if annotated else None) or argument_layout(leaf),
         )
-        for value, (path, leaf) in zip(values, in_leaves, strict=True)
+        for value, name, (path, leaf) in zip(values, names, in_leaves, strict=True)
     )
-    in_types = [(path, v.aval) for (path, _), v in zip(in_leaves, closed.jaxpr.invars, strict=True)]
-    successors = _successors(in_types, out_leaves)
+    returned = [_named(path, leaf) for path, leaf in out_leaves]
     outputs = tuple(
-        Output(value, path_name(path), successor)
-        for value, (path, _), successor in zip(results, out_leaves, successors, strict=True)
+        Output(value, leaf.name_below(0), successor)
+        for value, leaf, successor in zip(results, returned, _successors(inputs, returned), strict=True)
     )
     graph = flattener.finish(arguments, outputs)
     return Trace(closed, in_tree, out_tree, graph)
 
 
-def _successors(in_leaves, out_leaves) -> list[int | None]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _NamedLeaf:
+    """A leaf of the arguments or of the result: its path, the keys of the path as text, and its type."""
+
+    path: tuple[Any, ...]
+    keys: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def name_below(self, depth: int) -> str:
+        """The path from `depth` on, as `path_name` writes it."""
+        return ".".join(self.keys[depth:])
+
+
+def _named(path: Sequence[Any], leaf: Any) -> _NamedLeaf:
+    return _NamedLeaf(tuple(path), tuple([path_name((key,)) for key in path]), tuple(leaf.shape), leaf.dtype)
+
+
+def _successors(inputs: Sequence[_NamedLeaf], returned: Sequence[_NamedLeaf]) -> list[int | None]:
     """For each output leaf, the argument leaf that it is the next version of.
 
     A positional argument has a successor where some subtree of the result has the same leaves: equal relative paths,
@@ -148,16 +170,16 @@ def _successors(in_leaves, out_leaves) -> list[int | None]:
 
     def subtrees(leaves, depth):
         groups: dict[Any, list[tuple[int, tuple]]] = collections.defaultdict(list)
-        for i, (path, leaf) in enumerate(leaves):
-            if len(path) >= depth:
-                groups[path[:depth]].append((i, (path_name(path[depth:]), tuple(leaf.shape), str(leaf.dtype))))
+        for i, leaf in enumerate(leaves):
+            if len(leaf.path) >= depth:
+                groups[leaf.path[:depth]].append((i, (leaf.name_below(depth), leaf.shape, leaf.dtype)))
         return groups
 
-    successor: list[int | None] = [None] * len(out_leaves)
+    successor: list[int | None] = [None] * len(returned)
     taken: set[int] = set()
-    in_groups = subtrees(in_leaves, 1)
+    in_groups = subtrees(inputs, 1)
     for depth in (1, 0):
-        for _, outs in subtrees(out_leaves, depth).items():
+        for _, outs in subtrees(returned, depth).items():
             if any(successor[i] is not None for i, _ in outs):
                 continue
             for _, ins in in_groups.items():
