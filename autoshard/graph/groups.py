@@ -16,8 +16,11 @@ embedding that is also the output layer, meet like that.
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 
-from autoshard.graph.graph import Dims, Factor, Graph, Operation, OperationKind
+import numpy as np
+
+from autoshard.graph.graph import Dims, Factor, FactorRule, Graph, Operation, OperationKind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,48 +73,80 @@ def is_pointwise(operation: Operation) -> bool:
     )
 
 
+def pointwise_operations(graph: Graph) -> list[bool]:
+    """For each operation, whether it is pointwise. Operations of one rule are looked at once."""
+    known: dict[tuple[int, OperationKind, bool], bool] = {}
+    flags = []
+    for o in graph.operations:
+        key = (id(o.rule), o.kind, o.fixed_results is None and o.fixed_operands is None)
+        flag = known.get(key)
+        if flag is None:
+            flag = known[key] = is_pointwise(o)
+        flags.append(flag)
+    return flags
+
+
 class _Union:
-    """Disjoint sets."""
+    """Disjoint sets of the numbers below `count`."""
 
-    def __init__(self):
-        self.parent = {}
+    def __init__(self, count: int):
+        self.parent = list(range(count))
 
-    def find(self, x):
-        root = x
-        while self.parent.get(root, root) != root:
-            root = self.parent[root]
-        while self.parent.get(x, x) != root:
-            self.parent[x], x = root, self.parent[x]
-        return root
+    def find(self, x: int) -> int:
+        parent = self.parent
+        while parent[x] != x:
+            parent[x] = x = parent[parent[x]]
+        return x
 
-    def join(self, x, y):
-        """Makes one set of the sets of x and y; the smaller representative stays."""
+    def join(self, x: int, y: int) -> None:
+        """Makes one set of the sets of x and y."""
+        self.parent[self.find(y)] = self.find(x)
+
+    def roots(self) -> list[int]:
+        """For every number the representative of its set."""
+        roots = np.array(self.parent, dtype=np.intp)
+        while not np.array_equal(roots, further := roots[roots]):
+            roots = further
+        return roots.tolist()
+
+
+class _Factors(_Union):
+    """Disjoint sets of the factors of all operations, in which two factors of one operation never meet.
+
+    Factor f of operation o has the number `start[o] + f`.
+    """
+
+    def __init__(self, operations: Sequence[Operation]):
+        self.start: list[int] = []
+        self.owner: list[int] = []
+        for operation in operations:
+            self.start.append(len(self.owner))
+            self.owner += [operation.index] * len(operation.rule.factors)
+        super().__init__(len(self.owner))
+        self.holders: dict[int, set[int]] = {}
+        """For each representative of several factors, the operations that they belong to."""
+
+    def _held(self, root: int) -> set[int]:
+        return self.holders.get(root) or {self.owner[root]}
+
+    def can_join(self, x: int, y: int) -> bool:
         x, y = self.find(x), self.find(y)
-        if x != y:
-            self.parent[max(x, y)] = min(x, y)
+        return x == y or self._held(x).isdisjoint(self._held(y))
 
-
-class _FactorUnion(_Union):
-    """Disjoint sets of (operation, factor), in which two factors of one operation never meet."""
-
-    def __init__(self):
-        super().__init__()
-        self.holders = {}  # representative -> operations that hold a factor of its set
-
-    def _holders(self, x):
-        return self.holders.setdefault(x, {x[0]})
-
-    def can_join(self, x, y):
+    def join(self, x: int, y: int) -> None:
+        """Makes one set of the sets of x and y, unless two factors of one operation would meet."""
         x, y = self.find(x), self.find(y)
-        return x == y or self._holders(x).isdisjoint(self._holders(y))
-
-    def join(self, x, y):
-        x, y = self.find(x), self.find(y)
-        if x != y and self.can_join(x, y):
-            first, second = min(x, y), max(x, y)
-            self.parent[second] = first
-            self._holders(first).update(self._holders(second))
-            del self.holders[second]
+        if x == y:
+            return
+        mine, theirs = self._held(x), self._held(y)
+        if not mine.isdisjoint(theirs):
+            return
+        if len(mine) < len(theirs):
+            x, y, mine, theirs = y, x, theirs, mine
+        self.parent[y] = x
+        mine |= theirs
+        self.holders[x] = mine
+        self.holders.pop(y, None)
 
 
 def map_dims(dims: Dims, factor_map: tuple[int, ...]) -> Dims:
@@ -124,41 +159,54 @@ def is_key_or_random(operation: Operation) -> bool:
     return operation.name.startswith(("random", "threefry", "rng"))
 
 
-def free_values(graph: Graph) -> frozenset[int]:
+def free_values(graph: Graph, pointwise: Sequence[bool] | None = None) -> frozenset[int]:
     """Values made from scalars alone (iotas, masks, broadcast constants): rebuilt wherever they are read, in any
-    layout.
+    layout. `pointwise` saves the making of `pointwise_operations(graph)`.
     """
     free: set[int] = set()
-    for operation in graph.operations:
-        if (
-            is_pointwise(operation)
-            and not is_key_or_random(operation)
-            and all(o is None or o in free or not graph.values[o].shape for o in operation.operands)
-        ):
-            free.update(r for r in operation.results if r is not None)
+    for operation, is_light in zip(graph.operations, pointwise or pointwise_operations(graph), strict=True):
+        if not is_light:
+            continue
+        for o in operation.operands:
+            if o is not None and o not in free and graph.values[o].shape:
+                break
+        else:
+            if not is_key_or_random(operation):
+                free.update(r for r in operation.results if r is not None)
     return frozenset(free)
 
 
-def _joinable(producer: Operation, dims: Dims, consumer: Operation, operand_dims: Dims, several: bool) -> bool:
-    if producer.trips != consumer.trips or not any(dims) or len(dims) != len(operand_dims):
-        return False
-    for mine, theirs in zip(dims, operand_dims, strict=True):
-        if len(mine) != len(theirs):
-            return False
-        if any(
-            producer.rule.factors[f].size != consumer.rule.factors[g].size for f, g in zip(mine, theirs, strict=True)
-        ):
-            return False
-    spanned = {f for factors in operand_dims for f in factors}
-    return not several or len(spanned) == sum(f.size > 1 for f in consumer.rule.factors)
+Pairs = tuple[tuple[int, int], ...]
+"""Factors of two operations that are the same index: (factor of the one, factor of the other)."""
+
+
+def _shared_factors(
+    producer: FactorRule, dims: Dims, consumer: FactorRule, operand_dims: Dims, several: bool
+) -> Pairs | None:
+    """The factors that meet in a value which is written in `dims` and read in `operand_dims`, if the two operations may
+    be joined through it; `several` if others read it too.
+    """
+    if not any(dims) or len(dims) != len(operand_dims):
+        return None
+    if any(len(mine) != len(theirs) for mine, theirs in zip(dims, operand_dims, strict=True)):
+        return None
+    pairs = tuple(
+        (f, g) for mine, theirs in zip(dims, operand_dims, strict=True) for f, g in zip(mine, theirs, strict=True)
+    )
+    if any(producer.factors[f].size != consumer.factors[g].size for f, g in pairs):
+        return None
+    spanned = {g for _, g in pairs}
+    return pairs if not several or len(spanned) == sum(f.size > 1 for f in consumer.factors) else None
 
 
 _SUMS = frozenset({"add", "add_any"})
 
 
-def _partial_sums(
-    operations: list[Operation], uses: dict[int, list[tuple[Operation, int]]]
-) -> dict[int, list[Operation]]:
+Uses = dict[int, list[tuple[Operation, int]]]
+"""For each value, who reads it: (operation, operand slot)."""
+
+
+def _partial_sums(operations: Sequence[Operation], pointwise: Sequence[bool], uses: Uses) -> dict[int, list[Operation]]:
     """For each addition whose terms are all partial sums used nowhere else, the operations that make the terms.
 
     Terms are reducing operations with equal result dimensions and equal reduced factors, or such additions themselves.
@@ -166,7 +214,7 @@ def _partial_sums(
     producer = {r: o for o in operations for r in o.results if r is not None}
     sums: dict[int, list[Operation]] = {}
     for operation in operations:
-        if operation.name not in _SUMS or not is_pointwise(operation) or operation.results[0] is None:
+        if operation.name not in _SUMS or not pointwise[operation.index] or operation.results[0] is None:
             continue
         terms = [producer.get(o) if o is not None else None for o in operation.operands]
         if all(
@@ -198,20 +246,19 @@ def _reduced_sizes(operation: Operation) -> tuple[int, ...]:
 
 
 def _join_sums(
-    sums: dict[int, list[Operation]], operations: list[Operation], groups: _Union, factors: _FactorUnion
+    sums: dict[int, list[Operation]], operations: Sequence[Operation], groups: _Union, factors: _Factors
 ) -> None:
     """Joins each addition with the makers of its terms; their reduced factors are paired in order."""
-    by_index = {o.index: o for o in operations}
+    start = factors.start
     for index, makers in sums.items():
-        first = makers[0]
+        first, addition = makers[0], operations[index]
         reduced = lambda m: [
-            (m.index, f) for f, x in enumerate(m.rule.factors) if x.reduction is not None and x.size > 1
+            start[m.index] + f for f, x in enumerate(m.rule.factors) if x.reduction is not None and x.size > 1
         ]
         pairs = [(a, b) for m in makers[1:] for a, b in zip(reduced(first), reduced(m), strict=True)]
-        addition = by_index[index]
         for m in (addition, *makers[1:]):
             pairs += [
-                ((first.index, f[0]), (m.index, g[0]))
+                (start[first.index] + f[0], start[m.index] + g[0])
                 for f, g in zip(first.rule.results[0], m.rule.results[0], strict=True)
             ]
         for m in (addition, *makers):
@@ -220,97 +267,136 @@ def _join_sums(
             factors.join(a, b)
 
 
-def _join_common_reads(operations: list[Operation], factors: _FactorUnion) -> None:
+def _join_chains(
+    operations: Sequence[Operation], joins: Sequence[bool], uses: Uses, groups: _Union, factors: _Factors
+) -> None:
+    """Joins pointwise operations through the values that one makes and another reads; only those that `joins` names."""
+    known: dict[tuple[int, int, int, int, bool], Pairs | None] = {}
+    start = factors.start
+    for producer in operations:
+        if not joins[producer.index]:
+            continue
+        rule, mine = producer.rule, start[producer.index]
+        for slot, value in enumerate(producer.results):
+            consumers = uses.get(value) if value is not None else None
+            if not consumers or not all([joins[c.index] for c, _ in consumers]):
+                continue
+            several = len(consumers) > 1
+            for consumer, operand in consumers:
+                if producer.trips != consumer.trips:
+                    continue
+                key = (id(rule), slot, id(consumer.rule), operand, several)
+                if key not in known:
+                    known[key] = _shared_factors(
+                        rule, rule.results[slot], consumer.rule, consumer.rule.operands[operand], several
+                    )
+                shared = known[key]
+                if shared is None:
+                    continue
+                theirs = start[consumer.index]
+                if all([factors.can_join(mine + f, theirs + g) for f, g in shared]):
+                    groups.join(producer.index, consumer.index)
+                    for f, g in shared:
+                        factors.join(mine + f, theirs + g)
+
+
+def _join_common_reads(operations: Sequence[Operation], factors: _Factors) -> None:
     """A group that reads one value in several places reads it in one layout, where that is possible."""
     first: dict[int, tuple[int, Dims]] = {}
     for operation in operations:
+        start = factors.start[operation.index]
         for value, dims in zip(operation.operands, operation.rule.operands, strict=True):
             if value is None:
                 continue
-            owner, known = first.setdefault(value, (operation.index, dims))
-            for mine, theirs in zip(known, dims, strict=True):
+            known = first.get(value)
+            if known is None:
+                first[value] = (start, dims)
+                continue
+            for mine, theirs in zip(known[1], dims, strict=True):
                 if len(mine) == len(theirs) == 1:
-                    factors.join((owner, mine[0]), (operation.index, theirs[0]))
+                    factors.join(known[0] + mine[0], start + theirs[0])
 
 
 def group_operations(graph: Graph) -> tuple[Group, ...]:
     """Partitions the graph's operations into groups; operations whose results are all free belong to none."""
-    free = free_values(graph)
-    decided = [o for o in graph.operations if not (o.results and all(r is None or r in free for r in o.results))]
-    uses: dict[int, list[tuple[Operation, int]]] = collections.defaultdict(list)
+    pointwise = pointwise_operations(graph)
+    free = free_values(graph, pointwise)
+    decided = [o for o in graph.operations if not (o.results and all([r is None or r in free for r in o.results]))]
+    uses: Uses = collections.defaultdict(list)
     for operation in decided:
         for slot, value in enumerate(operation.operands):
             if value is not None:
                 uses[value].append((operation, slot))
-    groups, factors = _Union(), _FactorUnion()
-    sums = _partial_sums(decided, uses)
-    _join_sums(sums, decided, groups, factors)
-    joins = lambda o: is_pointwise(o) and o.index not in sums
-    for producer in decided:
-        if not joins(producer):
-            continue
-        for slot, value in enumerate(producer.results):
-            consumers = uses.get(value, []) if value is not None else []
-            if not all(joins(c) for c, _ in consumers):
-                continue
-            dims = producer.rule.results[slot]
-            for consumer, operand in consumers:
-                operand_dims = consumer.rule.operands[operand]
-                if _joinable(producer, dims, consumer, operand_dims, len(consumers) > 1):
-                    pairs = [
-                        ((producer.index, f), (consumer.index, g))
-                        for mine, theirs in zip(dims, operand_dims, strict=True)
-                        for f, g in zip(mine, theirs, strict=True)
-                    ]
-                    if all(factors.can_join(f, g) for f, g in pairs):
-                        groups.join(producer.index, consumer.index)
-                        for f, g in pairs:
-                            factors.join(f, g)
+    groups, factors = _Union(len(graph.operations)), _Factors(graph.operations)
+    sums = _partial_sums(decided, pointwise, uses)
+    _join_sums(sums, graph.operations, groups, factors)
+    joins = [is_light and index not in sums for index, is_light in enumerate(pointwise)]
+    _join_chains(decided, joins, uses, groups, factors)
     members: dict[int, list[Operation]] = collections.defaultdict(list)
+    root = groups.roots()
     for operation in decided:
-        members[groups.find(operation.index)].append(operation)
+        members[root[operation.index]].append(operation)
     for operations in members.values():
         _join_common_reads(operations, factors)
-    return tuple(_freeze(i, ops, factors, free) for i, (_, ops) in enumerate(sorted(members.items())))
+    freezer = _Freezer(factors, free)
+    return tuple([freezer.freeze(i, operations) for i, operations in enumerate(members.values())])
 
 
-def _freeze(index: int, operations: list[Operation], union: _Union, free: frozenset[int]) -> Group:
-    numbering: dict[tuple[int, int], int] = {}
-    factors: list[Factor] = []
-    maps: list[tuple[int, ...]] = []
-    for operation in operations:
-        own = []
-        for f, factor in enumerate(operation.rule.factors):
-            root = union.find((operation.index, f))
-            if root not in numbering:
-                numbering[root] = len(factors)
-                factors.append(factor)
-            own.append(numbering[root])
-        maps.append(tuple(own))
-    written = {
-        r: map_dims(dims, own)
-        for o, own in zip(operations, maps, strict=True)
-        for r, dims in zip(o.results, o.rule.results, strict=True)
-        if r is not None
-    }
-    reads: dict[tuple[int, Dims], list[int]] = {}
-    writes: list[Access] = []
-    for operation, own in zip(operations, maps, strict=True):
-        for value, dims in zip(operation.operands, operation.rule.operands, strict=True):
-            if value is None or value in free:
-                continue
-            mapped = map_dims(dims, own)
-            if written.get(value) != mapped or operation.kind is OperationKind.LOOP_CARRY:
-                reads.setdefault((value, mapped), []).append(operation.index)
-        for value, dims in zip(operation.results, operation.rule.results, strict=True):
-            if value is not None:
-                writes.append(Access(value, map_dims(dims, own), (operation.index,)))
-    return Group(
-        index,
-        tuple(o.index for o in operations),
-        tuple(factors),
-        tuple(maps),
-        tuple(Access(v, d, tuple(dict.fromkeys(ops))) for (v, d), ops in reads.items()),
-        tuple(writes),
-        operations[0].trips,
-    )
+class _Freezer:
+    """Makes groups of sets of operations. What equal layers have in common is made once and shared."""
+
+    def __init__(self, factors: _Factors, free: frozenset[int]):
+        self.start, self.root, self.free = factors.start, factors.roots(), free
+        self.mapped: dict[tuple[int, tuple[int, ...]], tuple[tuple[Dims, ...], tuple[Dims, ...]]] = {}
+        self.dims: dict[Dims, Dims] = {}
+
+    def map_rule(self, rule: FactorRule, own: tuple[int, ...]) -> tuple[tuple[Dims, ...], tuple[Dims, ...]]:
+        """The dims of the rule's operands and results with its factors renamed by `own`; equal dims are one object."""
+        key = (id(rule), own)
+        if key not in self.mapped:
+            rename = lambda dims: self.dims.setdefault(renamed := map_dims(dims, own), renamed)
+            self.mapped[key] = tuple(map(rename, rule.operands)), tuple(map(rename, rule.results))
+        return self.mapped[key]
+
+    def number_factors(self, operations: Sequence[Operation]) -> tuple[list[Factor], list[tuple[int, ...]]]:
+        """The common iteration space of a group, and the place in it of each operation's factors."""
+        numbering: dict[int, int] = {}
+        factors: list[Factor] = []
+        maps: list[tuple[int, ...]] = []
+        for operation in operations:
+            start, own = self.start[operation.index], []
+            for f, factor in enumerate(operation.rule.factors, start):
+                number = numbering.get(self.root[f])
+                if number is None:
+                    number = numbering[self.root[f]] = len(factors)
+                    factors.append(factor)
+                own.append(number)
+            maps.append(tuple(own))
+        return factors, maps
+
+    def freeze(self, index: int, operations: Sequence[Operation]) -> Group:
+        factors, maps = self.number_factors(operations)
+        mapped = [self.map_rule(o.rule, own) for o, own in zip(operations, maps, strict=True)]
+        written: dict[int, Dims] = {}
+        writes: list[Access] = []
+        for operation, (_, results) in zip(operations, mapped, strict=True):
+            for value, dims in zip(operation.results, results, strict=True):
+                if value is not None:
+                    written[value] = dims
+                    writes.append(Access(value, dims, (operation.index,)))
+        reads: dict[tuple[int, Dims], list[int]] = {}
+        for operation, (operands, _) in zip(operations, mapped, strict=True):
+            for value, dims in zip(operation.operands, operands, strict=True):
+                if value is None or value in self.free:
+                    continue
+                if written.get(value) is not dims or operation.kind is OperationKind.LOOP_CARRY:
+                    reads.setdefault((value, dims), []).append(operation.index)
+        return Group(
+            index,
+            tuple([o.index for o in operations]),
+            tuple(factors),
+            tuple(maps),
+            tuple([Access(v, d, tuple(dict.fromkeys(ops))) for (v, d), ops in reads.items()]),
+            tuple(writes),
+            operations[0].trips,
+        )

@@ -12,11 +12,11 @@ lives through the whole loop. The compiler's own schedule may differ; these are 
 """
 
 import bisect
-import collections
 import dataclasses
+from collections.abc import Sequence
 
 from autoshard.graph.graph import Graph, Operation, OperationKind
-from autoshard.graph.groups import free_values, is_key_or_random, is_pointwise
+from autoshard.graph.groups import free_values, is_key_or_random, pointwise_operations
 
 _ALIASING = frozenset(
     {
@@ -88,34 +88,51 @@ class Liveness:
     alias_stop: tuple[tuple[int, int], ...]
 
 
-def _stretches(graph: Graph) -> tuple[int, ...]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Reading:
+    """The graph by value and by operation.
+
+    Attributes:
+      graph: The graph.
+      producer: For each value, the operation that makes it; None for arguments and constants.
+      consumers: For each value, who reads it: (operation, operand slot).
+      stretch: As in `Liveness`.
+      around: For each operation, the loops around it, outermost first.
+      outputs: The values that the program returns.
+    """
+
+    graph: Graph
+    producer: list[Operation | None]
+    consumers: list[list[tuple[Operation, int]]]
+    stretch: list[int]
+    around: list[tuple[int, ...]]
+    outputs: frozenset[int]
+
+    def born(self, value: int) -> int:
+        """The first operation at which the value is there."""
+        operation = self.producer[value]
+        if operation is None:
+            return 0
+        if operation.kind is OperationKind.SCAN_STACK:
+            return self.graph.loops[self.around[operation.index][-1]].start
+        return operation.index
+
+    def home(self, value: int) -> tuple[int, ...]:
+        """The loops that a value lives in, i.e. outside of which it does not exist."""
+        operation = self.producer[value]
+        if operation is None:
+            return ()
+        loops = self.around[operation.index]
+        outside = operation.kind is OperationKind.SCAN_STACK or (
+            operation.kind is OperationKind.LOOP_CARRY and value == operation.results[1]
+        )
+        return loops[:-1] if outside else loops
+
+
+def _read(graph: Graph) -> _Reading:
+    producer: list[Operation | None] = [None] * len(graph.values)
+    consumers: list[list[tuple[Operation, int]]] = [[] for _ in graph.values]
     stretch, count = [], 0
-    for operation in graph.operations:
-        stretch.append(count)
-        count += operation.rule.is_heavy
-    return tuple(stretch)
-
-
-def _enclosing(graph: Graph) -> list[tuple[int, ...]]:
-    """For each operation, the loops around it, outermost first."""
-    around: list[list[int]] = [[] for _ in graph.operations]
-    for i, loop in sorted(enumerate(graph.loops), key=lambda l: (l[1].start, -l[1].stop)):
-        for t in range(loop.start, loop.stop):
-            around[t].append(i)
-    return [tuple(a) for a in around]
-
-
-def is_alias(operation: Operation) -> bool:
-    """Whether the results are other names of the operands' memory."""
-    return operation.name in _ALIASING
-
-
-def liveness(graph: Graph) -> Liveness:
-    """Computes when each value of `graph` is stored."""
-    stretch, around = _stretches(graph), _enclosing(graph)
-    end = len(graph.operations)
-    producer: dict[int, Operation] = {}
-    consumers: dict[int, list[tuple[Operation, int]]] = collections.defaultdict(list)
     for operation in graph.operations:
         for r in operation.results:
             if r is not None:
@@ -123,63 +140,63 @@ def liveness(graph: Graph) -> Liveness:
         for slot, o in enumerate(operation.operands):
             if o is not None:
                 consumers[o].append((operation, slot))
+        stretch.append(count)
+        count += operation.rule.is_heavy
+    around: list[tuple[int, ...]] = [()] * len(graph.operations)
+    for i, loop in sorted(enumerate(graph.loops), key=lambda l: (l[1].start, -l[1].stop)):
+        for t in range(loop.start, loop.stop):
+            around[t] += (i,)
+    outputs = frozenset(o.value for o in graph.outputs if o.value is not None)
+    return _Reading(graph, producer, consumers, stretch, around, outputs)
 
-    def born(value: int) -> int:
-        operation = producer.get(value)
-        if operation is None:
-            return 0
-        if operation.kind is OperationKind.SCAN_STACK:
-            return graph.loops[around[operation.index][-1]].start
-        return operation.index
 
-    def home(value: int) -> tuple[int, ...]:
-        """The loops that a value lives in, i.e. outside of which it does not exist."""
-        operation = producer.get(value)
-        if operation is None:
-            return ()
-        loops = around[operation.index]
-        outside = operation.kind is OperationKind.SCAN_STACK or (
-            operation.kind is OperationKind.LOOP_CARRY and value == operation.results[1]
-        )
-        return loops[:-1] if outside else loops
+def is_alias(operation: Operation) -> bool:
+    """Whether the results are other names of the operands' memory."""
+    return operation.name in _ALIASING
 
-    free = free_values(graph)
-    outputs = {o.value for o in graph.outputs if o.value is not None}
-    in_place = {
-        o.value
-        for o in graph.outputs
-        if o.value is not None and o.successor_of is not None and graph.arguments[o.successor_of].donated
-    }
-    arguments = {a.value for a in graph.arguments}
 
-    def is_fused(value: int) -> bool:
-        """Whether the value is computed inside its consumers instead of being stored."""
-        operation = producer.get(value)
-        if operation is None or value in outputs or not is_pointwise(operation):
-            return False
-        if any(c.kind is not OperationKind.EQUATION or c.rule.is_heavy for c, _ in consumers[value]):
-            return False
-        if all(stretch[c.index] == stretch[operation.index] for c, _ in consumers[value]):
-            return True
-        return operation.name not in _EXPENSIVE and not is_key_or_random(operation)
+def _fused_values(reading: _Reading, pointwise: Sequence[bool]) -> bytearray:
+    """For each value, whether it is computed inside its consumers instead of being stored."""
+    fused, stretch = bytearray(len(reading.graph.values)), reading.stretch
+    for operation in reading.graph.operations:
+        if not pointwise[operation.index]:
+            continue
+        here = stretch[operation.index]
+        is_cheap = operation.name not in _EXPENSIVE and not is_key_or_random(operation)
+        for value in operation.results:
+            if value is None or value in reading.outputs:
+                continue
+            for c, _ in reading.consumers[value]:
+                if c.kind is not OperationKind.EQUATION or c.rule.is_heavy:
+                    break
+                if not is_cheap and stretch[c.index] != here:
+                    break
+            else:
+                fused[value] = True
+    return fused
 
-    until: dict[int, int] = {}
-    """One past the last operation that needs each value, directly or to compute a fused value again."""
+
+def _last_needs(reading: _Reading, fused: Sequence[int]) -> list[int]:
+    """For each value, one past the last operation that needs it, directly or to compute a fused value again."""
+    graph, around, loops = reading.graph, reading.around, reading.graph.loops
+    until = [0] * len(graph.values)
 
     def settle(value: int) -> None:
-        last, mine = born(value) + 1, home(value)
-        for operation, slot in consumers[value]:
-            loops = around[operation.index]
-            if operation.kind is OperationKind.LOOP_CARRY:
-                # the initial value ends where the loop begins; the value carried back lives to the body's end
-                when = operation.index + 1 if slot == 0 else graph.loops[loops[-1]].stop
-                loops = loops[:-1] if slot == 0 else loops
-            else:
-                when = max(
-                    [operation.index + 1, *(until[r] for r in operation.results if r is not None and is_fused(r))]
-                )
-            entered = [l for l in loops if l not in mine]
-            last = max(last, graph.loops[entered[0]].stop if entered else when)
+        last, home = reading.born(value) + 1, reading.home(value)
+        for operation, slot in reading.consumers[value]:
+            inside = around[operation.index]
+            when = operation.index + 1
+            if operation.kind is not OperationKind.LOOP_CARRY:
+                for r in operation.results:
+                    if r is not None and fused[r] and until[r] > when:
+                        when = until[r]
+            elif slot == 0:  # the initial value ends where the loop begins
+                inside = inside[:-1]
+            else:  # the value carried back lives to the body's end
+                when = loops[inside[-1]].stop
+            if inside != home:
+                when = next((loops[l].stop for l in inside if l not in home), when)
+            last = max(last, when)
         until[value] = last
 
     for operation in reversed(graph.operations):
@@ -188,43 +205,60 @@ def liveness(graph: Graph) -> Liveness:
                 settle(r)
     for argument in graph.arguments:
         settle(argument.value)
+    return until
 
+
+def _aliases(graph: Graph) -> dict[int, int]:
+    """For each value that is another name of a value's memory, the latter."""
     root: dict[int, int] = {}
     for operation in graph.operations:
-        for slot, r in enumerate(operation.results):
-            source = operation.operands[slot if slot < len(operation.operands) else 0] if operation.operands else None
-            if operation.kind is OperationKind.LOOP_CARRY:
-                # the loop owns one buffer: the value inside; the value after is its last content
-                if r is not None and r == operation.results[1] and operation.results[0] is not None:
-                    root[r] = operation.results[0]
-                continue
-            if r is not None and is_alias(operation) and source is not None:
-                root[r] = root.get(source, source)
+        if operation.kind is OperationKind.LOOP_CARRY:
+            # the loop owns one buffer: the value inside; the value after is its last content
+            inside, after = operation.results
+            if after is not None and inside is not None:
+                root[after] = inside
+        elif is_alias(operation) and operation.operands:
+            for slot, r in enumerate(operation.results):
+                source = operation.operands[slot if slot < len(operation.operands) else 0]
+                if r is not None and source is not None:
+                    root[r] = root.get(source, source)
+    return root
 
-    def is_stored(value: int) -> bool:
-        if value not in producer:
-            return value in arguments
-        return value not in in_place and value not in free and not is_fused(value)
 
+def liveness(graph: Graph) -> Liveness:
+    """Computes when each value of `graph` is stored."""
+    reading, pointwise = _read(graph), pointwise_operations(graph)
+    free, fused, root = free_values(graph, pointwise), _fused_values(reading, pointwise), _aliases(graph)
+    until = _last_needs(reading, fused)
+    end = len(graph.operations)
+    arguments = [a.value for a in graph.arguments]
+    made = [r for o in graph.operations for r in o.results if r is not None]
     stop: dict[int, int] = {}
-    names = [a.value for a in graph.arguments] + [r for o in graph.operations for r in o.results if r is not None]
-    for value in names:
-        own = end if value in outputs else until[value]
+    for value in (*arguments, *made):
+        own = end if value in reading.outputs else until[value]
         at = root.get(value, value)
-        stop[at] = max(stop.get(at, 0), own)
+        if own > stop.get(at, 0):
+            stop[at] = own
+    succeeded = {o.successor_of for o in graph.outputs}
     lifetimes = []
-    for value in names:
-        if value in root:
-            continue
-        if not is_stored(value):
-            continue
-        lifetimes.append(Lifetime(value, born(value), stop[value]))
-    for i, a in enumerate(graph.arguments):
-        kept = not a.donated or any(o.successor_of == i for o in graph.outputs)
-        if kept:  # a caller's buffer, or one that the successor takes over, is there from first to last
-            lifetimes[i] = dataclasses.replace(lifetimes[i], start=0, stop=max(end, 1))
-    alias_stop = tuple((v, until[v]) for v in root)
-    return Liveness(tuple(lifetimes), frozenset(l.value for l in lifetimes), stretch, alias_stop)
+    for i, argument in enumerate(graph.arguments):
+        if not argument.donated or i in succeeded:
+            # a caller's buffer, or one that the successor takes over, is there from first to last
+            lifetimes.append(Lifetime(argument.value, 0, max(end, 1)))
+        else:
+            lifetimes.append(Lifetime(argument.value, 0, stop[argument.value]))
+    in_place = {
+        o.value for o in graph.outputs if o.successor_of is not None and graph.arguments[o.successor_of].donated
+    }
+    for value in made:
+        if not (fused[value] or value in root or value in free or value in in_place):
+            lifetimes.append(Lifetime(value, reading.born(value), stop[value]))
+    return Liveness(
+        tuple(lifetimes),
+        frozenset(l.value for l in lifetimes),
+        tuple(reading.stretch),
+        tuple((v, until[v]) for v in root),
+    )
 
 
 def compress(times: list[tuple[int, int]]) -> list[tuple[int, int]]:
