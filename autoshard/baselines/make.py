@@ -10,7 +10,7 @@ from autoshard.baselines.restrict import restrictions
 from autoshard.baselines.strategies import ALL, DataRule, Strategy
 from autoshard.cluster import Cluster, Slice
 from autoshard.errors import AutoshardError, LayoutError, MeshError, SolverError
-from autoshard.planner.build import Program, prepare
+from autoshard.planner.program import Program, prepare
 from autoshard.planner.roles import Roles, roles_of
 from autoshard.plans.make import homogeneous_slice, load_cluster, plan_program
 from autoshard.plans.options import PlanOptions

@@ -24,7 +24,8 @@ from autoshard.errors import LayoutError
 from autoshard.graph.graph import Dims
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import WHOLE, Assignment, Layout, all_layouts, is_contiguous
-from autoshard.planner.build import Program, Restrictions
+from autoshard.planner.allowed import Restrictions
+from autoshard.planner.program import Program
 from autoshard.planner.roles import Roles
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from autoshard.errors import LayoutError
 from autoshard.graph.graph import Dims, Graph
 from autoshard.graph.groups import Group
-from autoshard.planner.build import Program
+from autoshard.planner.program import Program
 
 MATRIX_OPERATIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "gather"})
 """Operations whose weights tensor parallelism splits: products and table look-ups."""

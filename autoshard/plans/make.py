@@ -13,9 +13,11 @@ from autoshard.cluster import Cluster, LogicalMesh, Slice
 from autoshard.errors import ClusterError, MemoryBudgetError, MeshError, SolverError
 from autoshard.graph.graph import Graph
 from autoshard.graph.layout import spec_entries
-from autoshard.planner.build import Formulation, Program, Restrictions, formulate, prepare
+from autoshard.planner.allowed import Restrictions
+from autoshard.planner.build import Formulation, formulate
 from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
+from autoshard.planner.program import Program, prepare
 from autoshard.planner.ties import settle_ties
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import as_spec, resolve_pins

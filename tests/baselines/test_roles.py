@@ -6,7 +6,7 @@ import pytest
 from baseline_programs import gpt, mlp
 
 from autoshard.errors import LayoutError
-from autoshard.planner.build import prepare
+from autoshard.planner.program import prepare
 from autoshard.planner.roles import roles_of
 from autoshard.trace.trace import trace
 

@@ -9,7 +9,8 @@ import pytest
 
 from autoshard import Plan
 from autoshard.cluster import Cluster
-from autoshard.planner.build import formulate, prepare
+from autoshard.planner.build import formulate
+from autoshard.planner.program import prepare
 from autoshard.plans.make import _assemble
 from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.trace.trace import trace

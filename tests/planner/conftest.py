@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from autoshard.cluster import AxisLevel, DeviceType, Link, LogicalMesh, MeshAxis
-from autoshard.planner.build import Formulation, formulate, prepare
+from autoshard.planner.build import Formulation, formulate
+from autoshard.planner.program import prepare
 from autoshard.trace.trace import trace
 
 DEVICE = DeviceType(

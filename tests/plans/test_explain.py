@@ -10,7 +10,8 @@ from autoshard_models import train_step
 from autoshard_models.presets import preset
 
 from autoshard.cluster import Cluster
-from autoshard.planner.build import formulate, prepare
+from autoshard.planner.build import formulate
+from autoshard.planner.program import prepare
 from autoshard.plans.explain import amount, layout_text, pattern, seconds
 from autoshard.plans.make import _assemble
 from autoshard.solver.problem import Certificate, Solution, Status

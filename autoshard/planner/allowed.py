@@ -1,0 +1,124 @@
+"""The choices that each decision may take: all legal ones, less what pins, annotations and restrictions forbid."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from autoshard.cluster import LogicalMesh
+from autoshard.errors import LayoutError
+from autoshard.graph.graph import FixedLayout, Operation
+from autoshard.graph.groups import Group, map_dims
+from autoshard.graph.layout import Layout, all_layouts
+from autoshard.planner.choices import ChoiceTable, choice_table, satisfies
+from autoshard.planner.program import Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restrictions:
+    """What a plan may not do, beyond what is legal. Baselines are plans under restrictions.
+
+    Attributes:
+      argument: (argument index, layout) -> allowed; None where all are.
+      group: (group index, assignment, scatter) -> allowed; None where all are.
+    """
+
+    argument: Callable[[int, Layout], bool] | None = None
+    group: Callable[[int, Layout, Layout], bool] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """One node of the problem.
+
+    Attributes:
+      argument: Index into `graph.arguments`, or None for a group.
+      group: Index into the groups, or None for an argument.
+      rows: The choices that are allowed, as indices into the argument's layouts or the group's table.
+    """
+
+    argument: int | None
+    group: int | None
+    rows: tuple[int, ...]
+
+
+def argument_choices(
+    program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None], restrictions: Restrictions
+) -> tuple[list[tuple[Layout, ...]], list[Decision]]:
+    """The layouts of every argument, and which of them it may have.
+
+    Raises:
+      LayoutError: If none is left for an argument.
+    """
+    names = mesh.axis_names
+    cache: dict[tuple[int, ...], tuple[tuple[Layout, ...], tuple[int, ...]]] = {}
+    layouts, decisions = [], []
+    for i, argument in enumerate(program.graph.arguments):
+        value = program.graph.values[argument.value]
+        shape = () if value.dtype.startswith("key") else value.shape
+        if shape not in cache:
+            legal = all_layouts(shape, mesh.shape)
+            cache[shape] = legal, tuple(range(len(legal)))
+        own, rows = cache[shape]
+        if restrictions.argument is not None:
+            rows = tuple(k for k in rows if restrictions.argument(i, own[k]))
+        for fixed in (argument.fixed, pins[i]):
+            if fixed is not None:
+                rows = tuple(k for k in rows if satisfies(own[k], fixed[: len(shape)], names))
+                if not rows:
+                    raise LayoutError(
+                        f"No legal layout of `{argument.name}` with shape {value.shape} on mesh {mesh} satisfies "
+                        f"the demanded sharding {fixed}: the mesh axes on a dimension must divide it, and each axis "
+                        "may appear once. Change the pin or annotation, or the mesh."
+                    )
+        if not rows:
+            raise LayoutError(f"The restrictions leave no layout for `{argument.name}` with shape {value.shape}.")
+        layouts.append(own)
+        decisions.append(Decision(i, None, rows))
+    return layouts, decisions
+
+
+def group_choices(
+    program: Program, mesh: LogicalMesh, restrictions: Restrictions
+) -> tuple[list[ChoiceTable], list[Decision]]:
+    """The choice table of every group, one object for groups of equal shape, and which rows of it are allowed.
+
+    Raises:
+      LayoutError: If none is left for a group.
+    """
+    cache: dict[int, tuple[ChoiceTable, tuple[int, ...]]] = {}
+    tables, decisions = [], []
+    for group, shape in zip(program.groups, program.shapes, strict=True):
+        if id(shape) not in cache:
+            table = choice_table(shape, mesh)
+            cache[id(shape)] = table, tuple(range(len(table.choices)))
+        table, rows = cache[id(shape)]
+        if restrictions.group is not None:
+            allowed = restrictions.group
+            rows = tuple(k for k in rows if allowed(group.index, table.choices[k].assignment, table.choices[k].scatter))
+        operation = program.graph.operations[group.operations[0]]
+        if operation.fixed_operands is not None or operation.fixed_results is not None:
+            rows = _as_demanded(group, operation, table, rows, mesh)
+        if not rows:
+            raise LayoutError(
+                f"No legal choice is left for `{operation.name}` at {operation.source or 'an unknown line'} on "
+                f"mesh {mesh}. A sharding annotation in the function names axes that the mesh lacks or that do not "
+                "divide the tensor; pass mesh= with those axes, or drop the annotation."
+            )
+        tables.append(table)
+        decisions.append(Decision(None, group.index, rows))
+    return tables, decisions
+
+
+def _as_demanded(
+    group: Group, operation: Operation, table: ChoiceTable, rows: tuple[int, ...], mesh: LogicalMesh
+) -> tuple[int, ...]:
+    """Those of `rows` that give the group's first operation the layouts that the program itself demands."""
+    for fixed, values, dims, accesses, layouts in (
+        (operation.fixed_operands, operation.operands, operation.rule.operands, group.reads, table.reads),
+        (operation.fixed_results, operation.results, operation.rule.results, group.writes, table.writes),
+    ):
+        for want, value, own in zip(fixed or (), values, dims, strict=False):
+            mapped = map_dims(own, group.factor_maps[0])
+            position = next((n for n, a in enumerate(accesses) if (a.value, a.dims) == (value, mapped)), None)
+            if want is not None and position is not None:
+                rows = tuple(k for k in rows if satisfies(layouts[position][k], want, mesh.axis_names))
+    return rows

@@ -1,0 +1,42 @@
+"""The layouts that one tensor gets from the choices of a decision; equal columns are one object."""
+
+import dataclasses
+
+import numpy as np
+
+from autoshard.graph.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayoutColumn:
+    """The layout that a tensor gets from each choice of a decision; equal columns are one object.
+
+    Attributes:
+      layouts: The distinct layouts, in order of first appearance.
+      of_choice: intp [K]; which of them each choice gives.
+    """
+
+    layouts: tuple[Layout, ...]
+    of_choice: np.ndarray
+
+
+class LayoutColumns:
+    """Interns columns: by content, and by where they come from, so that copies of a layer cost a look-up."""
+
+    def __init__(self) -> None:
+        self._by_content: dict[tuple[Layout, ...], LayoutColumn] = {}
+        self._by_origin: dict[tuple[int, tuple[int, ...]], LayoutColumn] = {}
+
+    def of(self, layouts: tuple[Layout, ...], rows: tuple[int, ...]) -> LayoutColumn:
+        """The column of `layouts` at `rows`; `layouts` must stay alive as long as this object."""
+        key = id(layouts), rows
+        column = self._by_origin.get(key)
+        if column is None:
+            chosen = tuple(layouts[k] for k in rows)
+            column = self._by_content.get(chosen)
+            if column is None:
+                number = {l: i for i, l in enumerate(dict.fromkeys(chosen))}
+                column = LayoutColumn(tuple(number), np.array([number[l] for l in chosen], np.intp))
+                self._by_content[chosen] = column
+            self._by_origin[key] = column
+        return column

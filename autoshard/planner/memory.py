@@ -1,0 +1,136 @@
+"""Memory over time: which bytes each choice takes on one device, and when.
+
+Stored values take memory over their lifetimes (`liveness.py`), a partial result while it waits for its reduction, and
+the resharded copy of an operand while the operation that reads it runs. Time is the index of an operation; only the
+instants that matter are kept: any set of values alive together is alive at one of them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autoshard.cluster import LogicalMesh
+from autoshard.graph.graph import Graph, OperationKind
+from autoshard.graph.layout import shard_bytes
+from autoshard.planner.allowed import Decision
+from autoshard.planner.choices import ChoiceTable
+from autoshard.planner.layout_columns import LayoutColumn
+from autoshard.planner.liveness import is_alias
+from autoshard.planner.program import Program
+from autoshard.solver.problem import EdgeUsage, Usage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """What takes memory, and when.
+
+    Attributes:
+      usages: Values and partial results; `values`: for each of them the value, None for a partial result.
+      edge_usages: Resharded copies.
+      instants: The operation that runs at each instant.
+    """
+
+    usages: tuple[Usage, ...]
+    values: tuple[int | None, ...]
+    edge_usages: tuple[EdgeUsage, ...]
+    instants: tuple[int, ...]
+
+
+def memory_over_time(
+    program: Program,
+    mesh: LogicalMesh,
+    tables: Sequence[ChoiceTable],
+    decisions: Sequence[Decision],
+    reads: Sequence[tuple[int, int | None]],
+    copies: Sequence[np.ndarray | None],
+    defined: Callable[[int], tuple[int, LayoutColumn] | None],
+) -> Memory:
+    """Collects usages of memory.
+
+    Args:
+      program, mesh: What is planned. tables: The choice table of each group. decisions: The nodes of the problem.
+      reads: For each edge, the decision that reads and which of its group's reads it is (None: not a read).
+      copies: For each edge, the bytes of a resharded copy for each pair of classes; None if there never is one.
+      defined: The decision and layouts of a value; None for a constant.
+    """
+    first_group = len(program.graph.arguments)
+    values = [*_stored(program, mesh, defined), *_partial_results(program, tables, decisions, first_group)]
+    pairs = list(_copies(program, reads, copies, first_group))
+    starts = np.array([start for _, start, _, _, _ in values] + [start for _, start, _, _ in pairs], np.int64)
+    stops = np.array([stop for _, _, stop, _, _ in values] + [stop for _, _, stop, _ in pairs], np.int64)
+    instants = instants_that_matter(starts, stops)
+    first = np.searchsorted(instants, starts).tolist()
+    last = np.searchsorted(instants, stops).tolist()
+    kept = [k for k in range(len(values)) if first[k] < last[k]]
+    usages = tuple(Usage(values[k][0], first[k], last[k], values[k][3]) for k in kept)
+    edge_usages = tuple(
+        EdgeUsage(edge, start, stop, amounts)
+        for (edge, _, _, amounts), start, stop in zip(pairs, first[len(values) :], last[len(values) :], strict=True)
+        if start < stop
+    )
+    return Memory(usages, tuple(values[k][4] for k in kept), edge_usages, tuple(instants.tolist()))
+
+
+def instants_that_matter(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """The fewest instants at which every maximal set of intervals `start <= t < stop` alive together is alive.
+
+    An instant matters only if it is the last start before some interval stops. Returns rising int64.
+    """
+    if not len(starts):
+        return np.zeros(0, np.int64)
+    begins, ends = np.unique(starts), np.unique(stops)
+    following = np.append(begins[1:], np.iinfo(np.int64).max)
+    next_end = np.searchsorted(ends, begins, side="right")
+    is_end = next_end < len(ends)
+    return begins[is_end & (ends[np.minimum(next_end, len(ends) - 1)] <= following)]
+
+
+def _stored(program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[int, LayoutColumn] | None]):
+    """(node, start, stop, bytes of each choice, value) of every stored value."""
+    values = program.graph.values
+    cache: dict[tuple[int, int], np.ndarray] = {}
+    for life in program.live.lifetimes:
+        found = defined(life.value)
+        size_bytes = values[life.value].size_bytes
+        if found is None or size_bytes == 0:
+            continue
+        node, column = found
+        key = size_bytes, id(column)
+        if key not in cache:
+            own = np.array([shard_bytes(float(size_bytes), l, mesh.shape) for l in column.layouts])
+            cache[key] = own[column.of_choice]
+        yield node, life.start, life.stop, cache[key], life.value
+
+
+def _partial_results(program: Program, tables: Sequence[ChoiceTable], decisions: Sequence[Decision], first_group: int):
+    """The same of every partial result that waits for its reduce-scatter."""
+    cache: dict[tuple[int, tuple[int, ...]], np.ndarray | None] = {}
+    for group in program.groups:
+        table, rows = tables[group.index], decisions[first_group + group.index].rows
+        key = id(table), rows
+        if key not in cache:
+            partial = table.partial_bytes[list(rows)]
+            cache[key] = partial if partial.any() else None
+        if cache[key] is not None:
+            at = group.operations[0]
+            yield first_group + group.index, at, at + 1, cache[key], None
+
+
+def _copies(
+    program: Program, reads: Sequence[tuple[int, int | None]], copies: Sequence[np.ndarray | None], first_group: int
+):
+    """(edge, start, stop, bytes of each pair of classes) of every resharded copy."""
+    graph: Graph = program.graph
+    alias_stop = dict(program.live.alias_stop)
+    for edge, ((target, read), copy_bytes) in enumerate(zip(reads, copies, strict=True)):
+        if read is None or copy_bytes is None:
+            continue
+        for o in program.groups[target - first_group].reads[read].operations:
+            operation = graph.operations[o]
+            if operation.kind in (OperationKind.LOOP_CARRY, OperationKind.SCAN_STACK):
+                continue  # the loop's own buffer, counted as a value
+            stop = o + 1
+            if is_alias(operation):
+                stop = max([stop, *(alias_stop.get(r, 0) for r in operation.results if r is not None)])
+            yield edge, o, stop, copy_bytes

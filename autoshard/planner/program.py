@@ -1,0 +1,31 @@
+"""A graph prepared for planning: what can be computed before any mesh is known."""
+
+import dataclasses
+
+from autoshard.graph.graph import Graph
+from autoshard.graph.groups import Group, group_operations
+from autoshard.planner.choices import GroupShape, shape_of
+from autoshard.planner.liveness import Liveness, liveness
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A graph prepared for planning: its groups and lifetimes, which no mesh changes.
+
+    Attributes:
+      graph: The graph. groups: Its groups. live: Its lifetimes.
+      shapes: The shape of each group; groups of equal shape share one object.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    live: Liveness
+    shapes: tuple[GroupShape, ...]
+
+
+def prepare(graph: Graph) -> Program:
+    """Groups the operations of `graph` and computes lifetimes."""
+    groups, live = group_operations(graph), liveness(graph)
+    interned: dict[GroupShape, GroupShape] = {}
+    shapes = tuple(interned.setdefault(s, s) for s in (shape_of(g, graph, live.stored, live.stretch) for g in groups))
+    return Program(graph, groups, live, shapes)
