@@ -1,9 +1,11 @@
-"""The `autoshard` command: plan a training configuration, train it, and explain a saved plan."""
+"""The `autoshard` command: plan a training configuration, train it, explain a saved plan, and solve a problem file."""
 
 import contextlib
 import json
+import os
 import pathlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -124,6 +126,78 @@ def explain(
         from autoshard.plans.plan import Plan
 
         typer.echo(Plan.load(plan).explain())
+
+
+@app.command(
+    epilog=(
+        "Examples:\n\n"
+        "    autoshard solve problem.npz --time-limit 60 --out solution.json\n\n"
+        "    autoshard solve asplos-2025-iopddl-A.json.gz --time-limit 60\n\n"
+        "The last line of the output is the list of choices, one per node; the line before holds cost and lower bound. "
+        "Ctrl-C ends the search with the best solution so far. By the clock, two runs may end differently; with "
+        "--work-limit, the same problem, seed and limit give the same answer on any machine. "
+        "The exit status is 2 if there is no solution, if none was found, or if the file cannot be read."
+    )
+)
+def solve(
+    context: typer.Context,
+    file: Annotated[
+        pathlib.Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A problem of `autoshard plan --problem-only`, or an instance of the ASPLOS 2025 contest.",
+        ),
+    ],
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, help="Seconds, from the start of the process; reading the file is included.")
+    ] = 60.0,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Write the solution to this file.")] = None,
+    gap: Annotated[
+        float, typer.Option(min=0.0, help="Stop once the cost is proven to be within this share of the optimum.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is random.")] = 0,
+    work_limit: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Limit in units of counted work (about a second each) instead of the clock."),
+    ] = None,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            help="Start from solutions of earlier runs, and keep this one (AUTOSHARD_CACHE names the folder)."
+        ),
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the solution as JSON, in one line, instead.")] = False,
+    traceback: Traceback = False,
+) -> None:
+    """Solve a problem from a file, on any machine; needs no JAX.
+
+    Prints cost, proven lower bound and the choices. `autoshard plan --solution` makes a plan of them.
+    """
+    started = context.obj if isinstance(context.obj, float) else time.perf_counter()
+    with _errors_shown(traceback):
+        from autoshard.solve_file import SolveRequest, solve_file
+        from autoshard.solver.cache import default_cache
+
+        request = SolveRequest(
+            file, out, time_limit, work_limit, gap, seed, default_cache() if cache else None, started
+        )
+        answer = solve_file(request, rich.console.Console(stderr=True))
+        typer.echo(answer.json() if as_json else answer.lines())
+
+
+def main() -> None:
+    """Runs the command line; time limits count from the start of the process."""
+    app(obj=time.perf_counter() - _process_age_s())
+
+
+def _process_age_s() -> float:
+    """Seconds since this process was started; 0 where the system does not tell."""
+    try:
+        stat = pathlib.Path("/proc/self/stat").read_text()
+        ticks = int(stat.rpartition(")")[2].split()[19])  # field 22: start, in clock ticks since boot
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, ValueError, AttributeError, IndexError):
+        return 0.0
 
 
 def _load(config: pathlib.Path, overrides: list[str] | None, **options: Any) -> Any:

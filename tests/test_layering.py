@@ -17,7 +17,7 @@ FLOORS = (
     {"execution"},
     {"plans"},
     {"baselines"},
-    {"train"},
+    {"train", "solve_file"},
     {"cli"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""

@@ -224,9 +224,10 @@ def _no_plan(
     """The error for a search that ended without a plan; for memory, with the least budget known to do."""
     if formulation is None:
         return SolverError("No plan was found. Raise options.time_limit_s.")
-    bound_bytes, least_bytes, least = least_capacity(
+    least = least_capacity(
         formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed)
     )
+    bound_bytes, least_bytes = least.bound, least.peak
     if least.choices is None:
         return SolverError(
             f"No plan was found within {options.time_limit_s} s, nor the least memory of any. Raise "

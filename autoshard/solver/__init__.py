@@ -2,7 +2,7 @@
 
 from autoshard.solver.driver import solve
 from autoshard.solver.evaluate import evaluate
-from autoshard.solver.least_capacity import least_capacity
+from autoshard.solver.least_capacity import LeastCapacity, least_capacity
 from autoshard.solver.options import Evaluation, Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Edge, EdgeUsage, Node, Problem, Solution, Status, Usage
 
@@ -11,6 +11,7 @@ __all__ = [
     "Edge",
     "EdgeUsage",
     "Evaluation",
+    "LeastCapacity",
     "Node",
     "Problem",
     "Progress",

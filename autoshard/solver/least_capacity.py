@@ -1,4 +1,4 @@
-"""The least capacity under which any solution exists: what a message about a budget that cannot be met should tell.
+"""The least capacity under which any solution exists, and what is alive at its peak: why nothing fits.
 
 Minimising the peak is itself a problem of this room. A node `peak` is added whose choices are levels z between a lower
 and an upper bound of the answer; level z costs z and takes (top - z) of a capacity `top` at every instant, so that the
@@ -8,72 +8,142 @@ choice that takes less dominates.
 """
 
 import dataclasses
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.driver import solve
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.options import SolverOptions
-from autoshard.solver.problem import Edge, Node, Problem, Solution, Usage
+from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Status, Usage
 
 LEVELS = 65
 """Levels of the peak per round."""
 ROUNDS = 4
 
 
-def least_capacity(problem: Problem, options: SolverOptions | None = None) -> tuple[float, float, Solution]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeastCapacity:
+    """How little capacity would do.
+
+    Attributes:
+      bound: Proven: every solution takes at least this at its peak; +inf if it is proven that there is no solution.
+      peak: Least peak of any solution that was found; +inf without one.
+      choices: That solution; None if none was found.
+      instant: The earliest instant of its peak; without a solution, where the least amounts together are largest. None
+        if nothing takes capacity.
+      alive: (name, amount) of what takes capacity there, largest first; amounts of an edge go by both its nodes' names.
+    """
+
+    bound: float
+    peak: float
+    choices: tuple[int, ...] | None
+    instant: int | None
+    alive: tuple[tuple[str, float], ...]
+
+
+def least_capacity(
+    problem: Problem, options: SolverOptions | None = None, stop: StopRequest | None = None
+) -> LeastCapacity:
     """Minimises the peak usage of `problem`, whatever the cost; the problem's own capacity is ignored.
 
-    Returns:
-      (a proven lower bound on the peak of every solution, the peak of the solution found, that solution). The
-      certificate's objective and bound are those of the peak. Without a solution the peak is +inf.
+    Args:
+      options: `relative_gap` is that of the peak. With no time at all, only what needs no search is told.
+      stop: As for `solve`.
     """
     options = options or SolverOptions()
-    low, high = _interval_bound(problem), _largest(problem)
-    best: Solution | None = None
+    if stop is None:
+        with stop_on_signals() as request:
+            return least_capacity(problem, options, request)
+    (low, instant), (high, _) = _peak_if(problem, np.min), _peak_if(problem, np.max)
+    if options.work_limit is None and options.time_limit_s <= 0:
+        return LeastCapacity(low, np.inf, None, instant, _least_alive(problem, instant))
+    best: tuple[int, ...] | None = None
+    began = time.perf_counter()
     for turn in range(ROUNDS):
         # A peak p has a level less than one step above it, hence the step taken off the bound below.
         levels = np.linspace(low, high, LEVELS)
-        share = dataclasses.replace(options, time_limit_s=options.time_limit_s / ROUNDS)
-        hint = None if best is None else (*best.choices, LEVELS - 1)
-        found = solve(_peak_problem(problem, levels), share, hint)
+        found = solve(
+            _peak_problem(problem, levels),
+            _share(options, ROUNDS - turn, time.perf_counter() - began),
+            None if best is None else (*best, LEVELS - 1),
+            stop=stop,
+        )
         if found.choices is None:
             if best is None:
-                return low, np.inf, found
+                bound = np.inf if found.certificate.status is Status.INFEASIBLE else low
+                return LeastCapacity(bound, np.inf, None, instant, _least_alive(problem, instant))
             break
         peak = evaluate(problem, found.choices[:-1]).peak_usage
         if best is None or peak < high:
-            best = Solution(found.choices[:-1], found.certificate)
-            high = min(high, peak) if turn else peak
+            best, high = found.choices[:-1], peak
         low = min(max(low, found.certificate.bound - (levels[1] - levels[0])), high)
-        if high - low <= max(options.relative_gap, 1e-9) * high:
+        if stop.requested or high - low <= max(options.relative_gap, 1e-9) * high:
             break
-    gap = (high - low) / high if high else 0.0
-    certificate = dataclasses.replace(best.certificate, objective=high, bound=low, gap=gap)
-    return low, high, Solution(best.choices, certificate)
+    instant = evaluate(problem, best).peak_instant
+    return LeastCapacity(low, high, best, instant, _alive(problem, best, instant))
 
 
-def _interval_bound(problem: Problem) -> float:
-    """The peak if every usage were as small as it can be."""
-    return _peak_of(problem, lambda amounts: float(amounts.min()))
+def _share(options: SolverOptions, rounds: int, elapsed_s: float) -> SolverOptions:
+    """The limits of one of the rounds that are left."""
+    if options.work_limit is not None:
+        return dataclasses.replace(options, work_limit=options.work_limit / ROUNDS)
+    return dataclasses.replace(options, time_limit_s=max((options.time_limit_s - elapsed_s) / rounds, 0.1))
 
 
-def _largest(problem: Problem) -> float:
-    return _peak_of(problem, lambda amounts: float(amounts.max()))
-
-
-def _peak_of(problem: Problem, amount) -> float:
+def _peak_if(problem: Problem, amount: Callable[[np.ndarray], float]) -> tuple[float, int | None]:
+    """The peak, and its instant, if every usage took `amount` of its amounts; 0 and None without usages."""
     usages = [usage for usage in (*problem.usages, *problem.edge_usages) if usage.start < usage.stop]
     if not usages:
-        return 0.0
+        return 0.0, None
     start = np.array([usage.start for usage in usages])
     stop = np.array([usage.stop for usage in usages])
     instants, position = np.unique(np.concatenate([start, stop]), return_inverse=True)
-    amounts = np.array([amount(usage.amounts) for usage in usages])
+    amounts = np.array([float(amount(usage.amounts)) for usage in usages])
     steps = np.zeros(len(instants))
     np.add.at(steps, position[: len(start)], amounts)
     np.subtract.at(steps, position[len(start) :], amounts)
-    return float(np.cumsum(steps).max())
+    totals = np.cumsum(steps)
+    peak = int(np.argmax(totals))
+    return float(totals[peak]), int(instants[peak])
+
+
+def _least_alive(problem: Problem, instant: int | None) -> tuple[tuple[str, float], ...]:
+    """What takes capacity at `instant` whatever the choices."""
+    live = [usage for usage in (*problem.usages, *problem.edge_usages) if _is_live(usage, instant)]
+    return _gathered(problem, [(usage, float(usage.amounts.min())) for usage in live])
+
+
+def _alive(problem: Problem, choices: Sequence[int], instant: int | None) -> tuple[tuple[str, float], ...]:
+    """What takes capacity at `instant` under `choices`."""
+    amounts = [
+        (usage, float(usage.amounts[choices[usage.node]])) for usage in problem.usages if _is_live(usage, instant)
+    ]
+    for usage in problem.edge_usages:
+        if _is_live(usage, instant):
+            edge = problem.edges[usage.edge]
+            entry = edge.source_class[choices[edge.source]], edge.target_class[choices[edge.target]]
+            amounts.append((usage, float(usage.amounts[entry])))
+    return _gathered(problem, amounts)
+
+
+def _is_live(usage: Usage | EdgeUsage, instant: int | None) -> bool:
+    return instant is not None and usage.start <= instant < usage.stop
+
+
+def _gathered(problem: Problem, amounts: list[tuple[Usage | EdgeUsage, float]]) -> tuple[tuple[str, float], ...]:
+    """Amounts by name, largest first, without those that are 0."""
+    totals: dict[str, float] = {}
+    for usage, amount in amounts:
+        if isinstance(usage, Usage):
+            name = problem.nodes[usage.node].name
+        else:
+            edge = problem.edges[usage.edge]
+            name = f"{problem.nodes[edge.source].name} -> {problem.nodes[edge.target].name}"
+        totals[name] = totals.get(name, 0.0) + amount
+    return tuple(sorted(((name, total) for name, total in totals.items() if total), key=lambda pair: -pair[1]))
 
 
 def _peak_problem(problem: Problem, levels: np.ndarray) -> Problem:

@@ -10,10 +10,10 @@ import rich.console
 
 from autoshard.errors import ConfigError
 from autoshard.files import write_text_atomically, yaml_text
+from autoshard.interrupts import stop_on_signals
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import batches
-from autoshard.interrupts import stop_on_signals
 from autoshard.train.metrics import Display, MetricsFile, StepMetrics
 from autoshard.train.planning import make_plan_visibly
 from autoshard.train.registry import load_corpus, output_folder, train_functions

@@ -99,12 +99,16 @@ def test_least_capacity_brackets_the_least_peak():
         for combination in np.ndindex(*(len(node.costs) for node in problem.nodes)):
             result = evaluate(free, combination)
             least = min(least, result.peak_usage if result.feasible else math.inf)
-        low, high, solution = least_capacity(problem, SolverOptions(relative_gap=1e-3))
+        found = least_capacity(problem, SolverOptions(relative_gap=1e-3))
+        low, high = found.bound, found.peak
         if math.isinf(least):
-            assert solution.choices is None and high == math.inf
+            assert found.choices is None and low == high == math.inf
             continue
         assert low <= least * (1 + 1e-9) and least <= high <= low * 1.0011 + 1e-6, seed
-        assert evaluate(free, solution.choices).peak_usage == high
+        assert evaluate(free, found.choices) == dataclasses.replace(
+            evaluate(free, found.choices), peak_usage=high, peak_instant=found.instant
+        )
+        assert sum(amount for _, amount in found.alive) == pytest.approx(high)
         if high > 0:
             assert solve(dataclasses.replace(problem, capacity=high), EXACT).choices is not None
             assert solve(dataclasses.replace(problem, capacity=0.998 * low), EXACT).certificate.status is (

@@ -89,8 +89,9 @@ def test_five_node_case_evaluated():
 def test_five_node_case_over_budget_is_proven_infeasible():
     solution = solve(five_nodes(budget=1e5), EXACT)
     assert solution.certificate.status is Status.INFEASIBLE
-    low, high, best = least_capacity(five_nodes(budget=1e5))
-    assert low == pytest.approx(1e6, rel=2e-3) and high == pytest.approx(1e6)  # 1 + 2 + 3 + 4 hundred thousand
+    best = least_capacity(five_nodes(budget=1e5))
+    assert best.bound == pytest.approx(1e6, rel=2e-3)
+    assert best.peak == pytest.approx(1e6)  # 1 + 2 + 3 + 4 hundred thousand
     assert best.choices[:2] == (0, 0)
 
 

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autoshard.errors import ConfigError
-from autoshard.train.checkpoints import KEPT, Checkpoints
 from autoshard.interrupts import stop_on_signals
+from autoshard.train.checkpoints import KEPT, Checkpoints
 from autoshard.train.metrics import MetricsFile, StepMetrics
 
 

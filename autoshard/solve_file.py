@@ -1,0 +1,207 @@
+"""What `autoshard solve` does: read a problem from a file, solve it within a limit, tell how it goes, give the answer.
+
+Nothing here or below needs JAX.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import time
+
+import rich.console
+import rich.markup
+
+from autoshard.errors import MemoryBudgetError, SolverError
+from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.solver.cache import SolutionCache, solve_cached
+from autoshard.solver.driver import compile_kernels
+from autoshard.solver.evaluate import evaluate
+from autoshard.solver.least_capacity import LeastCapacity, least_capacity
+from autoshard.solver.options import Progress, SolverOptions
+from autoshard.solver.problem import Problem, Solution, Status
+from autoshard.solver.problem_file import ProblemFile, read_problem
+from autoshard.solver.solution_file import solution_document, write_solution
+from autoshard.solver.warm_up import is_warm
+
+WRITING_S = 0.1
+"""Kept for what comes after the search, and"""
+WRITING_S_PER_NODE = 2e-6
+"""the same for each node: checking and printing the solution."""
+LINE_EVERY_S = 1.0
+"""Least time between two lines of progress where they cannot be written over one another."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SolveRequest:
+    """What is asked of `solve_file`.
+
+    Attributes:
+      path: The problem's file. out: Where the solution goes; None to print it only.
+      limit_s: Wall-clock limit, counted from `started`.
+      work_limit: Limit in units of work instead; see `SolverOptions`.
+      gap, seed: See `SolverOptions`.
+      cache: Where solutions are kept; None for nowhere.
+      started: Value of `time.perf_counter` when the process began.
+    """
+
+    path: str | os.PathLike[str]
+    out: str | os.PathLike[str] | None
+    limit_s: float
+    work_limit: float | None
+    gap: float
+    seed: int
+    cache: SolutionCache | None
+    started: float
+
+    def left_s(self) -> float:
+        """Seconds until the limit."""
+        return self.limit_s - (time.perf_counter() - self.started)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SolveAnswer:
+    """A checked solution of a problem read from a file."""
+
+    file: ProblemFile
+    solution: Solution
+
+    def lines(self) -> str:
+        """Two lines: cost and lower bound; the chosen strategies, one per node."""
+        certificate = self.solution.certificate
+        figures = f"cost {plain(certificate.objective)}, lower bound {plain(certificate.bound)}"
+        return f"{figures}\n{list(self.solution.choices)}"
+
+    def json(self) -> str:
+        """The content of the solution file, in one line."""
+        return json.dumps(solution_document(self.solution, self.file.problem, self.file.title))
+
+
+def solve_file(request: SolveRequest, console: rich.console.Console) -> SolveAnswer:
+    """Solves the problem in a file; progress goes to `console`.
+
+    The first Ctrl-C (or SIGTERM) ends the search with the best solution so far.
+
+    Raises:
+      FileFormatError: the file cannot be read or the solution not be written.
+      MemoryBudgetError: proven: no solution is within the capacity.
+      SolverError: no solution was found within the limit.
+    """
+    story = _Story(console, request.started)
+    story.tell(f"reading {os.path.basename(request.path)}")
+    file = read_problem(request.path)
+    problem = file.problem
+    usages = len(problem.usages) + len(problem.edge_usages)
+    story.tell(f"{len(problem.nodes)} nodes, {len(problem.edges)} edges, {usages} usages")
+    if not is_warm():
+        story.tell("loading the solver's kernels (compiled once a machine)")
+        compile_kernels()
+    limit_s = max(request.left_s() - WRITING_S - WRITING_S_PER_NODE * len(problem.nodes), 0.1)
+    options = SolverOptions(
+        time_limit_s=limit_s, relative_gap=request.gap, seed=request.seed, work_limit=request.work_limit
+    )
+    with stop_on_signals((signal.SIGINT, signal.SIGTERM)) as stop, story:
+        solution = solve_cached(problem, options, request.cache, on_progress=story.progress, stop=stop)
+        if solution.choices is None:
+            raise _without_solution(file, solution, request, stop)
+        story.end(solution)
+    _check(problem, solution)
+    if request.out is not None:
+        write_solution(solution, problem, file.title, request.out)
+    return SolveAnswer(file, solution)
+
+
+def plain(value: float) -> str:
+    """A number in full: without exponent or fraction where it is whole and exact."""
+    return f"{value:.0f}" if math.isfinite(value) and value == round(value) and abs(value) < 2**53 else repr(value)
+
+
+def _check(problem: Problem, solution: Solution) -> None:
+    """Prices the solution once more, straight from the definition."""
+    result = evaluate(problem, solution.choices)
+    if not result.feasible or not math.isclose(result.objective, solution.certificate.objective, rel_tol=1e-9):
+        raise SolverError(
+            f"The solver's answer does not hold: it states a cost of {solution.certificate.objective}, but evaluation "
+            f"gives {result.objective} and a peak of {result.peak_usage} under a capacity of {problem.capacity}. "
+            "This is a fault of autoshard; report it with the problem file."
+        )
+
+
+def _without_solution(file: ProblemFile, solution: Solution, request: SolveRequest, stop: StopRequest) -> SolverError:
+    """The error for a search that ended without a solution, with the least capacity where it can be told in time."""
+    problem, certificate = file.problem, solution.certificate
+    proven = certificate.status is Status.INFEASIBLE
+    if stop.requested and not proven:
+        return SolverError("Stopped before a solution was found.")
+    if problem.capacity is None:
+        cause = "Proven: there is no solution" if proven else f"No solution was found within {request.limit_s:g} s"
+        return SolverError(f"{cause}. Forbidden choices and pairs of choices stand against it; allow more of them.")
+    least = least_capacity(problem, SolverOptions(time_limit_s=request.left_s(), relative_gap=1e-3, seed=request.seed))
+    if proven and math.isinf(least.bound):
+        return SolverError(
+            "Proven: there is no solution, whatever the capacity. Forbidden choices and pairs of choices stand against "
+            "it; allow more of them."
+        )
+    kind = MemoryBudgetError if proven else SolverError
+    what = "Proven: there is no solution" if proven else f"No solution was found within {request.limit_s:g} s"
+    return kind(f"{what} under the capacity of {plain(problem.capacity)}. {_least_text(least, file)}")
+
+
+def _least_text(least: LeastCapacity, file: ProblemFile, most: int = 6) -> str:
+    """What would do, and what is alive at the peak."""
+    text = f"Every solution takes at least {plain(least.bound)}"
+    if least.choices is None:
+        text += ", and no capacity is known to do"
+    else:
+        text += f"; a capacity of {plain(math.ceil(least.peak))} would do"
+    if least.instant is not None:
+        line = f", {file.instants[least.instant]}" if least.instant < len(file.instants) else ""
+        alive = ", ".join(f"{name} ({plain(amount)})" for name, amount in least.alive[:most])
+        more = f" and {len(least.alive) - most} more" if len(least.alive) > most else ""
+        text += f". The peak is at instant {least.instant}{line}, where these take most: {alive}{more}"
+    return f"{text}. Raise the capacity, or --time-limit."
+
+
+class _Story:
+    """Tells how the search goes: one changing line on a terminal, lines now and then elsewhere."""
+
+    def __init__(self, console: rich.console.Console, started: float) -> None:
+        self.console, self.started = console, started
+        self.status = console.status("", spinner="dots") if console.is_terminal else None
+        self.phase, self.told, self.objective = "", -math.inf, math.inf
+
+    def __enter__(self) -> "_Story":
+        if self.status is not None:
+            self.status.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+    def tell(self, text: str) -> None:
+        elapsed_s = time.perf_counter() - self.started
+        self.console.print(f"{elapsed_s:8.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def progress(self, p: Progress) -> None:
+        elapsed_s = time.perf_counter() - self.started
+        text = _figures(p.objective, p.bound, p.phase)
+        if self.status is not None:
+            self.status.update(rich.markup.escape(f"{elapsed_s:8.1f} s  {text}"))
+            return
+        is_first = math.isinf(self.objective) and math.isfinite(p.objective)
+        if is_first or elapsed_s - self.told >= LINE_EVERY_S:
+            self.tell(text)
+            self.told, self.objective = elapsed_s, p.objective
+
+    def end(self, solution: Solution) -> None:
+        certificate = solution.certificate
+        self.tell(_figures(certificate.objective, certificate.bound, certificate.status.value))
+
+
+def _figures(objective: float, bound: float, what: str) -> str:
+    gap = (objective - bound) / abs(objective) if objective and math.isfinite(objective - bound) else math.inf
+    shown = "0" if objective == bound else f"{gap:.3%}" if math.isfinite(gap) else "-"
+    short = lambda value: f"{value:.8g}" if math.isfinite(value) else "-"
+    return f"cost {short(objective)}  bound {short(bound)}  gap {shown}  {what}"
