@@ -23,6 +23,7 @@ from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.ascent import Ascent
 from autoshard.solver.copies import search_copies
 from autoshard.solver.flat import Flat, flatten, table_entries
+from autoshard.solver.hints import labels_near
 from autoshard.solver.ilp import entry_estimate
 from autoshard.solver.messages import label_slack
 from autoshard.solver.network import Network
@@ -103,15 +104,15 @@ def _solve(
     network = Network(problem)
     presolve(network)
     search.tell("presolve")
-    _Course(search, network).run()
+    _Course(search, network, hint).run()
     return search.solution()
 
 
 class _Course:
     """Steps 3 to 5 on a network."""
 
-    def __init__(self, search: Search, network: Network) -> None:
-        self.search, self.network = search, network
+    def __init__(self, search: Search, network: Network, hint: Sequence[int] | None) -> None:
+        self.search, self.network, self.hint = search, network, hint
         self.cutoff = math.inf
         """Least cutoff used by a removal: better solutions than this are all still there."""
 
@@ -142,6 +143,8 @@ class _Course:
         search = self.search
         flat, nodes = flatten(self.network)
         ascent = Ascent(flat)
+        if self.hint is not None:
+            self._follow_hint(flat, nodes, ascent)
         small = entry_estimate(flat, np.ones(len(flat.unary), bool)) <= SMALL_ENTRIES
         self._climb(flat, nodes, ascent, 100 if small else search.options.dual_passes)
         if search.done():
@@ -183,6 +186,13 @@ class _Course:
         if not search.done():
             roam(search, part)
         return False
+
+    def _follow_hint(self, flat: Flat, nodes: np.ndarray, ascent: Ascent) -> None:
+        """Offers the hint once it is repaired and improved, in the first round."""
+        labels, _ = labels_near(self.hint, self.network, nodes, flat, ascent.scratch[0])
+        self.hint = None
+        if settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0]):
+            offer_labels(self.search, self.network, nodes, labels, "hint")
 
     def _climb(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, passes: int) -> None:
         search, constant = self.search, self.network.constant

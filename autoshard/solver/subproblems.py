@@ -14,9 +14,10 @@ import numpy as np
 
 from autoshard.solver.ascent import Ascent
 from autoshard.solver.flat import Flat, table_entries
+from autoshard.solver.hints import labels_near
 from autoshard.solver.ilp import ProgramResult, build_program, entry_estimate, solve_program
 from autoshard.solver.network import Network
-from autoshard.solver.primal import fits, labels_cost, labels_usage, local_costs, settle
+from autoshard.solver.primal import fits, labels_cost, labels_usage, settle
 from autoshard.solver.search import Search
 from autoshard.solver.trees import walk_trees
 
@@ -117,24 +118,10 @@ def incumbent_labels(search: Search, part: Part) -> np.ndarray | None:
     if search.choices is None:
         return None
     flat = part.flat
-    labels, missing = np.zeros(len(part.nodes), np.int64), []
-    for index, node in enumerate(part.nodes):
-        own, choice = part.network.labels[node], search.choices[node]
-        position = int(np.searchsorted(own, choice))
-        if position < len(own) and own[position] == choice:
-            labels[index] = position
-        else:
-            missing.append(index)
-    if missing:
-        cost = np.zeros(len(part.ascent.scratch[0]))
-        for _ in range(2):
-            for index in missing:
-                local_costs(flat, labels, index, cost)
-                count = flat.label_start[index + 1] - flat.label_start[index]
-                labels[index] = int(np.argmin(cost[:count]))
-        if not (fits(flat, labels) and np.isfinite(labels_cost(flat, labels))):
-            if not settle(flat, labels, part.ascent.penalties(), 30, part.ascent.scratch[0]):
-                return None
+    labels, whole = labels_near(search.choices, part.network, part.nodes, flat, np.zeros(len(part.ascent.scratch[0])))
+    if not whole and not (fits(flat, labels) and np.isfinite(labels_cost(flat, labels))):
+        if not settle(flat, labels, part.ascent.penalties(), 30, part.ascent.scratch[0]):
+            return None
     return labels
 
 
