@@ -24,10 +24,9 @@ class MovePrices:
 
     def __init__(self, mesh: LogicalMesh) -> None:
         self.mesh = mesh
-        self._patterns: dict[tuple[Layout, Layout], tuple[float, float]] = {}
-        self._own: dict[tuple[tuple[int, ...], Layout, Layout], tuple[float, float]] = {}
+        self._prices: dict[tuple[tuple[int, ...], Layout, Layout], tuple[float, float]] = {}
         self._codes: dict[int, tuple[float, float]] = {}
-        """By both layouts' entries as digits: what `_patterns` says, without rewriting the layouts."""
+        """By both layouts' entries as digits, where every layout on the way divides the tensor."""
 
     def seconds(
         self, shape: tuple[int, ...], size_bytes: float, sources: Sequence[Layout], targets: Sequence[Layout]
@@ -73,22 +72,35 @@ class MovePrices:
         return regular
 
     def _of_pattern(self, source: Layout, target: Layout) -> tuple[float, float]:
-        names: dict[int, int] = {WHOLE: WHOLE}
-        renamed = tuple(names.setdefault(d, len(names) - 1) for d in (*source, *target))
-        pattern = renamed[: len(source)], renamed[len(source) :]
-        if pattern not in self._patterns:
-            extent = math.prod(self.mesh.shape)
-            self._patterns[pattern] = self._price((extent,) * (len(names) - 1), *pattern)
-        return self._patterns[pattern]
+        before, after, dims = _renamed(source, target)
+        return self._of_extents((math.prod(self.mesh.shape),) * len(dims), before, after)
 
     def _of_shape(self, shape: tuple[int, ...], source: Layout, target: Layout) -> tuple[float, float]:
-        key = shape, source, target
-        if key not in self._own:
-            self._own[key] = self._price(*key)
-        return self._own[key]
+        """Of a dimension only the factors that it shares with the axes on it matter to what divides it."""
+        before, after, dims = _renamed(source, target)
+        on = [1] * len(dims)
+        for size, *places in zip(self.mesh.shape, before, after, strict=True):
+            for place in {*places} - {WHOLE}:
+                on[place] *= size
+        extents = tuple(math.gcd(shape[dim], product) for dim, product in zip(dims, on, strict=True))
+        return self._of_extents(extents, before, after)
+
+    def _of_extents(self, extents: tuple[int, ...], source: Layout, target: Layout) -> tuple[float, float]:
+        key = extents, source, target
+        price = self._prices.get(key)
+        if price is None:
+            price = self._prices[key] = self._price(*key)
+        return price
 
     def _price(self, shape: tuple[int, ...], source: Layout, target: Layout) -> tuple[float, float]:
         """Seconds of an empty tensor's move, and seconds per byte of the whole tensor."""
         fixed_s = total_s(reshard(shape, 0.0, source, target, self.mesh))
         probe_s = total_s(reshard(shape, _PROBE_BYTES, source, target, self.mesh))
         return fixed_s, (probe_s - fixed_s) / _PROBE_BYTES
+
+
+def _renamed(source: Layout, target: Layout) -> tuple[Layout, Layout, tuple[int, ...]]:
+    """Both layouts with dimensions numbered by first appearance, and which dimension each number stands for."""
+    names: dict[int, int] = {WHOLE: WHOLE}
+    renamed = tuple(names.setdefault(d, len(names) - 1) for d in (*source, *target))
+    return renamed[: len(source)], renamed[len(source) :], tuple(names)[1:]

@@ -8,7 +8,7 @@ same layout are one decision; the cheaper stays.
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -132,22 +132,27 @@ def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:
 def choice_table(shape: GroupShape, mesh: LogicalMesh) -> ChoiceTable:
     """Enumerates and prices the choices of a group of this shape on `mesh`."""
     sizes = mesh.shape
+    reading = tuple(dict.fromkeys(dims for dims, _, _ in shape.reads))
+    writing = tuple(dict.fromkeys(dims for dims, _, _ in shape.writes))
     rows: dict[tuple, tuple[Choice, float, float, tuple[Collective, ...], float]] = {}
     for choice in _legal_choices(shape, sizes):
-        reads = tuple(layout_of(dims, choice.assignment) for dims, _, _ in shape.reads)
-        writes = tuple(_merge(layout_of(dims, choice.assignment), choice.scatter) for dims, _, _ in shape.writes)
-        compute_s, flops = _compute(shape, choice, reads, writes, mesh, sizes)
-        collectives, partial_bytes = _resolve(shape, choice, mesh, sizes)
+        reads = {dims: layout_of(dims, choice.assignment) for dims in reading}
+        local = {dims: layout_of(dims, choice.assignment) for dims in writing}
+        key = (*reads.values(), *(_merge(layout, choice.scatter) for layout in local.values()))
+        compute_s, flops = _compute(shape, choice, reads, local, mesh, sizes)
+        collectives, partial_bytes = _resolve(shape, choice, local, mesh, sizes)
         cost = compute_s + sum(c.time_s for c in collectives)
-        best = rows.get((reads, writes))
+        best = rows.get(key)
         if best is None or cost < best[1] + sum(c.time_s for c in best[3]):
-            rows[reads, writes] = (choice, compute_s, flops, collectives, partial_bytes)
-    kept = list(rows.items())
-    column = lambda k: [row[k] for _, row in kept]
+            rows[key] = (choice, compute_s, flops, collectives, partial_bytes)
+    column = lambda k: [row[k] for row in rows.values()]
+    # accesses of equal dimensions share one column
+    by_dims = {dims: tuple(key[n] for key in rows) for n, dims in enumerate(reading)}
+    written = {dims: tuple(key[n] for key in rows) for n, dims in enumerate(writing, len(reading))}
     return ChoiceTable(
         tuple(column(0)),
-        tuple(tuple(key[0][r] for key, _ in kept) for r in range(len(shape.reads))),
-        tuple(tuple(key[1][w] for key, _ in kept) for w in range(len(shape.writes))),
+        tuple(by_dims[dims] for dims, _, _ in shape.reads),
+        tuple(written[dims] for dims, _, _ in shape.writes),
         np.array(column(1)),
         np.array(column(2)),
         tuple(column(3)),
@@ -159,24 +164,21 @@ def _merge(layout: Layout, scatter: Layout) -> Layout:
     return tuple(s if s != WHOLE else d for d, s in zip(layout, scatter, strict=True))
 
 
-def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]):
+def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]) -> Iterator[Choice]:
     """All assignments that split every factor evenly and keep every piece contiguous, times their resolutions."""
     factor_sizes = tuple(f.size for f in shape.factors)
-    present = {f for dims, _, _ in (*shape.reads, *shape.writes) for fs in dims for f in fs}
-    candidates = [WHOLE, *(f for f in range(len(shape.factors)) if factor_sizes[f] > 1 and f in present)]
+    accesses = tuple(dict.fromkeys(dims for dims, _, _ in (*shape.reads, *shape.writes)))
+    several = [dims for dims in accesses if any(len(factors) > 1 for factors in dims)]
+    present = {f for dims in accesses for fs in dims for f in fs}
     # a factor of one access only (no other access ties it) still helps memory and reduces work: keep all
-    accesses = [dims for dims, _, _ in (*shape.reads, *shape.writes)]
-    for assignment in itertools.product(candidates, repeat=len(sizes)):
-        if any(
-            factor_sizes[f] % math.prod(n for n, g in zip(sizes, assignment, strict=True) if g == f)
-            for f in set(assignment) - {WHOLE}
-        ):
-            continue
-        if not all(is_contiguous(dims, assignment, factor_sizes, sizes) for dims in accesses):
+    candidates = [WHOLE, *(f for f in range(len(shape.factors)) if factor_sizes[f] > 1 and f in present)]
+    results = {dims for dims, _, _ in shape.writes}
+    for assignment in _even_assignments(candidates, factor_sizes, sizes):
+        if not all(is_contiguous(dims, assignment, factor_sizes, sizes) for dims in several):
             continue
         reduced = [a for a, f in enumerate(assignment) if f != WHOLE and shape.factors[f].reduction is not None]
         options = [(WHOLE,)] * len(sizes)
-        if reduced and len({dims for dims, _, _ in shape.writes}) == 1:
+        if reduced and len(results) == 1:
             dims, _, extents = shape.writes[-1]
             for a in reduced:
                 if shape.factors[assignment[a]].reduction == "add":
@@ -189,23 +191,48 @@ def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]):
             yield Choice(assignment, scatter)
 
 
-def _compute(shape: GroupShape, choice: Choice, reads, writes, mesh: LogicalMesh, sizes) -> tuple[float, float]:
-    """Seconds and flops of one run on one device."""
+def _even_assignments(
+    candidates: Sequence[int], factor_sizes: Sequence[int], sizes: Sequence[int]
+) -> Iterator[Assignment]:
+    """A candidate for each mesh axis, in all ways in which the axes on every factor divide it."""
+    left = [((), dict(enumerate(factor_sizes)))]
+    for size in sizes:
+        left = [
+            ((*chosen, f), room if f == WHOLE else {**room, f: room[f] // size})
+            for chosen, room in left
+            for f in candidates
+            if f == WHOLE or room[f] % size == 0
+        ]
+    return (chosen for chosen, _ in left)
+
+
+def _compute(
+    shape: GroupShape,
+    choice: Choice,
+    reads: Mapping[Dims, Layout],
+    local: Mapping[Dims, Layout],
+    mesh: LogicalMesh,
+    sizes: tuple[int, ...],
+) -> tuple[float, float]:
+    """Seconds and flops of one run on one device; `reads` and `local` are layouts before any reduction, by dims."""
     if not shape.kernels and shape.launches == 0:
         return 0.0, 0.0
     total_flops = arithmetic_s = 0.0
     for own, flops, dtype, is_product in shape.kernels:
-        local = flops / math.prod(n for n, f in zip(sizes, choice.assignment, strict=True) if f in own)
-        total_flops += local
-        arithmetic_s += flops_s(mesh.device_type, local, dtype, is_product)
-    moved = sum(shard_bytes(b, l, sizes) for (_, b, _), l in zip(shape.reads, reads, strict=True))
+        here = flops / math.prod(n for n, f in zip(sizes, choice.assignment, strict=True) if f in own)
+        total_flops += here
+        arithmetic_s += flops_s(mesh.device_type, here, dtype, is_product)
+    parts = {dims: shard_bytes(1.0, layout, sizes) for dims, layout in (*reads.items(), *local.items())}
+    moved = sum(size_bytes * parts[dims] for dims, size_bytes, _ in shape.reads)
     for (dims, size_bytes, _), is_stored in zip(shape.writes, shape.stored, strict=True):
         if is_stored:
-            moved += shard_bytes(size_bytes, layout_of(dims, choice.assignment), sizes)
+            moved += size_bytes * parts[dims]
     return kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches), total_flops
 
 
-def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tuple[tuple[Collective, ...], float]:
+def _resolve(
+    shape: GroupShape, choice: Choice, local: Mapping[Dims, Layout], mesh: LogicalMesh, sizes: tuple[int, ...]
+) -> tuple[tuple[Collective, ...], float]:
     """The collectives that sum partial results, and the bytes of the partial result before a reduce-scatter."""
     summed = [
         a
@@ -219,9 +246,9 @@ def _resolve(shape: GroupShape, choice: Choice, mesh: LogicalMesh, sizes) -> tup
     scattered = [a for a in summed if choice.scatter[a] != WHOLE]
     reduced = [a for a in summed if choice.scatter[a] == WHOLE]
     # several writes of equal dimensions are the terms of one sum, reduced once, as the last of them
-    results = shape.writes[-1:] if len({dims for dims, _, _ in shape.writes}) == 1 else shape.writes
+    results = shape.writes[-1:] if len(local) == 1 else shape.writes
     for dims, size_bytes, _ in results:
-        partial_bytes = shard_bytes(size_bytes, layout_of(dims, choice.assignment), sizes)
+        partial_bytes = shard_bytes(size_bytes, local[dims], sizes)
         left_bytes = partial_bytes / math.prod(sizes[a] for a in scattered)
         if scattered:
             steps.append(reduce_scatter([mesh.axes[a] for a in scattered], partial_bytes))
