@@ -11,12 +11,23 @@ if TYPE_CHECKING:
     from autoshard.cluster import Cluster
     from autoshard.errors import AutoshardError
     from autoshard.plans.make import plan
+    from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
     from autoshard.plans.plan import Plan
 
 __version__ = "0.1.0"
 
-__all__ = ["AutoshardError", "Cluster", "Plan", "PlanOptions", "PlanProgress", "baselines", "errors", "plan"]
+__all__ = [
+    "AutoshardError",
+    "Cluster",
+    "Plan",
+    "PlanOptions",
+    "PlanProgress",
+    "baselines",
+    "errors",
+    "plan",
+    "write_problem",
+]
 
 _HOMES = {
     "AutoshardError": "autoshard.errors",
@@ -25,6 +36,7 @@ _HOMES = {
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",
     "plan": "autoshard.plans.make",
+    "write_problem": "autoshard.plans.offline",
 }
 """Where each public name lives; names not listed here are sub-packages."""
 

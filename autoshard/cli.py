@@ -71,7 +71,13 @@ def train(config: Config, overrides: Overrides = None, devices: Devices = None, 
         "Examples:\n\n"
         "    autoshard plan configs/gpt3_175b.yaml\n\n"
         "    autoshard plan configs/gpt_1.3b.yaml --cluster configs/clusters/h100x16.yaml --mesh data=4,tensor=4\n\n"
-        "    autoshard plan configs/quickstart.yaml --devices 8 --budget-gb 0.02 --out plan.json"
+        "    autoshard plan configs/quickstart.yaml --devices 8 --budget-gb 0.02 --out plan.json\n\n"
+        "To solve on another machine:"
+        "\n\n"
+        "    autoshard plan configs/gpt_125m.yaml --mesh data=8,tensor=2 --problem-only problem.npz\n\n"
+        "    autoshard solve problem.npz --time-limit 600 --out solution.json\n\n"
+        "    autoshard plan configs/gpt_125m.yaml --mesh data=8,tensor=2 --solution solution.json\n\n"
+        "The first Ctrl-C ends the search with the best plan so far."
     )
 )
 def plan(
@@ -87,7 +93,22 @@ def plan(
     budget_gb: Annotated[
         float | None, typer.Option(help="Memory that the plan may use on each device, in 1e9 bytes.")
     ] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Time that the planner may take, in seconds.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that each solve may take; two runs by the clock may end differently.")
+    ] = None,
+    work_limit: Annotated[
+        float | None,
+        typer.Option(help="Limit in units of counted work, not by the clock: the answer is repeatable."),
+    ] = None,
+    cache: Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")] = None,
+    problem_only: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Only write the problem, for `autoshard solve` elsewhere; needs --mesh."),
+    ] = None,
+    solution: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Make the plan of this solution of the problem that --problem-only wrote."),
+    ] = None,
     devices: Devices = None,
     traceback: Traceback = False,
 ) -> None:
@@ -105,13 +126,20 @@ def plan(
                 "plan.mesh": None if mesh is None else _mesh_sizes(mesh),
                 "plan.memory_budget_bytes": None if budget_gb is None else round(budget_gb * 1e9),
                 "plan.time_limit_s": time_limit,
+                "plan.work_limit": work_limit,
+                "plan.cache": cache,
             },
         )
         _use_cpu_devices(settings.devices)
-        from autoshard.train.planning import make_plan_visibly
+        from autoshard.train.planning import make_plan_visibly, write_config_problem
         from autoshard.train.registry import train_functions
 
-        made = make_plan_visibly(settings, train_functions(settings), rich.console.Console(stderr=True))
+        functions, console = train_functions(settings), rich.console.Console(stderr=True)
+        if problem_only is not None:
+            write_config_problem(settings, functions, problem_only, console)
+            console.print(f"Solve it with: autoshard solve {problem_only} --out solution.json", soft_wrap=True)
+            return
+        made = make_plan_visibly(settings, functions, console, solution)
         typer.echo(made)
         if out is not None:
             made.save(out)

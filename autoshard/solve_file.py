@@ -21,7 +21,7 @@ from autoshard.solver.evaluate import evaluate
 from autoshard.solver.least_capacity import LeastCapacity, least_capacity
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Problem, Solution, Status
-from autoshard.solver.problem_file import ProblemFile, read_problem
+from autoshard.solver.problem_file import ProblemFile, read_problem_file
 from autoshard.solver.solution_file import solution_document, write_solution
 from autoshard.solver.warm_up import is_warm
 
@@ -90,7 +90,7 @@ def solve_file(request: SolveRequest, console: rich.console.Console) -> SolveAns
     """
     story = _Story(console, request.started)
     story.tell(f"reading {os.path.basename(request.path)}")
-    file = read_problem(request.path)
+    file = read_problem_file(request.path)
     problem = file.problem
     usages = len(problem.usages) + len(problem.edge_usages)
     story.tell(f"{len(problem.nodes)} nodes, {len(problem.edges)} edges, {usages} usages")

@@ -73,7 +73,20 @@ def _summary(console: Console, plan: Plan) -> None:
         f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} "
         f"(gap {gap}), found in {c.solve_s:.1f} s"
     )
+    console.print(f"  price    {_price(plan)}")
     console.print()
+
+
+def _price(plan: Plan) -> str:
+    """What more memory would gain, from the prices that prove the bound."""
+    price = plan.certificate.capacity_price
+    if plan.budget_bytes is None or price == 0:
+        return "memory does not bind: more of it would gain nothing"
+    if price is None:
+        return "not known what more memory would gain"
+    saved_s = min(price * 1e9, plan.certificate.objective)
+    share = saved_s / plan.certificate.objective if plan.certificate.objective else 0.0
+    return f"one more GB per device would gain about {seconds(saved_s)} a step ({share:.2%}), to first order"
 
 
 def _table(title: str, columns: Sequence[tuple[str, str]]) -> Table:

@@ -13,7 +13,7 @@ from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.plans.plan import Plan, PlannedTensor
 
-VERSION = 1
+VERSION = 2
 """Changes whenever a file written before could be misread."""
 
 _DERIVED = frozenset({"in_tree", "out_tree", "equations"})

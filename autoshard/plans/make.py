@@ -1,6 +1,5 @@
 """`autoshard.plan`: trace, formulate, solve, decode; over one mesh or over all logical meshes of a cluster."""
 
-import dataclasses
 import math
 import os
 import time
@@ -13,23 +12,25 @@ from autoshard.cluster import Cluster, LogicalMesh, Slice
 from autoshard.errors import ClusterError, MemoryBudgetError, MeshError, SolverError
 from autoshard.graph.graph import Graph
 from autoshard.graph.layout import spec_entries
-from autoshard.planner.allowed import Restrictions
-from autoshard.planner.build import Formulation, formulate
+from autoshard.interrupts import stop_on_signals
+from autoshard.planner.build import Formulation
 from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
 from autoshard.planner.program import Program, prepare
-from autoshard.planner.ties import settle_ties
-from autoshard.plans.options import PlanOptions, PlanProgress
-from autoshard.plans.pins import as_spec, resolve_pins
-from autoshard.plans.plan import CloseChoice, MeshCandidate, Plan, PlannedTensor
-from autoshard.solver import Progress, SolverOptions, least_capacity, solve
-from autoshard.solver.problem import Certificate, Solution, Status
-from autoshard.trace.annotations import fixed_of_spec
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.plan import CloseChoice, Plan, PlannedTensor
+from autoshard.plans.search import (
+    Question,
+    Restrict,
+    logical_meshes,
+    report,
+    search_meshes,
+    several_meshes,
+)
+from autoshard.solver import SolverOptions, least_capacity
+from autoshard.solver.problem import Certificate, Solution
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
-
-Restrict = Callable[[Program, LogicalMesh], Restrictions]
-"""Makes the restrictions of a baseline for a program on a mesh."""
 
 
 def plan(
@@ -41,6 +42,7 @@ def plan(
     memory_budget_bytes: float | None = None,
     pins: Mapping[str, PartitionSpec] | None = None,
     options: PlanOptions | None = None,
+    solution: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """Chooses how `fn` is sharded over a cluster.
 
@@ -54,6 +56,10 @@ def plan(
         `math.inf` for no limit.
       pins: Shardings to insist on: argument path pattern (`state.params.*.kernel`) to PartitionSpec.
       options: See `PlanOptions`.
+      solution: A file of `autoshard solve --out` that solves the problem written by `autoshard.write_problem` for the
+        same program, cluster, mesh and limits; the plan is made from it, and nothing is solved here.
+
+    The first Ctrl-C ends the search with the best plan so far, if there is one; its certificate says what is proven.
 
     Returns:
       The plan. It never costs more, predicted, than any other plan that autoshard can express, up to the certified gap.
@@ -62,16 +68,19 @@ def plan(
       ClusterError, MeshError, PinError, LayoutError: The inputs do not fit together.
       MemoryBudgetError: No plan fits; tells the least budget that would do, and what is alive at the peak.
       SolverError: Nothing was found within the time limit.
+      FileFormatError: `solution` does not belong to this problem, or does not solve it.
     """
     options = options or PlanOptions()
     started = time.perf_counter()
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     hardware = load_cluster(cluster)
-    _report(options, started, "trace", getattr(fn, "__name__", "the function"))
+    report(options, started, "trace", getattr(fn, "__name__", "the function"))
     traced = trace(fn, args, donated, TraceOptions(options.while_trips))
-    _report(options, started, "group", f"{len(traced.graph.equations)} equations")
+    report(options, started, "group", f"{len(traced.graph.equations)} equations")
     program = prepare(traced.graph)
-    return plan_program(traced, program, hardware, mesh, donated, memory_budget_bytes, pins, options, started=started)
+    return plan_program(
+        traced, program, hardware, mesh, donated, memory_budget_bytes, pins, options, started=started, solution=solution
+    )
 
 
 def load_cluster(cluster: Cluster | str | os.PathLike[str] | None) -> Cluster:
@@ -109,10 +118,34 @@ def plan_program(
     restrict: Restrict | None = None,
     name: str = "autoshard",
     started: float | None = None,
+    solution: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """Plans a traced program; what `plan` and the baselines share. See `plan` for the arguments."""
     started = time.perf_counter() if started is None else started
     hardware = homogeneous_slice(cluster)
+    budget_bytes = budget_of(hardware, memory_budget_bytes, options)
+    meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
+    if solution is not None and len(meshes) > 1:
+        raise MeshError(several_meshes("A solution", meshes))
+    question = Question(traced, program, budget_bytes, pins, options, restrict, started)
+    with stop_on_signals() as stop:
+        found = search_meshes(question, meshes, solution, stop)
+    if found.best is None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        raise _no_plan(found.infeasible, budget_bytes, options)
+    report(options, started, "decode", "")
+    certificate = found.certificate(options, time.perf_counter() - started)
+    limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
+    return _assemble(name, cluster, traced, *found.best, certificate, found.candidates, donate_argnums, limit_bytes)
+
+
+def budget_of(hardware: Slice, memory_budget_bytes: float | None, options: PlanOptions) -> float:
+    """The memory limit per device, in bytes; +inf for none.
+
+    Raises:
+      MemoryBudgetError: If it is not positive.
+    """
     budget_bytes = memory_budget_bytes
     if budget_bytes is None:
         budget_bytes = hardware.device_type.memory_bytes * (1 - options.memory_reserve)
@@ -120,113 +153,14 @@ def plan_program(
         raise MemoryBudgetError(
             f"memory_budget_bytes must be a positive number of bytes per device, but got {budget_bytes}."
         )
-    limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
-    meshes = [hardware.logical_mesh(mesh)] if mesh is not None else _meshes(traced.graph, hardware, pins, options)
-    best: tuple[Formulation, Solution] | None = None
-    candidates: list[MeshCandidate] = []
-    infeasible: Formulation | None = None
-    for n, logical in enumerate(meshes, 1):
-        axes = tuple((axis.name, axis.size) for axis in logical.axes)
-        stage = f"solve {n}/{len(meshes)}"
-        _report(options, started, stage, ", ".join(f"{a}={s}" for a, s in axes))
-        layouts = resolve_pins(traced.graph, pins, dict(axes))
-        restrictions = restrict(program, logical) if restrict else Restrictions()
-        formulation = formulate(program, logical, limit_bytes, layouts, restrictions, options.overlap)
-        cutoff = math.inf if best is None else best[1].certificate.objective
-        limits = SolverOptions(time_limit_s=options.time_limit_s, relative_gap=options.relative_gap, seed=options.seed)
-
-        def tell(p: Progress, stage=stage, axes=axes, cutoff=cutoff) -> None:
-            _report(
-                options, started, stage, f"{', '.join(f'{a}={s}' for a, s in axes)}: {p.phase}", p.objective, p.bound
-            )
-            if p.bound >= cutoff < math.inf:
-                raise _CannotWin(p)
-
-        try:
-            solution = solve(formulation.problem, limits, on_progress=tell)
-        except _CannotWin as stop:
-            p = stop.progress
-            solution = Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
-        if solution.choices is not None:
-            solution = dataclasses.replace(solution, choices=settle_ties(formulation, solution.choices))
-        certificate = solution.certificate
-        candidates.append(
-            MeshCandidate(
-                axes,
-                certificate.objective if solution.choices is not None else None,
-                certificate.bound,
-                _verdict(solution, cutoff),
-            )
-        )
-        if solution.choices is None:
-            infeasible = formulation
-        elif best is None or certificate.objective < best[1].certificate.objective:
-            best = formulation, solution
-    if best is None:
-        raise _no_plan(infeasible, candidates, budget_bytes, options)
-    _report(options, started, "decode", "")
-    certificate = _overall(best[1].certificate, candidates, options, time.perf_counter() - started)
-    return _assemble(
-        name, cluster, traced, best[0], best[1], certificate, tuple(candidates), donate_argnums, limit_bytes
-    )
+    return budget_bytes
 
 
-class _CannotWin(Exception):
-    """Stops a solve whose bound shows that its mesh cannot beat the best plan so far."""
-
-    def __init__(self, progress: Progress):
-        super().__init__()
-        self.progress = progress
-
-
-def _meshes(
-    graph: Graph, hardware: Slice, pins: Mapping[str, PartitionSpec] | None, options: PlanOptions
-) -> list[LogicalMesh]:
-    """The logical meshes to search: all of them, or those that have the axes that pins and annotations name."""
-    meshes = list(hardware.logical_meshes(max_axes=options.max_mesh_axes))
-    fixed = [a.fixed for a in graph.arguments]
-    fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
-    fixed += [fixed_of_spec(as_spec(pattern, spec), len(spec)) for pattern, spec in (pins or {}).items()]
-    named = {axis for layout in fixed for entry in layout or () for axis in entry or ()}
-    fitting = [m for m in meshes if named <= set(m.axis_names)]
-    if not fitting:
-        raise MeshError(
-            f"Pins or annotations name the mesh axes {sorted(named)}, which no searched mesh of "
-            f"{hardware.num_devices} devices has "
-            f"(they use {sorted({axis.name for m in meshes for axis in m.axes})}). Pass mesh= with the axes that "
-            "they mean."
-        )
-    return fitting
-
-
-def _verdict(solution: Solution, cutoff: float) -> str:
-    if solution.choices is not None:
-        return solution.certificate.status.value
-    if solution.certificate.bound >= cutoff < math.inf:
-        return "cannot beat the best"
-    return {Status.INFEASIBLE: "does not fit the memory"}.get(solution.certificate.status, "nothing found in time")
-
-
-def _overall(
-    own: Certificate, candidates: Sequence[MeshCandidate], options: PlanOptions, elapsed_s: float
-) -> Certificate:
-    """The certificate over all meshes: the bound is the least bound of any mesh that might still hold a better plan."""
-    open_bounds = [c.bound_s for c in candidates if c.verdict != "does not fit the memory"]
-    bound = min([own.objective, *open_bounds])
-    gap = (own.objective - bound) / own.objective if own.objective else 0.0
-    status = Status.OPTIMAL if gap <= options.relative_gap else Status.FEASIBLE
-    return Certificate(status, own.objective, bound, gap, elapsed_s)
-
-
-def _no_plan(
-    formulation: Formulation | None, candidates: Sequence[MeshCandidate], budget_bytes: float, options: PlanOptions
-) -> SolverError:
+def _no_plan(formulation: Formulation | None, budget_bytes: float, options: PlanOptions) -> SolverError:
     """The error for a search that ended without a plan; for memory, with the least budget known to do."""
     if formulation is None:
         return SolverError("No plan was found. Raise options.time_limit_s.")
-    least = least_capacity(
-        formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed)
-    )
+    least = least_capacity(formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed))
     bound_bytes, least_bytes = least.bound, least.peak
     if least.choices is None:
         return SolverError(
@@ -327,15 +261,3 @@ def _indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
                 "dimensions."
             )
     return tuple(found)
-
-
-def _report(
-    options: PlanOptions,
-    started: float,
-    stage: str,
-    detail: str,
-    objective: float | None = None,
-    bound: float | None = None,
-) -> None:
-    if options.on_progress is not None:
-        options.on_progress(PlanProgress(stage, detail, time.perf_counter() - started, objective, bound))

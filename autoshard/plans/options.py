@@ -20,7 +20,7 @@ class PlanOptions:
     """Options of `autoshard.plan`.
 
     Attributes:
-      time_limit_s: Wall-clock limit of each solve.
+      time_limit_s: Wall-clock limit of each solve. What is found by the clock may differ from run to run.
       relative_gap: A plan is called optimal when it is proven to be within this share of the optimum.
       max_mesh_axes: With `mesh=None`, logical meshes of up to this many axes are searched (at most 3).
       memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context,
@@ -28,7 +28,11 @@ class PlanOptions:
       overlap: Share of the time of weight gathers and gradient reductions that hides behind computation.
         0 (the default) adds all times up; see docs/cost_model.md.
       while_trips: How often the body of a `while` loop is assumed to run, which a program does not state.
-      seed: Seed of the solver. Equal inputs and options give equal plans unless the time limit strikes.
+      seed: Seed of the solver.
+      work_limit: Limit of each solve in units of work instead of `time_limit_s`: no clock is read, and equal inputs and
+        options give equal plans. See `SolverOptions`.
+      cache: Whether solutions are kept on disk, to answer unchanged problems at once and to start changed ones from.
+        The environment variable AUTOSHARD_CACHE names the folder, or says `off`. Not used with `work_limit`.
       on_progress: Called as the work goes on.
     """
 
@@ -39,4 +43,6 @@ class PlanOptions:
     overlap: float = 0.0
     while_trips: float = 1.0
     seed: int = 0
+    work_limit: float | None = None
+    cache: bool = True
     on_progress: Callable[[PlanProgress], None] | None = None

@@ -241,7 +241,7 @@ def solve_cached(
     problem: Problem,
     options: SolverOptions,
     cache: SolutionCache | None,
-    labels: Labels | None = None,
+    labels: Callable[[], Labels] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     stop: StopRequest | None = None,
 ) -> Solution:
@@ -254,11 +254,10 @@ def solve_cached(
     Args:
       problem, options, on_progress, stop: As for `solve`.
       cache: None for none.
-      labels: What nodes and choices are; by default their names and numbers.
+      labels: Makes the labels of nodes and choices; by default they go by names and numbers.
     """
     if cache is None or options.work_limit is not None:
         return solve(problem, options, None, on_progress, stop)
-    labels = labels or plain_labels(problem)
     digest = problem_digest(problem)
     stored = _trusted(cache.find(digest), problem)
     if stored is not None:
@@ -270,8 +269,9 @@ def solve_cached(
                 on_progress(Progress(0.0, certificate.objective, certificate.bound, "from the cache"))
             return dataclasses.replace(stored.solution, certificate=dataclasses.replace(certificate, status=status))
         hint = stored.solution.choices
-    else:
-        hint = cache.nearest(problem, labels)
+    own = plain_labels(problem) if labels is None else labels()
+    if stored is None:
+        hint = cache.nearest(problem, own)
     if stop is None:
         with stop_on_signals() as stop:
             found = solve(problem, options, hint, on_progress, stop)
@@ -281,7 +281,7 @@ def solve_cached(
         found = _with_bound(found, stored.solution.certificate.bound, max(options.relative_gap, ROUNDING))
     if found.choices is not None:
         limit_s = found.certificate.solve_s if stop.requested else options.time_limit_s
-        cache.store(digest, labels, found, limit_s)
+        cache.store(digest, own, found, limit_s)
     return found
 
 

@@ -13,8 +13,8 @@ The format `autoshard-problem`, version 1, is a NumPy archive (.npz: a zip of .n
     values, value_start, value_shape, classes, class_start, nodes, edges, usages, edge_usages
                  as described in `packed.py`; +inf in `values` means forbidden
 
-`read_problem` also takes instances of the ASPLOS/EuroSys 2025 contest (`iopddl.py`), plain or compressed by gzip; what
-a file is, its first bytes tell.
+`read_problem_file` also takes instances of the ASPLOS/EuroSys 2025 contest (`iopddl.py`), plain or compressed by gzip;
+what a file is, its first bytes tell.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class ProblemFile:
     instants: tuple[str, ...] = ()
 
 
-def write_problem(file: ProblemFile, path: str | os.PathLike[str]) -> None:
+def write_problem_file(file: ProblemFile, path: str | os.PathLike[str]) -> None:
     """Writes `file` to `path`; it appears whole or not at all.
 
     Raises:
@@ -84,7 +84,7 @@ def write_problem(file: ProblemFile, path: str | os.PathLike[str]) -> None:
     write_bytes_atomically(path, buffer.getvalue())
 
 
-def read_problem(path: str | os.PathLike[str]) -> ProblemFile:
+def read_problem_file(path: str | os.PathLike[str]) -> ProblemFile:
     """Reads a problem file, or an instance of the contest.
 
     Raises:

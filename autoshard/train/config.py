@@ -100,6 +100,8 @@ class PlanSection(_Section):
         mesh: size of each mesh axis by name, or null to let the planner choose.
         memory_budget_bytes: memory that the plan may use on each device; null for the device's own.
         time_limit_s: time that the planner may take, or null for its default.
+        work_limit: limit of the planner in units of work instead of time, which makes its answer repeatable; or null.
+        cache: keep solutions on disk, and answer from them or start from them.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
     """
@@ -108,6 +110,8 @@ class PlanSection(_Section):
     mesh: dict[str, PositiveInt] | None = None
     memory_budget_bytes: PositiveInt | None = None
     time_limit_s: PositiveFloat | None = None
+    work_limit: PositiveFloat | None = None
+    cache: bool = True
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
 
 

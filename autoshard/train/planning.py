@@ -1,6 +1,9 @@
 """From a training configuration to a plan: the one place where the train room calls the planner."""
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypedDict
 
 import jax
 import rich.console
@@ -9,13 +12,17 @@ from autoshard_models.train_step import TrainFunctions, batch_shapes
 from jax.sharding import PartitionSpec
 
 from autoshard.plans.make import plan
+from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.plan import Plan
 from autoshard.train.config import PlanSection, TrainConfig
 
 
 def make_plan(
-    config: TrainConfig, functions: TrainFunctions, on_progress: Callable[[PlanProgress], None] | None = None
+    config: TrainConfig,
+    functions: TrainFunctions,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    solution: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """Plans one training step of `config`, from shapes alone.
 
@@ -23,6 +30,7 @@ def make_plan(
         config: the run; its `plan` section says for which cluster and under which limits.
         functions: what `registry.train_functions` made of it.
         on_progress: called as the planner works.
+        solution: the solution of the problem that `write_config_problem` writes, to make the plan of.
 
     Returns:
         The plan, in which the training state is donated.
@@ -30,22 +38,62 @@ def make_plan(
     Raises:
         AutoshardError: the cluster cannot be read, or no plan satisfies the limits.
     """
-    state = jax.eval_shape(functions.init, config.train.seed)
     return plan(
         functions.step,
-        state,
-        batch_shapes(config.data.batch_size, config.data.sequence_length),
-        cluster=config.plan.cluster,
-        mesh=config.plan.mesh,
-        donate_argnums=0,
-        memory_budget_bytes=config.plan.memory_budget_bytes,
-        pins=_partition_specs(config.plan) or None,
+        *_arguments(config, functions),
+        **_settings(config),
         options=_options(config.plan, on_progress),
+        solution=solution,
     )
 
 
-def make_plan_visibly(config: TrainConfig, functions: TrainFunctions, console: rich.console.Console) -> Plan:
+def write_config_problem(
+    config: TrainConfig, functions: TrainFunctions, path: str | os.PathLike[str], console: rich.console.Console
+) -> None:
+    """Writes the problem that `make_plan` would solve, for `autoshard solve`; see `autoshard.write_problem`."""
+    with _shown(console) as show:
+        options = _options(config.plan, show)
+        write_problem(path, functions.step, *_arguments(config, functions), **_settings(config), options=options)
+
+
+def _arguments(config: TrainConfig, functions: TrainFunctions) -> tuple[Any, Any]:
+    """The arguments of a training step, by shape."""
+    state = jax.eval_shape(functions.init, config.train.seed)
+    return state, batch_shapes(config.data.batch_size, config.data.sequence_length)
+
+
+class _Settings(TypedDict):
+    cluster: str | None
+    mesh: dict[str, int] | None
+    donate_argnums: int
+    memory_budget_bytes: int | None
+    pins: dict[str, PartitionSpec] | None
+
+
+def _settings(config: TrainConfig) -> _Settings:
+    return {
+        "cluster": config.plan.cluster,
+        "mesh": config.plan.mesh,
+        "donate_argnums": 0,
+        "memory_budget_bytes": config.plan.memory_budget_bytes,
+        "pins": _partition_specs(config.plan) or None,
+    }
+
+
+def make_plan_visibly(
+    config: TrainConfig,
+    functions: TrainFunctions,
+    console: rich.console.Console,
+    solution: str | os.PathLike[str] | None = None,
+) -> Plan:
     """`make_plan`, with a line on the terminal that tells what the planner is doing."""
+    with _shown(console) as show:
+        return make_plan(config, functions, show, solution)
+
+
+@contextlib.contextmanager
+def _shown(console: rich.console.Console) -> Iterator[Callable[[PlanProgress], None]]:
+    """Shows progress in one changing line."""
     with console.status("Planning") as status:
 
         def show(progress: PlanProgress) -> None:
@@ -53,7 +101,7 @@ def make_plan_visibly(config: TrainConfig, functions: TrainFunctions, console: r
             line = f"Planning, {progress.elapsed_s:.0f} s: {progress.stage}, {progress.detail}{best}"
             status.update(rich.markup.escape(line))
 
-        return make_plan(config, functions, show)
+        yield show
 
 
 def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:
@@ -65,6 +113,5 @@ def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:
 
 
 def _options(section: PlanSection, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
-    if section.time_limit_s is None:
-        return PlanOptions(on_progress=on_progress)
-    return PlanOptions(time_limit_s=section.time_limit_s, on_progress=on_progress)
+    given = {} if section.time_limit_s is None else {"time_limit_s": section.time_limit_s}
+    return PlanOptions(**given, work_limit=section.work_limit, cache=section.cache, on_progress=on_progress)

@@ -1,0 +1,35 @@
+"""What decisions are and what their choices mean, in words that outlast one problem: see `Labels`.
+
+Arguments go by their path; groups by the operation and line that they begin with, and by their place among the groups
+that begin so. Choices of arguments mean layouts; those of groups, assignments of mesh axes to factors. None of it
+changes with the batch size or the budget, and little with the number of layers.
+"""
+
+import collections
+
+from autoshard.planner.build import Formulation
+from autoshard.solver.cache import Labels
+
+
+def labels_of(f: Formulation) -> Labels:
+    """The labels of a formulation's nodes."""
+    graph, dimensions = f.program.graph, f"{len(f.mesh.axes)} axes"
+    seen: collections.Counter[str] = collections.Counter()
+    shared: dict[tuple, tuple[str, ...]] = {}
+    keys, meanings = [], []
+    for decision in f.decisions:
+        if decision.argument is not None:
+            key, choices = graph.arguments[decision.argument].name, f.argument_layouts[decision.argument]
+            text = str
+        else:
+            operation = graph.operations[f.program.groups[decision.group].operations[0]]
+            kind = f"{operation.name} at {operation.source}"
+            key, choices = f"{kind} #{seen[kind]}", f.tables[decision.group].choices
+            seen[kind] += 1
+            text = lambda choice: f"{choice.assignment} {choice.scatter}"
+        keys.append(f"{dimensions}: {key}")
+        place = id(choices), decision.rows
+        if place not in shared:
+            shared[place] = tuple(text(choices[row]) for row in decision.rows)
+        meanings.append(shared[place])
+    return Labels(tuple(keys), tuple(meanings))

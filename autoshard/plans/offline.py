@@ -1,0 +1,76 @@
+"""`autoshard.write_problem`: the problem behind a plan as a file, to be solved on another machine.
+
+`autoshard solve` turns the file into a solution on any machine, without JAX or the model;
+`autoshard.plan(solution=...)` makes the plan of that.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from autoshard.cluster import Cluster
+from autoshard.errors import MeshError
+from autoshard.planner.build import Formulation
+from autoshard.planner.program import prepare
+from autoshard.plans.make import budget_of, homogeneous_slice, load_cluster
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.search import Question, logical_meshes, report, several_meshes
+from autoshard.solver.problem_file import ProblemFile, write_problem_file
+from autoshard.trace.flatten import TraceOptions
+from autoshard.trace.trace import trace
+
+
+def write_problem(
+    path: str | os.PathLike[str],
+    fn: Callable[..., Any],
+    *args: Any,
+    cluster: Cluster | str | os.PathLike[str] | None = None,
+    mesh: Mapping[str, int] | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    memory_budget_bytes: float | None = None,
+    pins: Mapping[str, PartitionSpec] | None = None,
+    options: PlanOptions | None = None,
+) -> None:
+    """Writes the problem that `autoshard.plan` would solve for the same arguments, on one mesh.
+
+    Args:
+      path: The file, by custom with the ending `.npz`; its format is told in `autoshard/solver/problem_file.py`.
+      fn, *args, cluster, donate_argnums, memory_budget_bytes, pins, options: As for `autoshard.plan`.
+      mesh: As for `autoshard.plan`; may be None only where a single mesh comes into question, since each mesh has a
+        problem of its own.
+
+    Raises:
+      MeshError: If no mesh is given although there are several; the message lists them.
+      ClusterError, PinError, LayoutError: As for `autoshard.plan`.
+      FileFormatError: The file cannot be written.
+    """
+    options = options or PlanOptions()
+    started = time.perf_counter()
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    hardware = homogeneous_slice(load_cluster(cluster))
+    name = getattr(fn, "__name__", "the function")
+    report(options, started, "trace", name)
+    traced = trace(fn, args, donated, TraceOptions(options.while_trips))
+    meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
+    if len(meshes) > 1:
+        raise MeshError(several_meshes("A problem file", meshes))
+    report(options, started, "formulate", f"{len(traced.graph.equations)} equations")
+    budget_bytes = budget_of(hardware, memory_budget_bytes, options)
+    question = Question(traced, prepare(traced.graph), budget_bytes, pins, options, None, started)
+    formulation = question.formulation(meshes[0])
+    title = f"{name} on {meshes[0]}, at most {budget_bytes / 1e9:.4g} GB per device; costs in seconds, usage in bytes"
+    write_problem_file(ProblemFile(formulation.problem, title, instant_texts(formulation)), path)
+
+
+def instant_texts(f: Formulation) -> tuple[str, ...]:
+    """What runs at each instant: an operation and its line."""
+    operations = f.program.graph.operations
+    texts = []
+    for index in f.instants:
+        operation = operations[index] if 0 <= index < len(operations) else None
+        name, source = ("the start", "") if operation is None else (operation.name, operation.source)
+        texts.append(f"{name} at {source}" if source else name)
+    return tuple(texts)

@@ -1,0 +1,227 @@
+"""The search over logical meshes: one problem a mesh, solved in turn, each with the best plan so far to beat."""
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from jax.sharding import PartitionSpec
+
+from autoshard.cluster import LogicalMesh, Slice
+from autoshard.errors import MeshError
+from autoshard.graph.graph import Graph
+from autoshard.interrupts import StopRequest
+from autoshard.planner.allowed import Restrictions
+from autoshard.planner.build import Formulation, formulate
+from autoshard.planner.labels import labels_of
+from autoshard.planner.program import Program
+from autoshard.planner.ties import settle_ties
+from autoshard.plans.options import PlanOptions, PlanProgress
+from autoshard.plans.pins import as_spec, resolve_pins
+from autoshard.plans.plan import MeshCandidate
+from autoshard.solver.cache import default_cache, solve_cached
+from autoshard.solver.options import Progress, SolverOptions
+from autoshard.solver.problem import Certificate, Solution, Status
+from autoshard.solver.solution_file import read_solution
+from autoshard.trace.annotations import fixed_of_spec
+from autoshard.trace.trace import Trace
+
+Restrict = Callable[[Program, LogicalMesh], Restrictions]
+"""Makes the restrictions of a baseline for a program on a mesh."""
+NO_MEMORY, NOT_TRIED = "does not fit the memory", "not tried: stopped"
+"""Verdicts on a mesh."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be planned, whatever the mesh.
+
+    Attributes:
+      budget_bytes: Memory per device; +inf for no limit.
+      pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
+    """
+
+    traced: Trace
+    program: Program
+    budget_bytes: float
+    pins: Mapping[str, PartitionSpec] | None
+    options: PlanOptions
+    restrict: Restrict | None
+    started: float
+
+    def formulation(self, mesh: LogicalMesh) -> Formulation:
+        """The problem on one mesh."""
+        axes = {axis.name: axis.size for axis in mesh.axes}
+        layouts = resolve_pins(self.traced.graph, self.pins, axes)
+        restrictions = self.restrict(self.program, mesh) if self.restrict else Restrictions()
+        limit_bytes = None if math.isinf(self.budget_bytes) else self.budget_bytes
+        return formulate(self.program, mesh, limit_bytes, layouts, restrictions, self.options.overlap)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """The outcome over all meshes.
+
+    Attributes:
+      best: The problem of the best mesh, and its solution; None if no mesh has one.
+      candidates: What became of each mesh.
+      infeasible: The problem of a mesh without a solution; None if there is no such mesh.
+    """
+
+    best: tuple[Formulation, Solution] | None
+    candidates: tuple[MeshCandidate, ...]
+    infeasible: Formulation | None
+
+    def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
+        """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
+        own = self.best[1].certificate
+        open_bounds = [c.bound_s for c in self.candidates if c.verdict != NO_MEMORY]
+        bound = min([own.objective, *open_bounds])
+        gap = (own.objective - bound) / own.objective if own.objective else 0.0
+        status = Status.OPTIMAL if gap <= options.relative_gap else Status.FEASIBLE
+        return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
+
+
+def search_meshes(
+    question: Question,
+    meshes: Sequence[LogicalMesh],
+    solution: str | os.PathLike[str] | None,
+    stop: StopRequest,
+) -> Found:
+    """Solves the problem of each mesh, or reads its solution from a file.
+
+    Raises:
+      FileFormatError: If `solution` is none of the problem.
+    """
+    options = question.options
+    cache = default_cache() if options.cache else None
+    best: tuple[Formulation, Solution] | None = None
+    candidates: list[MeshCandidate] = []
+    infeasible: Formulation | None = None
+    for n, mesh in enumerate(meshes, 1):
+        axes = tuple((axis.name, axis.size) for axis in mesh.axes)
+        if stop.requested:
+            candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED))
+            continue
+        cutoff = math.inf if best is None else best[1].certificate.objective
+        tell = _Teller(question, f"solve {n}/{len(meshes)}", _axes_text(axes), cutoff)
+        tell.begin()
+        formulation = question.formulation(mesh)
+        limits = SolverOptions(
+            time_limit_s=options.time_limit_s,
+            relative_gap=options.relative_gap,
+            seed=options.seed,
+            work_limit=options.work_limit,
+        )
+        if solution is not None:
+            found = read_solution(solution, formulation.problem)
+        else:
+            try:
+                found = solve_cached(
+                    formulation.problem, limits, cache, lambda f=formulation: labels_of(f), tell.progress, stop
+                )
+            except _CannotWin as hopeless:
+                p = hopeless.progress
+                found = Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
+        if found.choices is not None:
+            found = dataclasses.replace(found, choices=settle_ties(formulation, found.choices))
+        certificate = found.certificate
+        step_s = certificate.objective if found.choices is not None else None
+        candidates.append(MeshCandidate(axes, step_s, max(certificate.bound, 0.0), _verdict(found, cutoff)))
+        if found.choices is None:
+            infeasible = formulation
+        elif best is None or certificate.objective < best[1].certificate.objective:
+            best = formulation, found
+    return Found(best, tuple(candidates), infeasible)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Teller:
+    """Passes the solver's progress on, and stops a solve that cannot win."""
+
+    question: Question
+    stage: str
+    mesh: str
+    cutoff: float
+
+    def begin(self) -> None:
+        report(self.question.options, self.question.started, self.stage, self.mesh)
+
+    def progress(self, p: Progress) -> None:
+        detail = f"{self.mesh}: {p.phase}"
+        report(self.question.options, self.question.started, self.stage, detail, p.objective, p.bound)
+        if p.bound >= self.cutoff < math.inf:
+            raise _CannotWin(p)
+
+
+def _axes_text(axes: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in axes)
+
+
+class _CannotWin(Exception):
+    """Stops a solve whose bound shows that its mesh cannot beat the best plan so far."""
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self.progress = progress
+
+
+def logical_meshes(
+    graph: Graph,
+    hardware: Slice,
+    mesh: Mapping[str, int] | None,
+    pins: Mapping[str, PartitionSpec] | None,
+    options: PlanOptions,
+) -> list[LogicalMesh]:
+    """The given mesh, or all that are to be searched: those that have the axes that pins and annotations name.
+
+    Raises:
+      MeshError: If the mesh does not fit the devices, or none has the named axes.
+    """
+    if mesh is not None:
+        return [hardware.logical_mesh(mesh)]
+    meshes = list(hardware.logical_meshes(max_axes=options.max_mesh_axes))
+    fixed = [a.fixed for a in graph.arguments]
+    fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
+    fixed += [fixed_of_spec(as_spec(pattern, spec), len(spec)) for pattern, spec in (pins or {}).items()]
+    named = {axis for layout in fixed for entry in layout or () for axis in entry or ()}
+    fitting = [m for m in meshes if named <= set(m.axis_names)]
+    if not fitting:
+        raise MeshError(
+            f"Pins or annotations name the mesh axes {sorted(named)}, which no searched mesh of "
+            f"{hardware.num_devices} devices has "
+            f"(they use {sorted({axis.name for m in meshes for axis in m.axes})}). Pass mesh= with the axes that "
+            "they mean."
+        )
+    return fitting
+
+
+def several_meshes(what: str, meshes: Sequence[LogicalMesh]) -> str:
+    """The message that one problem needs one mesh."""
+    shown = "; ".join(",".join(f"{axis.name}={axis.size}" for axis in mesh.axes) for mesh in meshes)
+    return (
+        f"{what} belongs to the problem of one mesh, but none is given, and there are several: {shown}. "
+        "Choose one of them: --mesh, or mesh= in code."
+    )
+
+
+def _verdict(solution: Solution, cutoff: float) -> str:
+    if solution.choices is not None:
+        return solution.certificate.status.value
+    if solution.certificate.bound >= cutoff < math.inf:
+        return "cannot beat the best"
+    return {Status.INFEASIBLE: NO_MEMORY}.get(solution.certificate.status, "nothing found in time")
+
+
+def report(
+    options: PlanOptions,
+    started: float,
+    stage: str,
+    detail: str,
+    objective: float | None = None,
+    bound: float | None = None,
+) -> None:
+    """Tells the caller how far planning is."""
+    if options.on_progress is not None:
+        options.on_progress(PlanProgress(stage, detail, time.perf_counter() - started, objective, bound))
