@@ -123,7 +123,7 @@ def _unsurpassed(start: np.ndarray, stop: np.ndarray, kind: np.ndarray, capacity
     return result
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _survivors(counts: np.ndarray, capacity: np.ndarray, order: np.ndarray) -> np.ndarray:
     """bool [instants]: those that no earlier survivor of `order` outnumbers in every kind with no more capacity."""
     survives = np.zeros(len(order), np.bool_)

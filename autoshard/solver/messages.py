@@ -26,7 +26,7 @@ FAST = {"nnan", "nsz", "reassoc", "contract"}
 """Lets minima and sums be vectorised. Infinities stay legal; NaN never arises (only finite numbers are subtracted)."""
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def price_unary(flat: Flat, prices: np.ndarray, unary: np.ndarray) -> None:
     """unary[label] = cost + price of the label's usages. Arguments: prices float64 [T]; unary float64 [L], written."""
     running = np.zeros(len(prices) + 1)
@@ -43,7 +43,7 @@ def price_unary(flat: Flat, prices: np.ndarray, unary: np.ndarray) -> None:
                     unary[first + k] += price * flat.amounts[base + k]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def price_tables(flat: Flat, prices: np.ndarray, tables: np.ndarray) -> None:
     """Writes the priced tables of factors with usages into `tables` (float64, laid out as flat.tables)."""
     running = np.zeros(len(prices) + 1)
@@ -62,7 +62,7 @@ def price_tables(flat: Flat, prices: np.ndarray, tables: np.ndarray) -> None:
                     tables[place + k] += price * flat.amounts[base + k]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def node_costs(flat: Flat, unary: np.ndarray, messages: np.ndarray, theta: np.ndarray) -> None:
     """theta = priced unary costs + messages, computed afresh (sweeps update it and gather rounding errors)."""
     theta[:] = unary
@@ -76,7 +76,7 @@ def node_costs(flat: Flat, unary: np.ndarray, messages: np.ndarray, theta: np.nd
                 theta[first + k] += messages[place + flat.classes[start + k]]
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _collect(flat, tables, messages, theta, f, at_target, scratch):
     """Sets the message at one end of factor f so that every row of theta_f on that side has minimum 0."""
     rows, columns, place = flat.rows[f], flat.columns[f], flat.table[f]
@@ -107,7 +107,7 @@ def _collect(flat, tables, messages, theta, f, at_target, scratch):
         theta[first + k] += scratch[flat.classes[start + k]]
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _spread(flat, messages, theta, f, from_source, weight, scratch):
     """Moves `weight` of the node's minimum over each class from the node into factor f."""
     if from_source:
@@ -128,7 +128,7 @@ def _spread(flat, messages, theta, f, from_source, weight, scratch):
         theta[first + k] -= scratch[flat.classes[start + k]]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def sweep(flat: Flat, tables: np.ndarray, messages: np.ndarray, theta: np.ndarray, forward: bool,
           scratch: np.ndarray, labels: np.ndarray) -> float:
     """One sweep over all nodes, and a decoding on the way.
@@ -169,7 +169,7 @@ def sweep(flat: Flat, tables: np.ndarray, messages: np.ndarray, theta: np.ndarra
     return total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _decode_one(flat, tables, messages, theta, i, before, forward, cost, labels):
     """Chooses for node i: theta, with the messages from visited neighbours replaced by their exact table entries."""
     first = flat.label_start[i]
@@ -197,7 +197,7 @@ def _decode_one(flat, tables, messages, theta, i, before, forward, cost, labels)
     labels[i] = choice
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
 def factor_minima(flat: Flat, tables: np.ndarray, messages: np.ndarray) -> float:
     """Sum of the minima of theta_f; 0 after a sweep, something else after messages or prices were changed."""
     total = 0.0
@@ -214,7 +214,7 @@ def factor_minima(flat: Flat, tables: np.ndarray, messages: np.ndarray) -> float
     return total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def label_slack(flat: Flat, tables: np.ndarray, messages: np.ndarray, theta: np.ndarray) -> np.ndarray:
     """How much more than the bound every solution with a given label costs, at least; float64 [L].
 

@@ -14,7 +14,7 @@ import numpy as np
 from autoshard.solver.flat import Flat
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def labels_cost(flat: Flat, labels: np.ndarray) -> float:
     """Cost of local labels int64 [n] (without the network's constant)."""
     total = 0.0
@@ -27,7 +27,7 @@ def labels_cost(flat: Flat, labels: np.ndarray) -> float:
     return total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def labels_usage(flat: Flat, labels: np.ndarray) -> np.ndarray:
     """Usage at each instant, float64 [T]."""
     steps = np.zeros(len(flat.capacity) + 1)
@@ -48,13 +48,13 @@ def labels_usage(flat: Flat, labels: np.ndarray) -> np.ndarray:
     return np.cumsum(steps)[: len(flat.capacity)]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def fits(flat: Flat, labels: np.ndarray) -> bool:
     """Whether the usage is within the capacity at every instant."""
     return bool(np.all(labels_usage(flat, labels) <= flat.capacity))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def local_costs(flat, labels, i, cost):
     """cost[k] = unary + table entries of node i with label k, neighbours fixed."""
     first = flat.label_start[i]
@@ -75,7 +75,7 @@ def local_costs(flat, labels, i, cost):
             cost[k] += flat.tables[place + stride * flat.classes[start + k]]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _add(flat, usage, weights, first, last, amount):
     """Adds `amount` to usage[first:last]; returns the penalty it adds."""
     penalty = 0.0
@@ -87,7 +87,7 @@ def _add(flat, usage, weights, first, last, amount):
     return penalty
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def occupy(flat, labels, usage, weights, i, k, sign):
     """Adds (sign 1) or removes (sign -1) what node i and its factors take with label k; returns the added penalty."""
     penalty = 0.0
@@ -116,7 +116,7 @@ def occupy(flat, labels, usage, weights, i, k, sign):
     return penalty
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarray, sweeps: int,
             scratch: np.ndarray) -> int:
     """Moves single nodes downhill, in place.
@@ -181,7 +181,7 @@ def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarr
     return moves
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _make_stale(flat, i, stale):
     for p in range(flat.in_start[i], flat.in_start[i + 1]):
         stale[flat.source[flat.in_factors[p]]] = True
@@ -189,7 +189,7 @@ def _make_stale(flat, i, stale):
         stale[flat.target[flat.out_factors[p]]] = True
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _room(flat, usage, i):
     """Least capacity left at the instants of node i's own usages; -inf if its factors have usages too."""
     room = np.inf
@@ -205,7 +205,7 @@ def _room(flat, usage, i):
     return room
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _most(flat, i, k):
     """What node i takes with label k if all its usages coincide."""
     total = 0.0
@@ -214,7 +214,7 @@ def _most(flat, i, k):
     return total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _occupies(flat, i):
     if flat.usage_start[i] != flat.usage_start[i + 1]:
         return True
@@ -229,7 +229,7 @@ def _occupies(flat, i):
     return False
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def settle(flat: Flat, labels: np.ndarray, weights: np.ndarray, rounds: int, scratch: np.ndarray) -> bool:
     """Repairs and polishes `labels` in place: penalised descent with growing weights, then descent inside the capacity.
 

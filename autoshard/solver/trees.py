@@ -52,7 +52,7 @@ def walk_trees(flat: Flat, labels: np.ndarray, unary: np.ndarray, tables: np.nda
     return best
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def improve_trees(flat: Flat, labels: np.ndarray, usage: np.ndarray, unary: np.ndarray, tables: np.ndarray,
                   priced: bool, size: int, trees: int, seed: int, cost: np.ndarray) -> int:
     """Improves up to `trees` random trees in place.
@@ -105,7 +105,7 @@ def improve_trees(flat: Flat, labels: np.ndarray, usage: np.ndarray, unary: np.n
     return improved
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _grow(flat, root, size, member, tree, order, parent, link):
     """Grows an induced tree breadth first; returns its number of nodes. member[node] = tree for its nodes."""
     order[0], parent[0], link[0] = root, -1, -1
@@ -127,7 +127,7 @@ def _grow(flat, root, size, member, tree, order, parent, link):
     return found
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _links(flat, node, member, tree):
     """Factors between a node and a tree; 2 stands for two or more."""
     links = 0
@@ -144,7 +144,7 @@ def _links(flat, node, member, tree):
     return links
 
 
-@numba.njit(cache=True, fastmath={"nnan", "nsz", "reassoc", "contract"})
+@numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz", "reassoc", "contract"})
 def _minimise(flat, labels, unary, tables, member, tree, order, parent, link, new, cost, best, given):
     """Writes the tree's best labels, all other nodes fixed, into `new`."""
     for step in range(len(order)):
@@ -217,7 +217,7 @@ def _minimise(flat, labels, unary, tables, member, tree, order, parent, link, ne
         new[step] = choice
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _tree_cost(flat, labels, unary, tables, member, tree, order):
     """Cost of all terms that the tree's labels touch."""
     total = 0.0
@@ -237,7 +237,7 @@ def _tree_cost(flat, labels, unary, tables, member, tree, order):
     return total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _exchange(flat, labels, usage, weights, order, new):
     """Swaps the labels of the nodes with `new`, keeping `usage` up to date; a second call undoes the first."""
     for step in range(len(order)):
@@ -250,7 +250,7 @@ def _exchange(flat, labels, usage, weights, order, new):
             new[step] = old
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _fits_at(flat, usage, order):
     """Whether the usage is within the capacity wherever the nodes take any."""
     for i in order:
