@@ -1,14 +1,16 @@
 """From the solver's choices back to shardings and figures."""
 
+import bisect
 import collections
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard
 from autoshard.graph.graph import Operation, OperationKind
-from autoshard.graph.groups import is_pointwise, map_dims
+from autoshard.graph.groups import Group, map_dims, pointwise_operations
 from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
 from autoshard.planner.build import Flow, Formulation
 from autoshard.planner.choices import Choice
@@ -37,7 +39,7 @@ class Decoded:
 
 
 class _Reader:
-    """Looks up what a solution says of each value, flow and group."""
+    """Looks up what a solution says of each value, flow and group; what equal layers ask for is worked out once."""
 
     def __init__(self, f: Formulation, picks: Sequence[int]):
         self.f, self.graph = f, f.program.graph
@@ -46,152 +48,197 @@ class _Reader:
         self.layout: dict[int, Layout] = {}
         for i, a in enumerate(self.graph.arguments):
             self.layout[a.value] = f.argument_layouts[i][self.rows[i]]
-        for group in f.program.groups:
+        for group, table in zip(f.program.groups, f.tables, strict=True):
             row = self.rows[self.first + group.index]
-            for w, access in enumerate(group.writes):
-                self.layout[access.value] = f.tables[group.index].writes[w][row]
+            for access, column in zip(group.writes, table.writes, strict=True):
+                self.layout[access.value] = column[row]
+        self._entries: dict[tuple[int, Layout], SpecEntries] = {}
+        self._paths: dict[tuple, tuple[Layout, ...]] = {}
+        self._moves: dict[tuple, tuple[Collective, ...]] = {}
 
     def choice(self, group: int) -> Choice:
         return self.f.tables[group].choices[self.rows[self.first + group]]
 
-    def read_layout(self, group: int, read: int) -> Layout:
-        return self.f.tables[group].reads[read][self.rows[self.first + group]]
-
     def target(self, flow: Flow) -> Layout:
         if flow.read is None:
             return self.layout[self.graph.arguments[flow.target].value]
-        return self.read_layout(flow.target - self.first, flow.read)
+        return self.f.tables[flow.target - self.first].reads[flow.read][self.rows[flow.target]]
+
+    def entries(self, value: int, layout: Layout) -> SpecEntries:
+        """The layout of a value as axis names for each dimension."""
+        key = len(self.graph.values[value].shape), layout
+        if key not in self._entries:
+            self._entries[key] = spec_entries(layout, key[0], self.f.mesh.axis_names)
+        return self._entries[key]
+
+    def steps(self, value: int, target: Layout) -> tuple[Layout, ...]:
+        """The layouts that a value passes through on the way to `target`, the last one included."""
+        key = self.graph.values[value].shape, self.layout[value], target
+        if key not in self._paths:
+            self._paths[key] = tuple(step.after for step in path(*key, self.f.mesh.shape))
+        return self._paths[key]
+
+    def collectives(self, value: int, target: Layout) -> tuple[Collective, ...]:
+        """The collectives that turn a value into `target`."""
+        tensor, source = self.graph.values[value], self.layout[value]
+        key = tensor.shape, tensor.itemsize_bytes, source, target
+        if key not in self._moves:
+            self._moves[key] = reshard(tensor.shape, float(tensor.size_bytes), source, target, self.f.mesh)
+        return self._moves[key]
 
 
 def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     """Translates `picks`, one choice per node of `f.problem`."""
     reader = _Reader(f, picks)
-    graph, names = f.program.graph, f.mesh.axis_names
-    replicated = (WHOLE,) * len(names)
+    graph = f.program.graph
+    replicated = (WHOLE,) * len(f.mesh.axis_names)
     outputs = []
     for output in graph.outputs:
         if output.successor_of is not None:
             outputs.append(reader.layout[graph.arguments[output.successor_of].value])
         else:
             outputs.append(reader.layout.get(output.value, replicated) if output.value is not None else None)
+    steps = (
+        reader.steps(o.value, l) if o.value in reader.layout and l is not None else ()
+        for o, l in zip(graph.outputs, outputs, strict=True)
+    )
     return Decoded(
-        tuple(reader.layout[a.value] for a in graph.arguments),
+        tuple([reader.layout[a.value] for a in graph.arguments]),
         tuple(outputs),
-        tuple(_output_steps(reader, o.value, l) for o, l in zip(graph.outputs, outputs, strict=True)),
-        tuple(reader.choice(g.index) for g in f.program.groups),
-        _shardings(reader, names),
+        tuple(steps),
+        tuple([reader.choice(g.index) for g in f.program.groups]),
+        _shardings(reader),
     )
 
 
-def _output_steps(reader: _Reader, value: int | None, target: Layout | None) -> tuple[Layout, ...]:
-    if value is None or target is None or value not in reader.layout:
-        return ()
-    sizes = reader.f.mesh.shape
-    return tuple(step.after for step in path(reader.graph.values[value].shape, reader.layout[value], target, sizes))
+class _Slots:
+    """The `EquationShardings` in the making: for each equation, what is said of its slots."""
+
+    def __init__(self):
+        self.operands: dict[int, dict[int, tuple[SpecEntries, ...]]] = collections.defaultdict(dict)
+        self.results: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
+        self.body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
+        self.again: dict[int, set[int]] = collections.defaultdict(set)
+
+    def freeze(self) -> tuple[tuple[int, EquationShardings], ...]:
+        """By equation number; equal ones are one object."""
+        listed = lambda table, n: tuple(sorted(table[n].items())) if n in table else ()
+        shared: dict[tuple, EquationShardings] = {}
+        rows = []
+        for n in sorted({*self.operands, *self.results, *self.body}):
+            again = tuple(sorted(self.again[n])) if n in self.again else ()
+            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), again)
+            if key not in shared:
+                shared[key] = EquationShardings(*key)
+            rows.append((n, shared[key]))
+        return tuple(rows)
 
 
-def _shardings(reader: _Reader, names: Sequence[str]) -> tuple[tuple[int, EquationShardings], ...]:
-    f, graph = reader.f, reader.graph
-    values = graph.values
-    entries = lambda value, layout: spec_entries(layout, len(values[value].shape), names)
+def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
+    f, graph, values = reader.f, reader.graph, reader.graph.values
+    pointwise = pointwise_operations(graph)
     seen_outside = {a.value for g in f.program.groups for a in g.reads} | {o.value for o in graph.outputs}
-    operands: dict[int, dict[int, tuple[SpecEntries, ...]]] = collections.defaultdict(dict)
-    results: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
-    body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
-    again: dict[int, set[int]] = collections.defaultdict(set)
+    slots = _Slots()
     gathered: dict[tuple[int, Layout], int] = {}  # copy -> stretch of its latest making
     for group in f.program.groups:
-        choice = reader.choice(group.index)
-        for index, factor_map in zip(group.operations, group.factor_maps, strict=True):
+        operation = graph.operations[group.operations[0]]
+        if operation.kind is not OperationKind.EQUATION:  # always a group of its own
+            _loop_shardings(operation, reader, slots)
+            continue
+        for access in group.writes:
+            value, index = access.value, access.operations[0]
+            if values[value].shape and (not pointwise[index] or value in seen_outside):
+                operation = graph.operations[index]
+                slot = operation.results.index(value)
+                slots.results[operation.equation][slot] = reader.entries(value, reader.layout[value])
+        for index in _moving(reader, group):
             operation = graph.operations[index]
-            n = operation.equation
-            if operation.kind is not OperationKind.EQUATION:
-                _loop_shardings(operation, reader, entries, operands[n], results[n], body[n])
-                continue
-            for slot, value in enumerate(operation.results):
-                if value is None or not values[value].shape:
-                    continue
-                if not is_pointwise(operation) or value in seen_outside:
-                    results[n][slot] = entries(value, reader.layout[value])
+            factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
             for slot, value in enumerate(operation.operands):
                 if value is None or not values[value].shape or value not in reader.layout:
                     continue
-                wanted = layout_of(map_dims(operation.rule.operands[slot], factor_map), choice.assignment)
-                if wanted == reader.layout[value]:
+                held = reader.layout[value]
+                wanted = layout_of(
+                    map_dims(operation.rule.operands[slot], factor_map), reader.choice(group.index).assignment
+                )
+                if wanted == held:
                     continue
-                steps = path(values[value].shape, reader.layout[value], wanted, f.mesh.shape)
-                operands[n][slot] = tuple(entries(value, step.after) for step in steps)
-                if any(s != WHOLE and t == WHOLE for s, t in zip(reader.layout[value], wanted, strict=True)):
+                slots.operands[operation.equation][slot] = tuple(
+                    [reader.entries(value, l) for l in reader.steps(value, wanted)]
+                )
+                if any(s != WHOLE and t == WHOLE for s, t in zip(held, wanted, strict=True)):
                     stretch = f.program.live.stretch[index]
-                    made = gathered.get((value, wanted))
-                    if made is not None and made != stretch:
-                        again[n].add(slot)
+                    if gathered.get((value, wanted), stretch) != stretch:
+                        slots.again[operation.equation].add(slot)
                     gathered[value, wanted] = stretch
-    numbers = sorted({*operands, *results, *body})
-    listed = lambda table, n: tuple(sorted(table[n].items())) if n in table else ()
-    rows = (
-        (
-            n,
-            EquationShardings(
-                listed(operands, n), listed(results, n), listed(body, n), tuple(sorted(again[n])) if n in again else ()
-            ),
-        )
-        for n in numbers
-    )
-    return tuple((n, s) for n, s in rows if s != EquationShardings())
+    return slots.freeze()
 
 
-def _loop_shardings(operation: Operation, reader: _Reader, entries, operands, results, body) -> None:
+def _moving(reader: _Reader, group: Group) -> Sequence[int]:
+    """The operations of a group that may read an operand in another layout than it has.
+
+    Own values are read as they are defined, unless a reduce-scatter changes them in between.
+    """
+    if any(s != WHOLE for s in reader.choice(group.index).scatter):
+        return group.operations
+    row, table, layout = reader.rows[reader.first + group.index], reader.f.tables[group.index], reader.layout
+    moving: list[int] = []
+    for access, column in zip(group.reads, table.reads, strict=True):
+        if layout.get(access.value, column[row]) != column[row]:
+            moving.extend(access.operations)
+    return sorted(set(moving))
+
+
+def _loop_shardings(operation: Operation, reader: _Reader, slots: _Slots) -> None:
     """Layouts at the boundary of a loop or conditional; carry, slice and stack each hold one layout."""
-    slot = operation.slot
     match operation.kind:
         case OperationKind.LOOP_CARRY:
-            inside = operation.results[0] if operation.results[0] is not None else operation.results[1]
-            if inside is not None and reader.graph.values[inside].shape:
-                body[slot] = entries(inside, reader.layout[inside])
+            inside, after = operation.results
+            value, table = inside if inside is not None else after, slots.body
         case OperationKind.SCAN_SLICE:
-            piece = operation.results[0]
-            if reader.graph.values[piece].shape:
-                body[slot] = entries(piece, reader.layout[piece])
-        case OperationKind.SCAN_STACK | OperationKind.BRANCH_JOIN:
-            whole = operation.results[0]
-            if reader.graph.values[whole].shape:
-                results[slot] = entries(whole, reader.layout[whole])
+            value, table = operation.results[0], slots.body
+        case _:
+            value, table = operation.results[0], slots.results
+    if value is not None and reader.graph.values[value].shape:
+        table[operation.equation][operation.slot] = reader.entries(value, reader.layout[value])
 
 
 def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
     """Predicts time, traffic and memory of the solution `picks`."""
     reader = _Reader(f, picks)
+    operations = reader.graph.operations
     compute, communication = [], []
-    for group in f.program.groups:
-        table, row = f.tables[group.index], reader.rows[reader.first + group.index]
-        operation = reader.graph.operations[group.operations[0]]
-        if table.compute_s[row] or table.flops[row]:
+    for group, table in zip(f.program.groups, f.tables, strict=True):
+        row = reader.rows[reader.first + group.index]
+        operation = operations[group.operations[0]]
+        flops, compute_s = float(table.flops[row]), float(table.compute_s[row])
+        if compute_s or flops:
             compute.append(
                 ComputeItem(
                     operation.name,
                     operation.equation,
                     operation.source,
-                    float(table.flops[row] * group.trips),
-                    float(table.compute_s[row] * group.trips),
+                    flops * group.trips,
+                    compute_s * group.trips,
                 )
             )
-        for step in table.collectives[row]:
-            value = group.writes[0].value
-            exposed = dataclasses.replace(step, time_s=step.time_s * f.exposure.of_group(group))
-            communication.append(_item(exposed, reader, value, operation, group.trips, operation.name))
+        steps = table.collectives[row]
+        if steps:
+            share = f.exposure.of_group(group)
+            label = _label(reader, group.writes[0].value, operation.name)
+            communication += [
+                _item(s, share, reader, label, group.writes[0].value, operation, group.trips) for s in steps
+            ]
     for flow in f.flows:
-        source, target = reader.layout[flow.value], reader.target(flow)
-        if source != target:
-            value = reader.graph.values[flow.value]
-            operation = (
-                None
-                if flow.read is None
-                else reader.graph.operations[f.program.groups[flow.target - reader.first].operations[0]]
-            )
-            for step in reshard(value.shape, float(value.size_bytes), source, target, f.mesh):
-                exposed = dataclasses.replace(step, time_s=step.time_s * f.exposure.of_flow(flow.value))
-                communication.append(_item(exposed, reader, flow.value, operation, flow.trips, None))
+        value, target = flow.value, reader.target(flow)
+        if reader.layout[value] != target:
+            operation = None
+            if flow.read is not None:
+                operation = operations[f.program.groups[flow.target - reader.first].operations[0]]
+            share = f.exposure.of_flow(value)
+            label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
+            steps = reader.collectives(value, target)
+            communication += [_item(s, share, reader, label, value, operation, flow.trips) for s in steps]
     peak_bytes, peak_at, memory = _peak(f, picks, reader)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)
@@ -209,23 +256,24 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
     )
 
 
+def _label(reader: _Reader, value: int, name: str) -> str:
+    """The name of an argument; of any other value, `name`."""
+    own = reader.graph.values[value].name
+    return name if own[:1] == "%" else own
+
+
 def _item(
-    step, reader: _Reader, value: int, operation: Operation | None, trips: float, name: str | None
+    step: Collective, share: float, reader: _Reader, label: str, value: int, operation: Operation | None, trips: float
 ) -> CommunicationItem:
-    tensor = reader.graph.values[value]
-    label = (
-        tensor.name
-        if tensor.name[:1] != "%"
-        else f"{name or 'input of ' + (operation.name if operation else 'output')}"
-    )
+    """A collective of which `share` is waited for, `trips` times."""
     return CommunicationItem(
         step.kind.value,
         step.axes,
         label,
-        tensor.shape,
+        reader.graph.values[value].shape,
         operation.source if operation else "",
         step.wire_bytes * trips,
-        step.time_s * trips,
+        step.time_s * share * trips,
         trips,
     )
 
