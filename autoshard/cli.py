@@ -74,9 +74,9 @@ def train(config: Config, overrides: Overrides = None, devices: Devices = None, 
         "    autoshard plan configs/quickstart.yaml --devices 8 --budget-gb 0.02 --out plan.json\n\n"
         "To solve on another machine:"
         "\n\n"
-        "    autoshard plan configs/gpt_125m.yaml --mesh data=8,tensor=2 --problem-only problem.npz\n\n"
+        "    autoshard plan configs/gpt_125m.yaml --mesh data=4,tensor=2 --problem-only problem.npz\n\n"
         "    autoshard solve problem.npz --time-limit 600 --out solution.json\n\n"
-        "    autoshard plan configs/gpt_125m.yaml --mesh data=8,tensor=2 --solution solution.json\n\n"
+        "    autoshard plan configs/gpt_125m.yaml --mesh data=4,tensor=2 --solution solution.json\n\n"
         "The first Ctrl-C ends the search with the best plan so far."
     )
 )
