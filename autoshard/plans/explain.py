@@ -78,15 +78,19 @@ def _summary(console: Console, plan: Plan) -> None:
 
 
 def _price(plan: Plan) -> str:
-    """What more memory would gain, from the prices that prove the bound."""
-    price = plan.certificate.capacity_price
-    if plan.budget_bytes is None or price == 0:
-        return "memory does not bind: more of it would gain nothing"
-    if price is None:
-        return "not known what more memory would gain"
-    saved_s = min(price * 1e9, plan.certificate.objective)
-    share = saved_s / plan.certificate.objective if plan.certificate.objective else 0.0
-    return f"one more GB per device would gain about {seconds(saved_s)} a step ({share:.2%}), to first order"
+    """What more memory could gain on the plan's mesh, from the prices that prove the bound."""
+    price, cost_s = plan.certificate.capacity_price, plan.certificate.objective
+    if plan.budget_bytes is None:
+        return "memory is not limited"
+    if price is None or not cost_s:
+        return "it is not known what more memory would gain"
+    most_s = min(cost_s - price.bound_with(1e9), cost_s)
+    if price.per_unit == 0:
+        if most_s < 1e-6 * cost_s:
+            return "memory does not bind: more of it would gain nothing"
+        return f"no amount of memory would gain more than {seconds(most_s)} a step ({most_s / cost_s:.2%})"
+    about = f"about {seconds(price.per_unit * 1e9)} a step to first order"
+    return f"one more GB per device would gain {about}, at most {seconds(most_s)} ({most_s / cost_s:.2%})"
 
 
 def _table(title: str, columns: Sequence[tuple[str, str]]) -> Table:

@@ -4,9 +4,10 @@ from autoshard.solver.driver import solve
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.least_capacity import LeastCapacity, least_capacity
 from autoshard.solver.options import Evaluation, Progress, SolverOptions
-from autoshard.solver.problem import Certificate, Edge, EdgeUsage, Node, Problem, Solution, Status, Usage
+from autoshard.solver.problem import CapacityPrice, Certificate, Edge, EdgeUsage, Node, Problem, Solution, Status, Usage
 
 __all__ = [
+    "CapacityPrice",
     "Certificate",
     "Edge",
     "EdgeUsage",

@@ -34,7 +34,7 @@ from autoshard.solver.driver import solve
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.packed import problem_digest
-from autoshard.solver.problem import Certificate, Problem, Solution, Status
+from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status
 from autoshard.solver.search import ROUNDING, relative_gap
 
 VARIABLE = "AUTOSHARD_CACHE"
@@ -125,7 +125,7 @@ class SolutionCache:
 
     def store(self, digest: str, labels: Labels, solution: Solution, limit_s: float) -> None:
         """Stores a solution; one that is there already is replaced."""
-        certificate, choices = solution.certificate, solution.choices
+        certificate, choices, price = solution.certificate, solution.choices, solution.certificate.capacity_price
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -134,7 +134,7 @@ class SolutionCache:
             "status": certificate.status.value,
             "objective": certificate.objective,
             "bound": certificate.bound if math.isfinite(certificate.bound) else None,
-            "capacity_price": certificate.capacity_price,
+            "capacity_price": None if price is None else [price.bound, price.per_unit],
             "solve_s": certificate.solve_s,
             "limit_s": limit_s if math.isfinite(limit_s) else None,
         }
@@ -196,7 +196,7 @@ class SolutionCache:
                 bound,
                 relative_gap(float(header["objective"]), bound),
                 float(header["solve_s"]),
-                header["capacity_price"],
+                None if header["capacity_price"] is None else CapacityPrice(*map(float, header["capacity_price"])),
             )
             limit_s = math.inf if header["limit_s"] is None else float(header["limit_s"])
             keys, meanings = (tuple(texts[k] for k in numbers) for texts, numbers in (body["keys"], body["meanings"]))

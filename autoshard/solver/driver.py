@@ -126,6 +126,8 @@ class _Course:
                 return
             if not any(network.alive):
                 search.offer(network.complete({}), "presolve")
+                if math.isinf(self.cutoff) and not network.is_cut_by_capacity:
+                    search.price_capacity(0.0, network.constant)
                 self._prove(network.constant, "presolve")
                 return
             if search.remaining_s() <= 0:
@@ -150,7 +152,7 @@ class _Course:
         if search.done():
             return False
         theta, tables, bound = ascent.state()
-        if math.isinf(self.cutoff):
+        if math.isinf(self.cutoff) and not self.network.is_cut_by_capacity:
             search.price_capacity(float(ascent.prices.sum()), bound + self.network.constant)
         self._prove(bound + self.network.constant, "messages")
         slack = label_slack(flat, tables, ascent.messages, theta)

@@ -81,6 +81,7 @@ class Network:
         self.pool = Pool()
         self.memo: dict[tuple, object] = {}
         self.constant = 0.0
+        self.is_cut_by_capacity = False
         self.infeasible = False
         self.trail: list[Elimination] = []
         count = len(problem.nodes)

@@ -36,6 +36,7 @@ def presolve(network: Network) -> None:
         unfit = compress_instants(network)
         if network.infeasible:
             return
+        network.is_cut_by_capacity |= bool(unfit)
         for node, keep in unfit.items():
             restrict(network, node, keep)
         before = (len(network.factors), sum(network.alive), sum(map(len, network.labels)))

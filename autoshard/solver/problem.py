@@ -86,6 +86,27 @@ class Status(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CapacityPrice:
+    """What more capacity could gain: with d more units at every instant, no solution costs less than `bound_with(d)`.
+
+    Prices p_t >= 0 on the capacity prove the Lagrangian bound min over x of (cost + sum_t p_t usage_t) - sum_t p_t C.
+    The minimum does not depend on the capacity C, so d more units lower the bound by d times the sum of the prices.
+    (Everett, Generalized Lagrange multiplier method, Operations Research 11, 1963.)
+
+    Attributes:
+      bound: The bound that the prices prove at the capacity as it is.
+      per_unit: Sum of the prices: cost per unit of capacity. To first order, what one more unit gains.
+    """
+
+    bound: float
+    per_unit: float
+
+    def bound_with(self, extra: float) -> float:
+        """Lower bound on the cost of every solution with `extra` >= 0 more capacity."""
+        return self.bound - self.per_unit * extra
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Certificate:
     """How good a solution is known to be.
 
@@ -95,9 +116,7 @@ class Certificate:
       bound: Proven lower bound on the cost of every solution of the problem without ties.
       gap: (objective - bound) / |objective|; 0 when both are 0; +inf without a solution.
       solve_s: Wall-clock time.
-      capacity_price: What one more unit of capacity, at every instant, would take off the optimal cost, to first order:
-        the sum over instants of the Lagrangian prices that prove the bound; 0 where capacity binds nowhere, None where
-        no price was found.
+      capacity_price: What more capacity could gain; None where no prices were found.
     """
 
     status: Status
@@ -105,7 +124,7 @@ class Certificate:
     bound: float
     gap: float
     solve_s: float
-    capacity_price: float | None = None
+    capacity_price: CapacityPrice | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

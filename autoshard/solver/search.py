@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from autoshard.interrupts import StopRequest
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.options import Progress, SolverOptions
-from autoshard.solver.problem import Certificate, Problem, Solution, Status
+from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status
 from autoshard.solver.programs import Programs
 
 ROUNDING = 1e-9
@@ -45,8 +45,7 @@ class Search:
         self.problem, self.options, self.programs = problem, options, programs or Programs(StopRequest())
         self.objective, self.choices = math.inf, None
         self.bound, self.infeasible = -math.inf, False
-        self.capacity_price: float | None = None
-        self._priced_bound = -math.inf
+        self.capacity_price: CapacityPrice | None = None
         self._on_progress = on_progress
         self._began, self._work = time.perf_counter(), 0.0
 
@@ -100,9 +99,9 @@ class Search:
             self.tell(phase)
 
     def price_capacity(self, price: float, bound: float) -> None:
-        """Takes the sum of the capacity prices that prove `bound`; those of the best bound are kept."""
-        if bound > self._priced_bound:
-            self.capacity_price, self._priced_bound = price, bound
+        """Takes the sum of capacity prices that prove `bound` under any capacity; those of the best bound are kept."""
+        if self.capacity_price is None or bound > self.capacity_price.bound:
+            self.capacity_price = CapacityPrice(bound, price)
 
     def tell(self, phase: str) -> None:
         if self._on_progress is not None:
@@ -126,7 +125,7 @@ class Search:
         bound = min(self.bound, self.objective)
         gap = relative_gap(self.objective, bound)
         status = Status.OPTIMAL if gap <= self.wanted_gap() else Status.FEASIBLE
-        price = 0.0 if self.problem.capacity is None else self.capacity_price
+        price = CapacityPrice(bound, 0.0) if self.problem.capacity is None else self.capacity_price
         return Solution(self.choices, Certificate(status, self.objective, bound, gap, self.wall_s(), price))
 
 

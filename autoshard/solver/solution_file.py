@@ -23,7 +23,7 @@ from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.packed import problem_digest
-from autoshard.solver.problem import Certificate, Problem, Solution, Status
+from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status
 from autoshard.solver.search import relative_gap
 
 FORMAT, VERSION = "autoshard-solution", 1
@@ -41,6 +41,7 @@ def write_solution(solution: Solution, problem: Problem, title: str, path: str |
 def solution_document(solution: Solution, problem: Problem, title: str) -> dict[str, Any]:
     """The content of a solution file, as plain data."""
     certificate = solution.certificate
+    price = certificate.capacity_price
     finite = lambda value: value if value is not None and math.isfinite(value) else None
     return {
         "format": FORMAT,
@@ -50,7 +51,7 @@ def solution_document(solution: Solution, problem: Problem, title: str) -> dict[
         "status": certificate.status.value,
         "objective": finite(certificate.objective),
         "bound": finite(certificate.bound),
-        "capacity_price": finite(certificate.capacity_price),
+        "capacity_price": None if price is None else {"bound": finite(price.bound), "per_unit": finite(price.per_unit)},
         "solve_s": certificate.solve_s,
         "choices": None if solution.choices is None else list(solution.choices),
     }
@@ -86,7 +87,8 @@ def read_solution(path: str | os.PathLike[str], problem: Problem) -> Solution:
     try:
         status, choices = Status(data["status"]), data["choices"]
         bound = -math.inf if data["bound"] is None else float(data["bound"])
-        price = None if data["capacity_price"] is None else float(data["capacity_price"])
+        price = data["capacity_price"]
+        price = None if price is None else CapacityPrice(float(price["bound"]), float(price["per_unit"]))
         solve_s = float(data["solve_s"])
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(f"{path}: the solution is malformed: {type(error).__name__}: {error}.") from error
