@@ -275,19 +275,23 @@ def _check_yaml_events(path: str | os.PathLike[str], text: str, max_depth: int) 
 
 def _check_data(path: str | os.PathLike[str], data: object, max_depth: int) -> None:
     """Refuses deep nesting, numbers that overflowed, and text that no file could hold again."""
-    pending = [(data, 0)]
-    while pending:
-        item, depth = pending.pop()
-        if isinstance(item, dict | list):
-            if depth >= max_depth:
-                raise FileFormatError(f"{_shown(path)}: at most {max_depth} levels of nesting are allowed.")
-            if isinstance(item, dict):
-                pending.extend((key, depth + 1) for key in item)
-            pending.extend((part, depth + 1) for part in (item.values() if isinstance(item, dict) else item))
-        elif isinstance(item, float) and not math.isfinite(item):
-            raise FileFormatError(f"{_shown(path)}: every number must be finite; received one that is too large.")
-        elif isinstance(item, str) and not item.isascii():
-            item.encode()
+    level, depth = [data], 0
+    while level:
+        inner: list[object] = []
+        for item in level:
+            kind = type(item)
+            if kind is list or kind is dict:
+                if depth >= max_depth:
+                    raise FileFormatError(f"{_shown(path)}: at most {max_depth} levels of nesting are allowed.")
+                inner += item
+                if kind is dict:
+                    inner += item.values()
+            elif kind is str:
+                if not item.isascii():
+                    item.encode()
+            elif kind is float and not math.isfinite(item):
+                raise FileFormatError(f"{_shown(path)}: every number must be finite; received one that is too large.")
+        level, depth = inner, depth + 1
 
 
 def _unique_object(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    {"errors", "files", "interrupts"},
+    {"errors", "files", "garbage", "interrupts"},
     {"graph", "cluster", "solver"},
     {"trace", "cost"},
     {"planner"},

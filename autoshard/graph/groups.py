@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Dims, Factor, FactorRule, Graph, Operation, OperationKind
 
 
@@ -317,6 +318,7 @@ def _join_common_reads(operations: Sequence[Operation], factors: _Factors) -> No
                     factors.join(known[0] + mine[0], start + theirs[0])
 
 
+@collection_paused()
 def group_operations(graph: Graph) -> tuple[Group, ...]:
     """Partitions the graph's operations into groups; operations whose results are all free belong to none."""
     pointwise = pointwise_operations(graph)

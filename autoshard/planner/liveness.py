@@ -15,6 +15,7 @@ import bisect
 import dataclasses
 from collections.abc import Sequence
 
+from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import free_values, is_key_or_random, pointwise_operations
 
@@ -225,6 +226,7 @@ def _aliases(graph: Graph) -> dict[int, int]:
     return root
 
 
+@collection_paused()
 def liveness(graph: Graph) -> Liveness:
     """Computes when each value of `graph` is stored."""
     reading, pointwise = _read(graph), pointwise_operations(graph)

@@ -11,6 +11,8 @@ import pydantic
 
 from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
+from autoshard.garbage import collection_paused
+from autoshard.planner.decisions import SpecEntries
 from autoshard.plans.plan import Plan, PlannedTensor
 
 VERSION = 2
@@ -48,6 +50,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     write_text_atomically(path, document.model_dump_json())
 
 
+@collection_paused()
 def read_plan(path: str | Path) -> Plan:
     """Reads a plan from `path`.
 
@@ -99,10 +102,13 @@ def _check(plan: Plan, path: str | Path) -> None:
     for tensor, steps in zip(plan.outputs, plan.output_steps, strict=True):
         for entries in steps:
             _check_entries(dataclasses.replace(tensor, entries=entries), sizes, path)
+    known: set[SpecEntries] = set()
     for number, shardings in plan.shardings:
         paths = [(slot, entries) for slot, steps in shardings.operands for entries in steps]
         for _, entries in (*paths, *shardings.results, *shardings.body):
-            _check_axes(entries, sizes, f"equation {number}", path)
+            if entries not in known:
+                _check_axes(entries, sizes, f"equation {number}", path)
+                known.add(entries)
         if not 0 <= number < len(plan.equations):
             raise FileFormatError(
                 f"`{path}`: shardings for equation {number}, but there are {len(plan.equations)}. Plan again."

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from autoshard.cluster import Cluster, LogicalMesh, Slice
 from autoshard.errors import ClusterError, MemoryBudgetError, MeshError, SolverError
+from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph
 from autoshard.graph.layout import spec_entries
 from autoshard.interrupts import stop_on_signals
@@ -186,6 +187,7 @@ def _no_plan(formulation: Formulation | None, budget_bytes: float, options: Plan
     )
 
 
+@collection_paused()
 def _assemble(
     name,
     cluster,

@@ -10,6 +10,7 @@ import jax
 import jax.extend.core as jex
 
 from autoshard.errors import TraceError
+from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Argument, Graph, Output, ValueKind
 from autoshard.trace.annotations import argument_layout, partitioning_metadata
 from autoshard.trace.flatten import Flattener, TraceOptions
@@ -80,6 +81,7 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     return [named[i] if i < len(named) else str(i) for i in range(count)]
 
 
+@collection_paused()
 def trace(
     fn: Callable[..., Any],
     args: Sequence[Any],
