@@ -14,7 +14,7 @@ import numpy as np
 from autoshard.solver.ascent import Ascent
 from autoshard.solver.columns import columns_of, usage_over_time
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
-from autoshard.solver.flat import Flat, flatten
+from autoshard.solver.flat import Flat, flatten, table_entries
 from autoshard.solver.fold import Folded, fold
 from autoshard.solver.network import Network
 from autoshard.solver.presolve import presolve
@@ -23,15 +23,17 @@ from autoshard.solver.refinement import refine
 from autoshard.solver.search import Search
 from autoshard.solver.trees import walk_trees
 
-WORTHWHILE = 0.6
+WORTHWHILE = 0.9
 """Folding goes on while classes are at most this share of the nodes."""
-CUTS = 12
+CUTS = 8
 """Most rounds of adding instants where the capacity is exceeded."""
 PEAKS = 3
 """Instants added in a round."""
 APART = 0.02
 """Instants added in one round are at least this share of all apart."""
-BANDS = (0, 8, 16, 32)
+REPAIRS = 8
+"""Times that choices are repaired for instants that did not count when they were made."""
+BANDS = (8, 16, 32)
 """Evenly spaced instants added, round by round."""
 PAIRS, CHUNK = 300, 25
 """Pairs of sweeps of an ascent, and between two polished solutions."""
@@ -46,6 +48,8 @@ class _Copies:
         self.search = search
         self.columns = columns_of(search.problem)
         self.exceeded: set[int] = set()
+        self.prices: dict[int, float] = {}
+        """Latest price of each instant that counts."""
 
     def folded(self, bands: int) -> Folded | None:
         """The problem folded for the instants that count and `bands` more; None if that is hardly smaller."""
@@ -57,30 +61,52 @@ class _Copies:
             return None
         return fold(problem, self.columns, partition, instants)
 
-    def climb(self, folded: Folded) -> tuple[Flat, Ascent]:
-        """Raises the bound of the relaxed problem and proves it where it may be."""
+    def climb(self, folded: Folded) -> np.ndarray | None:
+        """Raises the bound of the relaxed problem and proves it where it may be.
+
+        Returns:
+          Choices for its nodes, decoded on the way and made to fit the instants that count; None if the search is over.
+        """
         search = self.search
-        flat, _ = flatten(Network(folded.relaxed))
-        ascent = Ascent(flat)
+        network = Network(folded.relaxed)
+        is_proof = folded.partition.is_equitable
+        if is_proof:
+            network.fold(folded.relaxed, folded.partition.node_count, folded.copies)
+            presolve(network)
+            if network.infeasible:
+                search.infeasible = search.choices is None
+                return None
+        constant = network.constant + folded.constant
+        if not any(network.alive):
+            search.prove(constant, "folded presolve")
+            if not network.is_cut_by_capacity:
+                search.price_capacity(0.0, constant)
+            return np.array(network.complete({}))
+        flat, nodes = flatten(network)
+        instants = [folded.instants[t] for t in network.instants.tolist()]
+        ascent = Ascent(flat, np.array([self.prices.get(t, 0.0) for t in instants]))
         done = 0
         while done < PAIRS and not search.done():
-            gap = search.objective - folded.constant - ascent.bound
+            gap = search.objective - constant - ascent.bound
             stall = min(5e-3 * gap, 1e-4 * abs(ascent.bound))
-            steps = ascent.climb(CHUNK, search.objective - folded.constant, np.inf, stall)
+            steps = ascent.climb(CHUNK, search.objective - constant, np.inf, stall)
+            search.spend(3 * steps * table_entries(flat))
             done += steps
-            if folded.partition.is_equitable:
-                search.prove(ascent.bound + folded.constant, "folded messages")
+            if is_proof:
+                search.prove(ascent.bound + constant, "folded messages")
+                if not network.is_cut_by_capacity:
+                    search.price_capacity(float(ascent.prices.sum()), ascent.bound + constant)
             if steps < CHUNK:
                 break
-        return flat, ascent
+        self.prices.update(zip(instants, ascent.prices.tolist(), strict=True))
+        return _completed(network, nodes, _decoded(flat, ascent))
 
-    def offer(self, folded: Folded, choices: np.ndarray, phase: str) -> bool:
-        """Offers unfolded choices; where they exceed the capacity, the worst instants count from now on.
+    def offer(self, whole: np.ndarray, phase: str) -> bool:
+        """Offers choices for the whole problem; where they exceed the capacity, the worst instants count from now on.
 
         Returns:
           Whether they fit.
         """
-        whole = folded.unfolded(choices)
         problem = self.search.problem
         if problem.capacity is not None and self.columns.instants:
             usage = usage_over_time(problem, self.columns, whole)
@@ -92,38 +118,54 @@ class _Copies:
         return True
 
 
+    def offer_repaired(self, bands: int, whole: np.ndarray, phase: str) -> bool:
+        """Offers choices; as long as they exceed the capacity, those of the folded problem are repaired and tried again.
+
+        Returns:
+          Whether some fit in the end.
+        """
+        for _ in range(REPAIRS):
+            if self.offer(whole, phase):
+                return True
+            folded = self.folded(bands)
+            if folded is None:
+                return False
+            flat, _ = flatten(Network(folded.tied))
+            floor = 1e-4 * abs(self.search.bound) / max(self.search.problem.capacity, 1e-300)
+            weights = np.array([max(self.prices.get(t, 0.0), floor) for t in folded.instants])
+            labels = whole[folded.partition.first_node]
+            if not settle(flat, labels, weights, 30, np.zeros(int(np.diff(flat.label_start).max()))):
+                return False
+            whole = folded.unfolded(labels)
+        return False
+
+
 def search_copies(search: Search) -> None:
     """Offers solutions and proves bounds by folding; does nothing where little is repeated."""
     state = _Copies(search)
     folded = state.folded(0)
     if folded is None:
         return
-    for _ in range(CUTS):
-        flat, ascent = state.climb(folded)
-        if search.done() or state.offer(folded, _decoded(flat, ascent), "folded"):
-            break
-        folded = state.folded(0)
-        if folded is None:
-            return
+    choices = state.climb(folded)
+    if choices is not None and state.offer(folded.unfolded(choices), "folded") and not search.done():
+        choices = _tied_choices(search, folded)
+        if choices is not None:
+            state.offer(folded.unfolded(choices), "tied")
+    if not state.exceeded:
+        return  # nothing binds: bands would change nothing
     for bands in BANDS:
-        if search.done():
-            return
-        if bands:
-            if not state.exceeded:
-                return  # nothing binds: bands would change nothing
-            folded = state.folded(bands)
-            if folded is None:
-                return
-            state.climb(folded)
         for _ in range(CUTS):
-            if search.done():
+            folded = None if search.done() else state.folded(bands)
+            choices = None if folded is None else state.climb(folded)
+            if choices is None:
                 return
+            before = len(state.exceeded)
+            fits = state.offer_repaired(bands, folded.unfolded(choices), "folded")
+            if search.done() or not fits or len(state.exceeded) > before:
+                continue  # new instants count: the bound can rise
             choices = _tied_choices(search, folded)
-            if choices is None or state.offer(folded, choices, "tied"):
+            if choices is None or state.offer_repaired(bands, folded.unfolded(choices), "tied"):
                 break
-            folded = state.folded(bands)
-            if folded is None:
-                return
 
 
 def _satisfying(search: Search) -> float:
@@ -174,6 +216,7 @@ def _tied_choices(search: Search, folded: Folded) -> np.ndarray | None:
     while done < PAIRS and search.remaining_s() > 0:
         stall = min(5e-3 * (lowest - ascent.bound), 1e-4 * abs(ascent.bound))
         steps = ascent.climb(CHUNK, lowest, np.inf, stall)
+        search.spend(3 * steps * table_entries(flat))
         done += steps
         for decoded in ascent.decoded:
             labels = decoded.copy()
@@ -186,6 +229,12 @@ def _tied_choices(search: Search, folded: Folded) -> np.ndarray | None:
     if lowest > enough:
         _, tables, _ = ascent.state()
         stop = lambda: search.remaining_s() <= 0
+        search.spend(4 * WALKS * table_entries(flat))
         best = walk_trees(flat, best, ascent.priced_unary(), tables, WALKS, search.options.seed, stop)
-    chosen = {int(node): int(network.labels[node][label]) for node, label in zip(nodes, best, strict=True)}
+    return _completed(network, nodes, best)
+
+
+def _completed(network: Network, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Original choices of all nodes, from labels of those that presolve left."""
+    chosen = {int(node): int(network.labels[node][label]) for node, label in zip(nodes, labels, strict=True)}
     return np.array(network.complete(chosen))

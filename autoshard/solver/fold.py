@@ -7,8 +7,9 @@ Two problems can be made of it:
   * the *relaxed* one, in which such an edge, if there is any, costs its least entry. On an equitable partition every
     choice of messages and prices for it is one for the whole problem with the same value (each copy of an edge takes an
     equal share of its class's messages), so that a bound by message passing on the relaxed problem is a bound on the
-    whole problem, without ties. Only message passing on it as it stands proves that: presolve and integer programs see
-    the copies as one node and prove something about the tied problem alone.
+    whole problem, without ties. Presolve must keep to what could be done to every copy alone, for which `copies` tells
+    which copies each edge joins (`Network.fold`); an integer program, which sees one node, would prove something about
+    the tied problem only.
 """
 
 import dataclasses
@@ -28,6 +29,8 @@ class Folded:
     Attributes:
       tied, relaxed: See above; the same object where no edge joins two copies.
       constant: What the relaxed problem leaves out.
+      copies: For each edge of the relaxed problem, the numbers of the copies that it joins: (of its source, of its
+        target), one entry for every copy of the edge.
       partition: Where its nodes come from.
       instants: The instants at which the capacity counts.
     """
@@ -35,6 +38,7 @@ class Folded:
     tied: Problem
     relaxed: Problem
     constant: float
+    copies: tuple[tuple[np.ndarray, np.ndarray], ...]
     partition: Partition
     instants: tuple[int, ...]
 
@@ -72,7 +76,20 @@ def fold(problem: Problem, columns: Columns, partition: Partition, instants: Seq
     relaxed = Problem(nodes, tuple(edges), own_usages, pairs, capacity)
     constant = float(sum(edge.costs.min() * count for _, edge, count in loops))
     tied = relaxed if not loops else _with_loops(relaxed, loops, pair_usages, partition)
-    return Folded(tied, relaxed, constant, partition, tuple(int(t) for t in instants))
+    copies = tuple(pairs for index, pairs in enumerate(_joined_copies(columns, partition)) if index in number)
+    return Folded(tied, relaxed, constant, copies, partition, tuple(int(t) for t in instants))
+
+
+def _joined_copies(columns: Columns, partition: Partition) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each edge class, which copies of its ends its edges join."""
+    by_class = np.argsort(partition.node_class, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(partition.node_count)])
+    number = np.empty(len(by_class), np.int64)
+    number[by_class] = np.arange(len(by_class)) - starts[partition.node_class[by_class]]
+    edges = np.argsort(partition.edge_class, kind="stable")
+    ends = np.cumsum(partition.edge_count)[:-1]
+    sources, targets = (np.split(number[end[edges]], ends) for end in (columns.source, columns.target))
+    return list(zip(sources, targets, strict=True))
 
 
 def _with_loops(

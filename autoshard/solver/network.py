@@ -7,6 +7,7 @@ identity. Nothing here searches; `presolve.py` simplifies, `flat.py` lays the re
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,9 +24,29 @@ class Record:
     amounts: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copies:
+    """Pairs (copy of i, copy of j), one for each copy of a factor, in rising order; int64 each."""
+
+    i: np.ndarray
+    j: np.ndarray
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Copies) and np.array_equal(self.i, other.i) and np.array_equal(self.j, other.j)
+
+    @classmethod
+    def of(cls, i: np.ndarray, j: np.ndarray) -> "Copies":
+        """The pairs, sorted."""
+        order = np.lexsort((j, i))
+        return cls(i[order], j[order])
+
+
 @dataclasses.dataclass(slots=True)
 class Factor:
-    """A pairwise cost: `table[map_i[x_i], map_j[x_j]]` for labels x_i, x_j of nodes i < j, with its usages."""
+    """A pairwise cost: `table[map_i[x_i], map_j[x_j]]` for labels x_i, x_j of nodes i < j, with its usages.
+
+    In a folded network (`Network.counts`), `copies` tells which copy of i each copy of the factor joins to which of j.
+    """
 
     i: int
     j: int
@@ -33,6 +54,7 @@ class Factor:
     map_j: np.ndarray
     table: np.ndarray
     records: list[Record]
+    copies: Copies | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +97,11 @@ class Pool:
 
 
 class Network:
-    """See the module's docstring. Attributes are plain; only this room's own modules use them."""
+    """See the module's docstring. Attributes are plain; only this room's own modules use them.
+
+    A *folded* network has a node for each class of copies, with the costs of all of them, and `counts` tells how many
+    they are. Presolve then does only what could be done to each copy alone.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.pool = Pool()
@@ -84,6 +110,7 @@ class Network:
         self.is_cut_by_capacity = False
         self.infeasible = False
         self.trail: list[Elimination] = []
+        self.counts: np.ndarray | None = None
         count = len(problem.nodes)
         self.labels: list[np.ndarray] = [self._range(len(node.costs)) for node in problem.nodes]
         self.unary: list[np.ndarray] = [self.pool.intern(node.costs) for node in problem.nodes]
@@ -113,6 +140,19 @@ class Network:
         self.incident[factor.i][key] = None
         self.incident[factor.j][key] = None
         return key
+
+    def fold(
+        self, problem: Problem, counts: np.ndarray, copies: Sequence[tuple[np.ndarray, np.ndarray]]
+    ) -> None:
+        """Makes this, the untouched network of `problem`, a folded one.
+
+        Args:
+          counts: How many copies each node stands for.
+          copies: For each edge, which copies of (source, target) it joins.
+        """
+        self.counts = counts
+        for factor, edge, (source, target) in zip(self.factors.values(), problem.edges, copies, strict=True):
+            factor.copies = Copies.of(*((source, target) if edge.source < edge.target else (target, source)))
 
     def detach(self, key: int) -> Factor:
         """Removes a factor and returns it."""

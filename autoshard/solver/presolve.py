@@ -12,6 +12,11 @@ Each rule keeps at least one optimal solution reachable (through the network's t
      cost or a factor between its two neighbours;
   6. the capacity's own presolve (`instants.py`).
 
+A folded network (`Network.counts`) stands for all copies of its nodes, so each rule is applied only where it could be
+applied to every copy alone: a node is minimised out only if each copy has its own copies of the factors; factors are
+parallel, and both neighbours one, only if that holds copy by copy. What a label takes for all copies together says
+nothing about one of them.
+
 Results of table work are remembered by the identity of the interned arrays, so copies of a layer cost look-ups.
 """
 
@@ -20,7 +25,7 @@ from collections import deque
 import numpy as np
 
 from autoshard.solver.instants import compress_instants
-from autoshard.solver.network import Elimination, Factor, Network, Record
+from autoshard.solver.network import Copies, Elimination, Factor, Network, Record
 
 JOINT_ENTRIES = 4096
 """Parallel factors are merged, and nodes eliminated, freely while the new table has at most this many entries."""
@@ -36,6 +41,8 @@ def presolve(network: Network) -> None:
         unfit = compress_instants(network)
         if network.infeasible:
             return
+        if network.counts is not None:
+            unfit = {}
         network.is_cut_by_capacity |= bool(unfit)
         for node, keep in unfit.items():
             restrict(network, node, keep)
@@ -87,8 +94,8 @@ class _Reducer:
         for keys in pairs.values():
             for key in keys:
                 self._tidy(key)
-            if len(keys) > 1:
-                self._merge_parallel([key for key in keys if key in network.factors])
+            for alike in self._parallel([key for key in keys if key in network.factors]):
+                self._merge_parallel(alike)
         while self.queue and not network.infeasible:
             node = self.queue.popleft()
             self.queued.discard(node)
@@ -224,7 +231,7 @@ class _Reducer:
         map_i, map_j, table, (i1, j1, i2, j2) = found
         records = [Record(r.start, r.stop, self.pool.intern(r.amounts[np.ix_(i1, j1)])) for r in first.records]
         records += [Record(r.start, r.stop, self.pool.intern(r.amounts[np.ix_(i2, j2)])) for r in second.records]
-        return Factor(first.i, first.j, map_i, map_j, table, records)
+        return Factor(first.i, first.j, map_i, map_j, table, records, first.copies)
 
     def _joint(self, first: Factor, second: Factor) -> tuple | None:
         pair_i, map_i = np.unique(first.map_i * second.table.shape[0] + second.map_i, return_inverse=True)
@@ -302,6 +309,13 @@ class _Reducer:
             return
         sides = [_from_side(network, factor, node) for factor in factors]
         others = [factor.i + factor.j - node for factor in factors]
+        copies = None
+        if network.counts is not None:
+            if any(len(factor.copies.i) != network.counts[node] for factor in factors):
+                return
+            copies = _joined_copies(factors, node)
+            if len(factors) == 2 and others[0] == others[1] and not np.array_equal(*copies):
+                return
         links = tuple(
             (other, network.labels[other], factor.map_i if factor.i == other else factor.map_j, own, table)
             for other, factor, (table, own) in zip(others, factors, sides, strict=True)
@@ -323,21 +337,35 @@ class _Reducer:
             other = others[0]
             network.unary[other] = self.pool.intern(network.unary[other] + result[links[0][2], links[1][2]])
         else:
-            self._join(others, links, result)
+            self._join(others, links, result, copies)
         for other in others:
             self._push(other)
 
-    def _join(self, others: list[int], links: tuple, table: np.ndarray) -> None:
+    def _join(
+        self, others: list[int], links: tuple, table: np.ndarray, copies: tuple[np.ndarray, ...] | None
+    ) -> None:
         network = self.network
         first, second = (0, 1) if others[0] < others[1] else (1, 0)
         if first == 1:
             table = network.transposed(table)
-        new = network.attach(Factor(others[first], others[second], links[first][2], links[second][2], table, []))
-        self._tidy(new)
+        pairs = None if copies is None else Copies.of(copies[first], copies[second])
         low, high = others[first], others[second]
-        parallel = [key for key in network.incident[low] if network.factors[key].j == high]
-        if len(parallel) > 1:
-            self._merge_parallel(parallel)
+        new = network.attach(Factor(low, high, links[first][2], links[second][2], table, [], pairs))
+        self._tidy(new)
+        for alike in self._parallel([key for key in network.incident[low] if network.factors[key].j == high]):
+            self._merge_parallel(alike)
+
+    def _parallel(self, keys: list[int]) -> list[list[int]]:
+        """Those of the factors between two nodes that join the same copies, two or more together."""
+        groups: list[list[int]] = []
+        for key in keys:
+            copies = self.network.factors[key].copies
+            alike = next((g for g in groups if self.network.factors[g[0]].copies == copies), None)
+            if alike is None:
+                groups.append([key])
+            else:
+                alike.append(key)
+        return [group for group in groups if len(group) > 1]
 
     def _minimised(self, unary: np.ndarray, sides: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """min over labels x of unary[x] + the tables' rows of x; axes: the columns of each table."""
@@ -364,6 +392,15 @@ def _from_side(network: Network, factor: Factor, node: int) -> tuple[np.ndarray,
     if factor.i == node:
         return factor.table, factor.map_i
     return network.transposed(factor.table), factor.map_j
+
+
+def _joined_copies(factors: list[Factor], node: int) -> tuple[np.ndarray, ...]:
+    """For each factor of a node whose copies have one copy of it each, the neighbour's copy, by the node's copies."""
+    sides = [
+        (factor.copies.i, factor.copies.j) if factor.i == node else (factor.copies.j, factor.copies.i)
+        for factor in factors
+    ]
+    return tuple(other[np.argsort(own, kind="stable")] for own, other in sides)
 
 
 def _compact(classes: np.ndarray, layers: list[np.ndarray], axis: int) -> tuple[np.ndarray, list[np.ndarray]]:
