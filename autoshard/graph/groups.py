@@ -124,30 +124,42 @@ class _Factors(_Union):
             self.start.append(len(self.owner))
             self.owner += [operation.index] * len(operation.rule.factors)
         super().__init__(len(self.owner))
-        self.holders: dict[int, set[int]] = {}
+        self.held: list[set[int] | None] = [None] * len(self.owner)
         """For each representative of several factors, the operations that they belong to."""
 
-    def _held(self, root: int) -> set[int]:
-        return self.holders.get(root) or {self.owner[root]}
-
-    def can_join(self, x: int, y: int) -> bool:
-        x, y = self.find(x), self.find(y)
-        return x == y or self._held(x).isdisjoint(self._held(y))
+    def would_clash(self, x: int, y: int) -> bool:
+        """Whether two factors of one operation would meet if the sets of the representatives x and y became one."""
+        mine, theirs = self.held[x], self.held[y]
+        if mine is None:
+            return self.owner[x] in theirs if theirs is not None else self.owner[x] == self.owner[y]
+        return self.owner[y] in mine if theirs is None else not mine.isdisjoint(theirs)
 
     def join(self, x: int, y: int) -> None:
         """Makes one set of the sets of x and y, unless two factors of one operation would meet."""
         x, y = self.find(x), self.find(y)
-        if x == y:
+        if x == y or self.would_clash(x, y):
             return
-        mine, theirs = self._held(x), self._held(y)
-        if not mine.isdisjoint(theirs):
-            return
-        if len(mine) < len(theirs):
+        mine, theirs = self.held[x], self.held[y]
+        if mine is None or (theirs is not None and len(mine) < len(theirs)):  # the larger set stays
             x, y, mine, theirs = y, x, theirs, mine
-        self.parent[y] = x
-        mine |= theirs
-        self.holders[x] = mine
-        self.holders.pop(y, None)
+        if mine is None:
+            mine = {self.owner[x]}
+        if theirs is None:
+            mine.add(self.owner[y])
+        else:
+            mine |= theirs
+        self.parent[y], self.held[x], self.held[y] = x, mine, None
+
+    def join_all(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Joins the pairs if each of them could be joined alone; returns whether that is so."""
+        roots = [(self.find(x), self.find(y)) for x, y in pairs]
+        for x, y in roots:
+            if x != y and self.would_clash(x, y):
+                return False
+        for x, y in roots:
+            if x != y:
+                self.join(x, y)
+        return True
 
 
 def map_dims(dims: Dims, factor_map: tuple[int, ...]) -> Dims:
@@ -295,10 +307,8 @@ def _join_chains(
                 if shared is None:
                     continue
                 theirs = start[consumer.index]
-                if all([factors.can_join(mine + f, theirs + g) for f, g in shared]):
+                if factors.join_all([(mine + f, theirs + g) for f, g in shared]):
                     groups.join(producer.index, consumer.index)
-                    for f, g in shared:
-                        factors.join(mine + f, theirs + g)
 
 
 def _join_common_reads(operations: Sequence[Operation], factors: _Factors) -> None:

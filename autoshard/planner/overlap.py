@@ -5,42 +5,56 @@ can run beside the computation of other layers. One model, tunable by one number
 `(1 - overlap)` of its time. Everything between activations is waited for, and counts in full.
 """
 
-import collections
 import dataclasses
 
-from autoshard.graph.graph import Graph
-from autoshard.graph.groups import Group, is_pointwise
+from autoshard.graph.graph import Graph, Operation, OperationKind
+from autoshard.graph.groups import Group, pointwise_operations
 
 
 def weight_values(graph: Graph) -> frozenset[int]:
     """State arguments, and what pointwise operations make of them alone."""
     weights = {graph.arguments[o.successor_of].value for o in graph.outputs if o.successor_of is not None}
-    for operation in graph.operations:
-        operands = [o for o in operation.operands if o is not None and graph.values[o].shape]
-        if is_pointwise(operation) and operands and all(o in weights for o in operands):
+    values = graph.values
+    for operation, is_light in zip(graph.operations, pointwise_operations(graph), strict=True):
+        if not is_light:
+            continue
+        is_weight = False
+        for o in operation.operands:
+            if o is not None and values[o].shape:
+                is_weight = o in weights
+                if not is_weight:
+                    break
+        if is_weight:
             weights.update(r for r in operation.results if r is not None)
     return frozenset(weights)
 
 
 def gradient_values(graph: Graph) -> frozenset[int]:
     """Values that reach nothing but the successors of state, through pointwise operations and norms."""
-    consumers = collections.defaultdict(list)
-    for operation in graph.operations:
-        for o in operation.operands:
-            if o is not None:
-                consumers[o].append(operation)
-    successors = {o.value for o in graph.outputs if o.successor_of is not None}
+    values, pointwise = graph.values, pointwise_operations(graph)
+    seen = {o.value for o in graph.outputs if o.successor_of is not None}  # successors, and whatever is read
+    waited: set[int] = set()  # read by operations that make more than gradients and norms
     gradients: set[int] = set()
+
+    def read(operation: Operation, passes_on: bool) -> None:
+        operands = [o for o in operation.operands if o is not None]
+        seen.update(operands)
+        if not passes_on and any([r is not None and values[r].shape for r in operation.results]):
+            waited.update(operands)
+
+    for operation in graph.operations:
+        if operation.kind is OperationKind.LOOP_CARRY:  # reads what is made after it
+            read(operation, False)
     for operation in reversed(graph.operations):
+        passes_on = pointwise[operation.index]
         for r in operation.results:
-            if r is None or not graph.values[r].shape:
+            if r is None or not values[r].shape:
                 continue
-            if (r in successors or consumers[r]) and all(
-                (is_pointwise(c) and all(x is None or x in gradients or not graph.values[x].shape for x in c.results))
-                or all(x is None or not graph.values[x].shape for x in c.results)
-                for c in consumers[r]
-            ):
+            if r in seen and r not in waited:
                 gradients.add(r)
+            else:
+                passes_on = False
+        read(operation, passes_on)
     return frozenset(gradients)
 
 
