@@ -1,6 +1,6 @@
 """Solves problems with repeated structure by folding copies into one node, in time that depends on what is distinct.
 
-  1. The capacity counts nowhere at first. The relaxed folded problem gives a bound and decoded labels; where these,
+  1. The capacity counts nowhere at first. The unit problem gives a bound and decoded labels; where these,
      unfolded, exceed the capacity, the worst instants are added, and copies that are alive there are told from those
      that are not (`refinement.py`). So a few instants stand for tens of thousands.
   2. With those, the tied folded problem gives solutions. Evenly spaced instants are added, more in each round: they
@@ -50,6 +50,8 @@ class _Copies:
         self.exceeded: set[int] = set()
         self.prices: dict[int, float] = {}
         """Latest price of each instant that counts."""
+        self.network: Network | None = None
+        """The latest unit network: what presolve has worked out for it serves the next."""
 
     def folded(self, bands: int) -> Folded | None:
         """The problem folded for the instants that count and `bands` more; None if that is hardly smaller."""
@@ -62,25 +64,25 @@ class _Copies:
         return fold(problem, self.columns, partition, instants)
 
     def climb(self, folded: Folded) -> np.ndarray | None:
-        """Raises the bound of the relaxed problem and proves it where it may be.
+        """Raises the bound by message passing on the unit problem; on the tied one, without proof, where there is none.
 
         Returns:
           Choices for its nodes, decoded on the way and made to fit the instants that count; None if the search is over.
         """
-        search = self.search
-        network = Network(folded.relaxed)
-        is_proof = folded.partition.is_equitable
-        if is_proof:
-            network.fold(folded.relaxed, folded.partition.node_count, folded.copies)
+        search, unit = self.search, folded.unit
+        if unit is None:
+            network, constant = Network(folded.tied), 0.0
+        else:
+            network, constant = Network(unit.problem, like=self.network), unit.constant
+            self.network = network
+            network.fold(unit.problem, unit.counts, unit.copies)
             presolve(network)
             if network.infeasible:
                 search.infeasible = search.choices is None
                 return None
-        constant = network.constant + folded.constant
+        constant += network.constant
         if not any(network.alive):
             search.prove(constant, "folded presolve")
-            if not network.is_cut_by_capacity:
-                search.price_capacity(0.0, constant)
             return np.array(network.complete({}))
         flat, nodes = flatten(network)
         instants = [folded.instants[t] for t in network.instants.tolist()]
@@ -92,7 +94,7 @@ class _Copies:
             steps = ascent.climb(CHUNK, search.objective - constant, np.inf, stall)
             search.spend(3 * steps * table_entries(flat))
             done += steps
-            if is_proof:
+            if unit is not None:
                 search.prove(ascent.bound + constant, "folded messages")
                 if not network.is_cut_by_capacity:
                     search.price_capacity(float(ascent.prices.sum()), ascent.bound + constant)
@@ -117,9 +119,8 @@ class _Copies:
         self.search.offer(whole.tolist(), phase)
         return True
 
-
     def offer_repaired(self, bands: int, whole: np.ndarray, phase: str) -> bool:
-        """Offers choices; as long as they exceed the capacity, those of the folded problem are repaired and tried again.
+        """Offers choices; as long as they exceed the capacity, repairs them as those of the folded problem.
 
         Returns:
           Whether some fit in the end.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.solver.network import Network
+from autoshard.solver.network import Network, Record
 
 
 class Flat(NamedTuple):
@@ -76,10 +76,31 @@ class _Store:
         return np.concatenate(self._parts) if self._parts else np.zeros(0, self._dtype)
 
 
+class _Multiples:
+    """Arrays times counts of copies; the same array and count give the same object."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], np.ndarray] = {}
+
+    def of(self, array: np.ndarray, count: int) -> np.ndarray:
+        if count == 1:
+            return array
+        key = id(array), count
+        if key not in self._made:
+            self._made[key] = array * count
+        return self._made[key]
+
+    def records(self, records: list[Record], count: int) -> list[Record]:
+        if count == 1:
+            return records
+        return [Record(r.start, r.stop, self.of(r.amounts, count)) for r in records]
+
+
 def flatten(network: Network) -> tuple[Flat, np.ndarray]:
     """Lays out the nodes still alive.
 
-    A factor with usages gets a table of its own, since prices on capacity will be added to it.
+    In a folded network, everything counts as often as there are copies. A factor with usages gets a table of its own,
+    since prices on capacity will be added to it.
 
     Returns:
       The arrays, and the original index of each node, int64 [n].
@@ -95,19 +116,24 @@ def flatten(network: Network) -> tuple[Flat, np.ndarray]:
     columns = np.array([factor.table.shape[1] for factor in factors], np.int64)
     source_map = np.array([classes.put(factor.map_i) for factor in factors], np.int64)
     target_map = np.array([classes.put(factor.map_j) for factor in factors], np.int64)
-    own_tables = [factor.table.copy() if factor.records else factor.table for factor in factors]
+    multiples = _Multiples()
+    node_counts = [1 if network.counts is None else int(network.counts[node]) for node in nodes]
+    factor_counts = [network.copies_of_factor(factor) for factor in factors]
+    own_tables = [multiples.of(f.table, count) for f, count in zip(factors, factor_counts, strict=True)]
+    own_tables = [own.copy() if f.records else own for f, own in zip(factors, own_tables, strict=True)]
     table = np.array([tables.put(own) for own in own_tables], np.int64)
     message_sizes = np.stack([rows, columns], axis=1).ravel()
     message_start = np.concatenate([[0], np.cumsum(message_sizes)]).astype(np.int64)
     in_start, in_factors = _grouped(target, len(nodes))
     out_start, out_factors = _grouped(source, len(nodes))
-    node_records = [network.records[node] for node in nodes]
-    factor_records = [factor.records for factor in factors]
+    node_records = [multiples.records(network.records[n], c) for n, c in zip(nodes, node_counts, strict=True)]
+    factor_records = [multiples.records(f.records, c) for f, c in zip(factors, factor_counts, strict=True)]
+    unary = [multiples.of(network.unary[n], c) for n, c in zip(nodes, node_counts, strict=True)]
     usage_start, usage_first, usage_last, usage_amounts = _lay_records(node_records, amounts)
     pair_start, pair_first, pair_last, pair_amounts = _lay_records(factor_records, amounts)
     flat = Flat(
         label_start=_offsets(sizes),
-        unary=np.concatenate([network.unary[node] for node in nodes]) if len(nodes) else np.zeros(0),
+        unary=np.concatenate(unary) if unary else np.zeros(0),
         source=source, target=target, rows=rows, columns=columns, source_map=source_map, target_map=target_map,
         classes=classes.joined(), table=table, tables=tables.joined(),
         source_message=message_start[:-1][0::2].copy(), target_message=message_start[:-1][1::2].copy(),

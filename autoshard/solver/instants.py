@@ -36,9 +36,10 @@ def compress_instants(network: Network) -> dict[int, np.ndarray]:
             return {}
         start = np.array([record.start for record in records])
         stop = np.array([record.stop for record in records])
+        copies = np.array([_copies_of(network, owner) for owner in owners])
         least = np.array([record.amounts.min() for record in records])
         count = len(network.capacity)
-        capacity = network.capacity - _total(start, stop, least, count)
+        capacity = network.capacity - _total(start, stop, copies * least, count)
         if (capacity < 0).any():
             network.infeasible = True
             return {}
@@ -47,7 +48,7 @@ def compress_instants(network: Network) -> dict[int, np.ndarray]:
             for record, low in zip(records, least, strict=True)
         ]
         most = np.array([record.amounts.max() for record in records])
-        keep = _total(start, stop, most, count) > capacity
+        keep = _total(start, stop, copies * most, count) > capacity
         useful = most > 0
         keep &= _undominated(start[useful], stop[useful], capacity, keep)
         kinds = {}
@@ -62,6 +63,14 @@ def compress_instants(network: Network) -> dict[int, np.ndarray]:
         _distribute(network, owners, records, start, stop, useful)
         if keep.all():
             return _unfit(network)
+
+
+def _copies_of(network: Network, owner: tuple[bool, int]) -> int:
+    """How many copies take what a record of `owner` says, in a folded network."""
+    if network.counts is None:
+        return 1
+    is_factor, key = owner
+    return network.copies_of_factor(network.factors[key]) if is_factor else int(network.counts[key])
 
 
 def _collect(network: Network) -> tuple[list[tuple[bool, int]], list[Record]]:

@@ -99,13 +99,14 @@ class Pool:
 class Network:
     """See the module's docstring. Attributes are plain; only this room's own modules use them.
 
-    A *folded* network has a node for each class of copies, with the costs of all of them, and `counts` tells how many
-    they are. Presolve then does only what could be done to each copy alone.
+    A *folded* network has a node for each class of copies, with the costs of one of them, and `counts` tells how many
+    they are. Presolve then does only what could be done to each copy alone; costs and amounts are multiplied where they
+    leave it: in `constant`, `capacity` and `flat.py`.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.pool = Pool()
-        self.memo: dict[tuple, object] = {}
+    def __init__(self, problem: Problem, like: "Network | None" = None) -> None:
+        self.pool = Pool() if like is None else like.pool
+        self.memo: dict[tuple, object] = {} if like is None else like.memo
         self.constant = 0.0
         self.is_cut_by_capacity = False
         self.infeasible = False
@@ -153,6 +154,14 @@ class Network:
         self.counts = counts
         for factor, edge, (source, target) in zip(self.factors.values(), problem.edges, copies, strict=True):
             factor.copies = Copies.of(*((source, target) if edge.source < edge.target else (target, source)))
+
+    def copies_of_factor(self, factor: Factor) -> int:
+        """How many copies of a factor there are."""
+        return 1 if factor.copies is None else len(factor.copies.i)
+
+    def times(self, factor: Factor, node: int) -> int:
+        """How many copies of a factor each copy of one of its nodes has."""
+        return 1 if self.counts is None else len(factor.copies.i) // int(self.counts[node])
 
     def detach(self, key: int) -> Factor:
         """Removes a factor and returns it."""

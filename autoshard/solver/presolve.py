@@ -153,12 +153,10 @@ class _Reducer:
         if memo not in self.memo:
             self.memo[memo] = self._tidied(factor)
         map_i, map_j, table, amounts, shift_i, shift_j = self.memo[memo]
-        if shift_i is not None:
-            network.unary[factor.i] = self.pool.intern(network.unary[factor.i] + shift_i)
-            self._push(factor.i)
-        if shift_j is not None:
-            network.unary[factor.j] = self.pool.intern(network.unary[factor.j] + shift_j)
-            self._push(factor.j)
+        for node, shift in ((factor.i, shift_i), (factor.j, shift_j)):
+            if shift is not None:
+                self._add_unary(node, network.times(factor, node) * shift)
+                self._push(node)
         if table is not factor.table or map_i is not factor.map_i or map_j is not factor.map_j:
             factor.map_i, factor.map_j, factor.table = map_i, map_j, table
             factor.records = [
@@ -169,16 +167,20 @@ class _Reducer:
         if rows == 1 or columns == 1:
             self._unbind(key)
 
+    def _add_unary(self, node: int, costs: np.ndarray) -> None:
+        self.network.unary[node] = self.pool.intern(self.network.unary[node] + costs)
+
     def _unbind(self, key: int) -> None:
         """Turns a factor with a single class at one end (its finite entries are zero by then) into unary terms."""
         factor = self.network.detach(key)
         rows, _ = factor.table.shape
         node, own, axis = (factor.j, factor.map_j, 0) if rows == 1 else (factor.i, factor.map_i, 1)
         line = factor.table.min(axis=axis)
+        times = self.network.times(factor, node)
         if (line != 0).any():
-            self.network.unary[node] = self.pool.intern(self.network.unary[node] + line[own])
+            self._add_unary(node, times * line[own])
         for record in factor.records:
-            amounts = record.amounts[0] if axis == 0 else record.amounts[:, 0]
+            amounts = times * (record.amounts[0] if axis == 0 else record.amounts[:, 0])
             self.network.records[node].append(Record(record.start, record.stop, self.pool.intern(amounts[own])))
         self._push(factor.i)
         self._push(factor.j)
@@ -252,7 +254,8 @@ class _Reducer:
                  for key in network.incident[node]]
         parts = []
         for factor, table, own in sides:
-            parts += [id(table), id(own), factor.i == node, *(id(record.amounts) for record in factor.records)]
+            parts += [id(table), id(own), factor.i == node, network.times(factor, node)]
+            parts += [id(record.amounts) for record in factor.records]
         memo = ("undominated", id(network.unary[node]), *parts, *(id(r.amounts) for r in network.records[node]))
         if memo in self.memo:
             return self.memo[memo]
@@ -266,7 +269,7 @@ class _Reducer:
             if difference is None:
                 possible &= own[:, None] == own[None, :]
                 continue
-            worse = worse + difference[own[:, None], own[None, :]]
+            worse = worse + network.times(factor, node) * difference[own[:, None], own[None, :]]
             for record in factor.records:
                 amounts = record.amounts if factor.i == node else record.amounts.T
                 less = (amounts[:, None, :] <= amounts[None, :, :]).all(axis=2)
@@ -330,12 +333,12 @@ class _Reducer:
         network.alive[node] = False
         result = self._minimised(network.unary[node], sides)
         if not keys:
-            network.constant += float(result)
+            network.constant += float(result) * (1 if network.counts is None else int(network.counts[node]))
         elif len(keys) == 1:
-            network.unary[others[0]] = self.pool.intern(network.unary[others[0]] + result[links[0][2]])
+            self._add_unary(others[0], network.times(factors[0], others[0]) * result[links[0][2]])
         elif others[0] == others[1]:
-            other = others[0]
-            network.unary[other] = self.pool.intern(network.unary[other] + result[links[0][2], links[1][2]])
+            times = network.times(factors[0], others[0])
+            self._add_unary(others[0], times * result[links[0][2], links[1][2]])
         else:
             self._join(others, links, result, copies)
         for other in others:

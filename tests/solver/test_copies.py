@@ -55,7 +55,7 @@ def test_tied_solutions_cost_what_they_cost_unfolded(link):
 
 @pytest.mark.parametrize("link", ["hub", "ring"])
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_bounds_of_the_relaxed_problem_hold_for_the_whole(link, share):
+def test_bounds_of_the_unit_problem_hold_for_the_whole(link, share):
     """Whatever instants count. (A chain's copies are all told apart from its ends, or prove nothing.)"""
     proven = 0
     for seed in SEEDS:
@@ -66,14 +66,14 @@ def test_bounds_of_the_relaxed_problem_hold_for_the_whole(link, share):
         f = folded(problem, instants, rounds=seed % 4)
         if not f.partition.is_equitable or len(f.tied.nodes) == len(problem.nodes):
             continue
-        network = Network(f.relaxed)
-        if seed % 2:
-            network.fold(f.relaxed, f.partition.node_count, f.copies)
+        network = Network(f.unit.problem)
+        network.fold(f.unit.problem, f.unit.counts, f.unit.copies)
+        if seed % 3:
             presolve(network)
         if network.infeasible:
             assert math.isinf(optimum)
             continue
-        bound = network.constant + f.constant
+        bound = network.constant + f.unit.constant
         if any(network.alive):
             ascent = Ascent(flatten(network)[0])
             ascent.climb(50, np.inf, np.inf, 0.0)
