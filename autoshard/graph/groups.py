@@ -286,14 +286,15 @@ def _join_chains(
     """Joins pointwise operations through the values that one makes and another reads; only those that `joins` names."""
     known: dict[tuple[int, int, int, int, bool], Pairs | None] = {}
     start = factors.start
+    kept = {o for c in operations if not joins[c.index] for o in c.operands}  # read by others, too
     for producer in operations:
         if not joins[producer.index]:
             continue
         rule, mine = producer.rule, start[producer.index]
         for slot, value in enumerate(producer.results):
-            consumers = uses.get(value) if value is not None else None
-            if not consumers or not all([joins[c.index] for c, _ in consumers]):
+            if value is None or value in kept or value not in uses:
                 continue
+            consumers = uses[value]
             several = len(consumers) > 1
             for consumer, operand in consumers:
                 if producer.trips != consumer.trips:
@@ -311,13 +312,15 @@ def _join_chains(
                     groups.join(producer.index, consumer.index)
 
 
-def _join_common_reads(operations: Sequence[Operation], factors: _Factors) -> None:
-    """A group that reads one value in several places reads it in one layout, where that is possible."""
+def _join_common_reads(operations: Sequence[Operation], reread: frozenset[int], factors: _Factors) -> None:
+    """A group that reads one value in several places reads it in one layout, where that is possible; `reread` are the
+    values that have several readers.
+    """
     first: dict[int, tuple[int, Dims]] = {}
     for operation in operations:
         start = factors.start[operation.index]
         for value, dims in zip(operation.operands, operation.rule.operands, strict=True):
-            if value is None:
+            if value not in reread:
                 continue
             known = first.get(value)
             if known is None:
@@ -348,8 +351,9 @@ def group_operations(graph: Graph) -> tuple[Group, ...]:
     root = groups.roots()
     for operation in decided:
         members[root[operation.index]].append(operation)
+    reread = frozenset([value for value, users in uses.items() if len(users) > 1])
     for operations in members.values():
-        _join_common_reads(operations, factors)
+        _join_common_reads(operations, reread, factors)
     freezer = _Freezer(factors, free)
     return tuple([freezer.freeze(i, operations) for i, operations in enumerate(members.values())])
 

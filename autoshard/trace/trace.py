@@ -110,7 +110,7 @@ def trace(
             "functools.partial."
         )
     flattener = Flattener(options)
-    inputs = [_named(path, v.aval) for v, (path, _) in zip(closed.jaxpr.invars, in_leaves, strict=True)]
+    inputs = _named([(path, v.aval) for v, (path, _) in zip(closed.jaxpr.invars, in_leaves, strict=True)])
     heads = parameter_names(fn, len(args))
     names = [".".join(filter(None, (heads[leaf.path[0].idx], leaf.name_below(1)))) for leaf in inputs]
     values = [
@@ -136,7 +136,7 @@ def trace(
         )
         for value, name, (path, leaf) in zip(values, names, in_leaves, strict=True)
     )
-    returned = [_named(path, leaf) for path, leaf in out_leaves]
+    returned = _named(out_leaves)
     outputs = tuple(
         Output(value, leaf.name_below(0), successor)
         for value, leaf, successor in zip(results, returned, _successors(inputs, returned), strict=True)
@@ -159,8 +159,21 @@ class _NamedLeaf:
         return ".".join(self.keys[depth:])
 
 
-def _named(path: Sequence[Any], leaf: Any) -> _NamedLeaf:
-    return _NamedLeaf(tuple(path), tuple([path_name((key,)) for key in path]), tuple(leaf.shape), leaf.dtype)
+def _named(leaves: Sequence[tuple[Sequence[Any], Any]]) -> list[_NamedLeaf]:
+    """Names (path, leaf) pairs; what a path has in common with the one before it is named once."""
+    named: list[_NamedLeaf] = []
+    path: tuple[Any, ...] = ()
+    keys: list[str] = []
+    for following, leaf in leaves:
+        same = 0
+        for x, y in zip(path, following, strict=False):
+            if x != y:
+                break
+            same += 1
+        path = tuple(following)
+        keys[same:] = [path_name((key,)) for key in path[same:]]
+        named.append(_NamedLeaf(path, tuple(keys), tuple(leaf.shape), leaf.dtype))
+    return named
 
 
 def _successors(inputs: Sequence[_NamedLeaf], returned: Sequence[_NamedLeaf]) -> list[int | None]:
