@@ -191,9 +191,7 @@ class Ascent:
 
     def _climb_once(self, active: np.ndarray, unit: float) -> None:
         prices = self._trial[active]
-        change = climb_prices(
-            self._core.flat, self._theta, self._tables, self._trial_messages, prices, FIRST * unit
-        )
+        change = climb_prices(self._core.flat, self._theta, self._tables, self._trial_messages, prices, FIRST * unit)
         self._trial[active] = np.maximum(0.0, prices + change)
         self._step[active] = np.maximum(self._step[active], 0.5 * np.abs(change))
 

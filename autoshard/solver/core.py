@@ -83,8 +83,9 @@ class Core:
 class _Records:
     """Usages restricted to the active instants; those that are live at none are dropped."""
 
-    def __init__(self, position: np.ndarray, owner: np.ndarray, first: np.ndarray, last: np.ndarray,
-                 amounts: np.ndarray) -> None:
+    def __init__(
+        self, position: np.ndarray, owner: np.ndarray, first: np.ndarray, last: np.ndarray, amounts: np.ndarray
+    ) -> None:
         first, last = position[first], position[last]
         live = first < last
         self.owner, self.first, self.last, self.amounts = owner[live], first[live], last[live], amounts[live]
