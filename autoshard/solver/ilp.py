@@ -29,6 +29,11 @@ OBJECTIVE_SCALE = 1e4
 """The program's costs are scaled so that the incumbent, or the largest cost, is about this: far above tolerances."""
 
 
+PROGRAM_VISITS, NODE_VISITS = 1_000, 100
+"""Visits of all matrix entries that presolve and the root, and then each node, are reckoned to cost, beside one visit
+for each simplex iteration."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
     """Arrays of the program: columns, rows, entries, and how to read labels from it."""
@@ -48,7 +53,7 @@ class Program:
 class ProgramResult:
     """labels int64 [n] or None; bound: proven on the objective (1); infeasible: proven; work was cut off or not.
 
-    work: Matrix entries visited, reckoned as all of them for each branch-and-bound node and simplex iteration.
+    work: Matrix entries visited, as `NODE_VISITS` and `PROGRAM_VISITS` reckon.
     """
 
     labels: np.ndarray | None
@@ -228,7 +233,7 @@ def solve_program(flat: Flat, program: Program, scale: float, absolute_gap: floa
     )
     programs = programs or Programs(StopRequest())
     answer = programs.run(_proto(program, factor, integer), mathopt.SolverType.HIGHS, parameters, start)
-    work = len(program.entry_row) * (1 + answer.nodes + answer.iterations)
+    work = len(program.entry_row) * (PROGRAM_VISITS + NODE_VISITS * answer.nodes + answer.iterations)
     if answer.reason in ("INFEASIBLE", "INFEASIBLE_OR_UNBOUNDED"):
         return ProgramResult(None, np.inf, True, work)
     bound = answer.dual_bound / factor

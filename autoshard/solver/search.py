@@ -4,10 +4,11 @@ With `SolverOptions.work_limit` the clock is not the wall's: it moves by counted
 asks how much time is left falls the same way in every run.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autoshard.interrupts import StopRequest
 from autoshard.solver.evaluate import evaluate
@@ -21,8 +22,10 @@ ENTRIES_PER_UNIT = 1e8
 """Table entries that one unit of work visits: roughly what a kernel does in a second on one core."""
 
 
-NODE_ITERATIONS = 30
-"""Simplex iterations that a branch-and-bound node is reckoned to take, to limit the work of integer programs."""
+NODE_ITERATIONS = 150
+"""Visits of all matrix entries that a branch-and-bound node is reckoned to cost, to limit the work of programs."""
+PROGRAM_ENTRIES_PER_UNIT = 4_000
+"""Matrix entries of the largest program that a unit of work affords: the root of a larger one alone takes longer."""
 
 
 class Search:
@@ -48,6 +51,7 @@ class Search:
         self.capacity_price: CapacityPrice | None = None
         self._on_progress = on_progress
         self._began, self._work = time.perf_counter(), 0.0
+        self._until = math.inf
 
     def wall_s(self) -> float:
         """Seconds since the search began; for reports only."""
@@ -62,7 +66,17 @@ class Search:
         if self.programs.stop.requested:
             return 0.0
         limit = self.options.time_limit_s if self.options.work_limit is None else self.options.work_limit
-        return limit - self.elapsed_s()
+        return min(limit, self._until) - self.elapsed_s()
+
+    @contextlib.contextmanager
+    def at_most(self, share: float) -> Iterator[None]:
+        """Within this context only a share of the time, or work, that is left counts as remaining."""
+        before = self._until
+        self._until = min(before, self.elapsed_s() + share * self.remaining_s())
+        try:
+            yield
+        finally:
+            self._until = before
 
     def share(self, share: float) -> SolverOptions:
         """The options for a search within this one, which may take a share of what is left; counted as spent."""
@@ -78,6 +92,10 @@ class Search:
             return limit_s, node_limit
         nodes = int(max(limit_s, 0.0) * ENTRIES_PER_UNIT / (NODE_ITERATIONS * max(entries, 1)))
         return None, max(min(nodes, nodes if node_limit is None else node_limit), 1)
+
+    def affords(self, entries: int) -> bool:
+        """Whether a program of so many matrix entries may be begun; by the clock, always."""
+        return self.options.work_limit is None or entries <= PROGRAM_ENTRIES_PER_UNIT * self.remaining_s()
 
     def spend(self, entries: float) -> None:
         """Counts work: `entries` table entries (or matrix entries) were visited."""
