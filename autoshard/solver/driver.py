@@ -42,6 +42,8 @@ CHUNK = 25
 SMALL_ENTRIES = 20_000
 """A program with fewer matrix entries goes to integer programming after a short ascent."""
 
+COPIES_SHARE = 0.3
+"""Share of the time limit that folding copies may take."""
 CLIMB_SHARE = 0.45
 """Share of the remaining time that message passing leaves to what follows."""
 
@@ -98,7 +100,8 @@ def _solve(
     search = Search(problem, options, on_progress, programs)
     if hint is not None:
         search.offer(hint, "hint")
-    search_copies(search)
+    with search.at_most(COPIES_SHARE):
+        search_copies(search)
     if search.done():
         return search.solution()
     network = Network(problem)
