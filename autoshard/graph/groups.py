@@ -319,9 +319,10 @@ def _join_common_reads(operations: Sequence[Operation], reread: frozenset[int], 
     first: dict[int, tuple[int, Dims]] = {}
     for operation in operations:
         start = factors.start[operation.index]
-        for value, dims in zip(operation.operands, operation.rule.operands, strict=True):
+        for slot, value in enumerate(operation.operands):
             if value not in reread:
                 continue
+            dims = operation.rule.operands[slot]
             known = first.get(value)
             if known is None:
                 first[value] = (start, dims)
@@ -396,15 +397,16 @@ class _Freezer:
         written: dict[int, Dims] = {}
         writes: list[Access] = []
         for operation, (_, results) in zip(operations, mapped, strict=True):
-            for value, dims in zip(operation.results, results, strict=True):
+            for slot, value in enumerate(operation.results):
                 if value is not None:
-                    written[value] = dims
+                    dims = written[value] = results[slot]
                     writes.append(Access(value, dims, (operation.index,)))
         reads: dict[tuple[int, Dims], list[int]] = {}
         for operation, (operands, _) in zip(operations, mapped, strict=True):
-            for value, dims in zip(operation.operands, operands, strict=True):
+            for slot, value in enumerate(operation.operands):
                 if value is None or value in self.free:
                     continue
+                dims = operands[slot]
                 if written.get(value) is not dims or operation.kind is OperationKind.LOOP_CARRY:
                     reads.setdefault((value, dims), []).append(operation.index)
         return Group(

@@ -114,21 +114,21 @@ class Flattener:
                 results = self.nesting(equation, operands, trips)
             else:
                 results = self.leaf(equation, leaf, operands, trips)
-            for v, r in zip(equation.outvars, results, strict=True):
+            for slot, v in enumerate(equation.outvars):
                 if not isinstance(v, dropped):
-                    env[v] = r
+                    env[v] = results[slot]
         return [None if isinstance(v, literal) else env[v] for v in jaxpr.outvars]
 
     def leaf(
         self, equation: jex.JaxprEqn, leaf: Leaf, operands: tuple[int | None, ...], trips: float
     ) -> tuple[int | None, ...]:
-        values, made = self.values, []
-        for v, of_type in zip(equation.outvars, leaf.results, strict=True):
-            if isinstance(v, jex.DropVar):
+        values, dropped, made = self.values, jex.DropVar, []
+        for slot, v in enumerate(equation.outvars):
+            if isinstance(v, dropped):
                 made.append(None)
                 continue
             index = len(values)
-            values.append(Value(index, f"%{index}", *of_type, ValueKind.INTERMEDIATE))
+            values.append(Value(index, f"%{index}", *leaf.results[slot], ValueKind.INTERMEDIATE))
             made.append(index)
         results, number, source = tuple(made), len(self.equations), self.source(equation)
         if leaf.is_unknown and leaf.number not in self.reported:
