@@ -201,7 +201,10 @@ def solve(
 
     Prints cost, proven lower bound and the choices. `autoshard plan --solution` makes a plan of them.
     """
-    started = context.obj if isinstance(context.obj, float) else time.perf_counter()
+    started = time.perf_counter()
+    if isinstance(context.obj, float):  # called by `main`: this process has no other task
+        started = context.obj
+        _keep_stdout_for_python()
     with _errors_shown(traceback):
         from autoshard.solve_file import SolveRequest, solve_file
         from autoshard.solver.cache import default_cache
@@ -216,6 +219,13 @@ def solve(
 def main() -> None:
     """Runs the command line; time limits count from the start of the process."""
     app(obj=time.perf_counter() - _process_age_s())
+
+
+def _keep_stdout_for_python() -> None:
+    """Silences what libraries print by way of C, which would come out at exit, after the answer."""
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _process_age_s() -> float:

@@ -83,7 +83,7 @@ def _listen(source: BinaryIO, requests: queue.SimpleQueue) -> None:
 def main() -> None:
     """Answers requests until the input ends: (True, `run`'s result) or (False, the text of an error)."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not come between the answers
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # HiGHS prints at times; that must not come between the answers
     requests: queue.SimpleQueue = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, requests), daemon=True).start()
     while True:

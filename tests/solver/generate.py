@@ -110,3 +110,27 @@ def chain(count: int, choices: int, seed: int) -> tuple[Problem, float]:
     for node, table in zip(nodes[1:], tables, strict=True):
         best = (best[:, None] + table).min(axis=0) + node.costs
     return Problem(nodes, edges), float(best.min())
+
+
+def grid(seed: int, side: int = 7, choices: int = 4, capacity: float | None = 0.4) -> Problem:
+    """A frustrated grid, which message passing alone does not close; `capacity` from 0 (least) to 1 (slack)."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(Node(f"n{index}", rng.random(choices)) for index in range(side * side))
+    edges = []
+    for row in range(side):
+        for column in range(side):
+            for other in ((row, column + 1), (row + 1, column)):
+                if max(other) < side:
+                    edges.append(
+                        Edge(row * side + column, other[0] * side + other[1], np.arange(choices), np.arange(choices),
+                             2 * rng.random((choices, choices)))
+                    )
+    usages, limit = [], None
+    if capacity is not None:
+        for index in range(len(nodes)):
+            usages.append(Usage(index, index, index + 20, rng.random(choices) * 1e9))
+        live = [[usage.amounts for usage in usages if usage.start <= t < usage.stop] for t in range(len(nodes))]
+        least = max(sum(float(amounts.min()) for amounts in at) for at in live)
+        most = max(sum(float(amounts.max()) for amounts in at) for at in live)
+        limit = least + capacity * (most - least)
+    return Problem(nodes, tuple(edges), tuple(usages), capacity=limit)

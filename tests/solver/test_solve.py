@@ -102,33 +102,9 @@ def test_long_chain_equals_dynamic_programming():
     assert certificate.objective == pytest.approx(optimum, rel=1e-12)
 
 
-def grid(seed: int, side: int = 7, choices: int = 4, capacity: float | None = 0.4) -> Problem:
-    """A frustrated grid, which message passing alone does not close; `capacity` from 0 (least) to 1 (slack)."""
-    rng = np.random.default_rng(seed)
-    nodes = tuple(Node(f"n{index}", rng.random(choices)) for index in range(side * side))
-    edges = []
-    for row in range(side):
-        for column in range(side):
-            for other in ((row, column + 1), (row + 1, column)):
-                if max(other) < side:
-                    edges.append(
-                        Edge(row * side + column, other[0] * side + other[1], np.arange(choices), np.arange(choices),
-                             2 * rng.random((choices, choices)))
-                    )
-    usages, limit = [], None
-    if capacity is not None:
-        for index in range(len(nodes)):
-            usages.append(Usage(index, index, index + 20, rng.random(choices) * 1e9))
-        live = [[usage.amounts for usage in usages if usage.start <= t < usage.stop] for t in range(len(nodes))]
-        least = max(sum(float(amounts.min()) for amounts in at) for at in live)
-        most = max(sum(float(amounts.max()) for amounts in at) for at in live)
-        limit = least + capacity * (most - least)
-    return Problem(nodes, tuple(edges), tuple(usages), capacity=limit)
-
-
 def test_grid_is_closed_exactly_with_and_without_capacity():
     for capacity in (None, 0.3):
-        problem = grid(1, 5, 3, capacity)
+        problem = generate.grid(1, 5, 3, capacity)
         exact = solve(problem, SolverOptions(relative_gap=0.0))
         assert exact.certificate.status is Status.OPTIMAL
         loose = solve(problem, SolverOptions(relative_gap=0.05))
@@ -138,14 +114,14 @@ def test_grid_is_closed_exactly_with_and_without_capacity():
 
 
 def test_equal_calls_give_equal_answers():
-    for problem in (grid(2, capacity=0.4), grid(2, capacity=None), generate.random_problem(4, 8)):
+    for problem in (generate.grid(2, capacity=0.4), generate.grid(2, capacity=None), generate.random_problem(4, 8)):
         first, second = solve(problem), solve(problem)
         assert first.choices == second.choices
         assert first.certificate.bound == second.certificate.bound
 
 
 def test_result_is_never_worse_than_a_feasible_hint():
-    problem = grid(3, capacity=0.4)
+    problem = generate.grid(3, capacity=0.4)
     best = solve(problem, SolverOptions(relative_gap=1e-4))
     limited = SolverOptions(relative_gap=0.0, dual_passes=1, ilp_entries=0, neighbourhoods=0)
     again = solve(problem, limited, hint=best.choices)
@@ -156,7 +132,7 @@ def test_result_is_never_worse_than_a_feasible_hint():
 
 
 def test_infeasible_hint_is_not_taken():
-    problem = grid(3, capacity=0.4)
+    problem = generate.grid(3, capacity=0.4)
     hungry = [int(np.argmax(usage.amounts)) for usage in problem.usages]
     assert not evaluate(problem, hungry).feasible
     solution = solve(problem, hint=hungry)
@@ -165,7 +141,7 @@ def test_infeasible_hint_is_not_taken():
 
 def test_progress_is_monotonic():
     lines = []
-    solution = solve(grid(4, 5, capacity=0.4), on_progress=lines.append)
+    solution = solve(generate.grid(4, 5, capacity=0.4), on_progress=lines.append)
     assert all(a.objective >= b.objective for a, b in zip(lines, lines[1:], strict=False))
     assert all(a.elapsed_s <= b.elapsed_s for a, b in zip(lines, lines[1:], strict=False))
     assert all(line.bound <= line.objective for line in lines)
@@ -173,7 +149,7 @@ def test_progress_is_monotonic():
 
 
 def test_stopping_early_is_told():
-    problem = grid(5, 9, 5, 0.4)
+    problem = generate.grid(5, 9, 5, 0.4)
     solution = solve(problem, SolverOptions(time_limit_s=0.0))
     assert solution.certificate.status in (Status.UNKNOWN, Status.FEASIBLE)
     short = solve(problem, SolverOptions(relative_gap=0.0, dual_passes=30, ilp_entries=0, neighbourhoods=0))
@@ -207,7 +183,7 @@ def test_instants_are_half_open():
 
 
 def test_scales_from_microseconds_to_minutes_in_one_problem():
-    problem = grid(6, 4, 3, 0.4)
+    problem = generate.grid(6, 4, 3, 0.4)
     factors = 10.0 ** np.random.default_rng(0).integers(-6, 3, len(problem.nodes))
     nodes = tuple(
         dataclasses.replace(node, costs=node.costs * factor)
