@@ -44,6 +44,8 @@ EARLY, LOOK_EARLY, LOOK = 80, 4, 10
 """Iterations between looks for instants that should count: `LOOK_EARLY` during the first `EARLY`, then `LOOK`."""
 WINDOW, PRICED_WINDOW = 15, 60
 """Iterations over which a gain is judged; with prices a longer one."""
+PATIENCE = 60
+"""Iterations that prices have at first, before any gain is missed: the bound may stand still until they are felt."""
 FADING = 0.98
 """Weight of an iteration's decoded labels relative to the next one's, in `Ascent.seen`."""
 
@@ -110,7 +112,7 @@ class Ascent:
         Returns:
           Iterations done.
         """
-        window = PRICED_WINDOW if len(self.flat.capacity) else WINDOW
+        window, patience = (PRICED_WINDOW, PATIENCE) if len(self.flat.capacity) else (WINDOW, 0)
         for done in range(1, iterations + 1):
             bound = self._pair_of_sweeps()
             if bound > self.bound:
@@ -119,7 +121,7 @@ class Ascent:
             self._history.append(self.bound)
             self._read_labels()
             self._iteration += 1
-            stalled = len(self._history) > window and self.bound - self._history[-1 - window] < stall
+            stalled = len(self._history) > window + patience and self.bound - self._history[-1 - window] < stall
             if self.bound >= stop_at or stalled:
                 return done
             if len(self.flat.capacity) and self._iteration >= START:
