@@ -121,10 +121,13 @@ def _read_own(path: str) -> ProblemFile:
                 )
             found = {name: _checked(arrays[name], name) for name in _DTYPES}
             instants = arrays["instants"].tolist()
-        problem = unpack(Packed(header["capacity"], **found), [str(name) for name in header["names"]])
+        capacity = None if header["capacity"] is None else float(header["capacity"])
+        problem = unpack(Packed(capacity, **found), [str(name) for name in header["names"]])
         texts = [str(text) for text in header["instant_texts"]]
         return ProblemFile(problem, str(header["title"]), tuple(texts[k] for k in instants))
-    except (OSError, ValueError, KeyError, IndexError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+    except FileFormatError:
+        raise
+    except Exception as error:  # zip, deflate, NumPy and JSON have a dozen ways to say that a file is damaged
         raise FileFormatError(
             f"{path}: this is not a problem file of autoshard: {type(error).__name__}: {error}. Write one with "
             "`autoshard plan --problem-only`."
