@@ -81,7 +81,8 @@ class Entry:
     """A solution as stored: its certificate, its choices, and the key and meaning at each node.
 
     Attributes:
-      limit_s: The time limit it was sought under, or the time after which the user stopped the search.
+      limit_s: The time limit it was sought under; what was used of it if the user stopped the search, or if the gap
+        wanted then was reached.
     """
 
     solution: Solution
@@ -280,7 +281,8 @@ def solve_cached(
     if stored is not None:
         found = _with_bound(found, stored.solution.certificate.bound, max(options.relative_gap, ROUNDING))
     if found.choices is not None:
-        limit_s = found.certificate.solve_s if stop.requested else options.time_limit_s
+        ended_early = stop.requested or found.certificate.status is Status.OPTIMAL
+        limit_s = found.certificate.solve_s if ended_early else options.time_limit_s
         cache.store(digest, own, found, limit_s)
     return found
 
