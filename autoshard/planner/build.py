@@ -25,6 +25,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.move_prices import MovePrices
+from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind, Value
 from autoshard.graph.layout import Layout, shard_bytes
 from autoshard.planner.allowed import Decision, Restrictions, argument_choices, group_choices
@@ -221,6 +222,7 @@ def _body_trips(graph: Graph) -> dict[int, float]:
     return trips
 
 
+@collection_paused()
 def formulate(
     program: Program,
     mesh: LogicalMesh,

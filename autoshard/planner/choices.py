@@ -16,7 +16,7 @@ from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_reduce, launched, reduce_scatter
 from autoshard.cost.compute import flops_s, kernel_s
 from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Value
-from autoshard.graph.groups import Group, is_pointwise
+from autoshard.graph.groups import Group
 from autoshard.graph.layout import (
     WHOLE,
     Assignment,
@@ -94,8 +94,10 @@ class GroupShape:
     is_scalar_sum: bool
 
 
-def shape_of(group: Group, graph: Graph, stored: frozenset[int], stretch: Sequence[int]) -> GroupShape:
-    """The shape of `group`."""
+def shape_of(
+    group: Group, graph: Graph, stored: frozenset[int], stretch: Sequence[int], pointwise: Sequence[bool]
+) -> GroupShape:
+    """The shape of `group`; `pointwise` tells it of each operation (`pointwise_operations`)."""
     operations = [graph.operations[o] for o in group.operations]
     describe = lambda access: (
         access.dims,
@@ -120,7 +122,7 @@ def shape_of(group: Group, graph: Graph, stored: frozenset[int], stretch: Sequen
             len({stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
             sum(o.rule.is_heavy for o in operations),
         ),
-        tuple(a.value in stored or not is_pointwise(graph.operations[a.operations[0]]) for a in group.writes),
+        tuple(a.value in stored or not pointwise[a.operations[0]] for a in group.writes),
         all(not graph.values[a.value].shape for a in group.writes),
     )
 

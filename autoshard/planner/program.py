@@ -2,8 +2,9 @@
 
 import dataclasses
 
+from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph
-from autoshard.graph.groups import Group, group_operations
+from autoshard.graph.groups import Group, group_operations, pointwise_operations
 from autoshard.planner.choices import GroupShape, shape_of
 from autoshard.planner.liveness import Liveness, liveness
 
@@ -23,9 +24,11 @@ class Program:
     shapes: tuple[GroupShape, ...]
 
 
+@collection_paused()
 def prepare(graph: Graph) -> Program:
     """Groups the operations of `graph` and computes lifetimes."""
-    groups, live = group_operations(graph), liveness(graph)
+    groups, live, pointwise = group_operations(graph), liveness(graph), pointwise_operations(graph)
     interned: dict[GroupShape, GroupShape] = {}
-    shapes = tuple(interned.setdefault(s, s) for s in (shape_of(g, graph, live.stored, live.stretch) for g in groups))
+    shapes = (shape_of(g, graph, live.stored, live.stretch, pointwise) for g in groups)
+    shapes = tuple(interned.setdefault(s, s) for s in shapes)
     return Program(graph, groups, live, shapes)
