@@ -23,6 +23,7 @@ from autoshard.plans.plan import MeshCandidate
 from autoshard.solver.cache import default_cache, solve_cached
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Solution, Status
+from autoshard.solver.search import ROUNDING
 from autoshard.solver.solution_file import read_solution
 from autoshard.trace.annotations import fixed_of_spec
 from autoshard.trace.trace import Trace
@@ -79,7 +80,7 @@ class Found:
         open_bounds = [c.bound_s for c in self.candidates if c.verdict != NO_MEMORY]
         bound = min([own.objective, *open_bounds])
         gap = (own.objective - bound) / own.objective if own.objective else 0.0
-        status = Status.OPTIMAL if gap <= options.relative_gap else Status.FEASIBLE
+        status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
 
 

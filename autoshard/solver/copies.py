@@ -83,6 +83,8 @@ class _Copies:
         constant += network.constant
         if not any(network.alive):
             search.prove(constant, "folded presolve")
+            if not network.is_cut_by_capacity:
+                search.price_capacity(0.0, constant)
             return np.array(network.complete({}))
         flat, nodes = flatten(network)
         instants = [folded.instants[t] for t in network.instants.tolist()]
