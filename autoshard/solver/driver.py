@@ -44,6 +44,9 @@ SMALL_ENTRIES = 20_000
 
 COPIES_SHARE = 0.3
 """Share of the time limit that folding copies may take."""
+PRICE_CHUNKS = 20
+"""Most chunks that sharpen the capacity prices of a small problem that is solved already."""
+
 CLIMB_SHARE = 0.45
 """Share of the remaining time that message passing leaves to what follows."""
 
@@ -150,13 +153,12 @@ class _Course:
         ascent = Ascent(flat)
         if self.hint is not None:
             self._follow_hint(flat, nodes, ascent)
+        is_whole = math.isinf(self.cutoff) and not self.network.is_cut_by_capacity
         small = entry_estimate(flat, np.ones(len(flat.unary), bool)) <= SMALL_ENTRIES
         self._climb(flat, nodes, ascent, 100 if small else search.options.dual_passes)
         if search.done():
             return False
         theta, tables, bound = ascent.state()
-        if math.isinf(self.cutoff) and not self.network.is_cut_by_capacity:
-            search.price_capacity(float(ascent.prices.sum()), bound + self.network.constant)
         self._prove(bound + self.network.constant, "messages")
         slack = label_slack(flat, tables, ascent.messages, theta)
         part = Part(flat, self.network, nodes, ascent, theta, tables, ascent.priced_unary(), slack)
@@ -188,9 +190,25 @@ class _Course:
             if result.infeasible and search.choices is None and math.isinf(self.cutoff):
                 search.infeasible = True
             self._prove(math.inf if result.infeasible else result.bound, "integer program")
+            if small and is_whole:
+                self._sharpen_price(flat, ascent)
         if not search.done():
             roam(search, part)
         return False
+
+    def _sharpen_price(self, flat: Flat, ascent: Ascent) -> None:
+        """Climbs on where the program was solved before the capacity prices had settled."""
+        search = self.search
+        target = search.objective - self.network.constant
+        for _ in range(PRICE_CHUNKS):
+            gap = target - ascent.bound
+            if search.remaining_s() <= 0 or not math.isfinite(gap) or gap <= 1e-3 * abs(target):
+                return
+            steps = ascent.climb(CHUNK, target, math.inf, 1e-3 * gap)
+            search.spend(3 * steps * table_entries(flat))
+            search.price_capacity(float(ascent.prices.sum()), ascent.bound + self.network.constant)
+            if steps < CHUNK:
+                return
 
     def _follow_hint(self, flat: Flat, nodes: np.ndarray, ascent: Ascent) -> None:
         """Offers the hint once it is repaired and improved, in the first round."""
@@ -210,6 +228,8 @@ class _Course:
             done += steps
             search.spend(3 * steps * table_entries(flat))
             self._prove(ascent.bound + constant, "messages")
+            if math.isinf(self.cutoff) and not self.network.is_cut_by_capacity:
+                search.price_capacity(float(ascent.prices.sum()), ascent.bound + constant)
             last = steps < CHUNK or done >= passes or search.remaining_s() <= leave_s
             if search.choices is None or last or turn >= 2:
                 self._polish(flat, nodes, ascent, ascent.decoded if last else ascent.decoded[turn % 2 :][:1])
