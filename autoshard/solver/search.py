@@ -93,7 +93,7 @@ class Search:
         nodes = int(max(limit_s, 0.0) * ENTRIES_PER_UNIT / (NODE_ITERATIONS * max(entries, 1)))
         return None, max(min(nodes, nodes if node_limit is None else node_limit), 1)
 
-    def affords(self, entries: int) -> bool:
+    def affords_program(self, entries: int) -> bool:
         """Whether a program of so many matrix entries may be begun; by the clock, always."""
         return self.options.work_limit is None or entries <= PROGRAM_ENTRIES_PER_UNIT * self.remaining_s()
 

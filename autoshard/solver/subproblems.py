@@ -64,7 +64,7 @@ def solve_part(search: Search, part: Part, keep: np.ndarray, below: float, gap: 
     Rows for instants are added as solutions exceed them; a bound without some of the rows is a bound.
     """
     flat, ascent = part.flat, part.ascent
-    if not search.affords(entry_estimate(flat, keep)):
+    if not search.affords_program(entry_estimate(flat, keep)):
         return ProgramResult(None, -math.inf, False)
     if (np.add.reduceat(keep.astype(np.int64), flat.label_start[:-1]) == 0).any():
         return ProgramResult(None, math.inf, True)
