@@ -105,7 +105,8 @@ def search_meshes(
         if stop.requested:
             candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED))
             continue
-        cutoff = math.inf if best is None else best[1].certificate.objective
+        # a mesh that could win by less than the wanted gap is not worth its time
+        cutoff = math.inf if best is None else best[1].certificate.objective * (1 - options.relative_gap)
         tell = _Teller(question, f"solve {n}/{len(meshes)}", _axes_text(axes), cutoff)
         tell.begin()
         formulation = question.formulation(mesh)
@@ -161,7 +162,7 @@ def _axes_text(axes: Sequence[tuple[str, int]]) -> str:
 
 
 class _CannotWin(Exception):
-    """Stops a solve whose bound shows that its mesh cannot beat the best plan so far."""
+    """Stops a solve whose bound shows that its mesh cannot beat the best plan so far by more than the wanted gap."""
 
     def __init__(self, progress: Progress):
         super().__init__()
@@ -182,7 +183,7 @@ def logical_meshes(
     """
     if mesh is not None:
         return [hardware.logical_mesh(mesh)]
-    meshes = list(hardware.logical_meshes(max_axes=options.max_mesh_axes))
+    meshes = sorted(hardware.logical_meshes(max_axes=options.max_mesh_axes), key=lambda m: _unlikeliness(m, hardware))
     fixed = [a.fixed for a in graph.arguments]
     fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
     fixed += [fixed_of_spec(as_spec(pattern, spec), len(spec)) for pattern, spec in (pins or {}).items()]
@@ -196,6 +197,14 @@ def logical_meshes(
             "they mean."
         )
     return fitting
+
+
+def _unlikeliness(mesh: LogicalMesh, hardware: Slice) -> float:
+    """How far the innermost axis is from what the fastest links join: the first plans found should be hard to beat,
+    so that most meshes need no more than a bound.
+    """
+    inner = hardware.levels[0].size if hardware.levels else 1
+    return abs(math.log2(mesh.shape[-1] / inner))
 
 
 def several_meshes(what: str, meshes: Sequence[LogicalMesh]) -> str:
