@@ -202,7 +202,8 @@ def solve(
     Prints cost, proven lower bound and the choices. `autoshard plan --solution` makes a plan of them.
     """
     started = time.perf_counter()
-    if isinstance(context.obj, float):  # called by `main`: this process has no other task
+    is_alone = isinstance(context.obj, float)  # called by `main`: this process has no other task
+    if is_alone:
         started = context.obj
         _keep_stdout_for_python()
     with _errors_shown(traceback):
@@ -210,10 +211,10 @@ def solve(
         from autoshard.solver.cache import default_cache
 
         request = SolveRequest(
-            file, out, time_limit, work_limit, gap, seed, default_cache() if cache else None, started
+            file, out, time_limit, work_limit, gap, seed, default_cache() if cache else None, started, is_alone
         )
-        answer = solve_file(request, rich.console.Console(stderr=True))
-        typer.echo(answer.json() if as_json else answer.lines())
+        show = lambda answer: typer.echo(answer.json() if as_json else answer.lines())
+        solve_file(request, rich.console.Console(stderr=True), show)
 
 
 def main() -> None:

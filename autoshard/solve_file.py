@@ -8,27 +8,33 @@ import json
 import math
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
 
 import rich.console
 import rich.markup
 
-from autoshard.errors import MemoryBudgetError, SolverError
+from autoshard.errors import AutoshardError, MemoryBudgetError, SolverError
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.cache import SolutionCache, solve_cached
 from autoshard.solver.driver import compile_kernels
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.least_capacity import LeastCapacity, least_capacity
 from autoshard.solver.options import Progress, SolverOptions
-from autoshard.solver.problem import Problem, Solution, Status
+from autoshard.solver.problem import Certificate, Problem, Solution, Status
 from autoshard.solver.problem_file import ProblemFile, read_problem_file
+from autoshard.solver.search import relative_gap
 from autoshard.solver.solution_file import solution_document, write_solution
 from autoshard.solver.warm_up import is_warm
+from autoshard.watchdog import watchdog
 
 WRITING_S = 0.1
 """Kept for what comes after the search, and"""
 WRITING_S_PER_NODE = 2e-6
 """the same for each node: checking and printing the solution."""
+OVERRUN_S = 0.4
+"""How far past the limit the search may be when it is cut off."""
 LINE_EVERY_S = 1.0
 """Least time between two lines of progress where they cannot be written over one another."""
 
@@ -44,6 +50,7 @@ class SolveRequest:
       gap, seed: See `SolverOptions`.
       cache: Where solutions are kept; None for nowhere.
       started: Value of `time.perf_counter` when the process began.
+      may_exit: Whether the process has no other task, and may be ended at the limit.
     """
 
     path: str | os.PathLike[str]
@@ -54,6 +61,7 @@ class SolveRequest:
     seed: int
     cache: SolutionCache | None
     started: float
+    may_exit: bool = False
 
     def left_s(self) -> float:
         """Seconds until the limit."""
@@ -78,10 +86,11 @@ class SolveAnswer:
         return json.dumps(solution_document(self.solution, self.file.problem, self.file.title))
 
 
-def solve_file(request: SolveRequest, console: rich.console.Console) -> SolveAnswer:
-    """Solves the problem in a file; progress goes to `console`.
+def solve_file(request: SolveRequest, console: rich.console.Console, show: Callable[[SolveAnswer], None]) -> None:
+    """Solves the problem in a file; progress goes to `console`, the answer to `show`.
 
-    The first Ctrl-C (or SIGTERM) ends the search with the best solution so far.
+    The first Ctrl-C (or SIGTERM) ends the search with the best solution so far. Where the process may be ended and the
+    search does not end in time, the best solution so far is shown and the process ended.
 
     Raises:
       FileFormatError: the file cannot be read or the solution not be written.
@@ -89,8 +98,17 @@ def solve_file(request: SolveRequest, console: rich.console.Console) -> SolveAns
       SolverError: no solution was found within the limit.
     """
     story = _Story(console, request.started)
+    if not request.may_exit:
+        show(_solve(request, story))
+        return
+    limit_s = request.limit_s + OVERRUN_S if request.work_limit is None else math.inf
+    with watchdog(request.started + limit_s, lambda: _give_up(request, story, show)):
+        show(_solve(request, story))
+
+
+def _solve(request: SolveRequest, story: "_Story") -> SolveAnswer:
     story.tell(f"reading {os.path.basename(request.path)}")
-    file = read_problem_file(request.path)
+    file = story.file = read_problem_file(request.path)
     problem = file.problem
     usages = len(problem.usages) + len(problem.edge_usages)
     story.tell(f"{len(problem.nodes)} nodes, {len(problem.edges)} edges, {usages} usages")
@@ -106,9 +124,31 @@ def solve_file(request: SolveRequest, console: rich.console.Console) -> SolveAns
         if solution.choices is None:
             raise _without_solution(file, solution, request, stop)
         story.end(solution)
-    _check(problem, solution)
+    return _answer(file, solution, request)
+
+
+def _give_up(request: SolveRequest, story: "_Story", show: Callable[[SolveAnswer], None]) -> int:
+    """Shows the best solution so far, from another thread; returns the exit status."""
+    last = story.last
+    try:
+        if last is None or last.choices is None:
+            raise SolverError(f"No solution was found within {request.limit_s:g} s. Raise --time-limit.")
+        gap = relative_gap(last.objective, last.bound)
+        certificate = Certificate(Status.FEASIBLE, last.objective, last.bound, gap, last.elapsed_s)
+        answer = _answer(story.file, Solution(last.choices, certificate), request)
+        story.tell("stopped in the midst of a step")
+        show(answer)
+    except AutoshardError as error:
+        story.tell(f"error: {error}")
+        return 2
+    sys.stdout.flush()
+    return 0
+
+
+def _answer(file: ProblemFile, solution: Solution, request: SolveRequest) -> SolveAnswer:
+    _check(file.problem, solution)
     if request.out is not None:
-        write_solution(solution, problem, file.title, request.out)
+        write_solution(solution, file.problem, file.title, request.out)
     return SolveAnswer(file, solution)
 
 
@@ -169,7 +209,9 @@ class _Story:
     def __init__(self, console: rich.console.Console, started: float) -> None:
         self.console, self.started = console, started
         self.status = console.status("", spinner="dots") if console.is_terminal else None
-        self.phase, self.told, self.objective = "", -math.inf, math.inf
+        self.told, self.objective = -math.inf, math.inf
+        self.file: ProblemFile | None = None
+        self.last: Progress | None = None
 
     def __enter__(self) -> "_Story":
         if self.status is not None:
@@ -186,6 +228,8 @@ class _Story:
 
     def progress(self, p: Progress) -> None:
         elapsed_s = time.perf_counter() - self.started
+        if p.choices is not None or self.last is None:
+            self.last = p
         text = _figures(p.objective, p.bound, p.phase)
         if self.status is not None:
             self.status.update(rich.markup.escape(f"{elapsed_s:8.1f} s  {text}"))

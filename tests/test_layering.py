@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    {"errors", "files", "garbage", "interrupts"},
+    {"errors", "files", "garbage", "interrupts", "watchdog"},
     {"graph", "cluster", "solver"},
     {"trace", "cost"},
     {"planner"},

@@ -185,3 +185,33 @@ def test_the_cache_is_used_unless_it_is_off(tmp_path, monkeypatch):
     again = invoke(path)
     assert again.stdout == first.stdout and "from the cache" in again.stderr
     assert "from the cache" not in invoke(path, "--no-cache").stderr
+
+
+@pytest.mark.parametrize("has_solution", [True, False])
+def test_a_search_that_looks_at_no_clock_is_cut_off(tmp_path, has_solution):
+    """The main thread is held up after its first progress, as by a library; the best so far is shown in time."""
+    code = f"""
+import time
+import autoshard.solve_file
+from autoshard.cli import main
+
+story = autoshard.solve_file._Story
+tell = story.progress
+
+def hang(self, progress):
+    tell(self, progress)
+    if progress.choices is not None or not {has_solution}:
+        time.sleep(1000)
+
+story.progress = hang
+main()
+"""
+    path = endless(tmp_path)
+    command = [sys.executable, "-c", code, "solve", path, "--time-limit", "6", "--out", tmp_path / "s.json"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    if has_solution:
+        assert done.returncode == 0, done.stderr
+        check_lines(done.stdout, path)
+        assert read_solution(tmp_path / "s.json", read_problem_file(path).problem).choices is not None
+    else:
+        assert done.returncode == 2 and done.stdout == "" and "No solution was found within 6 s" in done.stderr

@@ -46,12 +46,14 @@ class Progress:
       objective: Cost of the best solution so far; +inf if none.
       bound: Best proven lower bound so far; -inf if none.
       phase: What the solver is doing, in a word or two.
+      choices: The best solution so far; None if there is none, or where it is not told.
     """
 
     elapsed_s: float
     objective: float
     bound: float
     phase: str
+    choices: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -123,7 +123,8 @@ class Search:
 
     def tell(self, phase: str) -> None:
         if self._on_progress is not None:
-            self._on_progress(Progress(self.wall_s(), self.objective, min(self.bound, self.objective), phase))
+            bound = min(self.bound, self.objective)
+            self._on_progress(Progress(self.wall_s(), self.objective, bound, phase, self.choices))
 
     def gap(self) -> float:
         return relative_gap(self.objective, self.bound)
