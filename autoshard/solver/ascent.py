@@ -16,6 +16,8 @@ iteration, and the better one gets most blocks:
     shrink.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from autoshard.solver.core import Core
@@ -101,12 +103,20 @@ class Ascent:
         self._tables = flat.tables.copy() if len(flat.pair_first) else flat.tables
         self._labels = [np.zeros(len(flat.label_start) - 1, np.int64) for _ in range(2)]
 
-    def climb(self, iterations: int, target: float, stop_at: float, stall: float) -> int:
+    def climb(
+        self,
+        iterations: int,
+        target: float,
+        stop_at: float,
+        stall: float,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Runs up to `iterations` pairs of sweeps.
 
         Args:
           target: Cost of a known solution (without the constant), for the scale of costs; +inf if none is known.
           stop_at: Stop when the bound reaches this.
+          stop: Asked after each iteration whether to stop.
           stall: Stop when the last `WINDOW` iterations (`PRICED_WINDOW` with prices) together gain less than this.
 
         Returns:
@@ -122,7 +132,7 @@ class Ascent:
             self._read_labels()
             self._iteration += 1
             stalled = len(self._history) > window + patience and self.bound - self._history[-1 - window] < stall
-            if self.bound >= stop_at or stalled:
+            if self.bound >= stop_at or stalled or stop():
                 return done
             if len(self.flat.capacity) and self._iteration >= START:
                 self._move(bound, target)

@@ -29,7 +29,7 @@ from autoshard.solver.messages import label_slack
 from autoshard.solver.network import Network
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.presolve import presolve, restrict
-from autoshard.solver.primal import labels_cost, labels_usage, settle
+from autoshard.solver.primal import descend, labels_cost, labels_usage, modest_labels, settle
 from autoshard.solver.problem import Problem, Solution
 from autoshard.solver.programs import Programs
 from autoshard.solver.search import Search
@@ -108,7 +108,7 @@ def _solve(
     if search.done():
         return search.solution()
     network = Network(problem)
-    presolve(network)
+    presolve(network, lambda: search.remaining_s() <= 0)
     search.tell("presolve")
     _Course(search, network, hint).run()
     return search.solution()
@@ -121,6 +121,8 @@ class _Course:
         self.search, self.network, self.hint = search, network, hint
         self.cutoff = math.inf
         """Least cutoff used by a removal: better solutions than this are all still there."""
+        self.settle_s = 0.0
+        """The longest that repairing labels has taken."""
 
     def run(self) -> None:
         search, network = self.search, self.network
@@ -155,6 +157,8 @@ class _Course:
             self._follow_hint(flat, nodes, ascent)
         is_whole = math.isinf(self.cutoff) and not self.network.is_cut_by_capacity
         small = entry_estimate(flat, np.ones(len(flat.unary), bool)) <= SMALL_ENTRIES
+        if search.choices is None and not small:
+            self._start(flat, nodes, ascent)
         self._climb(flat, nodes, ascent, 100 if small else search.options.dual_passes)
         if search.done():
             return False
@@ -178,7 +182,7 @@ class _Course:
             self.cutoff = min(self.cutoff, cutoff)
             for index, node in enumerate(nodes):
                 restrict(self.network, int(node), keep[flat.label_start[index] : flat.label_start[index + 1]])
-            presolve(self.network)
+            presolve(self.network, lambda: search.remaining_s() <= 0)
             return True
         if entries <= search.options.ilp_entries:
             if search.choices is not None:
@@ -217,6 +221,15 @@ class _Course:
         if settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0]):
             offer_labels(self.search, self.network, nodes, labels, "hint")
 
+    def _start(self, flat: Flat, nodes: np.ndarray, ascent: Ascent) -> None:
+        """Offers a solution before there is any bound: labels that take little, made cheaper."""
+        labels = modest_labels(flat)
+        self.search.spend(30 * table_entries(flat))
+        usage = labels_usage(flat, labels)
+        descend(flat, labels, usage, np.full(len(usage), np.inf), 20, ascent.scratch[0])
+        if math.isfinite(labels_cost(flat, labels)):
+            offer_labels(self.search, self.network, nodes, labels, "start")
+
     def _climb(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, passes: int) -> None:
         search, constant = self.search, self.network.constant
         leave_s = CLIMB_SHARE * search.remaining_s()
@@ -224,7 +237,7 @@ class _Course:
         while done < passes and not search.done():
             gap = search.objective - constant - ascent.bound
             stall = min(5e-3 * gap, 1e-4 * abs(ascent.bound))
-            steps = ascent.climb(CHUNK, search.objective - constant, math.inf, stall)
+            steps = ascent.climb(CHUNK, search.objective - constant, math.inf, stall, search.timekeeper())
             done += steps
             search.spend(3 * steps * table_entries(flat))
             self._prove(ascent.bound + constant, "messages")
@@ -239,7 +252,7 @@ class _Course:
 
     def _polish(self, flat: Flat, nodes: np.ndarray, ascent: Ascent, starts: list[np.ndarray]) -> None:
         for decoded in starts:
-            if self.search.done():
+            if self.search.done() or (self.search.choices is not None and not self.search.has_time(self.settle_s)):
                 return
             hopeless = not math.isfinite(labels_cost(flat, decoded)) or (
                 self.search.choices is not None and (labels_usage(flat, decoded) > 1.3 * flat.capacity).any()
@@ -248,6 +261,9 @@ class _Course:
                 continue
             labels = decoded.copy()
             self.search.spend(30 * table_entries(flat))
-            if settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0]):
+            began = self.search.wall_s()
+            fits = settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0])
+            self.settle_s = max(self.settle_s, self.search.wall_s() - began)
+            if fits:
                 if labels_cost(flat, labels) + self.network.constant < self.search.objective:
                     offer_labels(self.search, self.network, nodes, labels, "local search")

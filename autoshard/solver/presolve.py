@@ -21,6 +21,7 @@ Results of table work are remembered by the identity of the interned arrays, so 
 """
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,14 +30,19 @@ from autoshard.solver.network import Copies, Elimination, Factor, Network, Recor
 
 JOINT_ENTRIES = 4096
 """Parallel factors are merged, and nodes eliminated, freely while the new table has at most this many entries."""
+LOOKS = 500
+"""Nodes looked at between two questions whether to stop."""
 DOMINANCE_WORK = 60_000_000
 """Row differences of a table are compared only while (rows^2 x columns) is at most this."""
 
 
-def presolve(network: Network) -> None:
-    """Applies the rules until none changes anything; sets `network.infeasible` where a rule proves it."""
+def presolve(network: Network, stop: Callable[[], bool] = lambda: False) -> None:
+    """Applies the rules until none changes anything; sets `network.infeasible` where a rule proves it.
+
+    `stop` is asked now and then; once it says so, the network is left as it is by then, an equal problem still.
+    """
     for _ in range(4):
-        if network.infeasible:
+        if network.infeasible or stop():
             return
         unfit = compress_instants(network)
         if network.infeasible:
@@ -47,7 +53,7 @@ def presolve(network: Network) -> None:
         for node, keep in unfit.items():
             restrict(network, node, keep)
         before = (len(network.factors), sum(network.alive), sum(map(len, network.labels)))
-        _Reducer(network).run()
+        _Reducer(network).run(stop)
         if network.infeasible or not len(network.instants) and not unfit:
             return
         if before == (len(network.factors), sum(network.alive), sum(map(len, network.labels))) and not unfit:
@@ -85,7 +91,7 @@ class _Reducer:
         self.queue: deque[int] = deque(node for node, alive in enumerate(network.alive) if alive)
         self.queued = set(self.queue)
 
-    def run(self) -> None:
+    def run(self, stop: Callable[[], bool]) -> None:
         network = self.network
         pairs: dict[tuple[int, int], list[int]] = {}
         for key in list(network.factors):
@@ -96,7 +102,11 @@ class _Reducer:
                 self._tidy(key)
             for alike in self._parallel([key for key in keys if key in network.factors]):
                 self._merge_parallel(alike)
+        looks = 0
         while self.queue and not network.infeasible:
+            looks += 1
+            if looks % LOOKS == 0 and stop():
+                return
             node = self.queue.popleft()
             self.queued.discard(node)
             if network.alive[node]:
@@ -160,8 +170,7 @@ class _Reducer:
         if table is not factor.table or map_i is not factor.map_i or map_j is not factor.map_j:
             factor.map_i, factor.map_j, factor.table = map_i, map_j, table
             factor.records = [
-                Record(record.start, record.stop, own)
-                for record, own in zip(factor.records, amounts, strict=True)
+                Record(record.start, record.stop, own) for record, own in zip(factor.records, amounts, strict=True)
             ]
         rows, columns = table.shape
         if rows == 1 or columns == 1:
@@ -223,8 +232,15 @@ class _Reducer:
             keys = [key, *keys[2:]] if key in network.factors else keys[2:]
 
     def _joined(self, first: Factor, second: Factor) -> Factor | None:
-        memo = ("joint", id(first.map_i), id(first.map_j), id(first.table), id(second.map_i), id(second.map_j),
-                id(second.table))
+        memo = (
+            "joint",
+            id(first.map_i),
+            id(first.map_j),
+            id(first.table),
+            id(second.map_i),
+            id(second.map_j),
+            id(second.table),
+        )
         if memo not in self.memo:
             self.memo[memo] = self._joint(first, second)
         found = self.memo[memo]
@@ -250,8 +266,9 @@ class _Reducer:
         """Rule 2."""
         network = self.network
         count = len(network.labels[node])
-        sides = [(network.factors[key], *_from_side(network, network.factors[key], node))
-                 for key in network.incident[node]]
+        sides = [
+            (network.factors[key], *_from_side(network, network.factors[key], node)) for key in network.incident[node]
+        ]
         parts = []
         for factor, table, own in sides:
             parts += [id(table), id(own), factor.i == node, network.times(factor, node)]
@@ -344,9 +361,7 @@ class _Reducer:
         for other in others:
             self._push(other)
 
-    def _join(
-        self, others: list[int], links: tuple, table: np.ndarray, copies: tuple[np.ndarray, ...] | None
-    ) -> None:
+    def _join(self, others: list[int], links: tuple, table: np.ndarray, copies: tuple[np.ndarray, ...] | None) -> None:
         network = self.network
         first, second = (0, 1) if others[0] < others[1] else (1, 0)
         if first == 1:
@@ -378,7 +393,7 @@ class _Reducer:
         if not sides:
             return unary.min()
         if len(sides) == 1:
-            (table, own), = sides
+            ((table, own),) = sides
             result = (unary[:, None] + table[own]).min(axis=0)
         else:
             (left, own_left), (right, own_right) = sides

@@ -55,6 +55,19 @@ def fits(flat: Flat, labels: np.ndarray) -> bool:
 
 
 @numba.njit(cache=True, nogil=True)
+def modest_labels(flat: Flat) -> np.ndarray:
+    """For each node the label that takes least capacity, and of these the cheapest; int64 [n]."""
+    labels = np.zeros(len(flat.label_start) - 1, np.int64)
+    for i in range(len(labels)):
+        least, cheapest = np.inf, np.inf
+        for k in range(flat.label_start[i + 1] - flat.label_start[i]):
+            taken, cost = _most(flat, i, k), flat.unary[flat.label_start[i] + k]
+            if taken < least or (taken == least and cost < cheapest):
+                least, cheapest, labels[i] = taken, cost, k
+    return labels
+
+
+@numba.njit(cache=True, nogil=True)
 def local_costs(flat, labels, i, cost):
     """cost[k] = unary + table entries of node i with label k, neighbours fixed."""
     first = flat.label_start[i]
@@ -117,8 +130,9 @@ def occupy(flat, labels, usage, weights, i, k, sign):
 
 
 @numba.njit(cache=True, nogil=True)
-def descend(flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarray, sweeps: int,
-            scratch: np.ndarray) -> int:
+def descend(
+    flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarray, sweeps: int, scratch: np.ndarray
+) -> int:
     """Moves single nodes downhill, in place.
 
     Args:

@@ -68,6 +68,24 @@ class Search:
         limit = self.options.time_limit_s if self.options.work_limit is None else self.options.work_limit
         return min(limit, self._until) - self.elapsed_s()
 
+    def has_time(self, wall_s: float) -> bool:
+        """Whether something that takes so long by the clock would end in time; always true with a work limit."""
+        return self.options.work_limit is not None or self.remaining_s() >= wall_s
+
+    def timekeeper(self) -> Callable[[], bool]:
+        """A function to ask before each of several like steps: whether to stop, as the next would not end in time."""
+        began, longest = math.nan, 0.0
+
+        def stop() -> bool:
+            nonlocal began, longest
+            now = self.wall_s()
+            if not math.isnan(began):
+                longest = max(longest, now - began)
+            began = now
+            return self.done() or not self.has_time(longest)
+
+        return stop
+
     @contextlib.contextmanager
     def at_most(self, share: float) -> Iterator[None]:
         """Within this context only a share of the time, or work, that is left counts as remaining."""

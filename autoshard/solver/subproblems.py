@@ -1,10 +1,10 @@
 """Integer programs over a part of the labels: better solutions where the whole is too large for one program.
 
-  * `solve_part` solves the program over given labels; what it proves holds for solutions made of those labels.
-  * `recover` takes the labels that message passing decoded lately. Around the best prices those are the labels of the
-    relaxation's optimum, so that little is lost: the primal recovery of column generation.
-  * `walk` runs the local search over trees (`trees.py`) from the best solution.
-  * `roam` frees one neighbourhood of nodes after another and keeps the rest as in the best solution.
+* `solve_part` solves the program over given labels; what it proves holds for solutions made of those labels.
+* `recover` takes the labels that message passing decoded lately. Around the best prices those are the labels of the
+  relaxation's optimum, so that little is lost: the primal recovery of column generation.
+* `walk` runs the local search over trees (`trees.py`) from the best solution.
+* `roam` frees one neighbourhood of nodes after another and keeps the rest as in the best solution.
 """
 
 import dataclasses
@@ -31,6 +31,8 @@ WALK_ROUNDS = 8
 """Rounds of the local search over trees between two programs."""
 FAILURES = 30
 """Neighbourhoods in a row without a better solution after which the search gives up."""
+BUILD_S_PER_FACTOR = 2e-4
+"""How long it may take to build a program, for each factor; none is begun that could not be built in time."""
 NODE_LIMIT = 2_000
 """Branch-and-bound nodes of a recovery or neighbourhood: a limit on work, not time."""
 
@@ -51,8 +53,16 @@ class Part:
     """float64 [L]: excess over the bound of any solution with the label, at least."""
 
 
-def solve_part(search: Search, part: Part, keep: np.ndarray, below: float, gap: float, time_limit_s: float, phase: str,
-               node_limit: int | None = None) -> ProgramResult:
+def solve_part(
+    search: Search,
+    part: Part,
+    keep: np.ndarray,
+    below: float,
+    gap: float,
+    time_limit_s: float,
+    phase: str,
+    node_limit: int | None = None,
+) -> ProgramResult:
     """Solves the program over the labels `keep` (bool [L]) and offers its solution.
 
     Args:
@@ -68,6 +78,8 @@ def solve_part(search: Search, part: Part, keep: np.ndarray, below: float, gap: 
         return ProgramResult(None, -math.inf, False)
     if (np.add.reduceat(keep.astype(np.int64), flat.label_start[:-1]) == 0).any():
         return ProgramResult(None, math.inf, True)
+    if not search.has_time(BUILD_S_PER_FACTOR * len(flat.source)):
+        return ProgramResult(None, -math.inf, False)
     scale = abs(search.objective) if search.choices is not None else abs(ascent.bound + part.network.constant)
     hint = incumbent_labels(search, part)
     active = ascent.prices > 0
@@ -77,8 +89,9 @@ def solve_part(search: Search, part: Part, keep: np.ndarray, below: float, gap: 
     while True:
         program = build_program(flat, part.theta, part.tables, ascent.messages, ascent.prices, keep, below, active)
         limit_s, nodes = search.program_limits(give_up_s - search.elapsed_s(), len(program.entry_row), node_limit)
-        result = solve_program(flat, program, scale, gap * scale, limit_s, search.options.seed, nodes, hint,
-                               programs=search.programs)
+        result = solve_program(
+            flat, program, scale, gap * scale, limit_s, search.options.seed, nodes, hint, programs=search.programs
+        )
         search.spend(result.work)
         if result.infeasible:
             return result
@@ -138,8 +151,9 @@ def recover(search: Search, part: Part) -> None:
         for labels in (*part.ascent.decoded, *([] if current is None else [current])):
             keep[part.flat.label_start[:-1] + labels] = True
         if entry_estimate(part.flat, keep) <= RECOVERY_ENTRIES:
-            solve_part(search, part, keep, gap, 0.2 * search.wanted_gap(), 0.3 * search.remaining_s(), "recovery",
-                       NODE_LIMIT)
+            solve_part(
+                search, part, keep, gap, 0.2 * search.wanted_gap(), 0.3 * search.remaining_s(), "recovery", NODE_LIMIT
+            )
             return
 
 
@@ -148,7 +162,7 @@ def walk(search: Search, part: Part, rounds: int, seed: int) -> bool:
     current = incumbent_labels(search, part)
     if current is None:
         return False
-    labels = walk_trees(part.flat, current, part.unary, part.tables, rounds, seed, search.done)
+    labels = walk_trees(part.flat, current, part.unary, part.tables, rounds, seed, search.timekeeper())
     search.spend(4 * rounds * table_entries(part.flat))
     return labels_cost(part.flat, labels) < labels_cost(part.flat, current) and offer_labels(
         search, part.network, part.nodes, labels, "trees"
@@ -178,8 +192,16 @@ def roam(search: Search, part: Part) -> None:
         keep = part.slack <= _open_gap(search, part)
         keep &= np.repeat(free, np.diff(part.flat.label_start))
         keep[part.flat.label_start[:-1] + current] = True
-        result = solve_part(search, part, keep, _open_gap(search, part), 0.1 * search.wanted_gap(),
-                            0.2 * search.remaining_s(), "neighbourhood", NODE_LIMIT)
+        result = solve_part(
+            search,
+            part,
+            keep,
+            _open_gap(search, part),
+            0.1 * search.wanted_gap(),
+            0.2 * search.remaining_s(),
+            "neighbourhood",
+            NODE_LIMIT,
+        )
         failures = 0 if search.objective < before else failures + 1
         entries = entry_estimate(part.flat, keep)
         if entries > 2 * ROAM_ENTRIES or result.labels is None:
