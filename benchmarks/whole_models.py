@@ -1,0 +1,131 @@
+"""How long planning takes, from the traced function to the plan: GPT-3 175B with every layer unrolled, 1,024 H100.
+
+    python benchmarks/whole_models.py            # the table: 24 and 96 layers, two and three mesh axes, all meshes
+    python benchmarks/whole_models.py --layers 96 --mesh data=128,tensor=8
+
+Each row runs in a process of its own, so that its memory is its own. The solver's kernels are loaded (on a fresh
+machine: compiled) before the clock starts; the cache of solutions is off. `jax` is the time of `jax.make_jaxpr` of the
+same function, measured just before: it is subtracted from the total, as tracing is JAX's own work.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import jax
+from autoshard_models import train_step
+from autoshard_models.presets import preset
+
+import autoshard
+from autoshard.garbage import collection_paused
+from autoshard.solver import solve
+from autoshard.solver.warm_up import warm_up_options, warm_up_problem
+
+CLUSTER = os.path.join(os.path.dirname(__file__), "..", "configs", "clusters", "h100x1024.yaml")
+BATCH = 1536
+ROWS = ((24, "data=128,tensor=8"), (96, "data=128,tensor=8"), (96, "data=16,fsdp=8,tensor=8"), (96, "all"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measured plan; times in seconds."""
+
+    layers: int
+    mesh: str
+    equations: int
+    jax_s: float
+    graph_s: float
+    prepare_s: float
+    solve_s: float
+    finish_s: float
+    total_s: float
+    peak_rss_bytes: int
+    step_s: float
+    gap: float
+    load: float
+
+
+def measure(layers: int, mesh: str) -> Row:
+    """Plans once."""
+    config = preset("175b", num_layers=layers)
+    built = train_step.build(config, train_step.adamw())
+    state = jax.eval_shape(built.init, 0)
+    batch = train_step.batch_shapes(batch_size=BATCH, sequence_length=config.context_length)
+    solve(warm_up_problem(), warm_up_options())
+    began = time.perf_counter()
+    with collection_paused():  # as it is inside `plan`
+        jax.make_jaxpr(built.step)(state, batch)
+    jax_s = time.perf_counter() - began
+    jax.clear_caches()
+    stages: dict[str, float] = {}
+
+    def tell(progress: autoshard.PlanProgress) -> None:
+        stages.setdefault(progress.stage.split()[0], progress.elapsed_s)
+
+    axes = None if mesh == "all" else {name: int(size) for name, size in (a.split("=") for a in mesh.split(","))}
+    options = autoshard.PlanOptions(on_progress=tell, cache=False)
+    began = time.perf_counter()
+    plan = autoshard.plan(built.step, state, batch, cluster=CLUSTER, mesh=axes, donate_argnums=0, options=options)
+    total_s = time.perf_counter() - began
+    assert plan.estimate.peak_bytes <= plan.budget_bytes
+    return Row(
+        layers,
+        mesh,
+        len(plan.equations),
+        jax_s,
+        stages["group"] - stages["trace"] - jax_s,
+        stages["solve"] - stages["group"],
+        stages["decode"] - stages["solve"],
+        total_s - stages["decode"],
+        total_s - jax_s,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        plan.estimate.step_s,
+        plan.certificate.gap,
+        os.getloadavg()[0],
+    )
+
+
+def _in_own_process(layers: int, mesh: str) -> Row:
+    command = [sys.executable, __file__, "--layers", str(layers), "--mesh", mesh, "--json"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Row(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _table(rows: list[Row]) -> str:
+    head = (
+        "| layers | mesh | equations | jax | graph | groups, lifetimes | formulate, solve | plan | after tracing | "
+        "peak memory | gap | load |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    return head + "\n".join(
+        f"| {r.layers} | {r.mesh} | {r.equations:,} | {r.jax_s:.1f} s | {r.graph_s:.1f} s | {r.prepare_s:.1f} s | "
+        f"{r.solve_s:.1f} s | {r.finish_s:.1f} s | **{r.total_s:.1f} s** | {r.peak_rss_bytes / 1e9:.2f} GB | "
+        f"{100 * r.gap:.2f} % | {r.load:.1f} |"
+        for r in rows
+    )
+
+
+def main() -> None:
+    """Prints the table, or one row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, help="plan this many layers only")
+    parser.add_argument("--mesh", default="data=128,tensor=8", help="with --layers: axis=size,... or all")
+    parser.add_argument("--json", action="store_true", help="print the row as JSON")
+    arguments = parser.parse_args()
+    if arguments.layers is None:
+        rows = []
+        for layers, mesh in ROWS:
+            rows.append(_in_own_process(layers, mesh))
+            print(f"{layers} layers, {mesh}: {rows[-1].total_s:.1f} s", file=sys.stderr)
+        print(_table(rows))
+        return
+    row = measure(arguments.layers, arguments.mesh)
+    print(json.dumps(dataclasses.asdict(row)) if arguments.json else _table([row]))
+
+
+if __name__ == "__main__":
+    main()
