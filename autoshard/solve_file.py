@@ -242,6 +242,11 @@ class _Story:
     def end(self, solution: Solution) -> None:
         certificate = solution.certificate
         self.tell(_figures(certificate.objective, certificate.bound, certificate.status.value))
+        price = certificate.capacity_price
+        if self.file.problem.capacity is not None and price is not None:
+            gain = f"about {price.per_unit:.3g} to first order" if price.per_unit else "nothing to first order"
+            most = max(certificate.objective - price.bound_with(1.0), 0.0)
+            self.tell(f"one more unit of capacity would gain {gain}, at most {most:.3g}")
 
 
 def _figures(objective: float, bound: float, what: str) -> str:

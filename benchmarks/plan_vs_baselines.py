@@ -111,7 +111,7 @@ def predicted(case: Case, time_limit_s: float, out: pathlib.Path) -> None:
     state = jax.eval_shape(functions.init, 0)
     batch = train_step.batch_shapes(case.batch_size, config.context_length)
     cluster = ROOT / "configs" / "clusters" / f"{case.cluster}.yaml"
-    options = PlanOptions(time_limit_s=time_limit_s)
+    options = PlanOptions(time_limit_s=time_limit_s, cache=False)
     subject = baselines.prepare_subject(functions.step, state, batch, cluster=cluster, donate_argnums=0)
     rows = []
     for strategy in baselines.ALL:

@@ -60,14 +60,18 @@ def least_capacity(
     (low, instant), (high, _) = _peak_if(problem, np.min), _peak_if(problem, np.max)
     if options.work_limit is None and options.time_limit_s <= 0:
         return LeastCapacity(low, np.inf, None, instant, _least_alive(problem, instant))
-    best: tuple[int, ...] | None = None
+    best = _frugal(problem)
+    if best is not None:
+        high = evaluate(problem, best).peak_usage
     began = time.perf_counter()
     for turn in range(ROUNDS):
+        if stop.requested or best is not None and high - low <= max(options.relative_gap, 1e-9) * high:
+            break
         # A peak p has a level less than one step above it, hence the step taken off the bound below.
         levels = np.linspace(low, high, LEVELS)
         found = solve(
             _peak_problem(problem, levels),
-            _share(options, ROUNDS - turn, time.perf_counter() - began),
+            _share(options, 1 if best is None else ROUNDS - turn, time.perf_counter() - began),
             None if best is None else (*best, LEVELS - 1),
             stop=stop,
         )
@@ -80,10 +84,22 @@ def least_capacity(
         if best is None or peak < high:
             best, high = found.choices[:-1], peak
         low = min(max(low, found.certificate.bound - (levels[1] - levels[0])), high)
-        if stop.requested or high - low <= max(options.relative_gap, 1e-9) * high:
-            break
     instant = evaluate(problem, best).peak_instant
     return LeastCapacity(low, high, best, instant, _alive(problem, best, instant))
+
+
+def _frugal(problem: Problem) -> tuple[int, ...] | None:
+    """The choices that take least, each node by itself; None if they are forbidden together."""
+    taken = [np.zeros(len(node.costs)) for node in problem.nodes]
+    for usage in problem.usages:
+        taken[usage.node] = taken[usage.node] + usage.amounts * max(usage.stop - usage.start, 0)
+    if not all(np.isfinite(node.costs).any() for node in problem.nodes):
+        return None
+    choices = tuple(
+        int(np.argmin(np.where(np.isinf(node.costs), np.inf, amounts)))
+        for node, amounts in zip(problem.nodes, taken, strict=True)
+    )
+    return choices if np.isfinite(evaluate(problem, choices).objective) else None
 
 
 def _share(options: SolverOptions, rounds: int, elapsed_s: float) -> SolverOptions:
