@@ -11,7 +11,6 @@ lives through the whole loop. The compiler's own schedule may differ; these are 
   * The successor of a donated argument takes over its buffer.
 """
 
-import bisect
 import dataclasses
 from collections.abc import Sequence
 
@@ -261,20 +260,3 @@ def liveness(graph: Graph) -> Liveness:
         tuple(reading.stretch),
         tuple((v, until[v]) for v in root),
     )
-
-
-def compress(times: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Maps intervals onto the fewest instants that keep every maximal set of simultaneous intervals.
-
-    An instant matters only if it is the last before some interval ends and after some interval began.
-    """
-    if not times:
-        return []
-    starts = sorted({s for s, _ in times})
-    stops = sorted({e for _, e in times})
-    instants = []  # the latest start before each run of stops
-    for s, following in zip(starts, [*starts[1:], float("inf")], strict=True):
-        first_stop = bisect.bisect_right(stops, s)
-        if first_stop < len(stops) and stops[first_stop] <= following:
-            instants.append(s)
-    return [(bisect.bisect_left(instants, s), bisect.bisect_left(instants, e)) for s, e in times]

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from jax import lax
 
 from autoshard.planner.decode import estimate
-from autoshard.planner.liveness import compress
 
 M = 64 * 64 * 4
 """Bytes of one 64 x 64 matrix."""
@@ -101,23 +100,3 @@ def test_reshapes_are_other_names(formulated, mesh_of):
     """x, w, the product (read later under another name), the constant of 1 kB, and the result of 256 B."""
     f = formulated(reshaped, (SQUARE, SQUARE), mesh_of(1))
     assert estimate(f, [0] * len(f.problem.nodes)).peak_bytes == 3 * M + 32 * 2 * 4
-
-
-INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda p: (p[0], p[0] + p[1])), max_size=10)
-
-
-def alive(intervals, instants) -> set[frozenset[int]]:
-    return {frozenset(i for i, (s, e) in enumerate(intervals) if s <= t < e) for t in instants}
-
-
-@given(INTERVALS)
-@settings(max_examples=400, deadline=None)
-def test_compressed_instants_are_the_maximal_sets(intervals):
-    """Nothing but the inclusion-maximal sets of intervals alive together is left, each of them once."""
-    before = alive(intervals, range(20)) - {frozenset()}
-    maximal = {s for s in before if not any(s < other for other in before)}
-    compressed = compress(intervals)
-    assert len(compressed) == len(intervals)
-    count = max((e for _, e in compressed), default=0)
-    assert alive(compressed, range(count)) == maximal
-    assert count == len(maximal)
