@@ -1,10 +1,8 @@
-"""When values occupy memory: peaks derived by hand, and instants against brute force."""
+"""When values occupy memory: peaks derived by hand."""
 
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
 from jax import lax
 
 from autoshard.planner.decode import estimate
