@@ -28,6 +28,10 @@ PROGRAM_ENTRIES_PER_UNIT = 4_000
 """Matrix entries of the largest program that a unit of work affords: the root of a larger one alone takes longer."""
 
 
+OFFER_S_PER_NODE = 2e-5
+"""How long it may take to complete and price a solution, for each node."""
+
+
 class Search:
     """Gathers solutions and bounds; every solution is priced by `evaluate` on the original problem.
 
@@ -51,7 +55,7 @@ class Search:
         self.capacity_price: CapacityPrice | None = None
         self._on_progress = on_progress
         self._began, self._work = time.perf_counter(), 0.0
-        self._until = math.inf
+        self._until, self._longest_s = math.inf, 0.0
 
     def wall_s(self) -> float:
         """Seconds since the search began; for reports only."""
@@ -70,19 +74,20 @@ class Search:
 
     def has_time(self, wall_s: float) -> bool:
         """Whether something that takes so long by the clock would end in time; always true with a work limit."""
+        wall_s += OFFER_S_PER_NODE * len(self.problem.nodes)
         return self.options.work_limit is not None or self.remaining_s() >= wall_s
 
     def timekeeper(self) -> Callable[[], bool]:
         """A function to ask before each of several like steps: whether to stop, as the next would not end in time."""
-        began, longest = math.nan, 0.0
+        began = math.nan
 
         def stop() -> bool:
-            nonlocal began, longest
+            nonlocal began
             now = self.wall_s()
             if not math.isnan(began):
-                longest = max(longest, now - began)
+                self._longest_s = max(self._longest_s, now - began)
             began = now
-            return self.done() or not self.has_time(longest)
+            return self.done() or not self.has_time(2 * self._longest_s)
 
         return stop
 
