@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from autoshard.cli import app
 from autoshard.solver import Edge, Node, Problem, Usage, evaluate
+from autoshard.solver.driver import compile_kernels
 from autoshard.solver.problem_file import ProblemFile, read_problem_file, write_problem_file
 from autoshard.solver.solution_file import read_solution
 
@@ -45,6 +46,12 @@ sys.meta_path.insert(0, Blocker())
 from autoshard.cli import main
 main()
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """Compiles the kernels, so that the processes below only load them."""
+    compile_kernels()
 
 
 def example(tmp_path: pathlib.Path, limit: int = 50) -> pathlib.Path:
@@ -112,7 +119,7 @@ def test_signals_give_the_best_so_far(tmp_path, number):
 
 def test_the_limit_counts_from_the_start_of_the_process(tmp_path):
     path = endless(tmp_path)
-    command = [sys.executable, "-c", "from autoshard.cli import main; main()", "solve", path, "--time-limit", "4"]
+    command = [sys.executable, "-c", "from autoshard.cli import main; main()", "solve", path, "--time-limit", "10"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     check_lines(done.stdout, path)
@@ -207,11 +214,11 @@ story.progress = hang
 main()
 """
     path = endless(tmp_path)
-    command = [sys.executable, "-c", code, "solve", path, "--time-limit", "6", "--out", tmp_path / "s.json"]
+    command = [sys.executable, "-c", code, "solve", path, "--time-limit", "10", "--out", tmp_path / "s.json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
     if has_solution:
         assert done.returncode == 0, done.stderr
         check_lines(done.stdout, path)
         assert read_solution(tmp_path / "s.json", read_problem_file(path).problem).choices is not None
     else:
-        assert done.returncode == 2 and done.stdout == "" and "No solution was found within 6 s" in done.stderr
+        assert done.returncode == 2 and done.stdout == "" and "No solution was found within 10 s" in done.stderr
