@@ -42,6 +42,8 @@ CHUNK = 25
 SMALL_ENTRIES = 20_000
 """A program with fewer matrix entries goes to integer programming after a short ascent."""
 
+FIX_S_PER_NODE = 2e-4
+"""How long removing labels and presolving again may take, for each node; not begun where it could not end in time."""
 COPIES_SHARE = 0.3
 """Share of the time limit that folding copies may take."""
 PRICE_CHUNKS = 20
@@ -179,6 +181,8 @@ class _Course:
             return False
         entries = entry_estimate(flat, keep)
         if keep.mean() < 0.8 and entries > SMALL_ENTRIES:
+            if not search.has_time(FIX_S_PER_NODE * len(nodes)):
+                return False
             self.cutoff = min(self.cutoff, cutoff)
             for index, node in enumerate(nodes):
                 restrict(self.network, int(node), keep[flat.label_start[index] : flat.label_start[index + 1]])
