@@ -2,7 +2,6 @@
 
 The model carries no sharding annotation, no device and no mesh. Heads keep an axis of their own from the projections
 to the output, (batch, sequence, heads, head_dim), so that a split over heads needs no reshape.
-Letters in einsums: b batch, q query position, k key position, h head, d feature within a head.
 """
 
 import dataclasses
@@ -12,8 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-INIT_STDDEV = 0.02
-"""Standard deviation of the initial weights (Radford et al. 2019, GPT-2, section 2.3 and its released code)."""
+from .layers import INIT_STDDEV, MLP, Attention, Cache, LayerCache, causal_mask, repeated, residual_stddev, types_of
+from .losses import cross_entropy
+from .objective import Batch, Metrics, Objective, nnx_objective
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,86 +58,40 @@ class GPTConfig:
         return self.embed_dim // self.num_heads
 
     @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values: every query head has its own."""
+        return self.num_heads
+
+    @property
     def residual_stddev(self) -> float:
         """Initial scale of the layers that write to the residual stream, so that its variance is free of depth."""
-        return INIT_STDDEV / (2 * self.num_layers) ** 0.5
-
-
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Scaled dot-product attention in which a position sees itself and what precedes it.
-
-    Args:
-        query, key, value: (batch, sequence, heads, head_dim).
-
-    Returns:
-        (batch, sequence, heads, head_dim) in the type of `value`. The softmax is taken in float32.
-    """
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32) * query.shape[-1] ** -0.5
-    positions = jnp.arange(query.shape[1])
-    visible = positions[:, None] >= positions[None, :]
-    weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(jnp.float32).min), axis=-1)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(value.dtype), value)
-
-
-class Attention(nnx.Module):
-    """Causal self-attention with separate query, key and value projections."""
-
-    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
-        heads = (config.num_heads, config.head_dim)
-        types = {"dtype": config.dtype, "param_dtype": config.param_dtype}
-        init = nnx.initializers.normal(INIT_STDDEV)
-        self.query = nnx.LinearGeneral(config.embed_dim, heads, kernel_init=init, rngs=rngs, **types)
-        self.key = nnx.LinearGeneral(config.embed_dim, heads, kernel_init=init, rngs=rngs, **types)
-        self.value = nnx.LinearGeneral(config.embed_dim, heads, kernel_init=init, rngs=rngs, **types)
-        self.output = nnx.LinearGeneral(
-            heads,
-            config.embed_dim,
-            axis=(-2, -1),
-            kernel_init=nnx.initializers.normal(config.residual_stddev),
-            rngs=rngs,
-            **types,
-        )
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.output(causal_attention(self.query(x), self.key(x), self.value(x)))
-
-
-class MLP(nnx.Module):
-    """Two linear layers with a GELU between them."""
-
-    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
-        hidden_dim = config.mlp_ratio * config.embed_dim
-        types = {"dtype": config.dtype, "param_dtype": config.param_dtype}
-        self.up = nnx.Linear(
-            config.embed_dim, hidden_dim, kernel_init=nnx.initializers.normal(INIT_STDDEV), rngs=rngs, **types
-        )
-        self.down = nnx.Linear(
-            hidden_dim,
-            config.embed_dim,
-            kernel_init=nnx.initializers.normal(config.residual_stddev),
-            rngs=rngs,
-            **types,
-        )
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(jax.nn.gelu(self.up(x)))
+        return residual_stddev(self.num_layers)
 
 
 class Block(nnx.Module):
     """One decoder block: attention and MLP, each behind a layer norm and added to the residual stream."""
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
-        types = {"dtype": config.dtype, "param_dtype": config.param_dtype}
-        self.attention_norm = nnx.LayerNorm(config.embed_dim, rngs=rngs, **types)
-        self.attention = Attention(config, rngs=rngs)
-        self.mlp_norm = nnx.LayerNorm(config.embed_dim, rngs=rngs, **types)
-        self.mlp = MLP(config, rngs=rngs)
+        types, width, stddev = types_of(config), config.embed_dim, config.residual_stddev
+        self.attention_norm = nnx.LayerNorm(width, rngs=rngs, **types)
+        self.attention = Attention(
+            width, (config.num_heads,), config.head_dim, output_stddev=stddev, rngs=rngs, **types
+        )
+        self.mlp_norm = nnx.LayerNorm(width, rngs=rngs, **types)
+        self.mlp = MLP(width, config.mlp_ratio * width, down_stddev=stddev, rngs=rngs, **types)
         self.dropout = nnx.Dropout(config.dropout_rate)
 
     def __call__(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
         attention_key, mlp_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        x = x + self._drop(self.attention(self.attention_norm(x)), attention_key)
+        attended = self.attention(self.attention_norm(x), visible=causal_mask(x.shape[1], x.shape[1]))
+        x = x + self._drop(attended, attention_key)
         return x + self._drop(self.mlp(self.mlp_norm(x)), mlp_key)
+
+    def extend(self, x: jax.Array, cache: LayerCache, start: jax.Array) -> tuple[jax.Array, LayerCache]:
+        """The block without dropout for new positions, behind `start` others in the cache."""
+        attended, cache = self.attention.extend(self.attention_norm(x), cache, start)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache
 
     def _drop(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
         return x if key is None else self.dropout(x, rngs=key)
@@ -147,16 +101,14 @@ class GPT(nnx.Module):
     """The decoder: token and position embeddings, blocks, final norm, logits."""
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
-        types = {"dtype": config.dtype, "param_dtype": config.param_dtype}
+        types = types_of(config)
         init = nnx.initializers.normal(INIT_STDDEV)
         self.config = config
         self.token_embed = nnx.Embed(config.vocab_size, config.embed_dim, embedding_init=init, rngs=rngs, **types)
         self.position_embed = nnx.Param(
             init(rngs.params(), (config.context_length, config.embed_dim), config.param_dtype)
         )
-        # Jitted, so that one trace serves all layers: NNX's key counter makes a trace quadratic in its length.
-        make_block = nnx.jit(lambda key: Block(config, rngs=nnx.Rngs(params=key)))
-        self.blocks = nnx.List([make_block(rngs.params()) for _ in range(config.num_layers)])
+        self.blocks = repeated(lambda rngs: Block(config, rngs=rngs), config.num_layers, rngs)
         self.final_norm = nnx.LayerNorm(config.embed_dim, rngs=rngs, **types)
         if not config.tie_embeddings:
             self.head = nnx.Linear(
@@ -177,5 +129,27 @@ class GPT(nnx.Module):
         run_block = nnx.remat(Block.__call__) if self.config.remat else Block.__call__
         for layer, block in enumerate(self.blocks):
             x = run_block(block, x, None if dropout_key is None else jax.random.fold_in(dropout_key, layer))
+        return self._logits(x)
+
+    def extend(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Logits for tokens that follow those in the cache, and the cache with them added; see `inference.py`."""
+        positions = jax.lax.dynamic_slice_in_dim(self.position_embed[...], cache.length, tokens.shape[1])
+        x = self.token_embed(tokens) + positions.astype(self.config.dtype)
+        layers = []
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            x, layer = block.extend(x, layer, cache.length)
+            layers.append(layer)
+        return self._logits(x), Cache(tuple(layers), cache.length + tokens.shape[1])
+
+    def _logits(self, x: jax.Array) -> jax.Array:
         x = self.final_norm(x)
         return self.token_embed.attend(x) if self.config.tie_embeddings else self.head(x)
+
+
+def objective(config: GPTConfig) -> Objective:
+    """Prediction of the next token; the batch is `inputs` and `targets`, int32 (batch, sequence)."""
+
+    def loss(model: GPT, batch: Batch, dropout_key: jax.Array | None) -> tuple[jax.Array, Metrics]:
+        return cross_entropy(model(batch["inputs"], dropout_key), batch["targets"]), {}
+
+    return nnx_objective(lambda rngs: GPT(config, rngs=rngs), loss, config.dropout_rate > 0)

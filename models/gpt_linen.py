@@ -5,11 +5,16 @@ subtree `blocks` whose arrays have a leading axis of length num_layers.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
-from .gpt import INIT_STDDEV, GPTConfig, causal_attention
+from .gpt import GPTConfig
+from .layers import INIT_STDDEV, causal_attention
+from .losses import cross_entropy
+from .objective import Batch, Metrics, Objective, linen_objective
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,3 +125,15 @@ class GPT(nn.Module):
         )
         x, _ = scanned(block_class(config, deterministic, name="blocks"), x, None)
         return x
+
+
+def objective(config: LinenGPTConfig) -> Objective:
+    """Prediction of the next token; the batch is `inputs` and `targets`, int32 (batch, sequence)."""
+
+    def loss(apply: Callable[..., jax.Array], batch: Batch, dropout_key: jax.Array | None) -> tuple[jax.Array, Metrics]:
+        rngs = None if dropout_key is None else {"dropout": dropout_key}
+        logits = apply(batch["inputs"], deterministic=dropout_key is None, rngs=rngs)
+        return cross_entropy(logits, batch["targets"]), {}
+
+    example = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return linen_objective(GPT(config), example, loss, config.dropout_rate > 0)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from autoshard_models.gpt import GPTConfig, causal_attention
+from autoshard_models.gpt import GPTConfig
 from autoshard_models.gpt_linen import LinenGPTConfig
+from autoshard_models.layers import causal_attention
 from autoshard_models.presets import PADDED_VOCAB_SIZE, PRESETS, preset
 from autoshard_models.train_step import TrainState, adamw, batch_shapes, build, cross_entropy
 

@@ -1,0 +1,62 @@
+"""Every family of models by its name: its configurations, its named sizes, its loss and its batches."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+
+from . import encoder, encoder_decoder, gpt, gpt_linen, llama, moe, presets
+from .objective import Objective, next_token_batch
+
+
+class Family(NamedTuple):
+    """Models that one module describes.
+
+    Attributes:
+        config: the class of their configurations.
+        presets: named sizes.
+        objective: configuration -> Objective.
+        batch_shapes: (configuration, batch size) -> shapes of a batch, by name.
+    """
+
+    config: type
+    presets: Mapping[str, Any]
+    objective: Callable[[Any], Objective]
+    batch_shapes: Callable[[Any, int], dict[str, jax.ShapeDtypeStruct]]
+
+
+_LINEN_PRESETS = MappingProxyType(
+    {name: gpt_linen.LinenGPTConfig(**dataclasses.asdict(size)) for name, size in presets.PRESETS.items()}
+)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gpt": Family(gpt.GPTConfig, presets.PRESETS, gpt.objective, next_token_batch),
+        "gpt_linen": Family(gpt_linen.LinenGPTConfig, _LINEN_PRESETS, gpt_linen.objective, next_token_batch),
+        "llama": Family(llama.LlamaConfig, llama.PRESETS, llama.objective, next_token_batch),
+        "encoder": Family(encoder.EncoderConfig, encoder.PRESETS, encoder.objective, encoder.batch_shapes),
+        "encoder_decoder": Family(
+            encoder_decoder.EncoderDecoderConfig,
+            encoder_decoder.PRESETS,
+            encoder_decoder.objective,
+            encoder_decoder.batch_shapes,
+        ),
+        "moe": Family(moe.MoEConfig, moe.PRESETS, moe.objective, next_token_batch),
+    }
+)
+"""All families by name."""
+
+
+def objective_of(config: Any) -> Objective:
+    """The objective of the model that `config` describes.
+
+    Raises:
+        TypeError: no family has a configuration of that type.
+    """
+    for family in FAMILIES.values():
+        if type(config) is family.config:
+            return family.objective(config)
+    known = ", ".join(family.config.__name__ for family in FAMILIES.values())
+    raise TypeError(f"no family has configurations of type {type(config).__name__}; choose one of {known}.")
