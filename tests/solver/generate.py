@@ -1,5 +1,7 @@
 """Random problems for the solver's tests."""
 
+import dataclasses
+
 import numpy as np
 
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
@@ -84,6 +86,26 @@ def repeated(seed: int, link: str) -> Problem:
     most = sum(float(u.amounts.max()) for u in (*usages, *pairs))
     capacity = None if rng.random() < 0.2 else most * float(rng.uniform(0.2, 0.8))
     return Problem(tuple(nodes), tuple(edges), tuple(usages), tuple(pairs), capacity)
+
+
+def lifted(seed: int, sheets: int = 2) -> Problem:
+    """A random cover of a random problem: every node and edge `sheets` times, edges joining copies by a permutation.
+
+    All copies of a node see the same, whatever the permutations; but which copies an edge joins, and whether two edges
+    join the same ones, is chance.
+    """
+    base = random_problem(seed, 3, 3)
+    rng = np.random.default_rng(seed)
+    nodes = tuple(node for node in base.nodes for _ in range(sheets))
+    edges, pairs = [], []
+    for index, edge in enumerate(base.edges):
+        for copy, other in enumerate(rng.permutation(sheets).tolist()):
+            ends = edge.source * sheets + copy, edge.target * sheets + other
+            pairs += [dataclasses.replace(u, edge=len(edges)) for u in base.edge_usages if u.edge == index]
+            edges.append(Edge(*ends, edge.source_class, edge.target_class, edge.costs))
+    usages = [dataclasses.replace(u, node=u.node * sheets + copy) for u in base.usages for copy in range(sheets)]
+    capacity = None if base.capacity is None else base.capacity * sheets * float(rng.uniform(0.7, 1.0))
+    return Problem(nodes, tuple(edges), tuple(usages), tuple(pairs), capacity)
 
 
 def random_tree(rng: np.random.Generator, max_nodes: int) -> Problem:
