@@ -4,14 +4,12 @@ import collections
 import dataclasses
 import io
 import math
-import re
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
 
-from autoshard.planner.decisions import SpecEntries
 from autoshard.plans.plan import Plan
+from autoshard.plans.text import amount, is_companion, layout_text, pattern, seconds, table
 
 _WIDTH = 118
 
@@ -31,32 +29,6 @@ def explain(plan: Plan) -> str:
     for warning in plan.warnings:
         console.print(f"warning: {warning}")
     return console.file.getvalue().rstrip() + "\n"
-
-
-def pattern(name: str) -> str:
-    """A path with every number replaced by `*`, so that layers fall together."""
-    return re.sub(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])|(?<=_)\d+(?=\.|$)", "*", name)
-
-
-def seconds(value: float) -> str:
-    """Seconds in a readable unit."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns" if value else "0"
-
-
-def amount(value: float, unit: str = "B") -> str:
-    """A quantity with its decimal SI prefix."""
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
-
-
-def layout_text(entries: SpecEntries) -> str:
-    """`(data, -)`: the mesh axes on each dimension."""
-    return "(" + ", ".join("+".join(e) or "-" for e in entries) + ")"
 
 
 def _summary(console: Console, plan: Plan) -> None:
@@ -93,13 +65,6 @@ def _price(plan: Plan) -> str:
     return f"one more GB per device would gain {about}, at most {seconds(most_s)} ({most_s / cost_s:.2%})"
 
 
-def _table(title: str, columns: Sequence[tuple[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), title_style="bold")
-    for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=justify == "right")
-    return table
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Row:
     """Arguments that agree in path pattern, shape and layout."""
@@ -116,34 +81,35 @@ def _rows(plan: Plan) -> list[_Row]:
 
 
 def _follows(row: _Row, leader: _Row) -> bool:
-    """Whether `row` is a companion of `leader` (an optimizer's moment of a parameter): same shape, same inner path."""
-    inner = leader.path.split(".")[2:]
-    return (
-        bool(inner)
-        and row.shape == leader.shape
-        and row.path != leader.path
-        and row.path.split(".")[-len(inner) :] == inner
-    )
+    """Whether `row` is a companion of `leader`: an optimizer's moment of a parameter."""
+    return row.shape == leader.shape and is_companion(row.path, leader.path)
 
 
 def _tensors(console: Console, plan: Plan) -> None:
     """One line a kind of argument; optimizer moments stand behind the parameter that they belong to."""
     leaders: list[tuple[_Row, list[_Row]]] = []
     for row in _rows(plan):
-        home = next((companions for leader, companions in leaders if _follows(row, leader)), None)
+        home = next(
+            (
+                companions
+                for leader, companions in leaders
+                if row.shape == leader.shape and is_companion(row.path, leader.path)
+            ),
+            None,
+        )
         if home is None:
             leaders.append((row, []))
         else:
             home.append(row)
-    table = _table(
+    rows = table(
         "What each group of arguments does: the mesh axes that shard each dimension",
         [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left"), ("its optimizer state", "left")],
     )
     for row, companions in leaders:
         layouts = list(dict.fromkeys(c.layout for c in companions))
         state = "" if not layouts else "same" if layouts == [row.layout] else ", ".join(layouts)
-        table.add_row(row.path, str(row.count), "x".join(map(str, row.shape)), row.layout, state)
-    console.print(table)
+        rows.add_row(row.path, str(row.count), "x".join(map(str, row.shape)), row.layout, state)
+    console.print(rows)
     scalars = sum(not a.shape for a in plan.arguments)
     if scalars:
         console.print(f"and {scalars} scalars, replicated")
@@ -164,7 +130,7 @@ def _communication(console: Console, plan: Plan, most: int = 14) -> None:
     if not groups:
         console.print("Communication: none\n")
         return
-    table = _table(
+    rows = table(
         "Where communication goes",
         [
             ("time", "right"),
@@ -177,7 +143,7 @@ def _communication(console: Console, plan: Plan, most: int = 14) -> None:
         ],
     )
     for (kind, axes, value, source), items in groups[:most]:
-        table.add_row(
+        rows.add_row(
             seconds(sum(c.time_s for c in items)),
             amount(sum(c.wire_bytes for c in items)),
             f"{sum(c.count for c in items):g}",
@@ -186,7 +152,7 @@ def _communication(console: Console, plan: Plan, most: int = 14) -> None:
             value,
             source,
         )
-    console.print(table)
+    console.print(rows)
     _rest(console, groups[most:], lambda c: c.time_s)
 
 
@@ -200,19 +166,19 @@ def _rest(console: Console, groups: Sequence[tuple], weight) -> None:
 
 def _compute(console: Console, plan: Plan, most: int = 8) -> None:
     groups = _grouped(plan.estimate.compute, lambda c: (c.name, c.source), lambda c: c.compute_s)
-    table = _table(
+    rows = table(
         "Where computation goes",
         [("time", "right"), ("work", "right"), ("groups", "right"), ("operation", "left"), ("line", "left")],
     )
     for (name, source), items in groups[:most]:
-        table.add_row(
+        rows.add_row(
             seconds(sum(c.compute_s for c in items)),
             amount(sum(c.flops for c in items), "FLOP"),
             str(len(items)),
             name,
             source,
         )
-    console.print(table)
+    console.print(rows)
     _rest(console, groups[most:], lambda c: c.compute_s)
 
 
@@ -222,10 +188,10 @@ def _memory(console: Console, plan: Plan, most: int = 12) -> None:
     shares = ", ".join(f"{kind} {amount(sum(m.size_bytes for m in items))}" for kind, items in classes)
     console.print(f"What fills the memory at the peak: {shares}")
     groups = _grouped(e.memory, lambda m: (m.memory_class, pattern(m.name), m.shape), lambda m: m.size_bytes)
-    table = _table("", [("memory", "right"), ("n", "right"), ("class", "left"), ("shape", "left"), ("tensor", "left")])
+    rows = table("", [("memory", "right"), ("n", "right"), ("class", "left"), ("shape", "left"), ("tensor", "left")])
     for (kind, name, shape), items in groups[:most]:
-        table.add_row(amount(sum(m.size_bytes for m in items)), str(len(items)), kind, "x".join(map(str, shape)), name)
-    console.print(table)
+        rows.add_row(amount(sum(m.size_bytes for m in items)), str(len(items)), kind, "x".join(map(str, shape)), name)
+    console.print(rows)
     if groups[most:]:
         console.print(
             f"and {len(groups) - most} more kinds, "
@@ -240,29 +206,29 @@ def _near_ties(console: Console, plan: Plan, most: int = 6) -> None:
         groups.setdefault((pattern(c.name), c.chosen, c.alternative), c.extra_s)
     if not groups or not plan.estimate.step_s:
         return
-    table = _table(
+    rows = table(
         "Closest decisions (the cheapest change of one tensor, all else as planned)",
         [("costs", "right"), ("of step", "right"), ("tensor", "left"), ("planned", "left"), ("instead", "left")],
     )
     for (name, chosen, alternative), extra in list(groups.items())[:most]:
-        table.add_row("+" + seconds(extra), f"{extra / plan.estimate.step_s:.2%}", name, chosen, alternative)
-    console.print(table)
+        rows.add_row("+" + seconds(extra), f"{extra / plan.estimate.step_s:.2%}", name, chosen, alternative)
+    console.print(rows)
     console.print()
 
 
 def _meshes(console: Console, plan: Plan) -> None:
     if len(plan.candidates) < 2:
         return
-    table = _table(
+    rows = table(
         "Logical meshes considered", [("mesh", "left"), ("step", "right"), ("bound", "right"), ("verdict", "left")]
     )
     for c in sorted(plan.candidates, key=lambda c: (c.step_s is None, c.step_s or 0.0, c.bound_s)):
         mesh = ", ".join(f"{a}={n}" for a, n in c.axes)
-        table.add_row(
+        rows.add_row(
             mesh,
             seconds(c.step_s) if c.step_s is not None else "-",
             seconds(c.bound_s) if math.isfinite(c.bound_s) else "-",
             c.verdict,
         )
-    console.print(table)
+    console.print(rows)
     console.print()

@@ -12,8 +12,8 @@ from autoshard_models.presets import preset
 from autoshard.cluster import Cluster
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
-from autoshard.plans.explain import amount, layout_text, pattern, seconds
 from autoshard.plans.make import _assemble
+from autoshard.plans.text import amount, layout_text, pattern, seconds
 from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.trace.trace import trace
 
