@@ -156,7 +156,10 @@ def _peel(flat: Flat, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, m
         found += 1
         first, labels = flat.label_start[i], flat.label_start[i + 1] - flat.label_start[i]
         if f < 0:
-            constant += unary[first : first + labels].min()
+            low = np.inf
+            for k in range(labels):
+                low = min(low, unary[first + k])
+            constant += low
             continue
         unlinked[f] = True
         rows, columns, place = flat.rows[f], flat.columns[f], flat.table[f]

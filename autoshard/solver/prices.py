@@ -13,6 +13,7 @@ import numba
 import numpy as np
 
 from autoshard.solver.flat import Flat
+from autoshard.solver.messages import running_sum
 
 COORDINATES = 4
 """Prices that are moved in one call: those whose slope is steepest."""
@@ -25,8 +26,7 @@ WIDENINGS = 12
 @numba.njit(cache=True, nogil=True)
 def _usage_at(flat, theta, tables, messages, change, usage):
     """Writes the usage of the labels and entries that are least after prices moved by `change`, float64 [T]."""
-    running = np.zeros(len(change) + 1)
-    running[1:] = np.cumsum(change)
+    running = running_sum(change)
     steps = np.zeros(len(change) + 1)
     for i in range(len(flat.label_start) - 1):
         begin, end = flat.usage_start[i], flat.usage_start[i + 1]
@@ -63,7 +63,19 @@ def _usage_at(flat, theta, tables, messages, change, usage):
             amount = flat.amounts[flat.pair_amounts[r] + choice]
             steps[flat.pair_first[r]] += amount
             steps[flat.pair_last[r]] -= amount
-    usage[:] = np.cumsum(steps)[:-1]
+    level = 0.0
+    for t in range(len(usage)):
+        level += steps[t]
+        usage[t] = level
+
+
+@numba.njit(cache=True, nogil=True)
+def _largest(values):
+    best = 0
+    for index in range(len(values)):
+        if values[index] > values[best]:
+            best = index
+    return best
 
 
 @numba.njit(cache=True, nogil=True)
@@ -80,11 +92,15 @@ def climb_prices(flat: Flat, theta: np.ndarray, tables: np.ndarray, messages: np
     count = len(prices)
     change, usage = np.zeros(count), np.zeros(count)
     _usage_at(flat, theta, tables, messages, change, usage)
-    order = np.argsort(-np.abs((usage - flat.capacity) / flat.capacity.max()))
+    excess = np.empty(count)
+    for t in range(count):
+        excess[t] = abs(usage[t] - flat.capacity[t])
     moved = 0
-    for t in order:
+    for _ in range(count):
         if moved == COORDINATES:
             break
+        t = _largest(excess)
+        excess[t] = -1.0
         _usage_at(flat, theta, tables, messages, change, usage)
         slope = usage[t] - flat.capacity[t]
         if slope == 0 or (slope < 0 and prices[t] + change[t] <= 0):
@@ -93,7 +109,7 @@ def climb_prices(flat: Flat, theta: np.ndarray, tables: np.ndarray, messages: np
         rising = slope > 0
         near, length = change[t], step if rising else -step
         far = near + length
-        for _ in range(WIDENINGS):
+        for _turn in range(WIDENINGS):
             change[t] = max(far, -prices[t])
             _usage_at(flat, theta, tables, messages, change, usage)
             if (usage[t] > flat.capacity[t]) != rising or change[t] == -prices[t]:
@@ -101,7 +117,7 @@ def climb_prices(flat: Flat, theta: np.ndarray, tables: np.ndarray, messages: np
             near, length = change[t], 2 * length
             far = near + length
         far = max(far, -prices[t])
-        for _ in range(HALVINGS):
+        for _turn in range(HALVINGS):
             change[t] = 0.5 * (near + far)
             _usage_at(flat, theta, tables, messages, change, usage)
             if (usage[t] > flat.capacity[t]) == rising:

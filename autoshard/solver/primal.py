@@ -45,13 +45,19 @@ def labels_usage(flat: Flat, labels: np.ndarray) -> np.ndarray:
             amount = flat.amounts[flat.pair_amounts[r] + a * flat.columns[f] + b]
             steps[flat.pair_first[r]] += amount
             steps[flat.pair_last[r]] -= amount
-    return np.cumsum(steps)[: len(flat.capacity)]
+    for t in range(len(flat.capacity)):
+        steps[t + 1] += steps[t]
+    return steps[: len(flat.capacity)].copy()
 
 
 @numba.njit(cache=True, nogil=True)
 def fits(flat: Flat, labels: np.ndarray) -> bool:
     """Whether the usage is within the capacity at every instant."""
-    return bool(np.all(labels_usage(flat, labels) <= flat.capacity))
+    usage = labels_usage(flat, labels)
+    for t in range(len(usage)):
+        if usage[t] > flat.capacity[t]:
+            return False
+    return True
 
 
 @numba.njit(cache=True, nogil=True)
@@ -265,7 +271,8 @@ def settle(flat: Flat, labels: np.ndarray, weights: np.ndarray, rounds: int, scr
                 weights[t] = weights[t] * 2.0
         if not exceeded:
             break
-    if np.any(usage > flat.capacity):
-        return False
+    for t in range(len(weights)):
+        if usage[t] > flat.capacity[t]:
+            return False
     descend(flat, labels, usage, np.full(len(weights), np.inf), 50, scratch)
     return np.isfinite(labels_cost(flat, labels)) and fits(flat, labels)

@@ -74,8 +74,8 @@ def improve_trees(flat: Flat, labels: np.ndarray, usage: np.ndarray, unary: np.n
     link = np.empty(size, np.int64)
     new = np.empty(size, np.int64)
     most = 1
-    if len(flat.source):
-        most = max(flat.rows.max(), flat.columns.max())
+    for f in range(len(flat.source)):
+        most = max(most, flat.rows[f], flat.columns[f])
     best = np.empty(most)
     given = np.empty(most)
     weights = np.zeros(len(usage))
