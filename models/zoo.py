@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from . import encoder, encoder_decoder, gpt, gpt_linen, llama, moe, presets
+from . import encoder, encoder_decoder, gpt, gpt_linen, llama, moe, presets, vit, vit_linen, wide_resnet
 from .objective import Objective, next_token_batch
 
 
@@ -27,14 +27,20 @@ class Family(NamedTuple):
     batch_shapes: Callable[[Any, int], dict[str, jax.ShapeDtypeStruct]]
 
 
-_LINEN_PRESETS = MappingProxyType(
-    {name: gpt_linen.LinenGPTConfig(**dataclasses.asdict(size)) for name, size in presets.PRESETS.items()}
-)
+def _linen(config: type, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Presets of an NNX model as those of its Linen twin."""
+    return MappingProxyType({name: config(**dataclasses.asdict(size)) for name, size in sizes.items()})
+
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "gpt": Family(gpt.GPTConfig, presets.PRESETS, gpt.objective, next_token_batch),
-        "gpt_linen": Family(gpt_linen.LinenGPTConfig, _LINEN_PRESETS, gpt_linen.objective, next_token_batch),
+        "gpt_linen": Family(
+            gpt_linen.LinenGPTConfig,
+            _linen(gpt_linen.LinenGPTConfig, presets.PRESETS),
+            gpt_linen.objective,
+            next_token_batch,
+        ),
         "llama": Family(llama.LlamaConfig, llama.PRESETS, llama.objective, next_token_batch),
         "encoder": Family(encoder.EncoderConfig, encoder.PRESETS, encoder.objective, encoder.batch_shapes),
         "encoder_decoder": Family(
@@ -44,6 +50,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             encoder_decoder.batch_shapes,
         ),
         "moe": Family(moe.MoEConfig, moe.PRESETS, moe.objective, next_token_batch),
+        "vit": Family(vit.ViTConfig, vit.PRESETS, vit.objective, vit.batch_shapes),
+        "vit_linen": Family(
+            vit_linen.LinenViTConfig,
+            _linen(vit_linen.LinenViTConfig, vit.PRESETS),
+            vit_linen.objective,
+            vit.batch_shapes,
+        ),
+        "wide_resnet": Family(
+            wide_resnet.WideResNetConfig, wide_resnet.PRESETS, wide_resnet.objective, wide_resnet.batch_shapes
+        ),
     }
 )
 """All families by name."""

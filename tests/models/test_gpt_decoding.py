@@ -1,5 +1,6 @@
 """The GPT decodes with a cache as it does in one pass; planned decoding as unsharded decoding."""
 
+import jax
 import zoo_checks
 from autoshard_models.gpt import GPT, GPTConfig
 from autoshard_models.train_step import adamw, build
@@ -9,12 +10,12 @@ SMALL = GPTConfig(vocab_size=32, context_length=16, num_layers=2, num_heads=4, e
 
 
 def test_decoding_equals_the_full_pass_token_by_token():
-    params = build(SMALL, adamw()).init(0).params
+    params = jax.jit(build(SMALL, adamw()).init)(0).params
     module = nnx.merge(nnx.graphdef(nnx.eval_shape(lambda: GPT(SMALL, rngs=nnx.Rngs(0)))), params)
     zoo_checks.assert_decodes(SMALL, params, module, zoo_checks.tokens_of(32, 2, 10)["inputs"])
 
 
 def test_planned_decoding_equals_unsharded_decoding():
-    params = build(SMALL, adamw()).init(0).params
+    params = jax.jit(build(SMALL, adamw()).init)(0).params
     tokens = zoo_checks.tokens_of(32, 8, 6)["inputs"]
     zoo_checks.assert_planned_decoding_equals_unsharded_decoding(SMALL, params, tokens, zoo_checks.MESHES["2-D"])

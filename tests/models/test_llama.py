@@ -61,7 +61,7 @@ def test_loss_falls():
 
 def test_decoding_equals_the_full_pass_token_by_token():
     config = dataclasses.replace(SMALL, num_layers=2)
-    params = build(config, adamw()).init(0).params
+    params = jax.jit(build(config, adamw()).init)(0).params
     tokens = zoo_checks.tokens_of(64, 2, 12)["inputs"]
     module = nnx.merge(nnx.graphdef(nnx.eval_shape(lambda: llama.Llama(config, rngs=nnx.Rngs(0)))), params)
     zoo_checks.assert_decodes(config, params, module, tokens)
@@ -73,6 +73,6 @@ def test_planned_steps_equal_unsharded_steps():
 
 
 def test_planned_decoding_equals_unsharded_decoding():
-    params = build(SMALL, adamw()).init(0).params
+    params = jax.jit(build(SMALL, adamw()).init)(0).params
     tokens = zoo_checks.tokens_of(64, 8, 6)["inputs"]
     zoo_checks.assert_planned_decoding_equals_unsharded_decoding(SMALL, params, tokens, zoo_checks.MESHES["2-D"])

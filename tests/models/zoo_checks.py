@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from autoshard_models.inference import build_inference
 from autoshard_models.train_step import TrainFunctions
+from flax import nnx
 
 import autoshard
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
@@ -28,6 +29,19 @@ def tokens_of(vocab_size: int, batch_size: int, length: int, seed: int = 0) -> d
     return {"inputs": jnp.asarray(tokens[:, :-1]), "targets": jnp.asarray(tokens[:, 1:])}
 
 
+def images_of(config: Any, seed: int = 0, batch_size: int = 8) -> dict[str, jax.Array]:
+    """A batch of labelled images."""
+    rng, size = np.random.default_rng(seed), config.image_size
+    images = rng.normal(size=(batch_size, size, size, config.num_channels)).astype(np.float32)
+    labels = rng.integers(config.num_classes, size=batch_size, dtype=np.int32)
+    return {"images": jnp.asarray(images), "labels": jnp.asarray(labels)}
+
+
+def rngs() -> nnx.Rngs:
+    """Random numbers for the parameters of a module."""
+    return nnx.Rngs(0)
+
+
 def count(tree: Any) -> int:
     """Numbers in a tree of arrays or shapes."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
@@ -46,7 +60,7 @@ def numbers(tree: Any) -> list[np.ndarray]:
 
 def assert_learns(functions: TrainFunctions, batch: Any, steps: int = 20, share: float = 0.7) -> None:
     """The loss on one batch falls to `share` of the first one, and the state keeps its structure and types."""
-    step, state = jax.jit(functions.step), functions.init(0)
+    step, state = jax.jit(functions.step), jax.jit(functions.init)(0)
     before = jax.tree.map(lambda x: (x.shape, x.dtype), state)
     losses = []
     for _ in range(steps):
@@ -84,7 +98,7 @@ def assert_planned_steps_equal_unsharded_ones(
     functions: TrainFunctions, batches: list[Any], rtol: float = 1e-3, atol: float = 2e-5
 ) -> dict[str, autoshard.Plan]:
     """State and metrics of planned steps, one for each batch, are those of plain `jax.jit`; on each of `MESHES`."""
-    trail, state, step = [], functions.init(0), jax.jit(functions.step)
+    trail, state, step = [], jax.jit(functions.init)(0), jax.jit(functions.step)
     for batch in batches:
         state, metrics = step(state, batch)
         trail.append((state, metrics))
@@ -101,10 +115,10 @@ def assert_planned_steps_equal_unsharded_ones(
 
 def assert_decodes(config: Any, params: Any, full_pass: Callable[[jax.Array], jax.Array], tokens: jax.Array) -> None:
     """A prompt at once, then token by token, gives the logits of the full pass over tokens (batch, sequence)."""
-    functions, expected = build_inference(config), full_pass(tokens)
+    functions, expected = build_inference(config), jax.jit(full_pass)(tokens)
     prompt = tokens.shape[1] // 2
     decode = jax.jit(functions.decode)
-    logits, cache = functions.prefill(params, tokens[:, :prompt], functions.empty_cache(tokens.shape[0]))
+    logits, cache = jax.jit(functions.prefill)(params, tokens[:, :prompt], functions.empty_cache(tokens.shape[0]))
     np.testing.assert_allclose(logits, expected[:, prompt - 1], rtol=1e-4, atol=1e-5)
     for position in range(prompt, tokens.shape[1]):
         logits, cache = decode(params, tokens[:, position], cache)
@@ -120,10 +134,11 @@ def assert_planned_decoding_equals_unsharded_decoding(
     prompt, cache = tokens[:, :-2], functions.empty_cache(tokens.shape[0])
     prefill = plan_of(functions.prefill, (params, prompt, cache), mesh, donate=2).jit(functions.prefill)
     decode = plan_of(functions.decode, (params, tokens[:, 0], cache), mesh, donate=2).jit(functions.decode)
-    expected = functions.prefill(params, prompt, cache)
+    plain_prefill, plain_decode = jax.jit(functions.prefill), jax.jit(functions.decode)
+    expected = plain_prefill(params, prompt, cache)
     found = prefill(params, prompt, cache)
     assert_close(found, expected)
     for position in (-2, -1):
-        expected = functions.decode(params, tokens[:, position], expected[1])
+        expected = plain_decode(params, tokens[:, position], expected[1])
         found = decode(params, tokens[:, position], found[1])
         assert_close(found, expected)
