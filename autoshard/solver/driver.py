@@ -35,7 +35,7 @@ from autoshard.solver.programs import Programs
 from autoshard.solver.search import Search
 from autoshard.solver.subproblems import WALK_ROUNDS, Part, offer_labels, recover, roam, solve_part, walk
 from autoshard.solver.validate import check_problem
-from autoshard.solver.warm_up import is_warm, warm_up_options, warm_up_problem
+from autoshard.solver.warm_up import is_warm, share_compilation, warm_up_options, warm_up_problem
 
 CHUNK = 25
 """Pairs of sweeps between two looks at the clock and two polished solutions."""
@@ -90,6 +90,7 @@ def solve(
 
 def compile_kernels() -> None:
     """Compiles the kernels, or loads them from disk, by solving a small problem."""
+    share_compilation()
     with Programs(StopRequest()) as programs:
         _solve(warm_up_problem(), warm_up_options(), None, None, programs)
 

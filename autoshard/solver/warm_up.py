@@ -1,14 +1,23 @@
 """Compiles the solver's kernels before any clock runs.
 
 Numba compiles a kernel when it is first called and keeps the result on disk; on a machine that never ran autoshard that
-takes half a minute, which a caller's time limit is not meant to pay.
+takes half a minute of one core. Two processes share the work: what the child compiles, this process reads from disk.
 """
+
+import os
+import subprocess
+import sys
 
 import numpy as np
 
+from autoshard.solver.ascent import Ascent
+from autoshard.solver.flat import Flat, flatten
 from autoshard.solver.messages import label_slack
+from autoshard.solver.network import Network
 from autoshard.solver.options import SolverOptions
+from autoshard.solver.primal import labels_cost, settle
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
+from autoshard.solver.trees import improve_trees
 
 _NODES, _LABELS, _CLASSES = 24, 5, 3
 
@@ -16,6 +25,43 @@ _NODES, _LABELS, _CLASSES = 24, 5, 3
 def is_warm() -> bool:
     """Whether the kernels are compiled or loaded in this process."""
     return bool(label_slack.signatures)
+
+
+def share_compilation() -> None:
+    """Compiles the larger kernels in two processes, if they are not on disk yet."""
+    flat = _warm_up_flat()
+    labels = np.zeros(len(flat.label_start) - 1, np.int64)
+    labels_cost(flat, labels)
+    if not labels_cost.stats.cache_misses:
+        return
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from autoshard.solver.warm_up import compile_ascent; compile_ascent()"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        start_new_session=True,
+    )
+    try:
+        ascent = Ascent(flat)
+        settle(flat, labels, ascent.penalties(), 1, ascent.scratch[0])
+        child.wait()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def compile_ascent() -> None:
+    """The child's share."""
+    flat = _warm_up_flat()
+    ascent = Ascent(flat)
+    ascent.climb(50, np.inf, np.inf, -1.0)
+    theta, tables, _ = ascent.state()
+    label_slack(flat, tables, ascent.messages, theta)
+    usage, cost = np.zeros(len(flat.capacity)), np.zeros(len(flat.unary))
+    improve_trees(flat, ascent.decoded[0], usage, theta, tables, True, 4, 1, 0, cost)
+
+
+def _warm_up_flat() -> Flat:
+    flat, _ = flatten(Network(warm_up_problem()))
+    return flat
 
 
 def warm_up_problem() -> Problem:
