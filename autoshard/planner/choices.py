@@ -137,16 +137,18 @@ def choice_table(shape: GroupShape, mesh: LogicalMesh) -> ChoiceTable:
     reading = tuple(dict.fromkeys(dims for dims, _, _ in shape.reads))
     writing = tuple(dict.fromkeys(dims for dims, _, _ in shape.writes))
     rows: dict[tuple, tuple[Choice, float, float, tuple[Collective, ...], float]] = {}
-    for choice in _legal_choices(shape, sizes):
-        reads = {dims: layout_of(dims, choice.assignment) for dims in reading}
-        local = {dims: layout_of(dims, choice.assignment) for dims in writing}
-        key = (*reads.values(), *(_merge(layout, choice.scatter) for layout in local.values()))
-        compute_s, flops = _compute(shape, choice, reads, local, mesh, sizes)
-        collectives, partial_bytes = _resolve(shape, choice, local, mesh, sizes)
-        cost = compute_s + sum(c.time_s for c in collectives)
-        best = rows.get(key)
-        if best is None or cost < best[1] + sum(c.time_s for c in best[3]):
-            rows[key] = (choice, compute_s, flops, collectives, partial_bytes)
+    for assignment, scatters in _legal_choices(shape, sizes):
+        reads = {dims: layout_of(dims, assignment) for dims in reading}
+        local = {dims: layout_of(dims, assignment) for dims in writing}
+        compute_s, flops = _compute(shape, assignment, reads, local, mesh, sizes)
+        for scatter in scatters:
+            choice = Choice(assignment, scatter)
+            key = (*reads.values(), *(_merge(layout, scatter) for layout in local.values()))
+            collectives, partial_bytes = _resolve(shape, choice, local, mesh, sizes)
+            cost = compute_s + sum(c.time_s for c in collectives)
+            best = rows.get(key)
+            if best is None or cost < best[1] + sum(c.time_s for c in best[3]):
+                rows[key] = (choice, compute_s, flops, collectives, partial_bytes)
     column = lambda k: [row[k] for row in rows.values()]
     # accesses of equal dimensions share one column
     by_dims = {dims: tuple(key[n] for key in rows) for n, dims in enumerate(reading)}
@@ -166,8 +168,8 @@ def _merge(layout: Layout, scatter: Layout) -> Layout:
     return tuple(s if s != WHOLE else d for d, s in zip(layout, scatter, strict=True))
 
 
-def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]) -> Iterator[Choice]:
-    """All assignments that split every factor evenly and keep every piece contiguous, times their resolutions."""
+def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]) -> Iterator[tuple[Assignment, list[Layout]]]:
+    """All assignments that split every factor evenly and keep every piece contiguous, with their resolutions."""
     factor_sizes = tuple(f.size for f in shape.factors)
     accesses = tuple(dict.fromkeys(dims for dims, _, _ in (*shape.reads, *shape.writes)))
     several = [dims for dims in accesses if any(len(factors) > 1 for factors in dims)]
@@ -185,12 +187,12 @@ def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]) -> Iterator[Choice
             for a in reduced:
                 if shape.factors[assignment[a]].reduction == "add":
                     options[a] = (WHOLE, *range(len(extents)))
-        for scatter in itertools.product(*options):
-            if any(s != WHOLE for s in scatter):
-                dims, _, extents = shape.writes[-1]
-                if not fits(_merge(layout_of(dims, assignment), scatter), extents, sizes):
-                    continue
-            yield Choice(assignment, scatter)
+        scatters = list(itertools.product(*options))
+        if len(scatters) > 1:
+            dims, _, extents = shape.writes[-1]
+            local = layout_of(dims, assignment)
+            scatters = [s for s in scatters if fits(_merge(local, s), extents, sizes)]
+        yield assignment, scatters
 
 
 def _even_assignments(
@@ -210,7 +212,7 @@ def _even_assignments(
 
 def _compute(
     shape: GroupShape,
-    choice: Choice,
+    assignment: Assignment,
     reads: Mapping[Dims, Layout],
     local: Mapping[Dims, Layout],
     mesh: LogicalMesh,
@@ -221,7 +223,7 @@ def _compute(
         return 0.0, 0.0
     total_flops = arithmetic_s = 0.0
     for own, flops, dtype, is_product in shape.kernels:
-        here = flops / math.prod(n for n, f in zip(sizes, choice.assignment, strict=True) if f in own)
+        here = flops / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in own)
         total_flops += here
         arithmetic_s += flops_s(mesh.device_type, here, dtype, is_product)
     parts = {dims: shard_bytes(1.0, layout, sizes) for dims, layout in (*reads.items(), *local.items())}
