@@ -26,7 +26,7 @@ RECOVERY_ENTRIES = 150_000
 ROAM_ENTRIES = 40_000
 """Aimed-at size of a neighbourhood's program."""
 ROAM_NODES = 10_000
-"""With more nodes, building programs takes longer than it gains; only trees are searched."""
+"""With more nodes, building programs takes longer than a search over trees: that comes first, while it helps."""
 WALK_ROUNDS = 8
 """Rounds of the local search over trees between two programs."""
 FAILURES = 30
@@ -173,15 +173,16 @@ def roam(search: Search, part: Part) -> None:
     """Frees windows of consecutive nodes and balls around random nodes, until neither helps any more."""
     rng = np.random.default_rng(search.options.seed)
     count = len(part.nodes)
-    size, failures = max(count // 4, 1), 0
+    entries = entry_estimate(part.flat, part.slack <= _open_gap(search, part))
+    size, failures = max(min(count // 4, count * ROAM_ENTRIES // max(entries, 1)), 1), 0
     for turn in range(search.options.neighbourhoods):
         current = incumbent_labels(search, part)
         if current is None or search.done() or failures >= FAILURES:
             return
         before = search.objective
         helped = walk(search, part, WALK_ROUNDS, search.options.seed + 1000 * turn)
-        if count > ROAM_NODES:
-            failures = 0 if helped else failures + 1
+        if count > ROAM_NODES and helped:
+            failures = 0
             continue
         current = incumbent_labels(search, part)
         centre = int(rng.integers(count))
@@ -191,7 +192,9 @@ def roam(search: Search, part: Part) -> None:
             free = _ball(part.flat, centre, size)
         keep = part.slack <= _open_gap(search, part)
         keep &= np.repeat(free, np.diff(part.flat.label_start))
-        keep[part.flat.label_start[:-1] + current] = True
+        kept = np.zeros(len(keep), bool)
+        kept[part.flat.label_start[:-1] + current] = True
+        keep |= kept
         result = solve_part(
             search,
             part,
@@ -203,7 +206,7 @@ def roam(search: Search, part: Part) -> None:
             NODE_LIMIT,
         )
         failures = 0 if search.objective < before else failures + 1
-        entries = entry_estimate(part.flat, keep)
+        entries = entry_estimate(part.flat, keep) - entry_estimate(part.flat, kept)
         if entries > 2 * ROAM_ENTRIES or result.labels is None:
             size = max(int(size * 0.7), 2)
         elif entries < ROAM_ENTRIES:
