@@ -159,6 +159,37 @@ def explain(
 @app.command(
     epilog=(
         "Examples:\n\n"
+        "    autoshard diff before.json after.json\n\n"
+        "    autoshard diff before.json after.json --json changes.json\n\n"
+        "Every figure is B less A. Layers fold together: `*` stands for their numbers, {mu,nu} for paths that changed "
+        "alike. What an argument's own collectives and memory cost stands beside it; every other collective stands "
+        "under the operation and line that makes its tensor, such as the product that makes a gradient. The figures "
+        "add up to the difference of the step times. Plans on different meshes or clusters are compared by what each "
+        "device holds, not by the names of axes."
+    )
+)
+def diff(
+    a: Annotated[pathlib.Path, typer.Argument(metavar="A", help="A saved plan.")],
+    b: Annotated[pathlib.Path, typer.Argument(metavar="B", help="Another.")],
+    json_file: Annotated[pathlib.Path | None, typer.Option("--json", help="Write the difference to this file.")] = None,
+    traceback: Traceback = False,
+) -> None:
+    """Show what differs between two saved plans, and what each difference costs."""
+    with _errors_shown(traceback):
+        from autoshard.files import write_text_atomically
+        from autoshard.plans.diff import diff as compare_plans
+        from autoshard.plans.diff_text import diff_text
+        from autoshard.plans.plan import Plan
+
+        found = compare_plans(Plan.load(a), Plan.load(b))
+        typer.echo(diff_text(found, width=max(118, rich.console.Console().width)))
+        if json_file is not None:
+            write_text_atomically(json_file, found.json() + "\n")
+
+
+@app.command(
+    epilog=(
+        "Examples:\n\n"
         "    autoshard solve problem.npz --time-limit 60 --out solution.json\n\n"
         "    autoshard solve asplos-2025-iopddl-A.json.gz --time-limit 60\n\n"
         "The last line of the output is the list of choices, one per node; the line before holds cost and lower bound. "

@@ -89,14 +89,7 @@ def _tensors(console: Console, plan: Plan) -> None:
     """One line a kind of argument; optimizer moments stand behind the parameter that they belong to."""
     leaders: list[tuple[_Row, list[_Row]]] = []
     for row in _rows(plan):
-        home = next(
-            (
-                companions
-                for leader, companions in leaders
-                if row.shape == leader.shape and is_companion(row.path, leader.path)
-            ),
-            None,
-        )
+        home = next((companions for leader, companions in leaders if _follows(row, leader)), None)
         if home is None:
             leaders.append((row, []))
         else:
