@@ -33,7 +33,7 @@ APART = 0.02
 """Instants added in one round are at least this share of all apart."""
 REPAIRS = 8
 """Times that choices are repaired for instants that did not count when they were made."""
-BANDS = (8, 16, 32)
+BANDS = (0, 8, 16, 32)
 """Evenly spaced instants added, round by round."""
 PAIRS, CHUNK = 300, 25
 """Pairs of sweeps of an ascent, and between two polished solutions."""
@@ -166,6 +166,8 @@ def search_copies(search: Search) -> None:
             fits = state.offer_repaired(bands, folded.unfolded(choices), "folded")
             if search.done() or not fits or len(state.exceeded) > before:
                 continue  # new instants count: the bound can rise
+            if not bands:
+                break  # solutions without bands are not worth much
             choices = _tied_choices(search, folded)
             if choices is None or state.offer_repaired(bands, folded.unfolded(choices), "tied"):
                 break
