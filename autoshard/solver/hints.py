@@ -6,7 +6,7 @@ import numpy as np
 
 from autoshard.solver.flat import Flat
 from autoshard.solver.network import Network
-from autoshard.solver.primal import local_costs
+from autoshard.solver.primal import take_cheapest
 
 
 def labels_near(
@@ -17,17 +17,15 @@ def labels_near(
     A node whose choice was removed (as dominated, or as part of no better solution) takes the label that is cheapest
     beside the others. Scratch: float64 [>= most labels].
     """
-    labels, missing = np.zeros(len(nodes), np.int64), []
-    for index, node in enumerate(nodes):
-        own, choice = network.labels[node], choices[node]
-        position = int(np.searchsorted(own, choice))
-        if position < len(own) and own[position] == choice:
-            labels[index] = position
-        else:
-            missing.append(index)
-    for _ in range(2 if missing else 0):
-        for index in missing:
-            local_costs(flat, labels, index, scratch)
-            count = flat.label_start[index + 1] - flat.label_start[index]
-            labels[index] = int(np.argmin(scratch[:count]))
-    return labels, not missing
+    starts = flat.label_start[:-1]
+    own = np.concatenate([network.labels[node] for node in nodes])
+    wanted = np.asarray(choices, np.int64)[nodes]
+    node = np.repeat(np.arange(len(nodes)), np.diff(flat.label_start))
+    found = np.flatnonzero(own == wanted[node])
+    labels = np.full(len(nodes), -1, np.int64)
+    labels[node[found]] = found - starts[node[found]]
+    missing = np.flatnonzero(labels < 0)
+    labels[missing] = 0
+    for _ in range(2):
+        take_cheapest(flat, labels, missing, scratch)
+    return labels, not len(missing)

@@ -95,6 +95,18 @@ def local_costs(flat, labels, i, cost):
 
 
 @numba.njit(cache=True, nogil=True)
+def take_cheapest(flat: Flat, labels: np.ndarray, nodes: np.ndarray, scratch: np.ndarray) -> None:
+    """Gives each of `nodes` int64, in turn, the label that is cheapest beside the others, whatever it takes."""
+    for i in nodes:
+        local_costs(flat, labels, i, scratch)
+        best = 0
+        for k in range(flat.label_start[i + 1] - flat.label_start[i]):
+            if scratch[k] < scratch[best]:
+                best = k
+        labels[i] = best
+
+
+@numba.njit(cache=True, nogil=True)
 def _add(flat, usage, weights, first, last, amount):
     """Adds `amount` to usage[first:last]; returns the penalty it adds."""
     penalty = 0.0

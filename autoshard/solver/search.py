@@ -31,6 +31,9 @@ PROGRAM_ENTRIES_PER_UNIT = 4_000
 OFFER_S_PER_NODE = 2e-5
 """How long it may take to complete and price a solution, for each node."""
 
+RESERVE = 0.01
+"""Share of the time limit that is kept free for what a busy machine delays."""
+
 
 class Search:
     """Gathers solutions and bounds; every solution is priced by `evaluate` on the original problem.
@@ -74,7 +77,7 @@ class Search:
 
     def has_time(self, wall_s: float) -> bool:
         """Whether something that takes so long by the clock would end in time; always true with a work limit."""
-        wall_s += OFFER_S_PER_NODE * len(self.problem.nodes)
+        wall_s += OFFER_S_PER_NODE * len(self.problem.nodes) + RESERVE * self.options.time_limit_s
         return self.options.work_limit is not None or self.remaining_s() >= wall_s
 
     def timekeeper(self) -> Callable[[], bool]:
