@@ -26,11 +26,15 @@ def types_of(config: Any) -> dict[str, Any]:
     return {"dtype": config.dtype, "param_dtype": config.param_dtype}
 
 
-def repeated(make: Callable[[nnx.Rngs], Any], count: int, rngs: nnx.Rngs) -> nnx.List:
-    """`count` modules made alike, each from random numbers of its own.
-
-    Made under a jit, so that one trace serves all: NNX's key counter makes a trace quadratic in its length.
+def made(make: Callable[[nnx.Rngs], Any], rngs: nnx.Rngs) -> Any:
+    """A module made from random numbers of its own, in a trace of its own: NNX's key counter makes a trace quadratic
+    in its length.
     """
+    return nnx.jit(lambda key: make(nnx.Rngs(params=key)))(rngs.params())
+
+
+def repeated(make: Callable[[nnx.Rngs], Any], count: int, rngs: nnx.Rngs) -> nnx.List:
+    """`count` modules made alike, each from random numbers of its own, in one trace that serves all."""
     make_one = nnx.jit(lambda key: make(nnx.Rngs(params=key)))
     return nnx.List([make_one(rngs.params()) for _ in range(count)])
 

@@ -6,6 +6,7 @@ stride of a block is in its 3 x 3 convolution. The running averages of the batch
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from .layers import types_of
+from .layers import made, types_of
 from .losses import cross_entropy
 from .objective import Batch, Metrics, Objective, nnx_objective
 
@@ -97,10 +98,8 @@ class Block(nnx.Module):
         self.reduce = ConvNorm(config, in_channels, channels, 1, rngs=rngs)
         self.mix = ConvNorm(config, channels, wide, 3, stride, rngs=rngs)
         self.expand = ConvNorm(config, wide, out_channels, 1, is_last=True, rngs=rngs)
-        if stride != 1 or in_channels != out_channels:
-            self.shortcut = ConvNorm(config, in_channels, out_channels, 1, stride, rngs=rngs)
-        else:
-            self.shortcut = None
+        is_same = stride == 1 and in_channels == out_channels
+        self.shortcut = None if is_same else ConvNorm(config, in_channels, out_channels, 1, stride, rngs=rngs)
 
     def __call__(self, x: jax.Array, is_training: bool) -> jax.Array:
         residual = x if self.shortcut is None else self.shortcut(x, is_training)
@@ -120,7 +119,8 @@ class WideResNet(nnx.Module):
             channels = config.base_channels * 2**stage
             for number in range(num_blocks):
                 stride = 2 if stage > 0 and number == 0 else 1
-                blocks.append(Block(config, in_channels, channels, stride, rngs=rngs))
+                make = functools.partial(Block, config, in_channels, channels, stride)
+                blocks.append(made(lambda rngs, make=make: make(rngs=rngs), rngs))
                 in_channels = channels * EXPANSION
         self.blocks = nnx.List(blocks)
         self.head = nnx.Linear(in_channels, config.num_classes, rngs=rngs, **types_of(config))

@@ -7,7 +7,22 @@ from typing import Any, NamedTuple
 
 import jax
 
-from . import encoder, encoder_decoder, gpt, gpt_linen, llama, moe, presets, vit, vit_linen, wide_resnet
+from . import (
+    dlrm,
+    encoder,
+    encoder_decoder,
+    gpt,
+    gpt_linen,
+    graph_network,
+    llama,
+    moe,
+    presets,
+    recurrent,
+    unet,
+    vit,
+    vit_linen,
+    wide_resnet,
+)
 from .objective import Objective, next_token_batch
 
 
@@ -59,6 +74,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "wide_resnet": Family(
             wide_resnet.WideResNetConfig, wide_resnet.PRESETS, wide_resnet.objective, wide_resnet.batch_shapes
+        ),
+        "unet": Family(unet.UNetConfig, unet.PRESETS, unet.objective, unet.batch_shapes),
+        "dlrm": Family(dlrm.DLRMConfig, dlrm.PRESETS, dlrm.objective, dlrm.batch_shapes),
+        "recurrent": Family(recurrent.RecurrentConfig, recurrent.PRESETS, recurrent.objective, next_token_batch),
+        "graph_network": Family(
+            graph_network.GraphNetworkConfig, graph_network.PRESETS, graph_network.objective, graph_network.batch_shapes
         ),
     }
 )

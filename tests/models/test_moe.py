@@ -15,6 +15,7 @@ from flax import nnx
 SMALL = dataclasses.replace(
     moe.PRESETS["tiny"], vocab_size=32, context_length=8, num_layers=1, embed_dim=16, hidden_dim=32
 )
+FUNCTIONS = build(SMALL, adafactor(2e-2, min_dim_size_to_factor=8))
 
 
 @pytest.mark.parametrize(("name", "published"), [("10b", 10e9), ("100b", 100e9), ("1t", 1e12)])
@@ -72,11 +73,10 @@ def test_experts_answer_as_one_by_one():
 
 
 def test_loss_falls():
-    config = dataclasses.replace(SMALL, remat=True)
-    zoo_checks.assert_learns(build(config, adamw(1e-2)), zoo_checks.tokens_of(32, 4, 8))
+    zoo_checks.assert_learns(FUNCTIONS, zoo_checks.tokens_of(32, 8, 8))
 
 
 def test_planned_steps_equal_unsharded_steps():
     batches = [zoo_checks.tokens_of(32, 8, 8, seed) for seed in range(2)]
-    functions = build(SMALL, adafactor(1e-3, min_dim_size_to_factor=8))
-    zoo_checks.assert_planned_steps_equal_unsharded_ones(functions, batches)
+    # The gradient of a key's bias is rounding alone, which Adafactor makes into steps of full size, here 2e-5.
+    zoo_checks.assert_planned_steps_equal_unsharded_ones(FUNCTIONS, batches, atol=2e-4)

@@ -11,7 +11,8 @@ from autoshard_models.optimizers import sgd
 from autoshard_models.train_step import build
 from autoshard_models.wide_resnet import PRESETS, ConvNorm
 
-SMALL = PRESETS["tiny"]
+SMALL = dataclasses.replace(PRESETS["tiny"], remat=True)
+FUNCTIONS = build(SMALL, sgd(0.05, weight_decay=1e-3))
 
 
 @pytest.mark.parametrize(
@@ -32,18 +33,16 @@ def test_running_averages_follow_the_batch():
 
 
 def test_a_step_moves_the_mutable_state():
-    functions = build(SMALL, sgd())
-    state = jax.jit(functions.init)(0)
-    new_state, _ = jax.jit(functions.step)(state, zoo_checks.images_of(SMALL))
+    state = jax.jit(FUNCTIONS.init)(0)
+    new_state, _ = jax.jit(FUNCTIONS.step)(state, zoo_checks.images_of(SMALL))
     changes = jax.tree.map(lambda old, new: bool((old != new).all()), state.mutable, new_state.mutable)
     assert jax.tree.leaves(changes) and all(jax.tree.leaves(changes))
 
 
 def test_loss_falls():
-    zoo_checks.assert_learns(build(SMALL, sgd(0.05)), zoo_checks.images_of(SMALL))
+    zoo_checks.assert_learns(FUNCTIONS, zoo_checks.images_of(SMALL))
 
 
 def test_planned_steps_equal_unsharded_steps():
-    functions = build(dataclasses.replace(SMALL, remat=True), sgd(0.05, weight_decay=1e-3))
     batches = [zoo_checks.images_of(SMALL, seed) for seed in range(2)]
-    zoo_checks.assert_planned_steps_equal_unsharded_ones(functions, batches)
+    zoo_checks.assert_planned_steps_equal_unsharded_ones(FUNCTIONS, batches)

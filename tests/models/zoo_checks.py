@@ -58,8 +58,11 @@ def numbers(tree: Any) -> list[np.ndarray]:
     return [np.asarray(plain(x)) for x in jax.tree.leaves(tree)]
 
 
-def assert_learns(functions: TrainFunctions, batch: Any, steps: int = 20, share: float = 0.7) -> None:
-    """The loss on one batch falls to `share` of the first one, and the state keeps its structure and types."""
+def assert_learns(functions: TrainFunctions, batch: Any, steps: int = 60, share: float = 0.7) -> None:
+    """The loss on one batch falls to `share` of the first one, and the state keeps its structure and types.
+
+    Compiles what `assert_planned_steps_equal_unsharded_ones` compiles, if functions and shapes of batches are equal.
+    """
     step, state = jax.jit(functions.step), jax.jit(functions.init)(0)
     before = jax.tree.map(lambda x: (x.shape, x.dtype), state)
     losses = []
@@ -95,17 +98,18 @@ def assert_close(found: Any, expected: Any, rtol: float = 1e-3, atol: float = 2e
 
 
 def assert_planned_steps_equal_unsharded_ones(
-    functions: TrainFunctions, batches: list[Any], rtol: float = 1e-3, atol: float = 2e-5
+    functions: TrainFunctions, batches: list[Any], rtol: float = 1e-3, atol: float = 5e-5
 ) -> dict[str, autoshard.Plan]:
     """State and metrics of planned steps, one for each batch, are those of plain `jax.jit`; on each of `MESHES`."""
-    trail, state, step = [], jax.jit(functions.init)(0), jax.jit(functions.step)
+    trail, first, step = [], jax.jit(functions.init)(0), jax.jit(functions.step)
+    state = first
     for batch in batches:
         state, metrics = step(state, batch)
         trail.append((state, metrics))
-    shapes, plans = jax.eval_shape(functions.init, 0), {}
+    plans = {}
     for name, mesh in MESHES.items():
-        plan = plans[name] = plan_of(functions.step, (shapes, batches[0]), mesh)
-        state, step = plan.init(functions.init, 0), plan.jit(functions.step)
+        plan = plans[name] = plan_of(functions.step, (first, batches[0]), mesh)
+        state, step = jax.tree.map(jnp.copy, first), plan.jit(functions.step)
         for batch, (expected, expected_metrics) in zip(batches, trail, strict=True):
             state, metrics = step(state, batch)
             assert_close(metrics, expected_metrics, rtol=5e-5, atol=1e-6)
