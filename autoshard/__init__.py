@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autoshard import baselines, errors
     from autoshard.cluster import Cluster
+    from autoshard.comparison import compare
     from autoshard.errors import AutoshardError
+    from autoshard.plans.diff import diff
     from autoshard.plans.make import plan
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
@@ -24,6 +26,8 @@ __all__ = [
     "PlanOptions",
     "PlanProgress",
     "baselines",
+    "compare",
+    "diff",
     "errors",
     "plan",
     "write_problem",
@@ -32,6 +36,8 @@ __all__ = [
 _HOMES = {
     "AutoshardError": "autoshard.errors",
     "Cluster": "autoshard.cluster",
+    "compare": "autoshard.comparison",
+    "diff": "autoshard.plans.diff",
     "Plan": "autoshard.plans.plan",
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",

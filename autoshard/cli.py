@@ -159,6 +159,70 @@ def explain(
 @app.command(
     epilog=(
         "Examples:\n\n"
+        "    autoshard compare configs/gpt_1.3b.yaml --cluster configs/clusters/h100x8.yaml\n\n"
+        "    autoshard compare configs/gpt_125m.yaml --picture comparison.html --json comparison.json\n\n"
+        "    autoshard compare configs/quickstart.yaml --only ddp,zero3,zero3+megatron --time-limit 10\n\n"
+        "A strategy is planned like any program, under the restrictions that make it what it is, so that each is the "
+        "best of its kind under the same costs and limits. `vs plan` is its step time as a multiple of the plan's. "
+        "A strategy that exceeds the memory is shown with what it would need. Without --mesh, every strategy has the "
+        "meshes that suit it."
+    )
+)
+def compare(
+    config: Config,
+    overrides: Overrides = None,
+    cluster: Annotated[
+        pathlib.Path | None, typer.Option(help="Compare on the cluster of this file; none of it need be at hand.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="NAME=SIZE,...", help="One mesh for all, as in data=4,tensor=4.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Only these strategies, as in ddp,zero3+megatron.")
+    ] = None,
+    json_file: Annotated[
+        pathlib.Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
+    ] = None,
+    picture: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Draw time and memory into this .html, .png or .svg file; needs matplotlib."),
+    ] = None,
+    budget_gb: Annotated[float | None, typer.Option(help="Memory for each device, in 1e9 bytes.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds that each solve may take.")] = None,
+    work_limit: Annotated[float | None, typer.Option(help="Limit in units of counted work, not by the clock.")] = None,
+    cache: Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")] = None,
+    devices: Devices = None,
+    traceback: Traceback = False,
+) -> None:
+    """Show the plan beside data parallelism, ZeRO, Megatron and their mixes: time, communication, memory, proof."""
+    with _errors_shown(traceback):
+        settings = _load(
+            config,
+            overrides,
+            devices=devices,
+            **{
+                "plan.cluster": None if cluster is None else str(cluster),
+                "plan.mesh": None if mesh is None else _mesh_sizes(mesh),
+                "plan.memory_budget_bytes": None if budget_gb is None else round(budget_gb * 1e9),
+                "plan.time_limit_s": time_limit,
+                "plan.work_limit": work_limit,
+                "plan.cache": cache,
+            },
+        )
+        _use_cpu_devices(settings.devices)
+        from autoshard.comparison.outputs import check_outputs, strategies_named, write_outputs
+        from autoshard.train.planning import make_comparison_visibly
+        from autoshard.train.registry import train_functions
+
+        check_outputs(picture)
+        strategies, console = strategies_named(only), rich.console.Console(stderr=True)
+        found = make_comparison_visibly(settings, train_functions(settings), console, strategies)
+        write_outputs(found, rich.console.Console(), json_file, picture)
+
+
+@app.command(
+    epilog=(
+        "Examples:\n\n"
         "    autoshard diff before.json after.json\n\n"
         "    autoshard diff before.json after.json --json changes.json\n\n"
         "Every figure is B less A. Layers fold together: `*` stands for their numbers, {mu,nu} for paths that changed "

@@ -46,3 +46,11 @@ class PlanMismatchError(AutoshardError):
 
 class ConfigError(AutoshardError):
     """A training configuration is invalid."""
+
+
+class ExportError(AutoshardError):
+    """A plan cannot be said in the form asked for; the message names the tensors that cannot and what helps."""
+
+
+class MissingExtraError(AutoshardError):
+    """An optional library is needed that is not installed."""

@@ -17,6 +17,7 @@ FLOORS = (
     {"execution"},
     {"plans"},
     {"baselines"},
+    {"comparison"},
     {"train", "solve_file"},
     {"cli"},
 )

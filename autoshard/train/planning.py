@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict
 
 import jax
@@ -11,6 +11,8 @@ import rich.markup
 from autoshard_models.train_step import TrainFunctions, batch_shapes
 from jax.sharding import PartitionSpec
 
+from autoshard.baselines import ALL, Strategy
+from autoshard.comparison import Comparison, compare
 from autoshard.plans.make import plan
 from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
@@ -89,6 +91,26 @@ def make_plan_visibly(
     """`make_plan`, with a line on the terminal that tells what the planner is doing."""
     with _shown(console) as show:
         return make_plan(config, functions, show, solution)
+
+
+def make_comparison_visibly(
+    config: TrainConfig,
+    functions: TrainFunctions,
+    console: rich.console.Console,
+    strategies: Sequence[Strategy] = ALL,
+) -> Comparison:
+    """The plan that `make_plan` makes beside hand-written strategies; see `autoshard.compare`."""
+    settings = _settings(config)
+    title = f"{config.model.name} {config.model.preset}, batch of {config.data.batch_size}"
+    with _shown(console) as show:
+        return compare(
+            functions.step,
+            *_arguments(config, functions),
+            strategies=strategies,
+            title=title,
+            options=_options(config.plan, show),
+            **settings,
+        )
 
 
 @contextlib.contextmanager

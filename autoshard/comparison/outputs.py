@@ -1,0 +1,48 @@
+"""What `autoshard compare` reads from its options, and where it writes."""
+
+import pathlib
+
+import rich.console
+
+from autoshard.baselines import ALL, Strategy
+from autoshard.comparison.compare import Comparison
+from autoshard.comparison.picture import check_picture, write_picture
+from autoshard.comparison.table import comparison_text
+from autoshard.errors import ConfigError
+from autoshard.files import write_text_atomically
+
+_WIDTH = 118
+"""Narrower terminals wrap the table's lines."""
+
+
+def strategies_named(names: str | None) -> tuple[Strategy, ...]:
+    """The strategies of a list such as `ddp,zero3+megatron`; all of them for None.
+
+    Raises:
+      ConfigError: There is none of such a name.
+    """
+    if names is None:
+        return ALL
+    known = {strategy.name: strategy for strategy in ALL}
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"--only: no strategy is called {name!r}. Choose from: {', '.join(known)}.")
+    return tuple(known[name] for name in dict.fromkeys(wanted))
+
+
+def check_outputs(picture: pathlib.Path | None) -> None:
+    """Refuses a picture that could not be written, before the long work. Errors: see `picture.check_picture`."""
+    if picture is not None:
+        check_picture(picture)
+
+
+def write_outputs(
+    comparison: Comparison, console: rich.console.Console, json_file: pathlib.Path | None, picture: pathlib.Path | None
+) -> None:
+    """Prints the table, and writes JSON and picture where they are asked for."""
+    console.file.write(comparison_text(comparison, max(console.width, _WIDTH)))
+    if json_file is not None:
+        write_text_atomically(json_file, comparison.json() + "\n")
+    if picture is not None:
+        write_picture(comparison, picture)
