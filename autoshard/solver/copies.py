@@ -33,6 +33,8 @@ APART = 0.02
 """Instants added in one round are at least this share of all apart."""
 REPAIRS = 8
 """Times that choices are repaired for instants that did not count when they were made."""
+PENALTY = 1e-4
+"""Least penalty at first for exceeding the whole capacity once more, relative to the cost."""
 BANDS = (0, 8, 16, 32)
 """Evenly spaced instants added, round by round."""
 PAIRS, CHUNK = 300, 25
@@ -134,9 +136,9 @@ class _Copies:
             if folded is None:
                 return False
             flat, _ = flatten(Network(folded.tied))
-            floor = 1e-4 * abs(self.search.bound) / max(self.search.problem.capacity, 1e-300)
-            weights = np.array([max(self.prices.get(t, 0.0), floor) for t in folded.instants])
             labels = whole[folded.partition.first_node]
+            floor = PENALTY * abs(labels_cost(flat, labels)) / max(self.search.problem.capacity, 1e-300)
+            weights = np.array([max(self.prices.get(t, 0.0), floor) for t in folded.instants])
             if not settle(flat, labels, weights, 30, np.zeros(int(np.diff(flat.label_start).max()))):
                 return False
             whole = folded.unfolded(labels)
