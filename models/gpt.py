@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from .layers import INIT_STDDEV, MLP, Attention, Cache, LayerCache, causal_mask, repeated, residual_stddev, types_of
+from .layers import INIT_STDDEV, MLP, Attention, Cache, LayerCache, repeated, residual_stddev, types_of
 from .losses import cross_entropy
 from .objective import Batch, Metrics, Objective, nnx_objective
 
@@ -83,7 +83,7 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
         attention_key, mlp_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        attended = self.attention(self.attention_norm(x), visible=causal_mask(x.shape[1], x.shape[1]))
+        attended = self.attention.causal(self.attention_norm(x))
         x = x + self._drop(attended, attention_key)
         return x + self._drop(self.mlp(self.mlp_norm(x)), mlp_key)
 

@@ -79,9 +79,31 @@ def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> 
     return first + jnp.arange(num_queries)[:, None] >= jnp.arange(num_keys)[None, :]
 
 
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """`attention` in which a position sees itself and what precedes it."""
-    return attention(query, key, value, causal_mask(query.shape[1], key.shape[1]))
+def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array, num_chunks: int = 1) -> jax.Array:
+    """`attention` in which a position sees itself and what precedes it.
+
+    Args:
+        query, key, value: those of `attention`, of one length.
+        num_chunks: parts that the queries are taken in, one after another and computed again in the backward pass, so
+            that the scores of one part alone are in memory (Rabe and Staats 2021, arXiv:2112.05682). Part n has
+            queries n, n + num_chunks and so on, so that each part is spread over devices that split the sequence.
+            Must divide the length.
+    """
+    batch, length, *heads = query.shape
+    if num_chunks == 1:
+        return attention(query, key, value, causal_mask(length, length))
+    if length % num_chunks:
+        raise ValueError(f"`num_chunks` must divide the sequence; received num_chunks={num_chunks}, length={length}.")
+
+    @jax.checkpoint
+    def run(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        chunk, number = part
+        positions = jnp.arange(length // num_chunks) * num_chunks + number
+        return None, attention(chunk, key, value, positions[:, None] >= jnp.arange(length)[None, :])
+
+    chunks = jnp.moveaxis(query.reshape(batch, length // num_chunks, num_chunks, *heads), 2, 0)
+    _, attended = jax.lax.scan(run, None, (chunks, jnp.arange(num_chunks)))
+    return jnp.moveaxis(attended, 0, 2).reshape(query.shape)
 
 
 class Rotation(NamedTuple):
@@ -174,17 +196,24 @@ class Attention(nnx.Module):
         *,
         visible: jax.Array | None = None,
         bias: jax.Array | None = None,
-        by: Rotation | None = None,
     ) -> jax.Array:
         """Attends from `x` (batch, queries, dim) to `memory` (batch, keys, dim), or to `x` itself.
 
-        `visible` and `bias` are those of `attention`; queries and keys are turned `by` a rotation if one is given.
+        `visible` and `bias` are those of `attention`.
         """
         memory = x if memory is None else memory
         query, key, value = self.query(x), self.key(memory), self.value(memory)
+        return self.output(attention(query, key, value, visible, bias, self.scale))
+
+    def causal(self, x: jax.Array, by: Rotation | None = None, num_chunks: int = 1) -> jax.Array:
+        """Attends from each position of `x` (batch, sequence, dim) to itself and to what precedes it.
+
+        Queries and keys are turned `by` a rotation if one is given; `num_chunks` is that of `causal_attention`.
+        """
+        query, key, value = self.query(x), self.key(x), self.value(x)
         if by is not None:
             query, key = rotate(query, by), rotate(key, by)
-        return self.output(attention(query, key, value, visible, bias, self.scale))
+        return self.output(causal_attention(query, key, value, num_chunks))
 
     def extend(
         self, x: jax.Array, cache: LayerCache, start: jax.Array, by: Rotation | None = None
@@ -205,7 +234,7 @@ class Attention(nnx.Module):
             jax.lax.dynamic_update_slice_in_dim(cache.value, value.astype(cache.value.dtype), start, axis=1),
         )
         visible = causal_mask(x.shape[1], cache.key.shape[1], start)
-        return self.output(attention(query, cache.key, cache.value, visible, scale=self.scale)), cache
+        return self.output(attention(query, cache.key, cache.value, visible)), cache
 
 
 # ---- feed-forward layers

@@ -20,7 +20,6 @@ from .layers import (
     GatedMLP,
     LayerCache,
     Rotation,
-    causal_mask,
     repeated,
     residual_stddev,
     rotation,
@@ -45,6 +44,7 @@ class LlamaConfig:
         hidden_dim: width of the MLP's hidden layer.
         rope_theta: base of the rotary embedding's wavelengths.
         norm_epsilon: added to the mean square in the RMS norms.
+        attention_chunks: parts that the queries of a sequence are taken in; see `layers.causal_attention`.
         dtype: type of activations and of matrix products.
         param_dtype: type in which parameters are stored.
         remat: keep only each block's input for the backward pass and compute the rest of the block again.
@@ -60,6 +60,7 @@ class LlamaConfig:
     hidden_dim: int
     rope_theta: float = 500_000.0
     norm_epsilon: float = 1e-5
+    attention_chunks: int = 1
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     remat: bool = False
@@ -80,6 +81,7 @@ class Block(nnx.Module):
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
         types, width, stddev = types_of(config), config.embed_dim, residual_stddev(config.num_layers)
         heads = (config.num_kv_heads, config.num_heads // config.num_kv_heads)
+        self.num_chunks = config.attention_chunks
         self.attention_norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, rngs=rngs, **types)
         self.attention = Attention(
             width, heads, config.head_dim, use_bias=False, output_stddev=stddev, rngs=rngs, **types
@@ -88,7 +90,7 @@ class Block(nnx.Module):
         self.mlp = GatedMLP(width, config.hidden_dim, down_stddev=stddev, rngs=rngs, **types)
 
     def __call__(self, x: jax.Array, by: Rotation) -> jax.Array:
-        x = x + self.attention(self.attention_norm(x), visible=causal_mask(x.shape[1], x.shape[1]), by=by)
+        x = x + self.attention.causal(self.attention_norm(x), by, self.num_chunks)
         return x + self.mlp(self.mlp_norm(x))
 
     def extend(self, x: jax.Array, cache: LayerCache, start: jax.Array, by: Rotation) -> tuple[jax.Array, LayerCache]:
@@ -158,6 +160,7 @@ def _published(num_layers: int, num_heads: int, embed_dim: int, hidden_dim: int)
         head_dim=128,
         embed_dim=embed_dim,
         hidden_dim=hidden_dim,
+        attention_chunks=16,
         dtype=jnp.bfloat16,
         remat=True,
     )

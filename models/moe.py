@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from .layers import INIT_STDDEV, Attention, causal_mask, repeated, residual_stddev, types_of
+from .layers import INIT_STDDEV, Attention, repeated, residual_stddev, types_of
 from .losses import cross_entropy
 from .objective import Batch, Metrics, Objective, nnx_objective
 
@@ -167,7 +167,7 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The new residual stream, the balance loss and the share of choices dropped."""
-        x = x + self.attention(self.attention_norm(x), visible=causal_mask(x.shape[1], x.shape[1]))
+        x = x + self.attention.causal(self.attention_norm(x))
         answer, routing = self.experts(self.experts_norm(x))
         return x + answer, routing.balance_loss, routing.dropped
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zoo_checks
 from autoshard_models import llama
-from autoshard_models.layers import attention, rotate, rotation
+from autoshard_models.layers import attention, causal_attention, rotate, rotation
 from autoshard_models.train_step import adamw, build
 from flax import nnx
 
@@ -22,6 +22,7 @@ SMALL = dataclasses.replace(
     head_dim=4,
     embed_dim=32,
     hidden_dim=48,
+    attention_chunks=2,
     remat=True,
 )
 FUNCTIONS = build(SMALL, adamw(3e-3))
@@ -53,6 +54,18 @@ def test_a_group_attends_as_if_it_had_keys_of_its_own():
     repeat = lambda x: jnp.repeat(x, 2, axis=2)
     expected = attention(query.reshape(2, 6, 6, 4), repeat(key), repeat(value))
     np.testing.assert_allclose(attention(query, key, value).reshape(2, 6, 6, 4), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_change_nothing():
+    """Neither the answer nor the gradients."""
+    query = jax.random.normal(jax.random.key(0), (2, 6, 3, 2, 4))
+    key, value = jax.random.normal(jax.random.key(1), (2, 2, 6, 3, 4))
+    run = lambda n: jax.jit(
+        jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(causal_attention(*qkv, num_chunks=n))), (0, 1, 2))
+    )(query, key, value)
+    zoo_checks.assert_close(run(3), run(1), 1e-5, 1e-6)
+    with pytest.raises(ValueError, match="num_chunks=4, length=6"):
+        causal_attention(query, key, value, 4)
 
 
 def test_loss_falls():
