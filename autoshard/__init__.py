@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from autoshard.comparison import compare
     from autoshard.errors import AutoshardError
     from autoshard.plans.diff import diff
+    from autoshard.plans.logical import LogicalAxes, logical_axes
+    from autoshard.plans.logical_pins import pins_from_logical_rules
     from autoshard.plans.make import plan
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoshardError",
     "Cluster",
+    "LogicalAxes",
     "Plan",
     "PlanOptions",
     "PlanProgress",
@@ -29,6 +32,8 @@ __all__ = [
     "compare",
     "diff",
     "errors",
+    "logical_axes",
+    "pins_from_logical_rules",
     "plan",
     "write_problem",
 ]
@@ -38,6 +43,9 @@ _HOMES = {
     "Cluster": "autoshard.cluster",
     "compare": "autoshard.comparison",
     "diff": "autoshard.plans.diff",
+    "LogicalAxes": "autoshard.plans.logical",
+    "logical_axes": "autoshard.plans.logical",
+    "pins_from_logical_rules": "autoshard.plans.logical_pins",
     "Plan": "autoshard.plans.plan",
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",

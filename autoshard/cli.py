@@ -254,6 +254,49 @@ def diff(
 @app.command(
     epilog=(
         "Examples:\n\n"
+        "    autoshard export plan.json --to flax-rules --out rules.yaml\n\n"
+        "    autoshard export plan.json --to maxtext --names names.yaml --out my-mesh.yml\n\n"
+        "    autoshard export plan.json --to shardings --out shardings.json\n\n"
+        "flax-rules: a logical name for every dimension of every argument, and rules from names to mesh axes that "
+        "Linen and NNX read alike.\n\n"
+        "maxtext: a file for MaxText's option custom_mesh_and_rule.\n\n"
+        "shardings: JSON with the mesh axes of every dimension of every argument and output, to make NamedShardings "
+        "of.\n\n"
+        "Tensors of one logical name have one layout. Where a plan does not keep to that, the error names the tensors "
+        "and the ways out; --nearest writes the rules that come nearest, with the deviations as comments."
+    )
+)
+def export(
+    plan: Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
+    to: Annotated[str, typer.Option(metavar="FORM", help="flax-rules, maxtext or shardings.")],
+    out: Annotated[pathlib.Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
+    names: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Names that the model has already: YAML with lines such as '*.up.kernel': [embed, mlp].",
+        ),
+    ] = None,
+    nearest: Annotated[bool, typer.Option("--nearest", help="Accept rules that deviate from the plan.")] = False,
+    traceback: Traceback = False,
+) -> None:
+    """Write a saved plan as Flax logical-axis rules, as a MaxText file, or as plain shardings."""
+    with _errors_shown(traceback):
+        from autoshard.files import write_text_atomically
+        from autoshard.plans.export import exported, form_named, read_names
+        from autoshard.plans.plan import Plan
+
+        form = form_named(to)
+        text = exported(Plan.load(plan), form, None if names is None else read_names(names), nearest)
+        if out is None:
+            typer.echo(text, nl=False)
+        else:
+            write_text_atomically(out, text)
+
+
+@app.command(
+    epilog=(
+        "Examples:\n\n"
         "    autoshard solve problem.npz --time-limit 60 --out solution.json\n\n"
         "    autoshard solve asplos-2025-iopddl-A.json.gz --time-limit 60\n\n"
         "The last line of the output is the list of choices, one per node; the line before holds cost and lower bound. "

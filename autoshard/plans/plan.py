@@ -192,21 +192,48 @@ class Plan:
           PlanMismatchError: If the result has other leaves than the plan's argument.
         """
         shapes = jax.eval_shape(init_fn, *args)
-        leaves, tree = jax.tree_util.tree_flatten(shapes)
-        prefix = self._positional(argument)
-        if [(l.shape, str(l.dtype)) for l in leaves] != [(a.shape, a.dtype) for a in prefix]:
-            pairs = zip([(l.shape, str(l.dtype)) for l in leaves], [(a.shape, a.dtype) for a in prefix], strict=False)
-            k = next((k for k, (x, y) in enumerate(pairs) if x != y), min(len(leaves), len(prefix)))
-            raise PlanMismatchError(
-                f"`{getattr(init_fn, '__name__', 'init_fn')}` must return a pytree like argument {argument} of "
-                "the planned function, "
-                f"which has {len(prefix)} leaves; it returns {len(leaves)}, and leaf {k} is the first that differs "
-                "(planned: "
-                f"{_leaf((prefix[k].name, prefix[k].shape, prefix[k].dtype)) if k < len(prefix) else 'nothing'})."
-            )
-        mesh = self.mesh(devices)
-        shardings = jax.tree_util.tree_unflatten(tree, [NamedSharding(mesh, partition_spec(a.entries)) for a in prefix])
+        what = f"`{getattr(init_fn, '__name__', 'init_fn')}` must return"
+        shardings = self._shardings_like(shapes, self._positional(argument), self.mesh(devices), what)
         return jax.jit(init_fn, out_shardings=shardings)(*args)
+
+    def in_shardings(self, like: Any = None, argument: int | None = None, devices: Sequence[Any] | None = None) -> Any:
+        """NamedShardings of the arguments, for `jax.device_put`, `jax.jit`, or restoring a checkpoint.
+
+        Args:
+          like: A pytree with the leaves of what is asked for, such as abstract arrays, whose structure the result has.
+            Needed only for a plan read from a file, which does not know the pytree types and else gives a mapping from
+            path to sharding.
+          argument: Which positional argument; None for the tuple of all.
+          devices: As for `jit`.
+
+        Raises:
+          PlanMismatchError: `like` has other leaves than the plan.
+        """
+        tensors = self.arguments if argument is None else self._positional(argument)
+        mesh = self.mesh(devices)
+        if like is not None:
+            return self._shardings_like(like, tensors, mesh, "`like` must be")
+        shardings = [NamedSharding(mesh, partition_spec(t.entries)) for t in tensors]
+        if self.in_tree is None:
+            return {t.name: sharding for t, sharding in zip(tensors, shardings, strict=True)}
+        tree = self.in_tree if argument is None else self.in_tree.children()[argument]
+        return jax.tree_util.tree_unflatten(tree, shardings)
+
+    def _shardings_like(self, like: Any, tensors: Sequence[PlannedTensor], mesh: jax.sharding.Mesh, what: str) -> Any:
+        """NamedShardings of `tensors` in the structure of `like`; `what` opens the error if its leaves are others."""
+        leaves, tree = jax.tree_util.tree_flatten(like)
+        found = [(tuple(l.shape), str(l.dtype)) for l in leaves]
+        planned = [(t.shape, t.dtype) for t in tensors]
+        if found != planned:
+            k = next((k for k, pair in enumerate(zip(found, planned, strict=False)) if pair[0] != pair[1]), None)
+            k = min(len(found), len(planned)) if k is None else k
+            first = _leaf((tensors[k].name, tensors[k].shape, tensors[k].dtype)) if k < len(tensors) else "nothing"
+            raise PlanMismatchError(
+                f"{what} a pytree like the argument of the planned function, which has {len(planned)} leaves; it has "
+                f"{len(found)}, and leaf {k} is the first that differs (planned: {first}). Plan again for these leaves."
+            )
+        shardings = [NamedSharding(mesh, partition_spec(t.entries)) for t in tensors]
+        return jax.tree_util.tree_unflatten(tree, shardings)
 
     def _positional(self, argument: int) -> tuple[PlannedTensor, ...]:
         """The leaves of one positional argument."""

@@ -1,0 +1,87 @@
+"""Pins from a Flax model's own logical axes, with rules that are given separately."""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from autoshard.errors import PinError
+
+Rules = Sequence[tuple[str, str | Sequence[str] | None]]
+"""Flax's rules: pairs of a logical name and the mesh axes that split a dimension of that name."""
+
+
+def pins_from_logical_rules(tree: Any, rules: Rules, prefix: str = "") -> dict[str, PartitionSpec]:
+    """The layouts that Flax would give to annotated parameters, as pins for `autoshard.plan`.
+
+    Linen's boxes (`nn.with_logical_partitioning`) are read as Linen reads them, with the rules in order of priority;
+    NNX variables (`nnx.with_partitioning`, `out_sharding`) as NNX does, with one rule a name. `nn.with_partitioning`
+    names mesh axes, which no rule changes.
+
+    Args:
+      tree: Parameters, or a whole training state, with Flax's boxes or variables; abstract ones will do.
+      rules: The rules, as for `flax.linen.logical_axis_rules`.
+      prefix: The path of `tree` among the arguments of the function to be planned, such as `state.params`.
+
+    Returns:
+      Path of each annotated array to its PartitionSpec. Paths are those of the tree without its boxes; if the function
+      is planned with the boxes in its arguments, they are read without pins, except logical names.
+
+    Raises:
+      PinError: Nothing is annotated; NNX is given two rules that contradict each other for one name; or the rules split
+        two dimensions of an array by the same mesh axis.
+    """
+    rules = tuple((name, tuple(axes) if isinstance(axes, list) else axes) for name, axes in rules)
+    pins: dict[str, PartitionSpec] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)[0]:
+        if not _is_box(leaf):
+            continue
+        full = ".".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="."))))
+        spec = _spec(leaf, rules, full)
+        if spec is not None:
+            pins[full] = _checked(spec, full)
+    if not pins:
+        raise PinError(
+            "Nothing in the tree carries names of axes. Pass it with Flax's boxes or variables: the result of "
+            "`jax.eval_shape(model.init, ...)` before `nn.meta.unbox`, or `nnx.state(model)`."
+        )
+    return pins
+
+
+def _spec(leaf: Any, rules: Rules, path: str) -> PartitionSpec | None:
+    """What Flax makes of one box; None if it is not annotated."""
+    if isinstance(leaf, nn.LogicallyPartitioned):
+        return nn.logical_to_mesh_axes(leaf.names, leaf.rules or rules)
+    if isinstance(leaf, nn.Partitioned):
+        return leaf.get_partition_spec()
+    names = leaf.get_metadata().get("out_sharding")
+    if not names:
+        return None
+    own = [rule for rule in rules if rule[0] in names]
+    twice = [name for name, n in collections.Counter(name for name, _ in dict.fromkeys(own)).items() if n > 1]
+    if twice:
+        raise PinError(
+            f"NNX has one rule for a name, the last, but `{twice[0]}` of `{path}` has several: "
+            f"{[axes for name, axes in own if name == twice[0]]}. Keep one of them."
+        )
+    with nnx.logical_axis_rules(rules):
+        return nnx.get_partition_spec(leaf).get_value()
+
+
+def _checked(spec: PartitionSpec, path: str) -> PartitionSpec:
+    axes = [a for entry in spec if entry is not None for a in ((entry,) if isinstance(entry, str) else entry)]
+    twice = next((a for a in axes if axes.count(a) > 1), None)
+    if twice is not None:
+        raise PinError(
+            f"The rules make {spec} of `{path}`: a mesh axis may split at most one dimension, but `{twice}` splits two "
+            "(Linen would skip the second, NNX fails when the array is made). Map one of the names elsewhere."
+        )
+    return spec
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.Partitioned | nnx.Variable)
