@@ -15,10 +15,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import pydantic
-from flax import nnx
 from jax.sharding import PartitionSpec
 
 from autoshard.errors import ExportError, FileFormatError
@@ -26,6 +24,7 @@ from autoshard.execution.apply import partition_spec
 from autoshard.files import read_yaml
 from autoshard.plans.plan import Plan, PlannedTensor
 from autoshard.plans.text import layout_text, pattern
+from autoshard.trace.annotations import is_box
 
 Names = tuple[str | None, ...]
 """The logical name of each dimension of a tensor; None for a dimension that is never split."""
@@ -111,7 +110,7 @@ class LogicalAxes:
             full = [".".join(filter(None, (prefix, text))) for text in texts]
             return PartitionSpec(*self.names_of(next((f for f in full if {f, pattern(f)} & known), full[-1])))
 
-        return jax.tree_util.tree_map_with_path(spec, tree, is_leaf=_is_box)
+        return jax.tree_util.tree_map_with_path(spec, tree, is_leaf=is_box)
 
     def yaml(self) -> str:
         """The names and rules as a YAML file that `LogicalAxes.load` reads."""
@@ -323,7 +322,3 @@ def _conflict(deviations: Sequence[Deviation], most: int = 8) -> str:
             f"pins={{{pins}}}.",
         )
     )
-
-
-def _is_box(leaf: Any) -> bool:
-    return isinstance(leaf, nn.Partitioned | nnx.Variable)

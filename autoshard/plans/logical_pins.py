@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from autoshard.errors import PinError
+from autoshard.trace.annotations import box_spec, is_box
 
 Rules = Sequence[tuple[str, str | Sequence[str] | None]]
 """Flax's rules: pairs of a logical name and the mesh axes that split a dimension of that name."""
@@ -28,8 +29,9 @@ def pins_from_logical_rules(tree: Any, rules: Rules, prefix: str = "") -> dict[s
       prefix: The path of `tree` among the arguments of the function to be planned, such as `state.params`.
 
     Returns:
-      Path of each annotated array to its PartitionSpec. Paths are those of the tree without its boxes; if the function
-      is planned with the boxes in its arguments, they are read without pins, except logical names.
+      Path of each annotated array to its PartitionSpec. Paths are those of the tree without its boxes, for a function
+      that takes plain arrays. One that takes the boxes themselves needs no pins: plan it under the rules, as in
+      `with flax.linen.logical_axis_rules(rules): autoshard.plan(...)`.
 
     Raises:
       PinError: Nothing is annotated; NNX is given two rules that contradict each other for one name; or the rules split
@@ -37,11 +39,14 @@ def pins_from_logical_rules(tree: Any, rules: Rules, prefix: str = "") -> dict[s
     """
     rules = tuple((name, tuple(axes) if isinstance(axes, list) else axes) for name, axes in rules)
     pins: dict[str, PartitionSpec] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)[0]:
-        if not _is_box(leaf):
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)[0]:
+        if not is_box(leaf):
             continue
         full = ".".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="."))))
-        spec = _spec(leaf, rules, full)
+        if isinstance(leaf, nnx.Variable):
+            _check_single(leaf, rules, full)
+        with nn.logical_axis_rules(rules):
+            spec = box_spec(leaf)
         if spec is not None:
             pins[full] = _checked(spec, full)
     if not pins:
@@ -52,24 +57,16 @@ def pins_from_logical_rules(tree: Any, rules: Rules, prefix: str = "") -> dict[s
     return pins
 
 
-def _spec(leaf: Any, rules: Rules, path: str) -> PartitionSpec | None:
-    """What Flax makes of one box; None if it is not annotated."""
-    if isinstance(leaf, nn.LogicallyPartitioned):
-        return nn.logical_to_mesh_axes(leaf.names, leaf.rules or rules)
-    if isinstance(leaf, nn.Partitioned):
-        return leaf.get_partition_spec()
-    names = leaf.get_metadata().get("out_sharding")
-    if not names:
-        return None
-    own = [rule for rule in rules if rule[0] in names]
-    twice = [name for name, n in collections.Counter(name for name, _ in dict.fromkeys(own)).items() if n > 1]
-    if twice:
+def _check_single(box: nnx.Variable, rules: Rules, path: str) -> None:
+    """NNX would follow the last of several rules for a name without a word."""
+    names = box.get_metadata().get("out_sharding") or ()
+    counts = collections.Counter(name for name, _ in dict.fromkeys(rules) if name in names)
+    twice = next((name for name, count in counts.items() if count > 1), None)
+    if twice is not None:
         raise PinError(
-            f"NNX has one rule for a name, the last, but `{twice[0]}` of `{path}` has several: "
-            f"{[axes for name, axes in own if name == twice[0]]}. Keep one of them."
+            f"NNX has one rule for a name, the last, but `{twice}` of `{path}` has several: "
+            f"{[axes for name, axes in rules if name == twice]}. Keep one of them."
         )
-    with nnx.logical_axis_rules(rules):
-        return nnx.get_partition_spec(leaf).get_value()
 
 
 def _checked(spec: PartitionSpec, path: str) -> PartitionSpec:
@@ -81,7 +78,3 @@ def _checked(spec: PartitionSpec, path: str) -> PartitionSpec:
             "(Linen would skip the second, NNX fails when the array is made). Map one of the names elsewhere."
         )
     return spec
-
-
-def _is_box(leaf: Any) -> bool:
-    return isinstance(leaf, nn.Partitioned | nnx.Variable)

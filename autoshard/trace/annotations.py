@@ -62,21 +62,40 @@ def argument_layout(leaf: Any) -> FixedLayout | None:
     return fixed_of_spec(sharding.spec, len(leaf.shape))
 
 
+def is_box(leaf: Any) -> bool:
+    """Whether `leaf` is one of Flax's boxes or variables, which may name the axes of the array inside."""
+    return isinstance(leaf, nn.Partitioned | nnx.Variable)
+
+
+def box_spec(box: nn.Partitioned | nnx.Variable) -> PartitionSpec | None:
+    """What Flax makes of a box under the logical axis rules in force; None if it is not annotated.
+
+    Linen's rules are a list in order of priority, those of NNX a mapping; without rules, names are those of mesh axes.
+    """
+    if isinstance(box, nn.LogicallyPartitioned):
+        rules = box.rules or nn.get_logical_axis_rules()
+        return nn.logical_to_mesh_axes(box.names, rules) if rules else PartitionSpec(*box.names)
+    if isinstance(box, nn.Partitioned):
+        return PartitionSpec(*box.names)
+    if not box.get_metadata().get("out_sharding"):
+        return None
+    return nnx.get_partition_spec(box).get_value()
+
+
 def partitioning_metadata(args: Sequence[Any]) -> dict[str, FixedLayout]:
     """The layouts that Flax boxes among `args` name, by the dotted path of the array inside the box.
 
-    A `LogicallyPartitioned` box names logical axes, which only rules can turn into mesh axes; its names are read as
-    they are, and the planner refuses those that the mesh does not have.
+    Logical names become mesh axes by the rules in force (`flax.linen.logical_axis_rules`, `nnx.logical_axis_rules`);
+    a name without a rule is read as it is, and the planner refuses it if the mesh has no such axis.
     """
-    is_box = lambda x: isinstance(x, nn.Partitioned | nnx.Variable)
     layouts: dict[str, FixedLayout] = {}
     for path, box in jax.tree_util.tree_flatten_with_path(tuple(args), is_leaf=is_box)[0]:
         if not is_box(box):
             continue
-        names = box.names if isinstance(box, nn.Partitioned) else box.get_metadata().get("out_sharding")
+        spec = box_spec(box)
         inner = jax.tree_util.tree_flatten_with_path(box)[0]
-        if not names or len(inner) != 1:
+        if not spec or len(inner) != 1:
             continue
         full = jax.tree_util.keystr((*path, *inner[0][0]), simple=True, separator=".")
-        layouts[full] = fixed_of_spec(PartitionSpec(*names), len(inner[0][1].shape))
+        layouts[full] = fixed_of_spec(spec, len(inner[0][1].shape))
     return layouts

@@ -354,3 +354,19 @@ def test_what_is_exported_can_be_pinned_again(gpt, cluster):
     entries = {a.name: a.entries for a in gpt.plan.arguments}
     as_entries = lambda spec: tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
     assert {name: as_entries(spec) for name, spec in pins.items()} == {n: entries[n] for n in pins}
+
+
+def test_boxes_in_the_arguments_are_read_under_the_rules_in_force(cluster):
+    boxed = jax.eval_shape(Layer().init, jax.random.key(0), jnp.ones((32, 16)))
+    x = jax.ShapeDtypeStruct((32, 16), jnp.float32)
+    forward = lambda variables, x: Layer().apply(variables, x)
+    with nn.logical_axis_rules(RULES):
+        plan = autoshard.plan(forward, boxed, x, cluster=cluster, mesh=MESH)
+    entries = {a.name: a.entries for a in plan.arguments}
+    assert entries["variables.params.one.kernel.value"] == (("data",), ("tensor",))
+    with pytest.raises(autoshard.AutoshardError, match="embed"):
+        autoshard.plan(forward, boxed, x, cluster=cluster, mesh=MESH)
+    variables = nnx_layer("heads", "mlp")
+    with nnx.logical_axis_rules((("heads", None), ("mlp", ("data", "tensor")))):
+        plan = autoshard.plan(lambda p, x: x @ p["kernel"].get_value(), variables, x, cluster=cluster, mesh=MESH)
+    assert {a.name: a.entries for a in plan.arguments}["p.kernel.value"] == ((), ("data", "tensor"))
