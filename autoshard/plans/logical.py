@@ -77,6 +77,13 @@ class LogicalAxes:
         """The rules in Flax's form, for Linen and NNX alike."""
         return tuple((name, a[0] if len(a) == 1 else a or None) for name, a in self.axes)
 
+    @property
+    def pins(self) -> dict[str, PartitionSpec]:
+        """What the rules say of every argument, as pins: a plan made with them keeps to the names."""
+        axes = dict(self.axes)
+        layout = lambda names: tuple(() if name is None else axes[name] for name in names)
+        return {path: partition_spec(layout(names)) for path, names in self.names}
+
     def names_of(self, path: str) -> Names:
         """The names of the dimensions of the argument at `path`; empty for a scalar.
 
@@ -318,7 +325,7 @@ def _conflict(deviations: Sequence[Deviation], most: int = 8) -> str:
             "Tensors of one logical name have one layout, but the plan lays out some of the same name differently:",
             *lines,
             "Give their dimensions names of their own (names=, or --names FILE), or accept the rules that come nearest "
-            "(nearest=True, --nearest), or plan again with these tensors pinned to what the rules say, as in "
-            f"pins={{{pins}}}.",
+            "(nearest=True, --nearest), or plan again with the arguments pinned to what those rules say, so that the "
+            f"plan keeps to the names: pins=logical_axes(plan, names, nearest=True).pins, such as {{{pins}}}.",
         )
     )
