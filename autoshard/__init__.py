@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from autoshard.comparison import compare
     from autoshard.errors import AutoshardError
     from autoshard.plans.diff import diff
-    from autoshard.plans.logical import LogicalAxes, logical_axes
+    from autoshard.plans.logical import LogicalAxes
     from autoshard.plans.logical_pins import pins_from_logical_rules
     from autoshard.plans.make import plan
+    from autoshard.plans.naming import logical_axes
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
     from autoshard.plans.plan import Plan
@@ -44,7 +45,7 @@ _HOMES = {
     "compare": "autoshard.comparison",
     "diff": "autoshard.plans.diff",
     "LogicalAxes": "autoshard.plans.logical",
-    "logical_axes": "autoshard.plans.logical",
+    "logical_axes": "autoshard.plans.naming",
     "pins_from_logical_rules": "autoshard.plans.logical_pins",
     "Plan": "autoshard.plans.plan",
     "PlanOptions": "autoshard.plans.options",

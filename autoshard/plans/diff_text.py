@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from autoshard.plans.diff import PlanDiff, Side
+from autoshard.plans.differences import PlanDiff, Side
 from autoshard.plans.text import amount, seconds, table
 
 _WIDTH = 118

@@ -9,8 +9,8 @@ import pydantic
 
 from autoshard.errors import ConfigError, FileFormatError
 from autoshard.files import read_yaml
-from autoshard.plans.logical import logical_axes
 from autoshard.plans.maxtext import maxtext_yaml
+from autoshard.plans.naming import logical_axes
 from autoshard.plans.plan import Plan
 
 

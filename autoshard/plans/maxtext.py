@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from autoshard.errors import ExportError
 from autoshard.execution.apply import partition_spec
-from autoshard.plans.logical import Axes, LogicalAxes, logical_axes
+from autoshard.plans.logical import Axes, LogicalAxes
+from autoshard.plans.naming import logical_axes
 from autoshard.plans.plan import Plan, PlannedTensor
 
 MESH_AXES = (
