@@ -17,6 +17,8 @@ SMALL = dataclasses.replace(
 )
 FUNCTIONS = build(SMALL, adafactor(2e-2, min_dim_size_to_factor=8))
 
+route = jax.jit(moe.route, static_argnames=("experts_per_token", "capacity"))
+
 
 @pytest.mark.parametrize(("name", "published"), [("10b", 10e9), ("100b", 100e9), ("1t", 1e12)])
 def test_presets_have_their_published_size(name, published):
@@ -38,7 +40,7 @@ def test_capacity_is_the_even_share_times_the_factor():
 def test_tokens_beyond_the_capacity_pass_by():
     """Three tokens that all want expert 0, then 1; expert 0 takes the first two, expert 1 their second choices."""
     logits = jnp.log(jnp.array([[[0.6, 0.3, 0.1]] * 3]))
-    routing = moe.route(logits, experts_per_token=2, capacity=2)
+    routing = route(logits, experts_per_token=2, capacity=2)
     expected = np.zeros((1, 3, 3, 2), np.float32)
     for token in range(2):
         expected[0, token, 0, token] = 0.6 / 0.9
@@ -50,26 +52,30 @@ def test_tokens_beyond_the_capacity_pass_by():
 def test_second_choices_queue_behind_first_ones():
     """Token 0 wants expert 1 second, token 1 wants it first: the one place is token 1's."""
     logits = jnp.log(jnp.array([[[0.6, 0.4], [0.3, 0.7]]]))
-    combine = moe.route(logits, experts_per_token=2, capacity=1).combine
+    combine = route(logits, experts_per_token=2, capacity=1).combine
     assert combine[0, 1, 1, 0] > 0 and combine[0, 0, 1].sum() == 0
 
 
 def test_balance_loss_is_one_if_even_and_the_number_of_experts_at_worst():
     even = 50.0 * jnp.eye(4)[None]
-    assert float(moe.route(even, 1, 4).balance_loss) == pytest.approx(1.0, rel=1e-5)
-    assert float(moe.route(even[:, :1].repeat(4, axis=1), 1, 4).balance_loss) == pytest.approx(4.0, rel=1e-5)
+    assert float(route(even, 1, 4).balance_loss) == pytest.approx(1.0, rel=1e-5)
+    assert float(route(even[:, :1].repeat(4, axis=1), 1, 4).balance_loss) == pytest.approx(4.0, rel=1e-5)
 
 
 def test_experts_answer_as_one_by_one():
     """With places for all, the layer is the weighted sum of its experts' answers, computed densely."""
     config = dataclasses.replace(SMALL, num_experts=4, capacity_factor=4.0)
-    layer = moe.Experts(config, rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(1), (2, 8, 16))
-    probabilities = jax.nn.softmax(layer.router(x))
-    kept = jnp.where(probabilities >= jnp.sort(probabilities)[..., -2:-1], probabilities, 0)
-    answers = jnp.einsum("bsef,efd->bsed", jax.nn.gelu(jnp.einsum("bsd,edf->bsef", x, layer.up)), layer.down)
-    expected = jnp.einsum("bse,bsed->bsd", kept / kept.sum(-1, keepdims=True), answers)
-    np.testing.assert_allclose(layer(x)[0], expected, rtol=1e-4, atol=1e-6)
+
+    @jax.jit
+    def both_ways(x):
+        layer = moe.Experts(config, rngs=nnx.Rngs(0))
+        probabilities = jax.nn.softmax(layer.router(x))
+        kept = jnp.where(probabilities >= jnp.sort(probabilities)[..., -2:-1], probabilities, 0)
+        answers = jnp.einsum("bsef,efd->bsed", jax.nn.gelu(jnp.einsum("bsd,edf->bsef", x, layer.up)), layer.down)
+        return layer(x)[0], jnp.einsum("bse,bsed->bsd", kept / kept.sum(-1, keepdims=True), answers)
+
+    found, expected = both_ways(np.random.default_rng(1).normal(size=(2, 8, 16)).astype(np.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_loss_falls():

@@ -161,6 +161,7 @@ def test_no_two_families_share_a_configuration_class(name):
     assert [family for family in FAMILIES.values() if family.config is FAMILIES[name].config] == [FAMILIES[name]]
 
 
+@pytest.mark.slow
 def test_planned_steps_with_parts_and_scaling_equal_unsharded_steps():
     config = dataclasses.replace(PRESETS["tiny"], num_layers=1, embed_dim=16, hidden_dim=32)
     options = StepOptions(num_micro_batches=2, loss_scaling=LossScaling())

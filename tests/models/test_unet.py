@@ -49,5 +49,6 @@ def test_loss_falls():
     zoo_checks.assert_learns(FUNCTIONS, batch_of(), steps=80, share=0.8)
 
 
+@pytest.mark.slow
 def test_planned_steps_equal_unsharded_steps():
     zoo_checks.assert_planned_steps_equal_unsharded_ones(FUNCTIONS, [batch_of(0), batch_of(1)])

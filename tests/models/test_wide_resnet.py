@@ -43,6 +43,7 @@ def test_loss_falls():
     zoo_checks.assert_learns(FUNCTIONS, zoo_checks.images_of(SMALL))
 
 
+@pytest.mark.slow
 def test_planned_steps_equal_unsharded_steps():
     batches = [zoo_checks.images_of(SMALL, seed) for seed in range(2)]
     zoo_checks.assert_planned_steps_equal_unsharded_ones(FUNCTIONS, batches)
