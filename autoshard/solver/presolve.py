@@ -32,6 +32,8 @@ JOINT_ENTRIES = 4096
 """Parallel factors are merged, and nodes eliminated, freely while the new table has at most this many entries."""
 LOOKS = 500
 """Nodes looked at between two questions whether to stop."""
+PAIRWISE_WORK = 20_000_000
+"""Labels are compared pair by pair only while (labels^2 x factors) is at most this; else only those alike to others."""
 DOMINANCE_WORK = 60_000_000
 """Row differences of a table are compared only while (rows^2 x columns) is at most this."""
 
@@ -266,27 +268,33 @@ class _Reducer:
         """Rule 2."""
         network = self.network
         count = len(network.labels[node])
-        sides = [
-            (network.factors[key], *_from_side(network, network.factors[key], node)) for key in network.incident[node]
-        ]
-        parts = []
-        for factor, table, own in sides:
-            parts += [id(table), id(own), factor.i == node, network.times(factor, node)]
-            parts += [id(record.amounts) for record in factor.records]
-        memo = ("undominated", id(network.unary[node]), *parts, *(id(r.amounts) for r in network.records[node]))
+        sides: dict[tuple, list] = {}  # alike factors count together: a hub has hundreds
+        for key in network.incident[node]:
+            factor = network.factors[key]
+            table, own = _from_side(network, factor, node)
+            records = tuple(id(record.amounts) for record in factor.records)
+            alike = (id(table), id(own), factor.i == node, records)
+            sides.setdefault(alike, [factor, table, own, 0])[3] += network.times(factor, node)
+        parts = frozenset((alike, times) for alike, (_, _, _, times) in sides.items())
+        memo = ("undominated", id(network.unary[node]), parts, *(id(r.amounts) for r in network.records[node]))
         if memo in self.memo:
             return self.memo[memo]
         unary = network.unary[node]
+        if count * count * max(len(sides), 1) > PAIRWISE_WORK:
+            columns = [own for _, _, own, _ in sides.values()]
+            amounts = [record.amounts for record in network.records[node]]
+            self.memo[memo] = _cheapest_of_alike(unary, columns, amounts)
+            return self.memo[memo]
         worse = unary[:, None] - unary[None, :]  # [y, x]: how much more y can cost than x
         possible = np.ones((count, count), bool)
         for record in network.records[node]:
             possible &= record.amounts[:, None] <= record.amounts[None, :]
-        for factor, table, own in sides:
+        for factor, table, own, times in sides.values():
             difference = self._row_differences(table)
             if difference is None:
                 possible &= own[:, None] == own[None, :]
                 continue
-            worse = worse + network.times(factor, node) * difference[own[:, None], own[None, :]]
+            worse = worse + times * difference[own[:, None], own[None, :]]
             for record in factor.records:
                 amounts = record.amounts if factor.i == node else record.amounts.T
                 less = (amounts[:, None, :] <= amounts[None, :, :]).all(axis=2)
@@ -419,6 +427,20 @@ def _joined_copies(factors: list[Factor], node: int) -> tuple[np.ndarray, ...]:
         for factor in factors
     ]
     return tuple(other[np.argsort(own, kind="stable")] for own, other in sides)
+
+
+def _cheapest_of_alike(unary: np.ndarray, classes: list[np.ndarray], amounts: list[np.ndarray]) -> np.ndarray:
+    """bool [labels]: of labels with equal classes in every factor and equal usages, only the (first) cheapest."""
+    alike = np.zeros(len(unary), np.int64)
+    for column in (*classes, *amounts):
+        numbers = np.unique(column, return_inverse=True)[1]
+        alike = np.unique(alike * (int(numbers.max()) + 1) + numbers, return_inverse=True)[1]
+    order = np.lexsort((np.arange(len(unary)), unary, alike))
+    first = np.ones(len(unary), bool)
+    first[1:] = alike[order][1:] != alike[order][:-1]
+    keep = np.zeros(len(unary), bool)
+    keep[order[first]] = True
+    return keep
 
 
 def _compact(classes: np.ndarray, layers: list[np.ndarray], axis: int) -> tuple[np.ndarray, list[np.ndarray]]:
