@@ -29,12 +29,12 @@ from autoshard.solver.solution_file import solution_document, write_solution
 from autoshard.solver.warm_up import is_warm
 from autoshard.watchdog import watchdog
 
-WRITING_S = 0.1
-"""Kept for what comes after the search, and"""
+WRITING_S = 0.6
+"""Kept for what comes after the search (at most a tenth of the limit), and"""
 WRITING_S_PER_NODE = 2e-6
 """the same for each node: checking and printing the solution."""
-OVERRUN_S = 0.4
-"""How far past the limit the search may be when it is cut off."""
+CUT_OFF_S = 0.4
+"""How long before the limit a search is cut off that has not ended by itself (at most a twentieth of the limit)."""
 LINE_EVERY_S = 1.0
 """Least time between two lines of progress where they cannot be written over one another."""
 
@@ -101,7 +101,7 @@ def solve_file(request: SolveRequest, console: rich.console.Console, show: Calla
     if not request.may_exit:
         show(_solve(request, story))
         return
-    limit_s = request.limit_s + OVERRUN_S if request.work_limit is None else math.inf
+    limit_s = request.limit_s - min(CUT_OFF_S, 0.05 * request.limit_s) if request.work_limit is None else math.inf
     with watchdog(request.started + limit_s, lambda: _give_up(request, story, show)):
         show(_solve(request, story))
 
@@ -115,7 +115,8 @@ def _solve(request: SolveRequest, story: "_Story") -> SolveAnswer:
     if not is_warm():
         story.tell("loading the solver's kernels (compiled once a machine)")
         compile_kernels()
-    limit_s = max(request.left_s() - WRITING_S - WRITING_S_PER_NODE * len(problem.nodes), 0.1)
+    writing_s = min(WRITING_S, 0.1 * request.limit_s) + WRITING_S_PER_NODE * len(problem.nodes)
+    limit_s = max(request.left_s() - writing_s, 0.1)
     options = SolverOptions(
         time_limit_s=limit_s, relative_gap=request.gap, seed=request.seed, work_limit=request.work_limit
     )
