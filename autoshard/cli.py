@@ -165,8 +165,8 @@ def explain(
         "A strategy is planned like any program, under the restrictions that make it what it is, so that each is the "
         "best of its kind under the same costs and limits. `vs plan` is its step time as a multiple of the plan's. "
         "A strategy that exceeds the memory is shown with what it would need. Without --mesh, every strategy has the "
-        "meshes that suit it. Ctrl-C ends the search at hand with its best plan so far, and the next contender follows; "
-        "a second one during the same search ends all."
+        "meshes that suit it. Ctrl-C ends the search at hand with its best plan so far, and the next contender "
+        "follows; a second one during the same search ends all."
     )
 )
 def compare(
