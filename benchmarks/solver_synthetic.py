@@ -102,7 +102,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     problem = transformer_problem(
-        arguments.layers, arguments.nodes, arguments.choices, arguments.layouts, arguments.seed, arguments.ratio,
+        arguments.layers,
+        arguments.nodes,
+        arguments.choices,
+        arguments.layouts,
+        arguments.seed,
+        arguments.ratio,
         arguments.noise,
     )
     print(f"{len(problem.nodes)} nodes, {len(problem.edges)} edges, {len(problem.usages)} usages")

@@ -73,8 +73,16 @@ def entry_estimate(flat: Flat, keep: np.ndarray) -> int:
     return int((2 * rows * columns + kept[flat.source] + kept[flat.target]).sum() + kept.sum() + usages)
 
 
-def build_program(flat: Flat, unary: np.ndarray, tables: np.ndarray, messages: np.ndarray, prices: np.ndarray,
-                  keep: np.ndarray, cutoff: float, active: np.ndarray) -> Program:
+def build_program(
+    flat: Flat,
+    unary: np.ndarray,
+    tables: np.ndarray,
+    messages: np.ndarray,
+    prices: np.ndarray,
+    keep: np.ndarray,
+    cutoff: float,
+    active: np.ndarray,
+) -> Program:
     """Builds (1) to (5).
 
     Args:
@@ -119,8 +127,14 @@ class _Parts:
     def program(self, label_column: np.ndarray) -> Program:
         rows, columns, values = (np.concatenate([entry[part] for entry in self.entries]) for part in range(3))
         return Program(
-            np.concatenate(self.cost), np.concatenate(self.upper), np.concatenate(self.integer),
-            np.concatenate(self.bounds), rows, columns, values, label_column,
+            np.concatenate(self.cost),
+            np.concatenate(self.upper),
+            np.concatenate(self.integer),
+            np.concatenate(self.bounds),
+            rows,
+            columns,
+            values,
+            label_column,
         )
 
 
@@ -133,15 +147,18 @@ def _one_label(flat: Flat, label_column: np.ndarray, parts: _Parts) -> None:
     parts.put(rows[node[kept]], label_column[kept], 1.0)
 
 
-def _marginals(flat: Flat, tables: np.ndarray, messages: np.ndarray, label_column: np.ndarray, cutoff: float,
-               parts: _Parts) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _marginals(
+    flat: Flat, tables: np.ndarray, messages: np.ndarray, label_column: np.ndarray, cutoff: float, parts: _Parts
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(3) and (4). Returns for each factor its columns and the class at either end."""
     result = []
     for f in range(len(flat.source)):
         rows, columns = int(flat.rows[f]), int(flat.columns[f])
         ends = []
-        for node, start, size in ((flat.source[f], flat.source_map[f], rows),
-                                  (flat.target[f], flat.target_map[f], columns)):
+        for node, start, size in (
+            (flat.source[f], flat.source_map[f], rows),
+            (flat.target[f], flat.target_map[f], columns),
+        ):
             own = label_column[flat.label_start[node] : flat.label_start[node + 1]]
             classes = flat.classes[start : start + len(own)][own >= 0]
             own = own[own >= 0]
@@ -163,8 +180,9 @@ def _marginals(flat: Flat, tables: np.ndarray, messages: np.ndarray, label_colum
     return result
 
 
-def _capacity(flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_columns: list, active: np.ndarray,
-              parts: _Parts) -> None:
+def _capacity(
+    flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_columns: list, active: np.ndarray, parts: _Parts
+) -> None:
     """(5), in thousandths of the largest capacity left, to be far above tolerances.
 
     Each row is stated minus the one before where that has fewer entries.
@@ -195,8 +213,9 @@ def _capacity(flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_c
         rows = parts.rows(capacity / unit)
         for first, last, own, amounts in pieces:
             instants = np.arange(first, last)
-            parts.put(np.repeat(rows[instants], len(own)), np.tile(own, len(instants)),
-                      np.tile(amounts / unit, len(instants)))
+            parts.put(
+                np.repeat(rows[instants], len(own)), np.tile(own, len(instants)), np.tile(amounts / unit, len(instants))
+            )
         parts.put(rows, slack, 1.0)
         return
     rows = parts.rows(np.diff(capacity, prepend=0.0) / unit)
@@ -208,9 +227,18 @@ def _capacity(flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_c
     parts.put(rows[1:], slack[:-1], -1.0)
 
 
-def solve_program(flat: Flat, program: Program, scale: float, absolute_gap: float, time_limit_s: float | None,
-                  seed: int, node_limit: int | None = None, hint: np.ndarray | None = None, integer: bool = True,
-                  programs: Programs | None = None) -> ProgramResult:
+def solve_program(
+    flat: Flat,
+    program: Program,
+    scale: float,
+    absolute_gap: float,
+    time_limit_s: float | None,
+    seed: int,
+    node_limit: int | None = None,
+    hint: np.ndarray | None = None,
+    integer: bool = True,
+    programs: Programs | None = None,
+) -> ProgramResult:
     """Runs HiGHS (one thread, fixed seed) on the program.
 
     Args:
@@ -228,8 +256,11 @@ def solve_program(flat: Flat, program: Program, scale: float, absolute_gap: floa
             start = columns, np.ones(len(columns))
     limit = None if time_limit_s is None else datetime.timedelta(seconds=max(time_limit_s, 0.01))
     parameters = mathopt.SolveParameters(
-        time_limit=limit, random_seed=seed, node_limit=node_limit,
-        absolute_gap_tolerance=max(absolute_gap * factor, 1e-9), relative_gap_tolerance=0.0,
+        time_limit=limit,
+        random_seed=seed,
+        node_limit=node_limit,
+        absolute_gap_tolerance=max(absolute_gap * factor, 1e-9),
+        relative_gap_tolerance=0.0,
     )
     programs = programs or Programs(StopRequest())
     answer = programs.run(_proto(program, factor, integer), mathopt.SolverType.HIGHS, parameters, start)

@@ -1,11 +1,11 @@
 """Presolve of the capacity: only instants that can bind remain.
 
-  * An instant whose usages are all live at a neighbouring instant with no more capacity is dominated: dropped. Where
-    one owner has equal usages many times (a tied problem), so is one at which each is live no more often than at
-    another.
-  * What a usage takes whatever the choice is taken from the capacity; a usage that is then zero is dropped.
-  * An instant where the largest usages together fit is dropped.
-  * A label whose own usage exceeds what is left is reported, so that the caller can remove it.
+* An instant whose usages are all live at a neighbouring instant with no more capacity is dominated: dropped. Where
+  one owner has equal usages many times (a tied problem), so is one at which each is live no more often than at
+  another.
+* What a usage takes whatever the choice is taken from the capacity; a usage that is then zero is dropped.
+* An instant where the largest usages together fit is dropped.
+* A label whose own usage exceeds what is left is reported, so that the caller can remove it.
 """
 
 import dataclasses
@@ -52,8 +52,12 @@ def compress_instants(network: Network) -> dict[int, np.ndarray]:
         useful = most > 0
         keep &= _undominated(start[useful], stop[useful], capacity, keep)
         kinds = {}
-        kind = np.array([kinds.setdefault((owner, id(record.amounts)), len(kinds))
-                         for owner, record in zip(owners, records, strict=True)])
+        kind = np.array(
+            [
+                kinds.setdefault((owner, id(record.amounts)), len(kinds))
+                for owner, record in zip(owners, records, strict=True)
+            ]
+        )
         if len(kinds) < 0.7 * len(records) and keep.sum() * len(kinds) <= COUNT_ENTRIES:
             keep &= _unsurpassed(start[useful], stop[useful], kind[useful], capacity, keep)
         position = np.concatenate([[0], np.cumsum(keep)])
@@ -118,8 +122,9 @@ def _undominated(start: np.ndarray, stop: np.ndarray, capacity: np.ndarray, keep
             return keep
 
 
-def _unsurpassed(start: np.ndarray, stop: np.ndarray, kind: np.ndarray, capacity: np.ndarray,
-                 keep: np.ndarray) -> np.ndarray:
+def _unsurpassed(
+    start: np.ndarray, stop: np.ndarray, kind: np.ndarray, capacity: np.ndarray, keep: np.ndarray
+) -> np.ndarray:
     """Which kept instants have, for every other with no more capacity, some kind of usage live more often."""
     steps = np.zeros((len(keep) + 1, int(kind.max(initial=0)) + 1), np.int32)
     np.add.at(steps, (start, kind), 1)
@@ -158,8 +163,9 @@ def _survivors(counts: np.ndarray, capacity: np.ndarray, order: np.ndarray) -> n
     return survives
 
 
-def _distribute(network: Network, owners: list, records: list[Record], start: np.ndarray, stop: np.ndarray,
-                useful: np.ndarray) -> None:
+def _distribute(
+    network: Network, owners: list, records: list[Record], start: np.ndarray, stop: np.ndarray, useful: np.ndarray
+) -> None:
     """Hands the surviving records back to their owners; records of one owner over one interval become one."""
     merged: dict[tuple, np.ndarray] = {}
     for index in np.flatnonzero(useful):

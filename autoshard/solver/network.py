@@ -142,9 +142,7 @@ class Network:
         self.incident[factor.j][key] = None
         return key
 
-    def fold(
-        self, problem: Problem, counts: np.ndarray, copies: Sequence[tuple[np.ndarray, np.ndarray]]
-    ) -> None:
+    def fold(self, problem: Problem, counts: np.ndarray, copies: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Makes this, the untouched network of `problem`, a folded one.
 
         Args:

@@ -18,8 +18,15 @@ SIZES = (8, 30, 100, 400)
 """Most nodes of a tree, in turn: small trees fit more easily, large ones change more."""
 
 
-def walk_trees(flat: Flat, labels: np.ndarray, unary: np.ndarray, tables: np.ndarray, rounds: int, seed: int,
-               stop: Callable[[], bool]) -> np.ndarray:
+def walk_trees(
+    flat: Flat,
+    labels: np.ndarray,
+    unary: np.ndarray,
+    tables: np.ndarray,
+    rounds: int,
+    seed: int,
+    stop: Callable[[], bool],
+) -> np.ndarray:
     """Walks through feasible labels, alternately downhill in priced cost (which frees capacity) and in plain cost.
 
     Args:
@@ -53,8 +60,18 @@ def walk_trees(flat: Flat, labels: np.ndarray, unary: np.ndarray, tables: np.nda
 
 
 @numba.njit(cache=True, nogil=True)
-def improve_trees(flat: Flat, labels: np.ndarray, usage: np.ndarray, unary: np.ndarray, tables: np.ndarray,
-                  priced: bool, size: int, trees: int, seed: int, cost: np.ndarray) -> int:
+def improve_trees(
+    flat: Flat,
+    labels: np.ndarray,
+    usage: np.ndarray,
+    unary: np.ndarray,
+    tables: np.ndarray,
+    priced: bool,
+    size: int,
+    trees: int,
+    seed: int,
+    cost: np.ndarray,
+) -> int:
     """Improves up to `trees` random trees in place.
 
     Args:

@@ -53,23 +53,28 @@ def _not_cost(costs: np.ndarray) -> bool:
 def _check_edge(problem: Problem, index: int, edge: Edge, seen: set[tuple[int, ...]], tables: set[int]) -> None:
     count = len(problem.nodes)
     if not (0 <= edge.source < count and 0 <= edge.target < count) or edge.source == edge.target:
-        raise SolverError(f"edge {index}: must join two different nodes of 0..{count - 1}; "
-                          f"received {edge.source} and {edge.target}")
+        raise SolverError(
+            f"edge {index}: must join two different nodes of 0..{count - 1}; received {edge.source} and {edge.target}"
+        )
     for end, node, classes, axis in (
         ("source", edge.source, edge.source_class, 0),
         ("target", edge.target, edge.target_class, 1),
     ):
         choices = len(problem.nodes[node].costs)
         if classes.shape != (choices,):
-            raise SolverError(f"edge {index}: {end}_class must give a class to each of the {choices} choices of node "
-                              f"{problem.nodes[node].name!r}; received shape {classes.shape}")
+            raise SolverError(
+                f"edge {index}: {end}_class must give a class to each of the {choices} choices of node "
+                f"{problem.nodes[node].name!r}; received shape {classes.shape}"
+            )
         if edge.costs.ndim != 2:
             raise SolverError(f"edge {index}: costs must have two axes; received shape {edge.costs.shape}")
         key = (id(classes), edge.costs.shape[axis])
         if key not in seen and choices:
             if classes.min() < 0 or classes.max() >= edge.costs.shape[axis]:
-                raise SolverError(f"edge {index}: {end}_class must lie in 0..{edge.costs.shape[axis] - 1}; "
-                                  f"received {classes.min()}..{classes.max()}")
+                raise SolverError(
+                    f"edge {index}: {end}_class must lie in 0..{edge.costs.shape[axis] - 1}; "
+                    f"received {classes.min()}..{classes.max()}"
+                )
             seen.add(key)
     if id(edge.costs) not in tables:
         if _not_cost(edge.costs):

@@ -144,8 +144,13 @@ def grid(seed: int, side: int = 7, choices: int = 4, capacity: float | None = 0.
             for other in ((row, column + 1), (row + 1, column)):
                 if max(other) < side:
                     edges.append(
-                        Edge(row * side + column, other[0] * side + other[1], np.arange(choices), np.arange(choices),
-                             2 * rng.random((choices, choices)))
+                        Edge(
+                            row * side + column,
+                            other[0] * side + other[1],
+                            np.arange(choices),
+                            np.arange(choices),
+                            2 * rng.random((choices, choices)),
+                        )
                     )
     usages, limit = [], None
     if capacity is not None:

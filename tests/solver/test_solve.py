@@ -29,8 +29,9 @@ _spec.loader.exec_module(generate)
 EXACT = SolverOptions(relative_gap=0.0)
 
 
-def five_nodes(forbid_first: int = 0, forbid_edge: bool = False, extra_edge: bool = False,
-               budget: float | None = 1.5e6) -> Problem:
+def five_nodes(
+    forbid_first: int = 0, forbid_edge: bool = False, extra_edge: bool = False, budget: float | None = 1.5e6
+) -> Problem:
     """The five-node case of XLA's solver test: costs 10 (i + 1) + j and ten times that; node 3 follows node 2 and
     node 4 is an alias of node 1, both as edges that forbid different choices."""
     counts = (4, 3, 4, 4, 3)
@@ -54,9 +55,7 @@ def five_nodes(forbid_first: int = 0, forbid_edge: bool = False, extra_edge: boo
         edges.append(Edge(1, 3, np.arange(3), np.arange(4), edge(1, 2, 5).costs))
     memory = [1e5 * (i + 1) + 1e4 * np.arange(n) for i, n in enumerate(counts)]
     memory[0][2] = 9.9e5
-    usages = tuple(
-        Usage(i, start, stop, memory[i]) for i, (start, stop) in enumerate([(0, 5), (0, 5), (2, 4), (3, 5)])
-    )
+    usages = tuple(Usage(i, start, stop, memory[i]) for i, (start, stop) in enumerate([(0, 5), (0, 5), (2, 4), (3, 5)]))
     return Problem(nodes, tuple(edges), usages, capacity=budget)
 
 
@@ -210,8 +209,13 @@ def test_empty_and_trivial_problems():
     [
         (Problem((Node("a", np.array([np.nan])),), ()), "finite or \\+inf"),
         (Problem((Node("a", np.zeros(2)),), (Edge(0, 0, np.arange(2), np.arange(2), np.zeros((2, 2))),)), "different"),
-        (Problem((Node("a", np.zeros(2)), Node("b", np.zeros(2))),
-                 (Edge(0, 1, np.arange(2), np.arange(2), np.zeros((2, 1))),)), "must lie in 0..0"),
+        (
+            Problem(
+                (Node("a", np.zeros(2)), Node("b", np.zeros(2))),
+                (Edge(0, 1, np.arange(2), np.arange(2), np.zeros((2, 1))),),
+            ),
+            "must lie in 0..0",
+        ),
         (Problem((Node("a", np.zeros(2)),), (), (Usage(0, 0, 1, np.array([1.0, -1.0])),)), "non-negative"),
         (Problem((Node("a", np.zeros(2)),), (), (Usage(0, 0, 1, np.array([1.0])),)), "one amount per choice"),
         (Problem((Node("a", np.zeros(2)),), (), (), (), math.nan), "capacity must be finite"),
