@@ -341,7 +341,7 @@ class _Reducer:
         if network.counts is not None:
             if any(len(factor.copies.i) != network.counts[node] for factor in factors):
                 return
-            copies = _joined_copies(factors, node)
+            copies = _neighbours_by_copy(factors, node)
             if len(factors) == 2 and others[0] == others[1] and not np.array_equal(*copies):
                 return
         links = tuple(
@@ -420,7 +420,7 @@ def _from_side(network: Network, factor: Factor, node: int) -> tuple[np.ndarray,
     return network.transposed(factor.table), factor.map_j
 
 
-def _joined_copies(factors: list[Factor], node: int) -> tuple[np.ndarray, ...]:
+def _neighbours_by_copy(factors: list[Factor], node: int) -> tuple[np.ndarray, ...]:
     """For each factor of a node whose copies have one copy of it each, the neighbour's copy, by the node's copies."""
     sides = [
         (factor.copies.i, factor.copies.j) if factor.i == node else (factor.copies.j, factor.copies.i)
