@@ -28,7 +28,13 @@ from autoshard.solver.warm_up import warm_up_options, warm_up_problem
 
 CLUSTER = os.path.join(os.path.dirname(__file__), "..", "configs", "clusters", "h100x1024.yaml")
 BATCH = 1536
-ROWS = ((24, "data=128,tensor=8"), (96, "data=128,tensor=8"), (96, "data=16,fsdp=8,tensor=8"), (96, "all"))
+ROWS = (
+    (24, "data=128,tensor=8"),
+    (96, "data=128,tensor=8"),
+    (96, "data=16,fsdp=8,tensor=8"),
+    (96, "all"),
+    (96, "all:3"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +73,12 @@ def measure(layers: int, mesh: str) -> Row:
     def tell(progress: autoshard.PlanProgress) -> None:
         stages.setdefault(progress.stage.split()[0], progress.elapsed_s)
 
-    axes = None if mesh == "all" else {name: int(size) for name, size in (a.split("=") for a in mesh.split(","))}
-    options = autoshard.PlanOptions(on_progress=tell, cache=False)
+    axes, most_axes = None, 2
+    if mesh.startswith("all"):
+        most_axes = int(mesh.partition(":")[2] or most_axes)
+    else:
+        axes = {name: int(size) for name, size in (a.split("=") for a in mesh.split(","))}
+    options = autoshard.PlanOptions(on_progress=tell, cache=False, max_mesh_axes=most_axes)
     began = time.perf_counter()
     plan = autoshard.plan(built.step, state, batch, cluster=CLUSTER, mesh=axes, donate_argnums=0, options=options)
     total_s = time.perf_counter() - began
@@ -113,7 +123,9 @@ def main() -> None:
     """Prints the table, or one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, help="plan this many layers only")
-    parser.add_argument("--mesh", default="data=128,tensor=8", help="with --layers: axis=size,... or all")
+    parser.add_argument(
+        "--mesh", default="data=128,tensor=8", help="with --layers: axis=size,..., all, or all:3 (three axes)"
+    )
     parser.add_argument("--json", action="store_true", help="print the row as JSON")
     arguments = parser.parse_args()
     if arguments.layers is None:
