@@ -121,14 +121,7 @@ def plan(
             config,
             overrides,
             devices=devices,
-            **{
-                "plan.cluster": None if cluster is None else str(cluster),
-                "plan.mesh": None if mesh is None else _mesh_sizes(mesh),
-                "plan.memory_budget_bytes": None if budget_gb is None else round(budget_gb * 1e9),
-                "plan.time_limit_s": time_limit,
-                "plan.work_limit": work_limit,
-                "plan.cache": cache,
-            },
+            **_plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
         )
         _use_cpu_devices(settings.devices)
         from autoshard.train.planning import make_plan_visibly, write_config_problem
@@ -201,14 +194,7 @@ def compare(
             config,
             overrides,
             devices=devices,
-            **{
-                "plan.cluster": None if cluster is None else str(cluster),
-                "plan.mesh": None if mesh is None else _mesh_sizes(mesh),
-                "plan.memory_budget_bytes": None if budget_gb is None else round(budget_gb * 1e9),
-                "plan.time_limit_s": time_limit,
-                "plan.work_limit": work_limit,
-                "plan.cache": cache,
-            },
+            **_plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
         )
         _use_cpu_devices(settings.devices)
         from autoshard.comparison.outputs import check_outputs, strategies_named, write_outputs
@@ -384,6 +370,25 @@ def _load(config: pathlib.Path, overrides: list[str] | None, **options: Any) -> 
 
     given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     return load_config(config, [*(overrides or []), *given])
+
+
+def _plan_settings(
+    cluster: pathlib.Path | None,
+    mesh: str | None,
+    budget_gb: float | None,
+    time_limit: float | None,
+    work_limit: float | None,
+    cache: bool | None,
+) -> dict[str, object]:
+    """Options of a command that plans, as overrides of its configuration; None leaves what the file says."""
+    return {
+        "plan.cluster": None if cluster is None else str(cluster),
+        "plan.mesh": None if mesh is None else _mesh_sizes(mesh),
+        "plan.memory_budget_bytes": None if budget_gb is None else round(budget_gb * 1e9),
+        "plan.time_limit_s": time_limit,
+        "plan.work_limit": work_limit,
+        "plan.cache": cache,
+    }
 
 
 def _mesh_sizes(text: str) -> dict[str, int]:
