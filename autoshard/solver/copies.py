@@ -105,7 +105,7 @@ class _Copies:
             if steps < CHUNK:
                 break
         self.prices.update(zip(instants, ascent.prices.tolist(), strict=True))
-        return _completed(network, nodes, _decoded(flat, ascent))
+        return np.array(network.complete_labels(nodes, _decoded(flat, ascent)))
 
     def offer(self, whole: np.ndarray, phase: str) -> bool:
         """Offers choices for the whole problem; where they exceed the capacity, the worst instants count from now on.
@@ -238,10 +238,4 @@ def _tied_choices(search: Search, folded: Folded) -> np.ndarray | None:
         stop = lambda: search.remaining_s() <= 0
         search.spend(4 * WALKS * table_entries(flat))
         best = walk_trees(flat, best, ascent.priced_unary(), tables, WALKS, search.options.seed, stop)
-    return _completed(network, nodes, best)
-
-
-def _completed(network: Network, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Original choices of all nodes, from labels of those that presolve left."""
-    chosen = {int(node): int(network.labels[node][label]) for node, label in zip(nodes, labels, strict=True)}
-    return np.array(network.complete(chosen))
+    return np.array(network.complete_labels(nodes, best))

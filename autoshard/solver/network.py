@@ -179,6 +179,10 @@ class Network:
             result[step.node] = int(step.labels[int(np.argmin(cost))])
         return tuple(result[node] for node in range(len(self.labels)))
 
+    def complete_labels(self, nodes: np.ndarray, labels: np.ndarray) -> tuple[int, ...]:
+        """Original choices of all nodes, from local labels (positions among those that remain) of the given nodes."""
+        return self.complete({int(n): int(self.labels[n][label]) for n, label in zip(nodes, labels, strict=True)})
+
     def _range(self, count: int) -> np.ndarray:
         return self.pool.intern(np.arange(count), np.int64)
 

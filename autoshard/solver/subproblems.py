@@ -120,8 +120,7 @@ def _peaks(flat: Flat, usage: np.ndarray, share: float) -> np.ndarray:
 
 def offer_labels(search: Search, network: Network, nodes: np.ndarray, labels: np.ndarray, phase: str) -> bool:
     """Completes local labels int64 [n] to original choices and offers them."""
-    chosen = {int(node): int(network.labels[node][label]) for node, label in zip(nodes, labels, strict=True)}
-    return search.offer(network.complete(chosen), phase)
+    return search.offer(network.complete_labels(nodes, labels), phase)
 
 
 def incumbent_labels(search: Search, part: Part) -> np.ndarray | None:
