@@ -26,8 +26,8 @@ class ModelSection(_Section):
     """Which model to train.
 
     Attributes:
-        name: a name in `registry.MODELS`.
-        preset: a size in `autoshard_models.presets`.
+        name: a family of `autoshard_models.zoo.FAMILIES`.
+        preset: one of that family's named sizes.
         overrides: fields of the model's configuration that differ from the preset.
     """
 
@@ -46,6 +46,9 @@ class OptimizerSection(_Section):
         warmup_steps: steps over which the learning rate rises linearly from 0.
         schedule: what follows the warm-up; `cosine` and `linear` fall to a tenth of the peak at `train.steps`.
         clip_norm: largest global gradient norm, or null not to clip.
+        num_micro_batches: parts that the batch is run in, one after another, to need less memory.
+        loss_scaling: scale the loss so that small gradients survive in half precision, and leave out steps whose
+            gradients overflow.
     """
 
     name: str = "adamw"
@@ -54,24 +57,28 @@ class OptimizerSection(_Section):
     warmup_steps: NonNegativeInt = 0
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
     clip_norm: PositiveFloat | None = 1.0
+    num_micro_batches: PositiveInt = 1
+    loss_scaling: bool = False
 
 
 class DataSection(_Section):
     """What to train on.
 
     Attributes:
-        name: a name in `registry.DATA`.
+        name: a name in `registry.DATA`; null for what suits the family: `python_sources` for language models.
         path: the file or folder of the `text` data; relative to the configuration file.
-        batch_size: sequences per step, over all devices.
-        sequence_length: tokens per sequence.
-        seed: fixes which windows of the data each step reads.
+        batch_size: examples per step (sequences, images, clicks, graphs), over all devices.
+        sequence_length: tokens per sequence; null for the model's own length. Language models only.
+        seed: fixes which examples each step reads.
+        eval_fraction: the part of the data that is kept for evaluation and never trained on.
     """
 
-    name: str = "python_sources"
+    name: str | None = None
     path: str | None = None
     batch_size: PositiveInt = 32
-    sequence_length: PositiveInt = 128
+    sequence_length: PositiveInt | None = None
     seed: NonNegativeInt = 0
+    eval_fraction: float = Field(default=0.05, gt=0, lt=1)
 
 
 class TrainSection(_Section):
@@ -83,10 +90,27 @@ class TrainSection(_Section):
         output_dir: folder of metrics, plan and checkpoints; relative to the working directory.
         seed: fixes the initial parameters and the dropout masks.
         resume: continue from the latest checkpoint in `output_dir`, if there is one.
+        checkpoint_every: steps between two checkpoints; null to save at the end and on Ctrl-C only.
+        keep_checkpoints: the newest checkpoints that stay; older ones are deleted.
+        eval_every: steps between two evaluations; null for none.
+        eval_batches: batches of held-out data in an evaluation.
+        tensorboard: also write metrics for TensorBoard, in `output_dir/tensorboard`.
+        profile_first_step, profile_steps: record a `jax.profiler` trace of so many steps from this one on, in
+            `output_dir/profile`; null for none.
+        on_nonfinite: what to do when the loss is no longer finite: `stop` finds where the first such value arose and
+            ends the run with an error that says so; `continue` reports it and goes on.
     """
 
     steps: PositiveInt = 100
     log_every: PositiveInt = 10
+    checkpoint_every: PositiveInt | None = None
+    keep_checkpoints: PositiveInt = 2
+    eval_every: PositiveInt | None = None
+    eval_batches: PositiveInt = 8
+    tensorboard: bool = False
+    profile_first_step: PositiveInt | None = None
+    profile_steps: PositiveInt = 3
+    on_nonfinite: Literal["stop", "continue"] = "stop"
     output_dir: str = "runs/default"
     seed: NonNegativeInt = 0
     resume: bool = False
@@ -121,6 +145,8 @@ class TrainConfig(_Section):
     Attributes:
         model, optimizer, data, train, plan: see each section.
         devices: run on this many CPU devices; null for the machine's own accelerators.
+        distributed: join the other processes of this run first, by `jax.distributed.initialize()`, which finds them
+            under Slurm, Kubernetes, MPI and on Cloud TPUs.
     """
 
     model: ModelSection = Field(default_factory=ModelSection)
@@ -129,6 +155,7 @@ class TrainConfig(_Section):
     train: TrainSection = Field(default_factory=TrainSection)
     plan: PlanSection = Field(default_factory=PlanSection)
     devices: PositiveInt | None = None
+    distributed: bool = False
 
 
 _PATHS = (("plan", "cluster"), ("data", "path"))
