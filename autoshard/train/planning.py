@@ -18,6 +18,7 @@ from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.plan import Plan
 from autoshard.train.config import PlanSection, TrainConfig
+from autoshard.train.registry import model_config
 
 
 def make_plan(
@@ -61,7 +62,8 @@ def write_config_problem(
 def _arguments(config: TrainConfig, functions: TrainFunctions) -> tuple[Any, Any]:
     """The arguments of a training step, by shape."""
     state = jax.eval_shape(functions.init, config.train.seed)
-    return state, batch_shapes(config.data.batch_size, config.data.sequence_length)
+    length = config.data.sequence_length or model_config(config.model).context_length
+    return state, batch_shapes(config.data.batch_size, length)
 
 
 class _Settings(TypedDict):

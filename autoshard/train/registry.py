@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import grain
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -20,7 +21,10 @@ from autoshard_models.train_step import TrainFunctions, build
 
 from autoshard.errors import ConfigError
 from autoshard.train.config import DataSection, ModelSection, OptimizerSection, TrainConfig, suggestion
-from autoshard.train.data import python_sources, text_files
+from autoshard.train.data import TrainData
+from autoshard.train.data.batches import Part, drawn
+from autoshard.train.data.language import next_token
+from autoshard.train.data.text import part_of, python_sources, text_files
 
 Entry = TypeVar("Entry")
 
@@ -156,13 +160,21 @@ DATA: Mapping[str, Callable[[DataSection], np.ndarray]] = MappingProxyType(
 """Loader of each corpus: its bytes as uint8 (length,)."""
 
 
-def load_corpus(section: DataSection) -> np.ndarray:
-    """The bytes that `section` asks for, uint8 (length,).
+def load_data(config: TrainConfig) -> TrainData:
+    """The batches that `config` asks for, to train and to evaluate on.
 
     Raises:
-        ConfigError: no such data, or none can be read from the path.
+        ConfigError: no such data, none that fits the model, or none that can be read.
     """
-    return look_up(DATA, "data.name", section.name)(section)
+    section = config.data
+    corpus = look_up(DATA, "data.name", section.name or "python_sources")(section)
+    length = section.sequence_length or model_config(config.model).context_length
+
+    def batches(part: Part) -> grain.MapDataset:
+        bytes_of_part = part_of(corpus, part, section.eval_fraction, length + 1)
+        return drawn(lambda rng: next_token(bytes_of_part, rng, section.batch_size, length), section.seed, part)
+
+    return TrainData(batches("train"), batches("eval"), length, "tokens")
 
 
 # ---- a whole program
@@ -175,7 +187,7 @@ def train_functions(config: TrainConfig) -> TrainFunctions:
         ConfigError: an unknown name, or settings that contradict each other.
     """
     model = model_config(config.model)
-    if config.data.sequence_length > model.context_length:
+    if config.data.sequence_length is not None and config.data.sequence_length > model.context_length:
         raise ConfigError(
             f"data.sequence_length: must not exceed the model's context of {model.context_length} tokens; received "
             f"{config.data.sequence_length}. Lower it or raise model.overrides.context_length."

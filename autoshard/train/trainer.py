@@ -13,10 +13,10 @@ from autoshard.files import write_text_atomically, yaml_text
 from autoshard.interrupts import stop_on_signals
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
-from autoshard.train.data import batches
+from autoshard.train.data import TrainData
 from autoshard.train.metrics import Display, MetricsFile, StepMetrics
 from autoshard.train.planning import make_plan_visibly
-from autoshard.train.registry import load_corpus, output_folder, train_functions
+from autoshard.train.registry import load_data, output_folder, train_functions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,12 +55,7 @@ def train(config: TrainConfig, console: rich.console.Console | None = None) -> T
     """
     console = console or rich.console.Console()
     functions = train_functions(config)
-    dataset = batches(
-        load_corpus(config.data),
-        batch_size=config.data.batch_size,
-        sequence_length=config.data.sequence_length,
-        seed=config.data.seed,
-    )
+    data = load_data(config)
     folder = output_folder(config)
     with _open_checkpoints(config, folder) as checkpoints:
         first_step = checkpoints.latest_step() or 0
@@ -89,7 +84,7 @@ def train(config: TrainConfig, console: rich.console.Console | None = None) -> T
         step = plan.jit(functions.step)
         metrics_file = MetricsFile(folder / "metrics.jsonl", first_step)
         with Display(console, config.train.steps, first_step) as display:
-            state, result = _run_steps(config, step, state, dataset, first_step, metrics_file, display, folder)
+            state, result = _run_steps(config, step, state, data, first_step, metrics_file, display, folder)
         checkpoints.save(result.step, state)
         return result
 
@@ -114,18 +109,18 @@ def _run_steps(
     config: TrainConfig,
     step: Any,
     state: Any,
-    dataset: Any,
+    data: TrainData,
     first_step: int,
     metrics_file: MetricsFile,
     display: Display,
     folder: pathlib.Path,
 ) -> tuple[Any, TrainResult]:
     """Takes the steps after `first_step`, until the last one or Ctrl-C."""
-    tokens_per_step = config.data.batch_size * config.data.sequence_length
+    tokens_per_step = config.data.batch_size * data.items_per_example
     loss, done, reported, since_s = 0.0, first_step, first_step, time.perf_counter()
     with stop_on_signals() as stop:
         while done < config.train.steps and not stop.requested:
-            state, metrics = step(state, dataset[done])
+            state, metrics = step(state, data.batches[done])
             # Waiting for each step costs a dispatch of well under a millisecond, and keeps XLA:CPU from queueing
             # collectives of two steps on the same threads, where they can wait for each other for ever.
             loss = float(jax.block_until_ready(metrics)["loss"])
