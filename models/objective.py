@@ -27,17 +27,22 @@ class Objective(NamedTuple):
         loss: (parameters, mutable state, batch, key or None) -> (loss, (new mutable state, further metrics)). The loss
             is a float32 scalar, a mean over the batch.
         is_random: whether the loss draws random numbers, and so needs a key.
+        evaluate: (parameters, mutable state, batch, key) -> (loss, further metrics) of the model as it is used after
+            training: without dropout, with running averages; None where that is `loss` without a key. The key is for
+            losses that are random by themselves, such as those over drawn noise.
     """
 
     init: Callable[[jax.Array], tuple[Any, Any]]
     loss: Callable[[Any, Any, Batch, jax.Array | None], tuple[jax.Array, tuple[Any, Metrics]]]
     is_random: bool = False
+    evaluate: Callable[[Any, Any, Batch, jax.Array], tuple[jax.Array, Metrics]] | None = None
 
 
 def nnx_objective(
     make: Callable[[nnx.Rngs], Any],
     loss: Callable[[Any, Batch, jax.Array | None], tuple[jax.Array, Metrics]],
     is_random: bool = False,
+    evaluate: Callable[[Any, Batch, jax.Array], tuple[jax.Array, Metrics]] | None = None,
 ) -> Objective:
     """The objective of an NNX module.
 
@@ -45,6 +50,7 @@ def nnx_objective(
         make: builds the module from the random numbers of its parameters.
         loss: (module, batch, key or None) -> (loss, further metrics).
         is_random: whether `loss` needs the key.
+        evaluate: (module, batch, key) -> (loss, further metrics) after training; None: `loss` without a key.
     """
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
 
@@ -56,7 +62,10 @@ def nnx_objective(
         value, metrics = loss(module, batch, key)
         return value, (_parts(module)[1], metrics)
 
-    return Objective(init, loss_of, is_random)
+    def evaluated(params: Any, mutable: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        return evaluate(nnx.merge(graphdef, params, mutable), batch, key)
+
+    return Objective(init, loss_of, is_random, None if evaluate is None else evaluated)
 
 
 def _parts(module: nnx.Module) -> tuple[Any, Any]:

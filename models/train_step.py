@@ -1,7 +1,7 @@
 """One step of training a model of the zoo as a pure function.
 
-`build` gives the two functions that a planner or a training loop wants: one makes the state from a seed, one advances
-it by a batch. Both can be traced from shapes alone, so that a 175B model is described without allocating it.
+`build` gives the functions that a planner or a training loop wants: one makes the state from a seed, one advances it by
+a batch, one evaluates it on a batch. All can be traced from shapes alone, so that a 175B model is described without allocating it.
 """
 
 import dataclasses
@@ -48,10 +48,17 @@ class TrainFunctions(NamedTuple):
         init: seed (int, or an int32 scalar under tracing) -> TrainState.
         step: (TrainState, Batch) -> (TrainState, Metrics). The metrics are float32 scalars; `loss` is the mean over
             the batch, in nats per token for language models.
+        evaluate: (TrainState, Batch) -> Metrics of the model as it is used after training: without dropout, with
+            running averages. Noise that belongs to the loss is the same at every call.
     """
 
     init: Callable[[Any], TrainState]
     step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    evaluate: Callable[[TrainState, Batch], Metrics]
+
+
+EVALUATION_KEY = 2**32 - 1
+"""Folded into a run's key for evaluations; no step has this number."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +84,8 @@ def build(config: Any, optimizer: optax.GradientTransformation, options: StepOpt
         options: accumulation of gradients and scaling of the loss.
 
     Returns:
-        (init, step), both pure: `jax.eval_shape(init, 0)` and `jax.make_jaxpr(step)(state, batch)` allocate nothing.
+        (init, step, evaluate), all pure: `jax.eval_shape(init, 0)` and `jax.make_jaxpr(step)(state, batch)` allocate
+        nothing.
 
     Raises:
         TypeError: no family has a configuration of that type.
@@ -118,7 +126,15 @@ def build_for(
         )
         return new, metrics | {"loss_scale": scale, "is_finite": is_finite.astype(jnp.float32)}
 
-    return TrainFunctions(init, train_step)
+    def evaluate(state: TrainState, batch: Batch) -> Metrics:
+        if objective.evaluate is None:
+            loss, (_, metrics) = objective.loss(state.params, state.mutable, batch, None)
+        else:
+            key = jax.random.fold_in(state.rng, EVALUATION_KEY)
+            loss, metrics = objective.evaluate(state.params, state.mutable, batch, key)
+        return {"loss": loss} | metrics
+
+    return TrainFunctions(init, train_step, evaluate)
 
 
 def _gradients(

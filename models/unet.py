@@ -236,7 +236,7 @@ def objective(config: UNetConfig) -> Objective:
         noisy = jnp.sqrt(share) * images + jnp.sqrt(1 - share) * noise
         return mean_squared_error(model(noisy, time), noise), {}
 
-    return nnx_objective(lambda rngs: UNet(config, rngs=rngs), loss, is_random=True)
+    return nnx_objective(lambda rngs: UNet(config, rngs=rngs), loss, is_random=True, evaluate=loss)
 
 
 def batch_shapes(config: UNetConfig, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -7,7 +7,7 @@ stride of a block is in its 3 x 3 convolution. The running averages of the batch
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import jax
@@ -146,10 +146,10 @@ class WideResNet(nnx.Module):
 def objective(config: WideResNetConfig) -> Objective:
     """Classification of images; see `batch_shapes`."""
 
-    def loss(model: WideResNet, batch: Batch, _: jax.Array | None) -> tuple[jax.Array, Metrics]:
-        return cross_entropy(model(batch["images"], is_training=True), batch["labels"]), {}
+    def loss_of(is_training: bool) -> Callable[..., tuple[jax.Array, Metrics]]:
+        return lambda model, batch, _: (cross_entropy(model(batch["images"], is_training), batch["labels"]), {})
 
-    return nnx_objective(lambda rngs: WideResNet(config, rngs=rngs), loss)
+    return nnx_objective(lambda rngs: WideResNet(config, rngs=rngs), loss_of(True), evaluate=loss_of(False))
 
 
 def batch_shapes(config: WideResNetConfig, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
