@@ -1,7 +1,8 @@
 """One step of training a model of the zoo as a pure function.
 
 `build` gives the functions that a planner or a training loop wants: one makes the state from a seed, one advances it by
-a batch, one evaluates it on a batch. All can be traced from shapes alone, so that a 175B model is described without allocating it.
+a batch, one evaluates it on a batch. All can be traced from shapes alone, so that a 175B model is described without
+allocating it.
 """
 
 import dataclasses

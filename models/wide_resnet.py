@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from .layers import made, types_of
 from .losses import cross_entropy
-from .objective import Batch, Metrics, Objective, nnx_objective
+from .objective import Metrics, Objective, nnx_objective
 
 EXPANSION = 4
 """Channels that a block gives, divided by its stage's base channels (He et al. 2015, table 1)."""
