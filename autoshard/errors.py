@@ -48,6 +48,10 @@ class ConfigError(AutoshardError):
     """A training configuration is invalid."""
 
 
+class TrainingError(AutoshardError):
+    """A training run cannot go on: a loss that is not finite, data that cannot be read, a checkpoint not written."""
+
+
 class ExportError(AutoshardError):
     """A plan cannot be said in the form asked for; the message names the tensors that cannot and what helps."""
 
