@@ -65,6 +65,21 @@ Dims = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Touched:
+    """The part of an operation's first operand that it reads, or changes and hands on as its result.
+
+    Attributes:
+      dims: Its dimensions over the operation's factors.
+      num_elements: Its elements, over the whole (unsharded) operation.
+      is_update: Whether the first result is the first operand with this part changed.
+    """
+
+    dims: Dims
+    num_elements: int
+    is_update: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FactorRule:
     """How the dimensions of one operation's operands and results are tied by factors.
 
@@ -77,6 +92,7 @@ class FactorRule:
         sorts, ...) rather than being fused into its neighbours by the compiler.
       origin: `table` (autoshard's own rule table), `shardy` (read from the partitioner) or `replicated`
         (nothing is known: everything stays whole, and the plan reports it).
+      touched: What is touched of the first operand; None for all of it.
     """
 
     factors: tuple[Factor, ...]
@@ -85,6 +101,7 @@ class FactorRule:
     flops: float
     is_heavy: bool
     origin: str
+    touched: Touched | None = None
 
 
 class OperationKind(enum.Enum):

@@ -8,15 +8,15 @@ same layout are one decision; the cheaper stays.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_reduce, launched, reduce_scatter
 from autoshard.cost.compute import flops_s, kernel_s
-from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Value
-from autoshard.graph.groups import Group
+from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Operation, Value
+from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import (
     WHOLE,
     Assignment,
@@ -27,6 +27,7 @@ from autoshard.graph.layout import (
     shard_bytes,
     spec_entries,
 )
+from autoshard.planner.liveness import Liveness
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
@@ -80,7 +81,9 @@ class GroupShape:
       reads, writes: For each access: dims, whole size in bytes, shape.
       kernels: For each operation that computes: its factors, flops, dtype, and whether it is a matrix product.
       launches: Kernels that the compiler makes of the group.
-      stored: For each write, whether it reaches memory.
+      fetched: For each read, whether it is read whole; not so where only a part of it is touched.
+      stored: For each write, whether it is written whole: it reaches memory, and is not a changed operand.
+      touched: The parts that are touched of other reads and writes: dims, whole size in bytes.
       is_scalar_sum: Whether the result is a scalar: XLA combines the all-reduces of scalars (norms, losses, counts)
         into one, so that each costs only its bytes.
     """
@@ -90,14 +93,16 @@ class GroupShape:
     writes: tuple[tuple[Dims, float, tuple[int, ...]], ...]
     kernels: tuple[tuple[tuple[int, ...], float, str, bool], ...]
     launches: int
+    fetched: tuple[bool, ...]
     stored: tuple[bool, ...]
+    touched: tuple[tuple[Dims, float], ...]
     is_scalar_sum: bool
 
 
-def shape_of(
-    group: Group, graph: Graph, stored: frozenset[int], stretch: Sequence[int], pointwise: Sequence[bool]
-) -> GroupShape:
-    """The shape of `group`; `pointwise` tells it of each operation (`pointwise_operations`)."""
+def shape_of(group: Group, graph: Graph, live: Liveness, in_memory: Set[int], pointwise: Sequence[bool]) -> GroupShape:
+    """The shape of `group`; `in_memory` are the values that are stored under some name, and `pointwise` tells of each
+    operation whether it is (`pointwise_operations`).
+    """
     operations = [graph.operations[o] for o in group.operations]
     describe = lambda access: (
         access.dims,
@@ -113,18 +118,49 @@ def shape_of(
                 operation.name in _PRODUCTS,
             )
             kernels[key] = kernels.get(key, 0.0) + operation.rule.flops
+    partly_read, partly_written, touched = _partial_accesses(group, operations, graph.values, in_memory)
     return GroupShape(
         group.factors,
         tuple(map(describe, group.reads)),
         tuple(map(describe, group.writes)),
         tuple((own, flops, dtype, is_product) for (own, dtype, is_product), flops in kernels.items()),
         max(
-            len({stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
+            len({live.stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
             sum(o.rule.is_heavy for o in operations),
         ),
-        tuple(a.value in stored or not pointwise[a.operations[0]] for a in group.writes),
+        tuple((a.value, a.operations) not in partly_read for a in group.reads),
+        tuple(
+            a.value not in partly_written and (a.value in live.stored or not pointwise[a.operations[0]])
+            for a in group.writes
+        ),
+        touched,
         all(not graph.values[a.value].shape for a in group.writes),
     )
+
+
+def _partial_accesses(
+    group: Group, operations: Sequence[Operation], values: Sequence[Value], in_memory: Set[int]
+) -> tuple[set[tuple[int, tuple[int, ...]]], set[int], tuple[tuple[Dims, float], ...]]:
+    """What the group reads in part (value, who reads it) and writes in part (value), and the parts (dims, bytes).
+
+    An operand that is changed is changed where it is. One that is not in memory yet, such as the zeros to which the
+    gradient of a look-up is added, is made there first: written whole, not read.
+    """
+    read, written = set(), set()
+    touched: list[tuple[Dims, float]] = []
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        part, source = operation.rule.touched, operation.operands[0] if operation.operands else None
+        if part is None or source is None:
+            continue
+        read.add((source, (operation.index,)))
+        times = 1
+        if part.is_update:
+            times = 2  # read and written
+            if source in in_memory:
+                written.add(operation.results[0])
+        size_bytes = part.num_elements * values[source].itemsize_bytes
+        touched.append((map_dims(part.dims, factor_map), float(times * size_bytes)))
+    return read, written, tuple(touched)
 
 
 def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:
@@ -227,7 +263,12 @@ def _compute(
         total_flops += here
         arithmetic_s += flops_s(mesh.device_type, here, dtype, is_product)
     parts = {dims: shard_bytes(1.0, layout, sizes) for dims, layout in (*reads.items(), *local.items())}
-    moved = sum(size_bytes * parts[dims] for dims, size_bytes, _ in shape.reads)
+    moved = sum(
+        size_bytes * parts[dims]
+        for (dims, size_bytes, _), is_fetched in zip(shape.reads, shape.fetched, strict=True)
+        if is_fetched
+    )
+    moved += sum(shard_bytes(size_bytes, layout_of(dims, assignment), sizes) for dims, size_bytes in shape.touched)
     for (dims, size_bytes, _), is_stored in zip(shape.writes, shape.stored, strict=True):
         if is_stored:
             moved += size_bytes * parts[dims]

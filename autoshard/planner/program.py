@@ -29,6 +29,7 @@ def prepare(graph: Graph) -> Program:
     """Groups the operations of `graph` and computes lifetimes."""
     groups, live, pointwise = group_operations(graph), liveness(graph), pointwise_operations(graph)
     interned: dict[GroupShape, GroupShape] = {}
-    shapes = (shape_of(g, graph, live.stored, live.stretch, pointwise) for g in groups)
+    in_memory = live.stored.union(value for value, _ in live.alias_stop)
+    shapes = (shape_of(g, graph, live, in_memory, pointwise) for g in groups)
     shapes = tuple(interned.setdefault(s, s) for s in shapes)
     return Program(graph, groups, live, shapes)

@@ -9,16 +9,18 @@ Nothing is told by names. The roles follow from how dimensions are tied and wher
   * An *update group* has no batch factor, and all that it makes ends in the new state or in a scalar result: the
     optimizer, the clipping of gradients.
   * A *gradient group* sums over the batch, and only update groups read its result.
-  * *Optimizer state* is read by update groups alone; the other tensors of the state are *parameters*.
+  * *Optimizer state* is read only by operations without batch whose results end likewise: moments, and the running
+    averages of a batch norm. The other tensors of the state are *parameters*.
+  * A *feature* is a dimension tied to one of a weight that a product, convolution or look-up reads.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from autoshard.errors import LayoutError
-from autoshard.graph.graph import Dims, Graph
-from autoshard.graph.groups import Group
+from autoshard.graph.graph import Graph
 from autoshard.planner.program import Program
+from autoshard.planner.tied_dims import TiedDims
 
 MATRIX_OPERATIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "gather"})
 """Operations whose weights tensor parallelism splits: products and table look-ups."""
@@ -29,10 +31,11 @@ class Roles:
     """The roles in one program.
 
     Attributes:
-      batch_factors, sequence_factors: For each group, its factors of that role.
+      batch_factors, sequence_factors, feature_factors: For each group, its factors of that role.
       batch_arguments: Indices into `graph.arguments` of the tensors whose dimension 0 is the batch.
       parameters: Likewise of the tensors that the forward pass reads.
       optimizer_state: Likewise of the tensors that only the update reads.
+      welded_state: Those of them whose update is one group with activations, as for the scale of a batch norm.
       matrix_parameters: The parameters of rank 2 or more that a product, convolution or look-up reads.
       token_dims: For each argument, its dimensions tied to the batch or the sequence.
       weight_groups, update_groups, gradient_groups: Group indices.
@@ -42,9 +45,11 @@ class Roles:
 
     batch_factors: tuple[frozenset[int], ...]
     sequence_factors: tuple[frozenset[int], ...]
+    feature_factors: tuple[frozenset[int], ...]
     batch_arguments: frozenset[int]
     parameters: frozenset[int]
     optimizer_state: frozenset[int]
+    welded_state: frozenset[int]
     matrix_parameters: frozenset[int]
     token_dims: tuple[frozenset[int], ...]
     weight_groups: frozenset[int]
@@ -81,7 +86,7 @@ def roles_of(program: Program, batch_argnums: Sequence[int] | None = None) -> Ro
             "The function has no tensor argument that could be its batch. Pass the batch as an argument, or name it "
             "with batch_argnums=."
         )
-    ties = _Ties(program)
+    ties = TiedDims(program)
     batch_sets = ties.of((graph.arguments[i].value, 0) for i in batch)
     sequence_sets = ties.of(
         (graph.arguments[i].value, 1) for i in batch if _is_sequence(graph, graph.arguments[i].value)
@@ -93,17 +98,23 @@ def roles_of(program: Program, batch_argnums: Sequence[int] | None = None) -> Ro
     weights = _weight_groups(program, without_batch, {graph.arguments[i].value for i in batch})
     update = _update_groups(program, without_batch)
     readers = _readers(program)
-    optimizer = {i for i in state if i in succeeded and readers.get(graph.arguments[i].value, set()) <= update}
+    optimizer = state & succeeded & _read_by_update_alone(program, batch_factors)
     matrix_reads, matrix_values = _matrix_reads(
         program, weights, batch_factors, {graph.arguments[i].value for i in state - optimizer}
+    )
+    matrices = {i for i in state - optimizer if graph.arguments[i].value in matrix_values}
+    feature_sets = ties.of(
+        (a.value, d) for a in (graph.arguments[i] for i in matrices) for d in range(len(graph.values[a.value].shape))
     )
     return Roles(
         batch_factors,
         sequence_factors,
+        tuple(ties.factors(g, feature_sets - batch_sets - sequence_sets) for g in program.groups),
         frozenset(batch),
         frozenset(state - optimizer),
         frozenset(optimizer),
-        frozenset(i for i in state - optimizer if graph.arguments[i].value in matrix_values),
+        frozenset(i for i in optimizer if not readers.get(graph.arguments[i].value, set()) <= update),
+        frozenset(matrices),
         tuple(
             frozenset(
                 d
@@ -125,45 +136,6 @@ def _is_tensor(graph: Graph, value: int) -> bool:
 
 def _is_sequence(graph: Graph, value: int) -> bool:
     return len(graph.values[value].shape) > 1 and graph.values[value].dtype.startswith(("int", "uint"))
-
-
-class _Ties:
-    """Disjoint sets of dimensions of values and factors of groups that are split together."""
-
-    def __init__(self, program: Program):
-        self.parent: dict[tuple, tuple] = {}
-        for group in program.groups:
-            for access in (*group.reads, *group.writes):
-                for d, factor in enumerate(_major(group, access.dims)):
-                    if factor is not None:
-                        self._join(("value", access.value, d), ("factor", group.index, factor))
-
-    def find(self, node: tuple) -> tuple:
-        """The representative of a node's set."""
-        root = node
-        while self.parent.get(root, root) != root:
-            root = self.parent[root]
-        while self.parent.get(node, node) != root:
-            self.parent[node], node = root, self.parent[node]
-        return root
-
-    def _join(self, x: tuple, y: tuple) -> None:
-        x, y = self.find(x), self.find(y)
-        if x != y:
-            self.parent[y] = x
-
-    def of(self, dims: Iterable[tuple[int, int]]) -> set[tuple]:
-        """The sets of (value, dimension) pairs."""
-        return {self.find(("value", v, d)) for v, d in dims}
-
-    def factors(self, group: Group, sets: set[tuple]) -> frozenset[int]:
-        """The factors of `group` that belong to any of `sets`."""
-        return frozenset(f for f in range(len(group.factors)) if self.find(("factor", group.index, f)) in sets)
-
-
-def _major(group: Group, dims: Dims) -> list[int | None]:
-    """For each dimension, its first factor that has an extent; None where it must stay whole."""
-    return [next((f for f in factors if group.factors[f].size > 1), None) for factors in dims]
 
 
 def _readers(program: Program) -> dict[int, set[int]]:
@@ -209,6 +181,27 @@ def _update_groups(program: Program, without_batch: set[int]) -> set[int]:
         groups -= leaving
         changed = bool(leaving)
     return groups
+
+
+def _read_by_update_alone(program: Program, batch_factors: Sequence[frozenset[int]]) -> set[int]:
+    """Arguments that only operations of the update read: of a group that also holds activations, these count alone."""
+    graph = program.graph
+    has_batch = {
+        o
+        for group in program.groups
+        for o, own in zip(group.operations, group.factor_maps, strict=True)
+        if not batch_factors[group.index].isdisjoint(own)
+    }
+    read_elsewhere = {
+        o.value for o in graph.outputs if o.value is not None and o.successor_of is None and graph.values[o.value].shape
+    }
+    size = -1
+    while size < len(read_elsewhere):  # once; again where a loop carries something round
+        size = len(read_elsewhere)
+        for operation in reversed(graph.operations):
+            if operation.index in has_batch or not read_elsewhere.isdisjoint(operation.results):
+                read_elsewhere.update(v for v in operation.operands if v is not None)
+    return {i for i, a in enumerate(graph.arguments) if a.value not in read_elsewhere}
 
 
 def _gradient_groups(

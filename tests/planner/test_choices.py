@@ -57,6 +57,40 @@ def test_strategies_of_a_matrix_product(product, x, w, y, moved_bytes, comm_s, p
     assert product.partial_bytes[row] == partial_bytes
 
 
+INDICES_BYTES, ROWS_BYTES = 32 * 4, 32 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("table", "result", "moved_bytes"),
+    [
+        (WHOLE, WHOLE, INDICES_BYTES + 2 * ROWS_BYTES),  # the rows that are taken are read and written
+        (1, 1, INDICES_BYTES + ROWS_BYTES),  # half of each
+        (0, WHOLE, INDICES_BYTES + 2 * ROWS_BYTES),  # half of the table: all are taken there, half of them in vain
+    ],
+)
+def test_a_gather_reads_of_its_table_what_it_takes(formulated, mesh_of, table, result, moved_bytes):
+    ids = jax.ShapeDtypeStruct((32,), jnp.int32)
+    look_up = lambda table, ids: table.at[ids].get(mode="promise_in_bounds")
+    *_, gather = formulated(look_up, (f32(4096, 16), ids), mesh_of(2)).tables
+    row = row_of(gather, (table,), (WHOLE,), (result,))
+    assert gather.compute_s[row] == pytest.approx(1e-6 + moved_bytes / 1e11)
+
+
+def test_a_scatter_changes_its_table_where_it_is(formulated, mesh_of):
+    """Updates are read, the rows that they change read and written; a table made of zeros is written first."""
+    ids = jax.ShapeDtypeStruct((32,), jnp.int32)
+    add = lambda table, ids, rows: table.at[ids].add(rows, mode="promise_in_bounds")
+    *_, scatter = formulated(add, (f32(4096, 16), ids, f32(32, 16)), mesh_of(2)).tables
+    row = row_of(scatter, (WHOLE,), (WHOLE,), (WHOLE,), (WHOLE,))
+    assert scatter.compute_s[row] == pytest.approx(1e-6 + (INDICES_BYTES + 3 * ROWS_BYTES) / 1e11)
+    *_, scatter = formulated(
+        lambda ids, rows: add(jnp.zeros((4096, 16)), ids, rows), (ids, f32(32, 16)), mesh_of(2)
+    ).tables
+    moved_bytes = INDICES_BYTES + 3 * ROWS_BYTES + 4096 * 16 * 4
+    whole = [set(c.assignment) == {WHOLE} for c in scatter.choices].index(True)
+    assert scatter.compute_s[whole] == pytest.approx(1e-6 + moved_bytes / 1e11)
+
+
 def test_two_axes_on_a_product(formulated, mesh_of):
     """Rows over one axis, the contracted dimension over the other: 512 B of the result are reduced on half of it."""
     (table,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 8)), mesh_of(2, 2)).tables

@@ -3,10 +3,10 @@
 In both, index positions ("batch" dimensions of the index tensor) and windows are distinct. A window dimension that is
 taken in full passes. A dimension of the table that is addressed by an index, one element at a time, may be split: each
 shard serves the indices that fall into its part. A gather then has to add the shards' results (zero elsewhere), while
-a scatter needs no communication.
+a scatter needs no communication. Neither touches more of the table than the elements that it takes or changes.
 """
 
-from autoshard.graph.graph import FactorRule
+from autoshard.graph.graph import FactorRule, Touched
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
 from autoshard.trace.rules.leaf import Leaf
 
@@ -51,7 +51,10 @@ def gather(leaf: Leaf) -> FactorRule:
             operand_dims[axis] = space.factor(size, masked_sum)
         elif offset is not None and slice_sizes[axis] == size:
             operand_dims[axis] = result_dims[offset] = space.factor(size)
-    return space.close((tuple(operand_dims), (*index_dims, WHOLE)), (tuple(result_dims),), is_heavy=True)
+    touched = Touched(tuple(result_dims), result.size, is_update=False)
+    return space.close(
+        (tuple(operand_dims), (*index_dims, WHOLE)), (tuple(result_dims),), is_heavy=True, touched=touched
+    )
 
 
 def scatter(leaf: Leaf) -> FactorRule:
@@ -87,4 +90,6 @@ def scatter(leaf: Leaf) -> FactorRule:
         elif window is not None and updates.shape[window] == size:
             operand_dims[axis] = update_dims[window] = space.factor(size)
     dims = tuple(operand_dims)
-    return space.close((dims, tuple(index_dims), tuple(update_dims)), (dims,), flops=updates.size, is_heavy=True)
+    touched = Touched(tuple(update_dims), updates.size, is_update=True)
+    operands = dims, tuple(index_dims), tuple(update_dims)
+    return space.close(operands, (dims,), flops=updates.size, is_heavy=True, touched=touched)

@@ -4,7 +4,7 @@ Every function of the table works in the same way: open a space, ask it for the 
 tensor carries them, close it.
 """
 
-from autoshard.graph.graph import Dims, Factor, FactorRule
+from autoshard.graph.graph import Dims, Factor, FactorRule, Touched
 
 TABLE = "table"
 SHARDY = "shardy"
@@ -48,9 +48,10 @@ class IterationSpace:
         flops: float = 0.0,
         is_heavy: bool = False,
         origin: str = TABLE,
+        touched: Touched | None = None,
     ) -> FactorRule:
         """Ends the construction; the arguments are those of `FactorRule`."""
-        return FactorRule(tuple(self._factors), operands, results, float(flops), is_heavy, origin)
+        return FactorRule(tuple(self._factors), operands, results, float(flops), is_heavy, origin, touched)
 
 
 def whole(shape: tuple[int, ...]) -> Dims:

@@ -1,6 +1,6 @@
 """Rules of primitives that cut, join, pad, repeat or reverse along some dimensions and keep the others."""
 
-from autoshard.graph.graph import Dims, FactorRule
+from autoshard.graph.graph import Dims, FactorRule, Touched
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace, whole
 from autoshard.trace.rules.leaf import Leaf
 
@@ -18,8 +18,10 @@ def _kept(space: IterationSpace, left: tuple[int, ...], right: tuple[int, ...]) 
 def slice_(leaf: Leaf) -> FactorRule:
     """`slice` and `dynamic_slice`: a dimension that is taken in full passes, one that is cut must stay whole."""
     space = IterationSpace()
-    dims = _kept(space, leaf.operands[0].shape, leaf.results[0].shape)
-    return space.close((dims, *_scalars(leaf, 1)), (dims,))
+    (result,) = leaf.results
+    dims = _kept(space, leaf.operands[0].shape, result.shape)
+    touched = Touched(dims, result.size, is_update=False)
+    return space.close((dims, *_scalars(leaf, 1)), (dims,), touched=touched)
 
 
 def dynamic_update_slice(leaf: Leaf) -> FactorRule:
@@ -36,7 +38,8 @@ def dynamic_update_slice(leaf: Leaf) -> FactorRule:
         operand_dims.append(factors)
         update_dims.append(factors if update_size == size else WHOLE)
     dims = tuple(operand_dims)
-    return space.close((dims, tuple(update_dims), *_scalars(leaf, 2)), (dims,))
+    touched = Touched(tuple(update_dims), update.size, is_update=True)
+    return space.close((dims, tuple(update_dims), *_scalars(leaf, 2)), (dims,), touched=touched)
 
 
 def pad(leaf: Leaf) -> FactorRule:
