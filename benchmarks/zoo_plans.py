@@ -1,0 +1,251 @@
+"""Every full-size model of the zoo on every cluster: the plan, its proof, and the best hand-written strategy.
+
+    python benchmarks/zoo_plans.py                       # every case; those already in the results file are kept
+    python benchmarks/zoo_plans.py --only llama-70b@h100x64 --no-baselines
+    python benchmarks/zoo_plans.py --table               # the tables of what is in the results file
+
+A case is planned from shapes, in a process of its own, so that its memory is its own. The plan searches all meshes of
+up to `--axes` axes within the devices' memory. Each strategy has its usual meshes (one axis; for a mix, the best tensor
+axis inside a node), and counts where it keeps to the memory. Results go to benchmarks/results/zoo_plans.jsonl, one line
+a case, and the table to benchmarks/results/zoo_plans.md. `--axes 3` keeps a file of its own.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+H64, H1024, V5E = "h100x64", "h100x1024", "tpu-v5e-x256"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model of the zoo at full size.
+
+    Attributes:
+        family, preset: as in `autoshard_models.zoo`.
+        optimizer: a function of `autoshard_models.optimizers`.
+        batch: examples a step on 64 H100, 1,024 H100 and 256 TPU v5e.
+    """
+
+    family: str
+    preset: str
+    batch: tuple[int, int, int]
+    optimizer: str = "adamw"
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.preset}"
+
+
+MODELS = (
+    Model("gpt", "1.3b", (256, 1024, 256)),
+    Model("gpt", "13b", (256, 1024, 256)),
+    Model("gpt", "175b", (64, 1536, 128)),
+    Model("gpt_linen", "6.7b", (256, 1024, 256)),
+    Model("llama", "8b", (128, 1024, 256)),
+    Model("llama", "70b", (64, 1024, 128)),
+    Model("encoder", "large", (4096, 32_768, 4096)),
+    Model("encoder", "10b", (1024, 4096, 1024)),
+    Model("encoder_decoder", "3b", (1024, 2048, 1024)),
+    Model("encoder_decoder", "11b", (1024, 2048, 1024)),
+    Model("moe", "10b", (1024, 8192, 1024)),
+    Model("moe", "100b", (1024, 8192, 1024)),
+    Model("moe", "1t", (1024, 8192, 1024), "adafactor"),
+    Model("vit", "l16", (4096, 4096, 4096)),
+    Model("vit", "h14", (4096, 4096, 4096)),
+    Model("vit_linen", "h14", (4096, 4096, 4096)),
+    Model("wide_resnet", "1b", (1024, 4096, 1024)),
+    Model("wide_resnet", "13b", (1024, 4096, 1024)),
+    Model("unet", "64", (2048, 2048, 2048)),
+    Model("unet", "256", (256, 1024, 256)),
+    Model("dlrm", "criteo", (65_536, 65_536, 65_536), "sgd"),
+    Model("recurrent", "1b", (256, 1024, 256)),
+    Model("recurrent", "7b", (256, 1024, 256)),
+    Model("graph_network", "weather", (32, 32, 32)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one plan came to; None where there is no plan. Times of planning are wall-clock seconds."""
+
+    case: str
+    strategy: str
+    mesh: str
+    fits: bool
+    step_s: float | None = None
+    compute_s: float | None = None
+    comm_s: float | None = None
+    peak_bytes: float | None = None
+    bound_s: float | None = None
+    gap: float | None = None
+    seconds: float | None = None
+    warnings: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """All rows of a case, the plan first."""
+
+    case: str
+    rows: tuple[Row, ...]
+    peak_rss_bytes: int
+    load: float
+
+
+def cases() -> dict[str, tuple[Model, str, int]]:
+    """Model, cluster and batch of each case by its name."""
+    return {
+        f"{m.name}@{cluster}": (m, cluster, batch)
+        for m in MODELS
+        for cluster, batch in zip((H64, H1024, V5E), m.batch, strict=True)
+    }
+
+
+def measure(case: str, with_baselines: bool, most_axes: int, time_limit_s: float) -> Record:
+    """Plans a case in this process."""
+    import jax
+    from autoshard_models import optimizers, train_step
+    from autoshard_models.zoo import FAMILIES
+
+    from autoshard import PlanOptions, baselines
+    from autoshard.errors import AutoshardError
+    from autoshard.plans.make import plan_program
+
+    model, cluster, batch_size = cases()[case]
+    family = FAMILIES[model.family]
+    config = family.presets[model.preset]
+    functions = train_step.build(config, getattr(optimizers, model.optimizer)())
+    state, batch = jax.eval_shape(functions.init, 0), family.batch_shapes(config, batch_size)
+    options = PlanOptions(cache=False, max_mesh_axes=most_axes, time_limit_s=time_limit_s)
+    file = ROOT / "configs" / "clusters" / f"{cluster}.yaml"
+    began = time.perf_counter()
+    subject = baselines.prepare_subject(functions.step, state, batch, cluster=file, donate_argnums=0)
+    try:
+        plan = plan_program(
+            subject.traced, subject.program, subject.cluster, None, subject.donated, None, None, options, started=began
+        )
+        rows = [_row(case, "plan", plan, True, time.perf_counter() - began)]
+    except AutoshardError as error:
+        rows = [_row(case, "plan", None, False, time.perf_counter() - began, str(error))]
+    if with_baselines:
+        for strategy in baselines.ALL:
+            began = time.perf_counter()
+            outcome = baselines.try_baseline(strategy, subject, options=options)
+            took_s = time.perf_counter() - began
+            rows.append(_row(case, strategy.name, outcome.plan, outcome.fits, took_s, outcome.reason))
+    rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Record(case, tuple(rows), rss_bytes, round(os.getloadavg()[0], 1))
+
+
+def _row(case, strategy, plan, fits, seconds, reason="") -> Row:
+    if plan is None:
+        return Row(case, strategy, "-", False, seconds=round(seconds, 2), reason=reason)
+    e, c = plan.estimate, plan.certificate
+    mesh = ",".join(f"{axis}={size}" for axis, size in plan.axes)
+    bound, gap = (c.bound, c.gap) if math.isfinite(c.gap) else (None, None)
+    figures = (e.step_s, e.compute_s, e.comm_s, e.peak_bytes, bound, gap)
+    return Row(case, strategy, mesh, fits, *figures, round(seconds, 2), plan.warnings, reason)
+
+
+def table(records: list[Record]) -> str:
+    """The records as Markdown."""
+    lines = [
+        "| model | cluster | batch | mesh | step | gap | memory | planned in | host memory | best strategy | its step "
+        "| ratio |",
+        "| --- " * 12 + "|",
+    ]
+    ratios: dict[str, list[float]] = {}
+    for r in records:
+        model, cluster, batch = cases()[r.case]
+        own = r.rows[0]
+        fitting = [row for row in r.rows[1:] if row.fits and row.step_s]
+        best = min(fitting, key=lambda row: row.step_s, default=None)
+        if own.step_s is None:
+            lines.append(f"| {model.name} | {cluster} | {batch} | none | {own.reason[:160]} |" + " |" * 7)
+            continue
+        ratio = best.step_s / own.step_s if best else None
+        if ratio:
+            ratios.setdefault(cluster, []).append(ratio)
+        cells = [model.name, cluster, f"{batch:,}", own.mesh, _time(own.step_s), f"{own.gap:.2%}"]
+        cells += [f"{own.peak_bytes / 1e9:.3g} GB", f"{own.seconds:.1f} s", f"{r.peak_rss_bytes / 1e9:.2f} GB"]
+        cells += (
+            [best.strategy, _time(best.step_s), f"{ratio:.3f}"] if best else ["none fits" * (len(r.rows) > 1), "", ""]
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    for cluster, values in ratios.items():
+        mean = statistics.geometric_mean(values)
+        lines.append(f"\nGeometric mean on {cluster} over {len(values)} cases in which a strategy fits: {mean:.3f}.")
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def read(path: pathlib.Path) -> dict[str, Record]:
+    """The records of a results file, the newest of each case."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        data = json.loads(line)
+        rows = tuple(Row(**{**row, "warnings": tuple(row["warnings"])}) for row in data["rows"])
+        found[data["case"]] = Record(**{**data, "rows": rows})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="plan these cases only: parts of names such as llama-70b@h100x64")
+    parser.add_argument("--no-baselines", action="store_true", help="the plan alone")
+    parser.add_argument("--axes", type=int, default=2, help="search meshes of up to this many axes")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a solve")
+    parser.add_argument("--out", type=pathlib.Path, help="the results file")
+    parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
+    parser.add_argument("--again", action="store_true", help="plan also what is in the results file")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.here:
+        with_baselines = not arguments.no_baselines
+        record = measure(arguments.here, with_baselines, arguments.axes, arguments.time_limit)
+        print(json.dumps(dataclasses.asdict(record)))
+        return
+    suffix = "" if arguments.axes == 2 else f"_{arguments.axes}_axes"
+    out = arguments.out or RESULTS / f"zoo_plans{suffix}.jsonl"
+    records = read(out)
+    for case in () if arguments.table else cases():
+        is_asked = not arguments.only or any(part in case for part in arguments.only)
+        if not is_asked or case in records and not arguments.again:
+            continue
+        passed = ["--axes", str(arguments.axes), "--time-limit", str(arguments.time_limit)]
+        passed += ["--no-baselines"] * arguments.no_baselines
+        done = subprocess.run([sys.executable, __file__, "--here", case, *passed], stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            print(f"{case}: failed", file=sys.stderr)
+            continue
+        with out.open("a") as file:
+            file.write(done.stdout.splitlines()[-1] + "\n")
+        records = read(out)
+        own = records[case].rows[0]
+        took = sum(row.seconds for row in records[case].rows)
+        gap = "no plan" if own.gap is None else f"gap {own.gap:.2%}"
+        print(f"{case}: {own.mesh} {gap} {own.reason[:100]} {took:.0f} s", file=sys.stderr)
+    ordered = [records[case] for case in cases() if case in records]
+    text = table(ordered)
+    if not arguments.only:
+        out.with_suffix(".md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
