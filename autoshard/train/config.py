@@ -1,9 +1,9 @@
 """The schema of a training configuration, and reading it from YAML with overrides from the command line.
 
-Nothing in a configuration names code: models, optimizers and data are looked up in `registry.py`.
+Nothing in a configuration names code: models, optimizers and data are looked up in the tables of `models.py`,
+`optimizers.py` and `registry.py`.
 """
 
-import difflib
 import os
 import pathlib
 import typing
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from autoshard.errors import ConfigError
 from autoshard.files import read_yaml
+from autoshard.train.look_up import suggestion
 
 
 class _Section(BaseModel):
@@ -33,14 +34,14 @@ class ModelSection(_Section):
 
     name: str = "gpt"
     preset: str = "tiny"
-    overrides: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    overrides: dict[str, bool | int | float | str | list[int]] = Field(default_factory=dict)
 
 
 class OptimizerSection(_Section):
     """How gradients become updates.
 
     Attributes:
-        name: a name in `registry.OPTIMIZERS`.
+        name: a name in `optimizers.OPTIMIZERS`.
         learning_rate: the peak learning rate.
         weight_decay: decoupled weight decay; only for `adamw` and `adafactor`.
         warmup_steps: steps over which the learning rate rises linearly from 0.
@@ -65,7 +66,7 @@ class DataSection(_Section):
     """What to train on.
 
     Attributes:
-        name: a name in `registry.DATA`; null for what suits the family: `python_sources` for language models.
+        name: a name in `registry.DATA`; null for what suits the family, such as `python_sources` for language models.
         path: the file or folder of the `text` data; relative to the configuration file.
         batch_size: examples per step (sequences, images, clicks, graphs), over all devices.
         sequence_length: tokens per sequence; null for the model's own length. Language models only.
@@ -244,13 +245,6 @@ def _keys_at(location: Sequence[Any]) -> list[str]:
         annotation = model.model_fields[part].annotation
         model = typing.cast(type[BaseModel], annotation)
     return list(model.model_fields)
-
-
-def suggestion(received: str, valid: Sequence[str]) -> str:
-    """The next step for a name that is not among `valid`: the nearest valid one if any is near, and all of them."""
-    near = difflib.get_close_matches(received, valid, n=1, cutoff=0.5)
-    guess = f"Did you mean `{near[0]}`? " if near else ""
-    return f"{guess}Valid: {', '.join(valid)}."
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import jax
 import rich.console
 import rich.markup
-from autoshard_models.train_step import TrainFunctions, batch_shapes
+from autoshard_models.train_step import TrainFunctions
 from jax.sharding import PartitionSpec
 
 from autoshard.baselines import ALL, Strategy
@@ -18,7 +18,7 @@ from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.plan import Plan
 from autoshard.train.config import PlanSection, TrainConfig
-from autoshard.train.registry import model_config
+from autoshard.train.registry import batch_shapes
 
 
 def make_plan(
@@ -62,8 +62,7 @@ def write_config_problem(
 def _arguments(config: TrainConfig, functions: TrainFunctions) -> tuple[Any, Any]:
     """The arguments of a training step, by shape."""
     state = jax.eval_shape(functions.init, config.train.seed)
-    length = config.data.sequence_length or model_config(config.model).context_length
-    return state, batch_shapes(config.data.batch_size, length)
+    return state, batch_shapes(config)
 
 
 class _Settings(TypedDict):

@@ -1,180 +1,164 @@
-"""The names that a configuration may use for models, optimizers and data, and what each stands for.
+"""The names that a configuration may use for data, and the whole program that a configuration describes.
 
-A configuration selects from these tables and never names an import path, so that reading a configuration from a
-stranger runs no code of theirs.
+A configuration selects from tables and never names an import path, so that reading a configuration from a stranger runs
+no code of theirs.
 """
 
-import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 import grain
-import jax.numpy as jnp
+import jax
 import numpy as np
-import optax
-from autoshard_models.gpt import GPTConfig
-from autoshard_models.gpt_linen import LinenGPTConfig
-from autoshard_models.presets import PRESETS
-from autoshard_models.train_step import TrainFunctions, build
+from autoshard_models.loss_scaling import LossScaling
+from autoshard_models.train_step import StepOptions, TrainFunctions, build
+from autoshard_models.zoo import FAMILIES
 
 from autoshard.errors import ConfigError
-from autoshard.train.config import DataSection, ModelSection, OptimizerSection, TrainConfig, suggestion
+from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
-from autoshard.train.data.batches import Part, drawn
-from autoshard.train.data.language import next_token
+from autoshard.train.data.batches import Batch, Part, drawn
+from autoshard.train.data.clicks import click_batch
+from autoshard.train.data.graphs import graph_batch
+from autoshard.train.data.images import NUM_CLASSES, SIZE, digits, image_batches
+from autoshard.train.data.language import corrupted_length, corrupted_spans, masked_pairs, next_token
 from autoshard.train.data.text import part_of, python_sources, text_files
-
-Entry = TypeVar("Entry")
-
-
-def look_up(table: Mapping[str, Entry], key: str, name: str) -> Entry:
-    """The entry of `table` called `name`.
-
-    Raises:
-        ConfigError: there is none; the message names the configuration `key` and the valid names.
-    """
-    if name not in table:
-        raise ConfigError(f"{key}: nothing is registered as {name!r}. {suggestion(name, list(table))}")
-    return table[name]
-
-
-# ---- models
-
-
-MODELS: Mapping[str, type[GPTConfig]] = MappingProxyType({"gpt": GPTConfig, "gpt_linen": LinenGPTConfig})
-"""Configuration class of each model, which `autoshard_models.train_step.build` accepts."""
-
-
-def model_config(section: ModelSection) -> GPTConfig:
-    """The configuration of the model that `section` asks for.
-
-    Raises:
-        ConfigError: no such model, preset or field, or a field's value does not fit it.
-    """
-    config_class = look_up(MODELS, "model.name", section.name)
-    base = look_up(PRESETS, "model.preset", section.preset)
-    fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
-    defaults = {field.name: field.default for field in dataclasses.fields(config_class)} | fields
-    chosen = {
-        name: _fitting(name, value, look_up(defaults, "model.overrides", name))
-        for name, value in section.overrides.items()
-    }
-    try:
-        return config_class(**(fields | chosen))
-    except ValueError as error:
-        raise ConfigError(f"model.overrides: {error} Change one of them.") from error
-
-
-def _fitting(name: str, value: bool | int | float | str, current: Any) -> Any:
-    """`value` as the type of the field that it replaces."""
-    kind = type(current)
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind in (bool, int, float):
-        if type(value) is kind:
-            return value
-        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    else:
-        try:
-            return jnp.dtype(value)
-        except TypeError:
-            wanted = "the name of a number type, such as bfloat16"
-    raise ConfigError(f"model.overrides.{name}: must be {wanted}; received {value!r}. Correct the value.")
-
-
-# ---- optimizers
-
-
-def _schedule(section: OptimizerSection, total_steps: int) -> optax.Schedule:
-    peak, warmup = section.learning_rate, section.warmup_steps
-    decay_steps = max(total_steps - warmup, 1)  # a run may end within the warm-up
-    after = {
-        "constant": optax.constant_schedule(peak),
-        "cosine": optax.cosine_decay_schedule(peak, decay_steps, alpha=0.1),
-        "linear": optax.linear_schedule(peak, peak * 0.1, decay_steps),
-    }[section.schedule]
-    # Counted from 1, so that the first step already moves the parameters.
-    rise = lambda step: peak * (step + 1) / max(warmup, 1)
-    return optax.join_schedules([rise, after], [warmup]) if warmup else after
-
-
-def _adamw(section: OptimizerSection, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    return optax.adamw(learning_rate, b1=0.9, b2=0.95, weight_decay=section.weight_decay)
-
-
-def _sgd(section: OptimizerSection, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    if "weight_decay" in section.model_fields_set and section.weight_decay:
-        raise ConfigError(
-            f"optimizer.weight_decay: `sgd` has none; received {section.weight_decay}. Leave it out or use `adamw`."
-        )
-    return optax.sgd(learning_rate, momentum=0.9)
-
-
-def _adafactor(section: OptimizerSection, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    # Adafactor takes the decay of one step; AdamW's is scaled by the learning rate, and so is this one.
-    return optax.adafactor(learning_rate, weight_decay_rate=section.learning_rate * section.weight_decay or None)
-
-
-OPTIMIZERS: Mapping[str, Callable[[OptimizerSection, optax.Schedule], optax.GradientTransformation]] = MappingProxyType(
-    {"adamw": _adamw, "sgd": _sgd, "adafactor": _adafactor}
-)
-"""Builder of each optimizer, from its section and the learning rate by step; clipping is added around it."""
-
-
-def make_optimizer(section: OptimizerSection, total_steps: int) -> optax.GradientTransformation:
-    """The optimizer that `section` asks for, for a run of `total_steps` steps.
-
-    Raises:
-        ConfigError: no such optimizer, or a setting that does not fit it.
-    """
-    builder = look_up(OPTIMIZERS, "optimizer.name", section.name)
-    optimizer = builder(section, _schedule(section, total_steps))
-    if section.clip_norm is None:
-        return optimizer
-    return optax.chain(optax.clip_by_global_norm(section.clip_norm), optimizer)
-
+from autoshard.train.look_up import look_up
+from autoshard.train.models import batch_config, model_config
+from autoshard.train.optimizers import make_optimizer
 
 # ---- data
 
 
-def _python_sources(section: DataSection) -> np.ndarray:
-    if section.path is not None:
-        raise ConfigError(
-            f"data.path: `python_sources` reads Python's own library and takes no path; received {section.path!r}. "
-            "Leave it out, or set data.name to `text`."
-        )
-    return python_sources()
+def _python_sources(config: TrainConfig) -> TrainData:
+    return _of_text(config, python_sources())
 
 
-def _text(section: DataSection) -> np.ndarray:
-    if section.path is None:
+def _text(config: TrainConfig) -> TrainData:
+    if config.data.path is None:
         raise ConfigError("data.path: `text` needs a file or a folder; received nothing. Set data.path.")
-    return text_files(section.path)
+    return _of_text(config, text_files(config.data.path))
 
 
-DATA: Mapping[str, Callable[[DataSection], np.ndarray]] = MappingProxyType(
-    {"python_sources": _python_sources, "text": _text}
+def _of_text(config: TrainConfig, corpus: np.ndarray) -> TrainData:
+    """A corpus, uint8 (length,), as batches of the kind that the family learns from."""
+    model, section, size = batch_config(config), config.data, config.data.batch_size
+    draw: Callable[[np.ndarray, np.random.Generator], Batch]
+    match config.model.name:
+        case "encoder":
+            length = num_tokens = model.context_length
+            draw = lambda corpus, rng: masked_pairs(corpus, rng, size, num_tokens, model.vocab_size)
+        case "encoder_decoder":
+            lengths = (model.input_length, model.target_length)
+            length, num_tokens = corrupted_length(*lengths), sum(lengths)
+            draw = lambda corpus, rng: corrupted_spans(corpus, rng, size, *lengths, model.vocab_size)
+        case _:
+            num_tokens = model.context_length
+            length = num_tokens + 1
+            draw = lambda corpus, rng: next_token(corpus, rng, size, num_tokens)
+
+    def batches(part: Part) -> grain.MapDataset:
+        corpus_part = part_of(corpus, part, section.eval_fraction, length)
+        return drawn(lambda rng: draw(corpus_part, rng), section.seed, part)
+
+    return TrainData(batches("train"), batches("eval"), num_tokens, "tokens")
+
+
+def _digits(config: TrainConfig) -> TrainData:
+    model, section, is_labelled = batch_config(config), config.data, config.model.name != "unet"
+    if model.image_size < SIZE:
+        raise ConfigError(
+            f"model.overrides.image_size: digits have {SIZE} pixels a side; received {model.image_size}. Raise it."
+        )
+    if is_labelled and model.num_classes < NUM_CLASSES:
+        raise ConfigError(
+            f"model.overrides.num_classes: there are {NUM_CLASSES} digits; received {model.num_classes}. Raise it."
+        )
+    data = digits()
+
+    def batches(part: Part) -> grain.MapDataset:
+        return image_batches(
+            data,
+            part,
+            batch_size=section.batch_size,
+            seed=section.seed,
+            eval_fraction=section.eval_fraction,
+            image_size=model.image_size,
+            num_channels=model.num_channels,
+            is_labelled=is_labelled,
+        )
+
+    return TrainData(batches("train"), batches("eval"), 1, "images")
+
+
+def _clicks(config: TrainConfig) -> TrainData:
+    model, section = batch_config(config), config.data
+    draw = lambda rng: click_batch(rng, section.batch_size, model.num_numbers, model.table_rows)
+    return TrainData(drawn(draw, section.seed, "train"), drawn(draw, section.seed, "eval"), 1, "clicks")
+
+
+def _graphs(config: TrainConfig) -> TrainData:
+    model, section = batch_config(config), config.data
+    draw = lambda rng: graph_batch(
+        rng,
+        section.batch_size,
+        num_nodes=model.num_nodes,
+        num_edges=model.num_edges,
+        node_features=model.node_features,
+        edge_features=model.edge_features,
+        num_targets=model.num_targets,
+    )
+    return TrainData(drawn(draw, section.seed, "train"), drawn(draw, section.seed, "eval"), 1, "graphs")
+
+
+class Source(NamedTuple):
+    """Data that a configuration may name: how they become batches, and the families that can learn from them."""
+
+    load: Callable[[TrainConfig], TrainData]
+    families: tuple[str, ...]
+
+
+_LANGUAGE = ("gpt", "gpt_linen", "llama", "encoder", "encoder_decoder", "moe", "recurrent")
+_VISION = ("vit", "vit_linen", "wide_resnet", "unet")
+
+DATA: Mapping[str, Source] = MappingProxyType(
+    {
+        "python_sources": Source(_python_sources, _LANGUAGE),
+        "text": Source(_text, _LANGUAGE),
+        "digits": Source(_digits, _VISION),
+        "clicks": Source(_clicks, ("dlrm",)),
+        "graphs": Source(_graphs, ("graph_network",)),
+    }
 )
-"""Loader of each corpus: its bytes as uint8 (length,)."""
+"""All data by name; the first that suits a family is its default."""
 
 
 def load_data(config: TrainConfig) -> TrainData:
     """The batches that `config` asks for, to train and to evaluate on.
 
     Raises:
-        ConfigError: no such data, none that fits the model, or none that can be read.
+        ConfigError: no such data, none that suits the model, or none that can be read.
     """
-    section = config.data
-    corpus = look_up(DATA, "data.name", section.name or "python_sources")(section)
-    length = section.sequence_length or model_config(config.model).context_length
+    return DATA[_data_name(config)].load(config)
 
-    def batches(part: Part) -> grain.MapDataset:
-        bytes_of_part = part_of(corpus, part, section.eval_fraction, length + 1)
-        return drawn(lambda rng: next_token(bytes_of_part, rng, section.batch_size, length), section.seed, part)
 
-    return TrainData(batches("train"), batches("eval"), length, "tokens")
+def _data_name(config: TrainConfig) -> str:
+    """The name of the data that `config` asks for, after a check that they suit the model."""
+    family, section = config.model.name, config.data
+    suiting = [name for name, source in DATA.items() if family in source.families]
+    name = section.name or suiting[0]
+    if family not in look_up(DATA, "data.name", name).families:
+        raise ConfigError(
+            f"data.name: `{family}` cannot learn from {name!r}. Leave data.name out, or choose {' or '.join(suiting)}."
+        )
+    if section.path is not None and name != "text":
+        raise ConfigError(
+            f"data.path: only `text` reads a path, and the data are `{name}`; received {section.path!r}. Leave it out"
+            + (", or set data.name to `text`." if "text" in suiting else ".")
+        )
+    return name
 
 
 # ---- a whole program
@@ -186,17 +170,37 @@ def train_functions(config: TrainConfig) -> TrainFunctions:
     Raises:
         ConfigError: an unknown name, or settings that contradict each other.
     """
-    model = model_config(config.model)
-    if config.data.sequence_length is not None and config.data.sequence_length > model.context_length:
+    section, model = config.optimizer, model_config(config.model)
+    batch_config(config), _data_name(config)  # refuses what cannot be trained before anything is planned
+    _check_micro_batches(config)
+    options = StepOptions(section.num_micro_batches, LossScaling() if section.loss_scaling else None)
+    optimizer = make_optimizer(section, config.train.steps)
+    try:
+        return build(model, optimizer, options)
+    except ValueError as error:
+        raise ConfigError(f"model.overrides: the model cannot be built: {error} Change one of them.") from error
+
+
+def _check_micro_batches(config: TrainConfig) -> None:
+    count, batch_size = config.optimizer.num_micro_batches, config.data.batch_size
+    if batch_size % count:
         raise ConfigError(
-            f"data.sequence_length: must not exceed the model's context of {model.context_length} tokens; received "
-            f"{config.data.sequence_length}. Lower it or raise model.overrides.context_length."
+            f"optimizer.num_micro_batches: must divide data.batch_size; received {count} and {batch_size}. Change one."
         )
-    if model.vocab_size < 256:
+    if count > 1 and config.model.name == "graph_network":
         raise ConfigError(
-            f"model.overrides.vocab_size: byte-level data needs at least 256; received {model.vocab_size}. Raise it."
+            "optimizer.num_micro_batches: must be 1 for `graph_network`, whose batch is one joined graph; received "
+            f"{count}. Leave it out and lower data.batch_size."
         )
-    return build(model, make_optimizer(config.optimizer, config.train.steps))
+
+
+def batch_shapes(config: TrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the batches of `load_data(config)`, by name.
+
+    Raises:
+        ConfigError: an unknown name, or a length that does not fit the model.
+    """
+    return FAMILIES[config.model.name].batch_shapes(batch_config(config), config.data.batch_size)
 
 
 def output_folder(config: TrainConfig) -> pathlib.Path:

@@ -1,0 +1,39 @@
+"""Click logs of a recommender, drawn from a model of users that stays hidden."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.train.data.batches import Batch
+
+GOLDEN_RATIO = (1 + 5**0.5) / 2
+"""Its multiples, less their whole parts, fill the numbers from 0 to 1 evenly and without visible order."""
+
+
+def click_batch(rng: np.random.Generator, batch_size: int, num_numbers: int, table_rows: Sequence[int]) -> Batch:
+    """Examples whose clicks depend on every number and on every category.
+
+    Numbers are normal. Category n of a table has a probability in proportion to log((n + 2) / (n + 1)), about Zipf's
+    law, as words and shop items have. The odds of a click are the exponential of twice the sum of a weighted sum of the
+    numbers and the mean, times the square root of their count, of the categories' effects, less 1; they are the same
+    for every seed. One click comes out of about three examples.
+
+    Args:
+        rng: draws users and clicks.
+        batch_size: examples.
+        num_numbers: numeric features of an example.
+        table_rows: categories of each table.
+
+    Returns:
+        The batch of `autoshard_models.dlrm.batch_shapes`.
+    """
+    rows, num_tables = np.array(table_rows), len(table_rows)
+    numbers = rng.standard_normal((batch_size, num_numbers), np.float32)
+    places = np.exp(rng.random((batch_size, num_tables)) * np.log1p(rows)).astype(np.int64) - 1
+    categories = np.minimum(places, rows - 1)
+    weights = np.random.default_rng(0).standard_normal(num_numbers) / np.sqrt(num_numbers)
+    # One pseudo-random number from -1 to 1 for each category, without a table of millions of them.
+    effects = np.cos(2 * np.pi * ((categories + 1) * GOLDEN_RATIO + np.arange(num_tables) * 2**0.5))
+    log_odds = 2 * (numbers @ weights + effects.sum(axis=1) / np.sqrt(num_tables)) - 1
+    clicks = rng.random(batch_size) < 1 / (1 + np.exp(-log_odds))
+    return {"numbers": numbers, "categories": categories.astype(np.int32), "clicks": clicks.astype(np.float32)}
