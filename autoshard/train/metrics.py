@@ -1,34 +1,134 @@
-"""What a run reports: a line of JSON per logged step in a file, and the same on the terminal."""
+"""What a run reports: figures of a training step or of an evaluation, as a line for people and as a line of JSON.
+
+The line for people has the form and the names of MaxText's log, so that what reads that log reads this one.
+"""
 
 import dataclasses
 import json
+import math
 import pathlib
-
-import rich.console
-import rich.progress
+from collections.abc import Mapping
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StepMetrics:
-    """Measurements over the steps since the last report.
+class StepWork:
+    """What one training step does; fixed over a run.
+
+    Attributes:
+        num_devices: devices that share the step.
+        items: what throughput counts (tokens, images, ...) in the batch of all devices.
+        item: its name in the plural.
+        model_flops: floating-point operations of the model's matrix products, forward and backward, over all devices.
+            What MaxText counts: no optimizer, and nothing that is computed again.
+        planned_flops: operations that one device carries out by the plan's count: everything, optimizer and
+            recomputation included.
+    """
+
+    num_devices: int
+    items: int
+    item: str
+    model_flops: float
+    planned_flops: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepReport:
+    """Measurements over the training steps since the last report.
 
     Attributes:
         step: the last step measured, counted from 1.
-        loss: its loss, in nats per token.
-        step_time_s: mean wall-clock time per step.
-        tokens_per_s: tokens read per second of that time.
+        metrics: its metrics by name; always has `loss`.
+        step_time_s: mean wall-clock time per step, evaluations and the start of checkpoints left out.
+        data_wait_s: the part of it in which the step waited for its batch.
         compiled: the time includes compiling the step.
+        work: what each step does.
     """
 
     step: int
-    loss: float
+    metrics: Mapping[str, float]
     step_time_s: float
-    tokens_per_s: float
+    data_wait_s: float
     compiled: bool
+    work: StepWork
+
+    @property
+    def items_per_s_per_device(self) -> float:
+        """Throughput of one device."""
+        return self.work.items / self.work.num_devices / self.step_time_s
+
+    @property
+    def model_tflops_per_s_per_device(self) -> float:
+        """1e12 operations of the model per second and device."""
+        return self.work.model_flops / self.work.num_devices / self.step_time_s / 1e12
+
+    def line(self) -> str:
+        """One line for people, in MaxText's form."""
+        figures = [
+            f"completed step: {self.step}",
+            f"seconds: {self.step_time_s:.3f}",
+            f"TFLOP/s/device: {self.model_tflops_per_s_per_device:.3f}",
+            f"{self.work.item.capitalize()}/s/device: {self.items_per_s_per_device:.3f}",
+            f"total_weights: {self.work.items}",
+            f"loss: {self.metrics['loss']:.3f}",
+        ]
+        return ", ".join(figures + [f"{name}: {value:.4g}" for name, value in _others(self.metrics)])
+
+    def record(self) -> dict[str, Any]:
+        """All figures by name, for a line of JSON."""
+        return {
+            "kind": "train",
+            "step": self.step,
+            **self.metrics,
+            "step_time_s": self.step_time_s,
+            "data_wait_s": self.data_wait_s,
+            "model_tflops_per_s_per_device": self.model_tflops_per_s_per_device,
+            "planned_tflops_per_s_per_device": self.work.planned_flops / self.step_time_s / 1e12,
+            "items_per_s": self.work.items / self.step_time_s,
+            "items_per_s_per_device": self.items_per_s_per_device,
+            "items": self.work.items,
+            "item": self.work.item,
+            "compiled": self.compiled,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EvalReport:
+    """An evaluation on held-out data.
+
+    Attributes:
+        step: training steps taken before it.
+        metrics: means over the batches, by name; always has `loss`.
+        items: tokens, images, ... evaluated.
+        eval_time_s: wall-clock time.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    items: int
+    eval_time_s: float
+
+    def line(self) -> str:
+        """One line for people, in MaxText's form."""
+        figures = [f"eval metrics after step: {self.step}", f"loss={self.metrics['loss']:.3f}"]
+        figures += [f"{name}={value:.4g}" for name, value in _others(self.metrics)]
+        return ", ".join([*figures, f"total_weights={self.items}"])
+
+    def record(self) -> dict[str, Any]:
+        """All figures by name, for a line of JSON."""
+        figures = {"items": self.items, "eval_time_s": self.eval_time_s}
+        return {"kind": "eval", "step": self.step, **self.metrics, **figures}
+
+
+Report = StepReport | EvalReport
+
+
+def _others(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [(name, value) for name, value in metrics.items() if name != "loss"]
 
 
 class MetricsFile:
-    """Appends measurements to a file of JSON lines."""
+    """Appends reports to a file of JSON lines."""
 
     def __init__(self, path: pathlib.Path, after_step: int):
         """Opens `path`, dropping lines of steps after `after_step`, which the run is about to take again."""
@@ -38,10 +138,12 @@ class MetricsFile:
         path.write_text("".join(f"{line}\n" for line in kept))
         self._path = path
 
-    def write(self, metrics: StepMetrics) -> None:
-        """Adds one line, complete on disk when this returns to readers of the file."""
+    def write(self, report: Report) -> None:
+        """Adds one line, complete on disk when this returns to readers of the file; null for what is not finite."""
+        plain = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
+        record = {name: plain(value) for name, value in report.record().items()}
         with self._path.open("a") as file:
-            file.write(json.dumps(dataclasses.asdict(metrics)) + "\n")
+            file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
 def _step_of(line: str) -> float:
@@ -49,39 +151,3 @@ def _step_of(line: str) -> float:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):  # a line cut short when a run was killed
         return float("inf")
-
-
-class Display:
-    """Progress on the terminal: a live bar where there is one, and a line per report. A context manager."""
-
-    def __init__(self, console: rich.console.Console, total_steps: int, done_steps: int):
-        self._console = console
-        self._progress = rich.progress.Progress(
-            rich.progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            rich.progress.BarColumn(),
-            rich.progress.TimeRemainingColumn(),
-            rich.progress.TextColumn("{task.fields[report]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=total_steps, completed=done_steps, report="compiling")
-
-    def __enter__(self) -> "Display":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def advance(self) -> None:
-        """One more step is done."""
-        self._progress.advance(self._task)
-
-    def report(self, metrics: StepMetrics) -> None:
-        """Shows a measurement."""
-        rate = f"{metrics.step_time_s * 1e3:,.1f} ms/step, {metrics.tokens_per_s:,.0f} tokens/s"
-        timing = f"{metrics.step_time_s:.1f} s, with compilation" if metrics.compiled else rate
-        text = f"loss {metrics.loss:.3f}  {timing}"
-        self._progress.update(self._task, report=text)
-        self._console.print(f"step {metrics.step:>6}  {text}", highlight=False)

@@ -1,22 +1,36 @@
-"""The training loop: plan the step, make the state sharded, take steps, keep metrics and checkpoints."""
+"""The training loop: plan the step, make the state sharded, take steps, evaluate, keep metrics and checkpoints."""
 
 import dataclasses
 import pathlib
+import signal
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import rich.console
+from autoshard_models.train_step import TrainFunctions
 
-from autoshard.errors import ConfigError
+from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
-from autoshard.interrupts import stop_on_signals
+from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.plans.plan import Plan
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
-from autoshard.train.metrics import Display, MetricsFile, StepMetrics
+from autoshard.train.evaluation import evaluator
+from autoshard.train.feed import feed
+from autoshard.train.metrics import EvalReport, StepReport, StepWork
+from autoshard.train.nonfinite import bad_leaves, is_bad, stop
+from autoshard.train.plan_reuse import kept_plan
 from autoshard.train.planning import make_plan_visibly
+from autoshard.train.processes import any_of_them, decided_by_the_first, is_first
+from autoshard.train.profiling import Profile
 from autoshard.train.registry import load_data, output_folder, train_functions
+from autoshard.train.reports import Reports
+from autoshard.train.run import Run, planned_run
+from autoshard.train.tensorboard import check_tensorboard
+from autoshard.train.work import step_work
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,9 +39,9 @@ class TrainResult:
 
     Attributes:
         step: the last step taken, counted from the first run of this output folder.
-        loss: the loss of that step in nats per token; None if this call took no step.
-        interrupted: the run was stopped by Ctrl-C before its last step.
-        output_dir: folder of `config.yaml`, `plan.json`, `metrics.jsonl` and `checkpoints/`.
+        loss: the loss of that step; None if this call took no step.
+        interrupted: the run was stopped by Ctrl-C or by SIGTERM before its last step.
+        output_dir: folder of `config.yaml`, `plan.json`, `metrics.jsonl`, `checkpoints/` and what else was asked for.
     """
 
     step: int
@@ -37,56 +51,52 @@ class TrainResult:
 
 
 def train(config: TrainConfig, console: rich.console.Console | None = None) -> TrainResult:
-    """Carries out the run that `config` describes, on the live devices.
+    """Carries out the run that `config` describes, on the live devices; see `carry_out`."""
+    return carry_out(config, train_functions(config), load_data(config), console)
 
-    The state is saved at the end, and on Ctrl-C after the current step. With `train.resume` the run continues from the
-    latest checkpoint, with the batches that an uninterrupted run would have seen.
+
+def carry_out(
+    config: TrainConfig, functions: TrainFunctions, data: TrainData, console: rich.console.Console | None = None
+) -> TrainResult:
+    """Trains `functions` on `data` as `config` says, on the live devices.
+
+    The state is saved every `train.checkpoint_every` steps, at the end, and on Ctrl-C or SIGTERM after the current
+    step (of several processes: after the next multiple of `train.log_every`). With `train.resume` the run continues
+    from the latest checkpoint, with the batches that an uninterrupted run would have seen, and with the plan it had.
 
     Args:
         config: the run.
-        console: where progress is shown; standard output by default.
+        functions, data: what `train_functions` and `load_data` make of it, or others of the same kind.
+        console: where progress is shown; standard output by default. Only the first process shows any.
 
     Returns:
         How it ended.
 
     Raises:
         ConfigError: settings that contradict each other, or an output folder that holds another run.
+        TrainingError: the run cannot go on; the message tells what it left.
         AutoshardError: no plan, or one that does not fit the live devices.
     """
     console = console or rich.console.Console()
-    functions = train_functions(config)
-    data = load_data(config)
+    if not is_first():
+        console = rich.console.Console(quiet=True)
+    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if config.train.tensorboard:
+        check_tensorboard()
     folder = output_folder(config)
     with _open_checkpoints(config, folder) as checkpoints:
         first_step = checkpoints.latest_step() or 0
         if first_step >= config.train.steps:
-            console.print(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
+            say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
             return TrainResult(first_step, None, False, folder)
-
-        started_s = time.perf_counter()
-        plan = make_plan_visibly(config, functions, console)
-        plan.save(folder / "plan.json")
-        write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
-        summary = str(plan).partition("\n\n")[0]
-        console.print(summary, markup=False, highlight=False, soft_wrap=True)
-        console.print(
-            f"Planned in {time.perf_counter() - started_s:.1f} s; for the whole plan: "
-            f"autoshard explain {folder / 'plan.json'}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-
-        state = plan.init(functions.init, config.train.seed)
+        plan = _plan(config, functions, folder, first_step, console)
+        run = planned_run(config, functions, data, plan, folder)
+        state = run.state_at(first_step, checkpoints)
         if first_step:
-            state = checkpoints.restore(first_step, state)
-            console.print(f"Resumed from the checkpoint of step {first_step}.", highlight=False)
-        step = plan.jit(functions.step)
-        metrics_file = MetricsFile(folder / "metrics.jsonl", first_step)
-        with Display(console, config.train.steps, first_step) as display:
-            state, result = _run_steps(config, step, state, data, first_step, metrics_file, display, folder)
-        checkpoints.save(result.step, state)
-        return result
+            say(f"Resumed from the checkpoint of step {first_step}.")
+        work = step_work(functions, data, plan, config.data.batch_size)
+        with Reports(config.train, folder if is_first() else None, console, first_step) as reports:
+            return _Loop(run, checkpoints, reports, work).take_steps(state, first_step)
 
 
 def _open_checkpoints(config: TrainConfig, folder: pathlib.Path) -> Checkpoints:
@@ -94,10 +104,10 @@ def _open_checkpoints(config: TrainConfig, folder: pathlib.Path) -> Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another.") from error
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = Checkpoints(folder / "checkpoints", config.train.keep_checkpoints)
     latest = checkpoints.latest_step()
     if latest is not None and not config.train.resume:
-        checkpoints.__exit__()
+        checkpoints.close()
         raise ConfigError(
             f"train.output_dir: {folder} already holds a run, saved at step {latest}, and train.resume is false. "
             "Set train.resume=true to continue it, or choose another train.output_dir."
@@ -105,32 +115,122 @@ def _open_checkpoints(config: TrainConfig, folder: pathlib.Path) -> Checkpoints:
     return checkpoints
 
 
-def _run_steps(
-    config: TrainConfig,
-    step: Any,
-    state: Any,
-    data: TrainData,
-    first_step: int,
-    metrics_file: MetricsFile,
-    display: Display,
-    folder: pathlib.Path,
-) -> tuple[Any, TrainResult]:
-    """Takes the steps after `first_step`, until the last one or Ctrl-C."""
-    tokens_per_step = config.data.batch_size * data.items_per_example
-    loss, done, reported, since_s = 0.0, first_step, first_step, time.perf_counter()
-    with stop_on_signals() as stop:
-        while done < config.train.steps and not stop.requested:
-            state, metrics = step(state, data.batches[done])
-            # Waiting for each step costs a dispatch of well under a millisecond, and keeps XLA:CPU from queueing
-            # collectives of two steps on the same threads, where they can wait for each other for ever.
-            loss = float(jax.block_until_ready(metrics)["loss"])
-            done += 1
-            display.advance()
-            compiled = done == first_step + 1
-            if compiled or done % config.train.log_every == 0 or done == config.train.steps or stop.requested:
-                step_time_s = (time.perf_counter() - since_s) / (done - reported)
-                report = StepMetrics(done, loss, step_time_s, tokens_per_step / step_time_s, compiled)
-                metrics_file.write(report)
-                display.report(report)
-                reported, since_s = done, time.perf_counter()
-    return state, TrainResult(done, loss, done < config.train.steps, folder)
+def _plan(
+    config: TrainConfig, functions: TrainFunctions, folder: pathlib.Path, first_step: int, console: rich.console.Console
+) -> Plan:
+    """The plan of the run, written to its folder; one for all processes, since two searches may end differently."""
+    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    path = folder / "plan.json"
+
+    def decide() -> str:
+        started_s = time.perf_counter()
+        kept = kept_plan(config, functions, folder) if first_step else None
+        if kept is not None and kept.plan is not None:
+            say(f"Continuing with the plan of this run, {path}.")
+        else:
+            if kept is not None:
+                say(f"Planning again: {kept.reason}.")
+            plan = make_plan_visibly(config, functions, console)
+            plan.save(path)
+            say(str(plan).partition("\n\n")[0])
+            say(f"Planned in {time.perf_counter() - started_s:.1f} s; for the whole plan: autoshard explain {path}")
+        write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
+        return path.read_text()
+
+    text = decided_by_the_first(decide)
+    if not is_first() and (not path.exists() or path.read_text() != text):
+        raise ConfigError(
+            f"train.output_dir: all processes need the same folder, for plan and checkpoints; {folder} is not that of "
+            "the first process. Choose one on a file system that all of them see."
+        )
+    return Plan.load(path)
+
+
+class _Loop:
+    """The steps of a run, and all that happens between them."""
+
+    def __init__(self, run: Run, checkpoints: Checkpoints, reports: Reports, work: StepWork):
+        section = run.config.train
+        self._run, self._checkpoints, self._reports, self._work = run, checkpoints, reports, work
+        self._section, self._identity = section, run.identity()
+        self._evaluate: Callable[[int, Any], EvalReport] | None = None
+        if section.eval_every is not None:
+            self._evaluate = evaluator(run.functions, run.data, section.eval_batches, work.items, run.shardings)
+        self._by_design: frozenset[str] = frozenset()
+        """Leaves of the state that are not finite from the start."""
+
+    def take_steps(self, state: Any, first_step: int) -> TrainResult:
+        """Takes the steps after `first_step`, until the last one or until it is asked to stop."""
+        section, last = self._section, self._section.steps
+        self._by_design = bad_leaves(state)
+        done, metrics = first_step, {"loss": float("nan")}
+        reported, spent_s, waited_s = first_step, 0.0, 0.0
+        profile = Profile(section, self._run.folder / "profile")
+        batches = feed(self._run.data.batches, first_step, self._run.shardings[1])
+        with stop_on_signals((signal.SIGINT, signal.SIGTERM)) as asked, profile, batches as coming:
+            while done < last and not self._stops(asked, done):
+                started_s = time.perf_counter()
+                try:
+                    batch, wait_s = next(coming)
+                except TrainingError:
+                    self._save(done, state)
+                    raise
+                with profile.begin(done + 1):
+                    state, measured = self._run.step(state, batch)
+                    # Waiting for each step costs a dispatch of well under a millisecond, and keeps XLA:CPU from
+                    # queueing collectives of two steps on the same threads, where they can wait for each other for
+                    # ever.
+                    metrics = {name: float(x) for name, x in jax.block_until_ready(measured).items()}
+                done += 1
+                spent_s, waited_s = spent_s + time.perf_counter() - started_s, waited_s + wait_s
+                if profile.end(done):
+                    self._reports.say(
+                        f"The trace of the last {section.profile_steps} steps is in {self._run.folder}/profile."
+                    )
+                saves = section.checkpoint_every is not None and done % section.checkpoint_every == 0
+                if fault := self._fault(done, metrics, state if saves or done == last else None):
+                    if section.on_nonfinite == "stop":
+                        del state  # the search needs its memory
+                        raise self._stopped(done, fault)
+                    self._reports.say(f"warning: {fault} The run goes on, since train.on_nonfinite is `continue`.")
+                self._reports.advance()
+                compiled = done == first_step + 1
+                if compiled or done % section.log_every == 0 or done == last or asked.requested:
+                    steps = done - reported
+                    self._reports.report(
+                        StepReport(done, metrics, spent_s / steps, waited_s / steps, compiled, self._work)
+                    )
+                    reported, spent_s, waited_s = done, 0.0, 0.0
+                if self._evaluate is not None and (done % section.eval_every == 0 or done == last):
+                    self._reports.report(self._evaluate(done, state))
+                if saves:
+                    self._save(done, state)
+            self._save(done, state)
+            self._checkpoints.wait()
+        return TrainResult(done, metrics["loss"] if done > first_step else None, done < last, self._run.folder)
+
+    def _stops(self, asked: StopRequest, done: int) -> bool:
+        """Whether to stop now; several processes ask each other from time to time, so that all stop at one step."""
+        if jax.process_count() == 1:
+            return asked.requested
+        return done % self._section.log_every == 0 and any_of_them(asked.requested)
+
+    def _fault(self, done: int, metrics: Mapping[str, float], state: Any | None) -> str | None:
+        """What is no longer finite after step `done`, as a sentence; the state is looked at before it is saved."""
+        if is_bad(metrics):
+            return f"The loss of step {done} is {metrics['loss']}."
+        bad = sorted(bad_leaves(state) - self._by_design) if state is not None else []
+        if not bad:
+            return None
+        return f"After step {done}, `state.{bad[0]}`{f' and {len(bad) - 1} more' if bad[1:] else ''} is not finite."
+
+    def _save(self, done: int, state: Any) -> None:
+        """Saves a state, unless it would push out a better one."""
+        if self._section.on_nonfinite == "continue" or not bad_leaves(state) - self._by_design:
+            self._checkpoints.save(done, state, self._identity)
+        else:
+            self._reports.say(f"warning: the state after step {done} is not saved, since it is not finite any more.")
+
+    def _stopped(self, done: int, fault: str) -> TrainingError:
+        self._reports.say(f"{fault} Looking for where it began, from the last checkpoint on.")
+        return stop(self._run, self._checkpoints, done, fault)
