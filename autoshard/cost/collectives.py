@@ -11,6 +11,9 @@ For n devices on one level with hop latency a (s) and one-way bandwidth w (bytes
 (Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, ring algorithms.)
 Over several levels an all-gather runs the slowest level first, on the smallest pieces, and a reduce-scatter runs it
 last: what crosses the slow links is what must cross them. Each collective is a kernel, and pays a launch (`launched`).
+
+The compiler joins small collectives that do not wait for each other, such as those of gradients, into large ones; each
+then pays its share of what is paid once (`combined`).
 """
 
 import dataclasses
@@ -40,12 +43,24 @@ class Collective:
       axes: Names of the mesh axes it runs over.
       wire_bytes: Bytes that each device sends.
       time_s: Time for all of it.
+      fixed_s: The part of it that does not grow with the bytes: latencies and launches.
+      buffer_bytes: Size of its larger side on one device, input or result.
     """
 
     kind: CollectiveKind
     axes: tuple[str, ...]
     wire_bytes: float
     time_s: float
+    fixed_s: float
+    buffer_bytes: float
+
+
+COMBINED_BYTES = 30 * 2**20
+"""Up to this size XLA joins independent collectives of one kind over the same devices.
+
+Source: OpenXLA, `xla_gpu_all_reduce_combine_threshold_bytes` and its siblings for all-gather and reduce-scatter in
+xla/debug_options_flags.cc, default 30 MiB.
+"""
 
 
 def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
@@ -55,14 +70,17 @@ def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
 
 
 def _ring(kind: CollectiveKind, axes: Sequence[MeshAxis], whole_bytes: float, passes: int) -> Collective:
-    time_s = wire_bytes = 0.0
+    fixed_s = sending_s = wire_bytes = 0.0
+    buffer_bytes = whole_bytes
     for level in _levels(axes):
         n, link = level.size, level.link
         sent = (n - 1) / n * whole_bytes
-        time_s += passes * ((n - 1) * link.latency_s + sent / link.bandwidth_bytes_per_s)
+        fixed_s += passes * (n - 1) * link.latency_s
+        sending_s += passes * sent / link.bandwidth_bytes_per_s
         wire_bytes += passes * sent
         whole_bytes /= n  # the next, slower level handles only one n-th
-    return Collective(kind, tuple(a.name for a in axes), wire_bytes, time_s)
+    names = tuple(a.name for a in axes)
+    return Collective(kind, names, wire_bytes, fixed_s + sending_s, fixed_s, buffer_bytes)
 
 
 def all_gather(axes: Sequence[MeshAxis], result_bytes: float) -> Collective:
@@ -82,24 +100,33 @@ def all_reduce(axes: Sequence[MeshAxis], partial_bytes: float) -> Collective:
 
 def all_to_all(axis: MeshAxis, local_bytes: float) -> Collective:
     """Every device exchanges its `local_bytes` in equal parts with all devices along `axis`."""
-    time_s = wire_bytes = 0.0
+    fixed_s = sending_s = wire_bytes = 0.0
     reach = 1  # devices within reach so far
     for level in _levels([axis]):
         wider = reach * level.size
         sent = (wider - reach) / math.prod(l.size for l in axis.levels) * local_bytes
-        time_s += (level.size - 1) * level.link.latency_s + sent / level.link.bandwidth_bytes_per_s
+        fixed_s += (level.size - 1) * level.link.latency_s
+        sending_s += sent / level.link.bandwidth_bytes_per_s
         wire_bytes += sent
         reach = wider
-    return Collective(CollectiveKind.ALL_TO_ALL, (axis.name,), wire_bytes, time_s)
+    return Collective(CollectiveKind.ALL_TO_ALL, (axis.name,), wire_bytes, fixed_s + sending_s, fixed_s, local_bytes)
 
 
 def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     """Every device sends its `local_bytes` to one other; the slowest link of `axes` decides."""
     slowest = _levels(axes)[-1].link
     time_s = slowest.latency_s + local_bytes / slowest.bandwidth_bytes_per_s
-    return Collective(CollectiveKind.PERMUTE, tuple(a.name for a in axes), local_bytes, time_s)
+    names = tuple(a.name for a in axes)
+    return Collective(CollectiveKind.PERMUTE, names, local_bytes, time_s, slowest.latency_s, local_bytes)
 
 
 def launched(collective: Collective, device: DeviceType) -> Collective:
     """The collective with the launch of its kernel on `device` added to its time."""
-    return dataclasses.replace(collective, time_s=collective.time_s + device.launch_overhead_s)
+    launch_s = device.launch_overhead_s
+    return dataclasses.replace(collective, time_s=collective.time_s + launch_s, fixed_s=collective.fixed_s + launch_s)
+
+
+def combined(collective: Collective) -> Collective:
+    """The collective as one of many that are joined into collectives of `COMBINED_BYTES`: its share of their time."""
+    fixed_s = collective.fixed_s * min(1.0, collective.buffer_bytes / COMBINED_BYTES)
+    return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)

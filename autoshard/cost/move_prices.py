@@ -6,11 +6,13 @@ priced once for each pattern of dimensions, and any tensor's price follows from 
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.reshard import reshard, total_s
+from autoshard.cost.collectives import COMBINED_BYTES
+from autoshard.cost.reshard import reshard
 from autoshard.graph.layout import WHOLE, Layout
 
 _PROBE_BYTES = 1e9
@@ -22,15 +24,24 @@ class MovePrices:
 
     def __init__(self, mesh: LogicalMesh) -> None:
         self.mesh = mesh
-        self._prices: dict[tuple[int, ...], tuple[float, float]] = {}
+        self._prices: dict[tuple[int, ...], tuple[_Price, ...]] = {}
 
     def seconds(
-        self, shape: tuple[int, ...], size_bytes: float, sources: Sequence[Layout], targets: Sequence[Layout]
+        self,
+        shape: tuple[int, ...],
+        size_bytes: float,
+        sources: Sequence[Layout],
+        targets: Sequence[Layout],
+        is_combined: bool = False,
     ) -> np.ndarray:
         """Seconds of the move of a tensor of `shape` and `size_bytes` from each source to each target.
 
+        Args:
+          is_combined: Whether the compiler joins its collectives with others (`collectives.combined`).
+
         Returns:
-          float64 [sources, targets]; 0 where both are equal. The same as `total_s(reshard(...))`.
+          float64 [sources, targets]; 0 where both are equal. The same as `total_s(reshard(...))`, of each collective
+          `combined` if asked for.
         """
         if not sources or not targets:
             return np.zeros((len(sources), len(targets)))
@@ -41,8 +52,9 @@ class MovePrices:
         columns = np.tile(np.arange(len(targets)), len(sources))
         moves = np.concatenate([before[rows], after[columns]], axis=1)
         keys, inverse = _distinct(self._patterns(shape, moves))
-        prices = np.array([self._of_key(tuple(key)) for key in keys.tolist()]).reshape(len(keys), 2)[inverse]
-        return (prices[:, 0] + size_bytes * prices[:, 1]).reshape(len(sources), len(targets))
+        of_key = [self._of_key(tuple(key)) for key in keys.tolist()]
+        seconds = np.array([sum(p.seconds(size_bytes, is_combined) for p in prices) for prices in of_key])
+        return seconds[inverse].reshape(len(sources), len(targets))
 
     def _patterns(self, shape: tuple[int, ...], moves: np.ndarray) -> np.ndarray:
         """What the price of each move depends on; int64 [n, 4 axes] from [n, 2 axes], the entries of both layouts.
@@ -73,16 +85,32 @@ class MovePrices:
             count[fresh] += 1
         return np.concatenate([number, extents], axis=1)
 
-    def _of_key(self, key: tuple[int, ...]) -> tuple[float, float]:
-        """The price of a pattern: seconds of an empty tensor's move, and seconds per byte of the whole tensor."""
-        price = self._prices.get(key)
-        if price is None:
+    def _of_key(self, key: tuple[int, ...]) -> tuple["_Price", ...]:
+        """The collectives of a pattern."""
+        prices = self._prices.get(key)
+        if prices is None:
             axes = len(self.mesh.shape)
             source, target, extents = key[:axes], key[axes : 2 * axes], key[2 * axes :]
-            fixed_s = total_s(reshard(extents, 0.0, source, target, self.mesh))
-            probe_s = total_s(reshard(extents, _PROBE_BYTES, source, target, self.mesh))
-            price = self._prices[key] = fixed_s, (probe_s - fixed_s) / _PROBE_BYTES
-        return price
+            prices = self._prices[key] = tuple(
+                _Price(c.fixed_s, (c.time_s - c.fixed_s) / _PROBE_BYTES, c.buffer_bytes / _PROBE_BYTES)
+                for c in reshard(extents, _PROBE_BYTES, source, target, self.mesh)
+            )
+        return prices
+
+
+class _Price(NamedTuple):
+    """The price of one collective: seconds of an empty one, and for each byte of the whole tensor its seconds and the
+    bytes that it handles on each device.
+    """
+
+    fixed_s: float
+    s_per_byte: float
+    buffer_share: float
+
+    def seconds(self, size_bytes: float, is_combined: bool) -> float:
+        """The time for a tensor of `size_bytes`."""
+        share = min(1.0, self.buffer_share * size_bytes / COMBINED_BYTES) if is_combined else 1.0
+        return self.fixed_s * share + self.s_per_byte * size_bytes
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

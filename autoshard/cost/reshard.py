@@ -14,7 +14,7 @@ full rematerialization"). So a move is planned, priced and executed as a path of
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_gather, all_to_all, launched, permute
@@ -114,6 +114,6 @@ def reshard(
     return tuple(c for step in steps for c in _price(step, size_bytes, mesh))
 
 
-def total_s(collectives: Sequence[Collective]) -> float:
+def total_s(collectives: Iterable[Collective]) -> float:
     """Time of collectives that run one after another."""
     return sum(c.time_s for c in collectives)

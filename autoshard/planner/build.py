@@ -32,7 +32,7 @@ from autoshard.planner.allowed import Decision, Restrictions, argument_choices, 
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.memory import memory_over_time
-from autoshard.planner.overlap import Exposure, exposure_of
+from autoshard.planner.overlap import Exposure
 from autoshard.planner.program import Program
 from autoshard.solver.problem import Edge, Node, Problem
 
@@ -67,7 +67,7 @@ class Formulation:
       argument_layouts: The layouts of each argument, by choice.
       decisions: The meaning of each node. flows: The meaning of each edge.
       problem: The solver's input.
-      exposure: Which share of each collective's time counts.
+      exposure: Which part of each collective's time counts.
       usage_values: The value that each usage stands for (None: a partial result). instants: Operation index at each
         instant.
     """
@@ -124,7 +124,7 @@ class _Builder:
         self.prices = MovePrices(mesh)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
-        self.exposure = exposure_of(self.graph, overlap)
+        self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients)
 
     def defined(self, value: int) -> tuple[int, LayoutColumn] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -147,9 +147,12 @@ class _Builder:
                 nodes.append(Node(self.graph.arguments[decision.argument].name, free[len(rows)]))
                 continue
             group, table = self.program.groups[decision.group], self.tables[decision.group]
-            key = id(table), rows, group.trips, self.exposure.of_group(group)
+            is_free = self.exposure.is_group_free(group)
+            key = id(table), rows, group.trips, is_free
             if key not in cache:
-                cache[key] = (group.trips * (table.compute_s + table.comm_s * key[3]))[list(rows)]
+                exposed = lambda steps, f=is_free: sum(self.exposure.exposed(c, f).time_s for c in steps)
+                comm_s = np.array([exposed(steps) for steps in table.collectives])
+                cache[key] = (group.trips * (table.compute_s + comm_s))[list(rows)]
             cost = cache[key] + self.own_s[i] if i in self.own_s else cache[key]
             nodes.append(Node(f"{self.graph.operations[group.operations[0]].name}#{group.operations[0]}", cost))
         return nodes
@@ -196,18 +199,19 @@ class _Builder:
             extra = trips * seconds[own.of_choice, column.of_choice]
             self.own_s[target] = self.own_s.get(target, 0.0) + extra
             return
-        share = trips * self.exposure.of_flow(value)
-        key = tensor.shape, tensor.itemsize_bytes, id(own), id(column), share
+        is_free = self.exposure.is_flow_free(value)
+        key = tensor.shape, tensor.itemsize_bytes, id(own), id(column), trips, is_free
         move = self.moves.get(key)
         if move is None:
-            move = self.moves[key] = self._move(tensor, own, column, share)
+            move = self.moves[key] = self._move(tensor, own, column, trips, is_free)
         flows.append(Flow(value, source, target, read, trips, own.layouts, column.layouts))
         edges.append(Edge(source, target, move.source_class, move.target_class, move.costs))
         copies.append(move.copy_bytes)
 
-    def _move(self, tensor: Value, own: LayoutColumn, column: LayoutColumn, share: float) -> _Move:
+    def _move(self, tensor: Value, own: LayoutColumn, column: LayoutColumn, trips: float, is_free: bool) -> _Move:
         size_bytes = float(tensor.size_bytes)
-        costs = share * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts)
+        times = trips * self.exposure.share if is_free else trips
+        costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, is_free)
         moved = np.array([[s != t for t in column.layouts] for s in own.layouts], bool)
         copy_bytes = moved * np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
         return _Move(own.of_choice, column.of_choice, costs, copy_bytes if copy_bytes.any() else None)

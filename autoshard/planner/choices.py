@@ -68,7 +68,7 @@ class ChoiceTable:
 
     @property
     def comm_s(self) -> np.ndarray:
-        """[K] seconds of collectives in one run."""
+        """[K] seconds of collectives in one run, if each of them is waited for."""
         return np.array([sum(c.time_s for c in steps) for steps in self.collectives])
 
 
@@ -302,7 +302,9 @@ def _resolve(
             steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
     if shape.is_scalar_sum:
         return tuple(
-            dataclasses.replace(c, time_s=c.wire_bytes / mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s)
+            dataclasses.replace(
+                c, time_s=c.wire_bytes / mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s, fixed_s=0.0
+            )
             for c in steps
         ), extra_bytes
     return tuple(launched(c, mesh.device_type) for c in steps), extra_bytes

@@ -224,10 +224,11 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
             )
         steps = table.collectives[row]
         if steps:
-            share = f.exposure.of_group(group)
+            is_free = f.exposure.is_group_free(group)
             label = _label(reader, group.writes[0].value, operation.name)
             communication += [
-                _item(s, share, reader, label, group.writes[0].value, operation, group.trips) for s in steps
+                _item(f.exposure.exposed(s, is_free), reader, label, group.writes[0].value, operation, group.trips)
+                for s in steps
             ]
     for flow in f.flows:
         value, target = flow.value, reader.target(flow)
@@ -235,10 +236,10 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
             operation = None
             if flow.read is not None:
                 operation = operations[f.program.groups[flow.target - reader.first].operations[0]]
-            share = f.exposure.of_flow(value)
+            is_free = f.exposure.is_flow_free(value)
             label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
-            steps = reader.collectives(value, target)
-            communication += [_item(s, share, reader, label, value, operation, flow.trips) for s in steps]
+            steps = [f.exposure.exposed(s, is_free) for s in reader.collectives(value, target)]
+            communication += [_item(s, reader, label, value, operation, flow.trips) for s in steps]
     peak_bytes, peak_at, memory = _peak(f, picks, reader)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)
@@ -263,9 +264,9 @@ def _label(reader: _Reader, value: int, name: str) -> str:
 
 
 def _item(
-    step: Collective, share: float, reader: _Reader, label: str, value: int, operation: Operation | None, trips: float
+    step: Collective, reader: _Reader, label: str, value: int, operation: Operation | None, trips: float
 ) -> CommunicationItem:
-    """A collective of which `share` is waited for, `trips` times."""
+    """A collective, `trips` times."""
     return CommunicationItem(
         step.kind.value,
         step.axes,
@@ -273,7 +274,7 @@ def _item(
         reader.graph.values[value].shape,
         operation.source if operation else "",
         step.wire_bytes * trips,
-        step.time_s * share * trips,
+        step.time_s * trips,
         trips,
     )
 

@@ -1,22 +1,24 @@
-"""Which collectives can hide behind computation.
+"""Which collectives nobody waits for: those can be joined, and can hide behind computation.
 
-Weights are known before the layer that needs them runs, and a gradient is not needed until the update: both transfers
-can run beside the computation of other layers. One model, tunable by one number: such a collective is exposed for
+Weights are known before the layer that needs them runs, and a gradient is not needed until the update. Both transfers
+are joined with others of their kind by the compiler (`cost/collectives.py`, `combined`), and can run beside the
+computation of other layers. One model of the latter, tunable by one number: such a collective is exposed for
 `(1 - overlap)` of its time. Everything between activations is waited for, and counts in full.
 """
 
 import dataclasses
 
+from autoshard.cost.collectives import Collective, combined
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import Group, pointwise_operations
 
 
 def weight_values(graph: Graph) -> frozenset[int]:
-    """State arguments, and what pointwise operations make of them alone."""
+    """State arguments, their slices in loops, and what pointwise operations make of them alone."""
     weights = {graph.arguments[o.successor_of].value for o in graph.outputs if o.successor_of is not None}
     values = graph.values
     for operation, is_light in zip(graph.operations, pointwise_operations(graph), strict=True):
-        if not is_light:
+        if not is_light and operation.kind is not OperationKind.SCAN_SLICE:
             continue
         is_weight = False
         for o in operation.operands:
@@ -30,7 +32,9 @@ def weight_values(graph: Graph) -> frozenset[int]:
 
 
 def gradient_values(graph: Graph) -> frozenset[int]:
-    """Values that reach nothing but the successors of state, through pointwise operations and norms."""
+    """Values that reach nothing but the successors of state, through pointwise operations, norms and the stacking of
+    loops.
+    """
     values, pointwise = graph.values, pointwise_operations(graph)
     seen = {o.value for o in graph.outputs if o.successor_of is not None}  # successors, and whatever is read
     waited: set[int] = set()  # read by operations that make more than gradients and norms
@@ -46,7 +50,7 @@ def gradient_values(graph: Graph) -> frozenset[int]:
         if operation.kind is OperationKind.LOOP_CARRY:  # reads what is made after it
             read(operation, False)
     for operation in reversed(graph.operations):
-        passes_on = pointwise[operation.index]
+        passes_on = pointwise[operation.index] or operation.kind is OperationKind.SCAN_STACK
         for r in operation.results:
             if r is None or not values[r].shape:
                 continue
@@ -60,28 +64,28 @@ def gradient_values(graph: Graph) -> frozenset[int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exposure:
-    """Which share of a collective's time is waited for.
+    """Which share of a collective's time is waited for, and which collectives are joined.
 
     Attributes:
-      share: The share that counts for collectives that can hide.
-      weights, gradients: The values whose collectives can hide; empty where nothing is to be hidden.
+      share: The share that counts for collectives that nobody waits for.
+      weights, gradients: The values whose collectives nobody waits for.
     """
 
     share: float
     weights: frozenset[int]
     gradients: frozenset[int]
 
-    def of_flow(self, value: int) -> float:
-        """The share that counts when `value` is resharded."""
-        return self.share if value in self.weights or value in self.gradients else 1.0
+    def is_flow_free(self, value: int) -> bool:
+        """Whether nobody waits when `value` is resharded."""
+        return value in self.weights or value in self.gradients
 
-    def of_group(self, group: Group) -> float:
-        """The share that counts when the results of `group` are reduced."""
-        return self.share if all(a.value in self.gradients for a in group.writes) else 1.0
+    def is_group_free(self, group: Group) -> bool:
+        """Whether nobody waits when the results of `group` are reduced."""
+        return all(a.value in self.gradients for a in group.writes)
 
-
-def exposure_of(graph: Graph, overlap: float) -> Exposure:
-    """The exposure of `graph`'s collectives when a share `overlap` of those that can hide does."""
-    if not overlap:
-        return Exposure(1.0, frozenset(), frozenset())
-    return Exposure(1.0 - overlap, weight_values(graph), gradient_values(graph))
+    def exposed(self, collective: Collective, is_free: bool) -> Collective:
+        """The collective with the time that counts."""
+        if not is_free:
+            return collective
+        joined = combined(collective)
+        return dataclasses.replace(joined, time_s=self.share * joined.time_s)

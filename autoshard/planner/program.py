@@ -7,6 +7,7 @@ from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations, pointwise_operations
 from autoshard.planner.choices import GroupShape, shape_of
 from autoshard.planner.liveness import Liveness, liveness
+from autoshard.planner.overlap import gradient_values, weight_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -16,12 +17,15 @@ class Program:
     Attributes:
       graph: The graph. groups: Its groups. live: Its lifetimes.
       shapes: The shape of each group; groups of equal shape share one object.
+      weights, gradients: The values whose collectives nobody waits for; see `overlap.py`.
     """
 
     graph: Graph
     groups: tuple[Group, ...]
     live: Liveness
     shapes: tuple[GroupShape, ...]
+    weights: frozenset[int]
+    gradients: frozenset[int]
 
 
 @collection_paused()
@@ -32,4 +36,4 @@ def prepare(graph: Graph) -> Program:
     in_memory = live.stored.union(value for value, _ in live.alias_stop)
     shapes = (shape_of(g, graph, live, in_memory, pointwise) for g in groups)
     shapes = tuple(interned.setdefault(s, s) for s in shapes)
-    return Program(graph, groups, live, shapes)
+    return Program(graph, groups, live, shapes, weight_values(graph), gradient_values(graph))

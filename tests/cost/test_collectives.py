@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 
 from autoshard.cluster import AxisLevel, Link, MeshAxis
-from autoshard.cost.collectives import CollectiveKind, all_gather, all_reduce, all_to_all, permute, reduce_scatter
+from autoshard.cost.collectives import (
+    CollectiveKind,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    combined,
+    permute,
+    reduce_scatter,
+)
 
 FAST = Link(latency_s=1e-6, bandwidth_bytes_per_s=100e9, level=0, source="test")
 SLOW = Link(latency_s=10e-6, bandwidth_bytes_per_s=10e9, level=1, source="test")
@@ -88,3 +96,17 @@ def test_a_ring_sends_what_each_device_lacks(axes, size_bytes):
     for axis in axes:
         n *= axis.size
     assert all_gather(axes, size_bytes).wire_bytes == pytest.approx((n - 1) / n * size_bytes)
+
+
+@given(AXES, st.sampled_from(PRICES), st.floats(1, 1e9))
+@settings(max_examples=60, deadline=None)
+def test_what_is_joined_pays_its_share_of_what_is_paid_once(axes, price, size_bytes):
+    """Two halves pay as much as the whole up to 30 MiB; an empty one pays nothing; above 30 MiB nothing changes."""
+    c, small = price(axes, size_bytes), price(axes, 1e-9)
+    assert c.fixed_s == pytest.approx(small.time_s), "what is left of an empty one"
+    if size_bytes <= 30 * 2**20:
+        halves = 2 * combined(price(axes, size_bytes / 2)).time_s
+        assert halves == pytest.approx(combined(c).time_s)
+        assert combined(small).time_s == pytest.approx(0, abs=1e-9)
+    else:
+        assert combined(c) == c
