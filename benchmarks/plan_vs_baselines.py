@@ -114,7 +114,7 @@ def predicted(case: Case, time_limit_s: float, out: pathlib.Path) -> None:
     options = PlanOptions(time_limit_s=time_limit_s, cache=False)
     subject = baselines.prepare_subject(functions.step, state, batch, cluster=cluster, donate_argnums=0)
     rows = []
-    for strategy in baselines.ALL:
+    for strategy in baselines.suited(subject):
         outcome = baselines.try_baseline(strategy, subject, options=options)
         rows.append(row_of(strategy.name, outcome.plan, outcome.fits, outcome.reason))
         print(_line(rows[-1]), flush=True)

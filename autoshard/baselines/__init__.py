@@ -1,4 +1,4 @@
-"""Data parallelism, ZeRO, tensor parallelism and their mixes, as ordinary plans to compare with and to run."""
+"""Data parallelism, ZeRO, tensor and expert parallelism and their mixes, as plans to compare with and to run."""
 
 from autoshard.baselines.make import (
     Outcome,
@@ -10,17 +10,20 @@ from autoshard.baselines.make import (
     mixed,
     plan_baseline,
     prepare_subject,
+    suited,
     try_baseline,
     zero,
 )
-from autoshard.baselines.strategies import ALL, DataRule, Strategy
+from autoshard.baselines.strategies import ALL, DataRule, Spread, Strategy, TensorRule
 
 __all__ = [
     "ALL",
     "DataRule",
     "Outcome",
     "Settings",
+    "Spread",
     "Strategy",
+    "TensorRule",
     "all_baselines",
     "baseline",
     "data_parallel",
@@ -28,6 +31,7 @@ __all__ = [
     "mixed",
     "plan_baseline",
     "prepare_subject",
+    "suited",
     "try_baseline",
     "zero",
 ]

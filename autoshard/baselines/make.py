@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from autoshard.baselines.restrict import restrictions
-from autoshard.baselines.strategies import ALL, DataRule, Strategy
+from autoshard.baselines.restrict import restrictions, why_unsuited
+from autoshard.baselines.strategies import ALL, DataRule, Strategy, TensorRule
 from autoshard.cluster import Cluster, Slice
 from autoshard.errors import AutoshardError, LayoutError, MeshError, SolverError
 from autoshard.planner.program import Program, prepare
@@ -116,7 +116,7 @@ def megatron(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -
     Returns:
       The plan, named `megatron`.
     """
-    return baseline(Strategy(None, uses_tensor=True), fn, *args, **settings)
+    return baseline(Strategy(None, TensorRule.MEGATRON), fn, *args, **settings)
 
 
 def mixed(
@@ -130,7 +130,7 @@ def mixed(
     Returns:
       The plan, named such as `zero3+megatron`.
     """
-    return baseline(Strategy(DataRule(data), uses_tensor=True), fn, *args, **settings)
+    return baseline(Strategy(DataRule(data), TensorRule.MEGATRON), fn, *args, **settings)
 
 
 def baseline(strategy: Strategy, fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Plan:
@@ -139,16 +139,17 @@ def baseline(strategy: Strategy, fn: Callable[..., Any], *args: Any, **settings:
 
 
 def all_baselines(
-    fn: Callable[..., Any], *args: Any, strategies: Sequence[Strategy] = ALL, **settings: Unpack[Settings]
+    fn: Callable[..., Any], *args: Any, strategies: Sequence[Strategy] | None = None, **settings: Unpack[Settings]
 ) -> tuple[Outcome, ...]:
     """Plans several baselines of one function, tracing it once.
 
     A baseline that exceeds the memory limit is planned without one and reported with what it would need; one that
-    cannot be written down at all, say because the batch does not divide, is reported with the reason.
+    cannot be written down at all, say because the batch does not divide or there are no experts, is reported
+    with the reason.
 
     Args:
       fn, *args, **settings: As for `data_parallel`.
-      strategies: Which baselines.
+      strategies: Which baselines; None for all that apply to the function.
 
     Returns:
       What became of each, in the order of `strategies`.
@@ -157,7 +158,12 @@ def all_baselines(
       ClusterError, LayoutError, TraceError: The inputs fit no baseline at all.
     """
     subject = prepare_subject(fn, *args, **settings)
-    return tuple(try_baseline(s, subject, **settings) for s in strategies)
+    return tuple(try_baseline(s, subject, **settings) for s in (suited(subject) if strategies is None else strategies))
+
+
+def suited(subject: Subject, strategies: Sequence[Strategy] = ALL) -> tuple[Strategy, ...]:
+    """Those of `strategies` that apply to a function: expert parallelism only where there are experts, for example."""
+    return tuple(s for s in strategies if not why_unsuited(s, subject.program, subject.roles))
 
 
 def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Subject:
@@ -197,14 +203,14 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
         meshes = default_meshes(strategy, homogeneous_slice(subject.cluster), tensor_axis)
     else:
         meshes = (mesh,)
-    if strategy.data is not None and strategy.uses_tensor and tensor_axis not in meshes[0]:
+    if strategy.data is not None and strategy.tensor is not None and tensor_axis not in meshes[0]:
         raise MeshError(
             f"The baseline `{strategy.name}` splits weights over the mesh axis `{tensor_axis}`, but the mesh has the "
             f"axes {', '.join(meshes[0])}. Rename an axis, or tell which one it is: tensor_axis=."
         )
     plans, failure = [], None
     for one in meshes:
-        names = () if not strategy.uses_tensor else tuple(one) if strategy.data is None else (tensor_axis,)
+        names = () if strategy.tensor is None else tuple(one) if strategy.data is None else (tensor_axis,)
         try:
             plans.append(
                 plan_program(
@@ -233,7 +239,7 @@ def default_meshes(strategy: Strategy, hardware: Slice, tensor_axis: str) -> tup
     """The meshes that a strategy is tried on: one axis, or for a mix every tensor axis inside a node."""
     if strategy.data is None:
         return ({tensor_axis: hardware.num_devices},)
-    if not strategy.uses_tensor:
+    if strategy.tensor is None:
         return ({"data": hardware.num_devices},)
     in_node = hardware.levels[0].size if hardware.levels else 1
     sizes = [n for n in range(2, in_node + 1) if in_node % n == 0 and n < hardware.num_devices]

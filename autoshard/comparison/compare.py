@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from jax.sharding import PartitionSpec
 
-from autoshard.baselines import ALL, Settings, Strategy, prepare_subject, try_baseline
+from autoshard.baselines import Settings, Strategy, prepare_subject, suited, try_baseline
 from autoshard.baselines.make import Subject
 from autoshard.errors import SolverError
 from autoshard.plans.make import budget_of, homogeneous_slice, plan_program
@@ -132,7 +132,7 @@ class Comparison:
 def compare(
     fn: Callable[..., Any],
     *args: Any,
-    strategies: Sequence[Strategy] = ALL,
+    strategies: Sequence[Strategy] | None = None,
     pins: Mapping[str, PartitionSpec] | None = None,
     title: str | None = None,
     **settings: Unpack[Settings],
@@ -142,7 +142,7 @@ def compare(
     Args:
       fn: The function, such as a whole training step, that takes and returns its state.
       *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`. Nothing is allocated.
-      strategies: Which strategies; all nine by default.
+      strategies: Which strategies; None for all of `autoshard.baselines.ALL` that apply to the function.
       pins: Shardings that autoshard's own plan must have, as for `autoshard.plan`.
       title: What is compared, for people; the function's name by default.
       **settings: See `autoshard.baselines.Settings`. Without `mesh`, autoshard searches its meshes, and each strategy
@@ -160,7 +160,7 @@ def compare(
     hardware = homogeneous_slice(subject.cluster)
     limit = budget_of(hardware, settings.get("memory_budget_bytes"), options)
     contenders = [_own(subject, pins, _told(settings, options, NAME))]
-    for strategy in strategies:
+    for strategy in suited(subject) if strategies is None else strategies:
         outcome = try_baseline(strategy, subject, **_told(settings, options, strategy.name))
         contenders.append(Contender(strategy.name, outcome.plan, outcome.fits, outcome.reason))
     return Comparison(

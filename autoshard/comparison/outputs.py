@@ -15,14 +15,14 @@ _WIDTH = 118
 """Narrower terminals wrap the table's lines."""
 
 
-def strategies_named(names: str | None) -> tuple[Strategy, ...]:
-    """The strategies of a list such as `ddp,zero3+megatron`; all of them for None.
+def strategies_named(names: str | None) -> tuple[Strategy, ...] | None:
+    """The strategies of a list such as `ddp,zero3+megatron`; None, for all that apply, of None.
 
     Raises:
       ConfigError: There is none of such a name.
     """
     if names is None:
-        return ALL
+        return None
     known = {strategy.name: strategy for strategy in ALL}
     wanted = [name.strip() for name in names.split(",")]
     for name in wanted:

@@ -11,7 +11,7 @@ import rich.markup
 from autoshard_models.train_step import TrainFunctions
 from jax.sharding import PartitionSpec
 
-from autoshard.baselines import ALL, Strategy
+from autoshard.baselines import Strategy
 from autoshard.comparison import Comparison, compare
 from autoshard.plans.make import plan
 from autoshard.plans.offline import write_problem
@@ -98,7 +98,7 @@ def make_comparison_visibly(
     config: TrainConfig,
     functions: TrainFunctions,
     console: rich.console.Console,
-    strategies: Sequence[Strategy] = ALL,
+    strategies: Sequence[Strategy] | None = None,
 ) -> Comparison:
     """The plan that `make_plan` makes beside hand-written strategies; see `autoshard.compare`."""
     settings = _settings(config)

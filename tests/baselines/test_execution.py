@@ -7,16 +7,16 @@ import pytest
 from baseline_programs import CPUX8, gpt, mlp
 
 from autoshard import baselines
-from autoshard.baselines import ALL, DataRule, Strategy
+from autoshard.baselines import ALL, DataRule, Strategy, TensorRule
 
 STEPS = 3
 MESHES = ({"all": 8}, {"data": 2, "tensor": 4})
-CASES = [(s, m) for s in ALL for m in MESHES if len(m) > 1 or not (s.data and s.uses_tensor)]
+CASES = [(s, m) for s in ALL for m in MESHES if len(m) > 1 or not (s.data and s.tensor)]
 GPT_CASES = [
-    ("scan", Strategy(DataRule.ZERO3, uses_tensor=True), MESHES[1]),
-    pytest.param("plain", Strategy(None, uses_tensor=True), MESHES[0], marks=pytest.mark.slow),
+    ("scan", Strategy(DataRule.ZERO3, TensorRule.MEGATRON), MESHES[1]),
+    pytest.param("plain", Strategy(None, TensorRule.MEGATRON), MESHES[0], marks=pytest.mark.slow),
     pytest.param("plain", Strategy(DataRule.ZERO3), MESHES[0], marks=pytest.mark.slow),
-    pytest.param("dropout", Strategy(DataRule.ZERO2, uses_tensor=True), MESHES[1], marks=pytest.mark.slow),
+    pytest.param("dropout", Strategy(DataRule.ZERO2, TensorRule.MEGATRON), MESHES[1], marks=pytest.mark.slow),
 ]
 
 

@@ -8,7 +8,7 @@ from baseline_programs import BATCH, EMBED, H100X8, HIDDEN, LAYERS, PARAMETER_BY
 
 import autoshard
 from autoshard import baselines
-from autoshard.baselines import ALL, DataRule, Strategy
+from autoshard.baselines import ALL, DataRule, Spread, Strategy, TensorRule
 from autoshard.errors import LayoutError, MemoryBudgetError, MeshError
 
 N = 8
@@ -80,7 +80,7 @@ def test_data_parallelism_of_the_mlp(mlp_subject, strategy):
 
 
 def test_megatron_splits_the_mlp_by_columns_then_rows(mlp_subject):
-    plan = baselines.plan_baseline(Strategy(None, uses_tensor=True), mlp_subject)
+    plan = baselines.plan_baseline(Strategy(None, TensorRule.MEGATRON), mlp_subject)
     entries = {a.name: a.entries for a in plan.arguments}
     assert entries["state.params.in"] == ((), ("tensor",))
     assert entries["state.params.in_bias"] == (("tensor",),)
@@ -91,11 +91,12 @@ def test_megatron_splits_the_mlp_by_columns_then_rows(mlp_subject):
 
 
 def test_megatron_all_reduces_four_activations_a_layer(gpt_subject):
-    """Shoeybi et al. 2019, section 3: two forward and two backward; and one for the gradient that enters the head."""
-    plan = baselines.plan_baseline(Strategy(None, uses_tensor=True), gpt_subject)
+    """Shoeybi et al. 2019, section 3: two forward and two backward; the head, by columns or by rows, may add one."""
+    plan = baselines.plan_baseline(Strategy(None, TensorRule.MEGATRON), gpt_subject)
     activation = (16, SEQUENCE, EMBED)
     reduced = [c for c in plan.estimate.communication if c.kind == "all-reduce" and c.shape == activation]
-    assert sum(c.count for c in reduced) == 4 * LAYERS + 1
+    assert sum(c.count for c in reduced if "layers.py" in c.source) == 4 * LAYERS
+    assert sum(c.count for c in reduced) <= 4 * LAYERS + 1
     by_name = {a.name.removeprefix("state.params."): a.entries for a in plan.arguments if ".params." in a.name}
     for layer in range(LAYERS):
         block = f"blocks.{layer}."
@@ -119,7 +120,7 @@ def outcomes():
 
 def test_the_plan_costs_no_more_than_any_baseline(outcomes):
     plan, found = outcomes
-    assert [o.strategy for o in found] == list(ALL)
+    assert [o.strategy for o in found] == [s for s in ALL if s.spread is not Spread.EXPERTS]  # there are none
     slack = 1 + autoshard.PlanOptions().relative_gap
     for outcome in found:
         assert outcome.fits and outcome.plan.name == outcome.strategy.name
@@ -131,20 +132,19 @@ def test_argument_layouts_obey_the_strategy(outcomes):
     for outcome in outcomes[1]:
         strategy = outcome.strategy
         data = (
-            {"data", "tensor"} - ({"tensor"} if strategy.data else {"data", "tensor"})
-            if strategy.uses_tensor
-            else {*MESH}
+            {"data", "tensor"} - ({"tensor"} if strategy.data else {"data", "tensor"}) if strategy.tensor else {*MESH}
         )
         for argument in outcome.plan.arguments:
             used = {x for e in argument.entries for x in e}
+            is_spread = strategy.spread is Spread.TABLES and "token_embed" in argument.name
             if argument.name.startswith("batch"):
                 assert used == data and set(argument.entries[0]) == data
             elif ".params." in argument.name:
                 is_matrix = argument.name.endswith(("kernel", "embedding"))
-                assert (used & data == data) == (strategy.data is DataRule.ZERO3) or not data
+                assert (used & data == data) == (strategy.data is DataRule.ZERO3 or is_spread) or not data
                 assert used - data == {*MESH} - data or not is_matrix
             elif argument.shape:  # the optimizer's moments; every tensor of this model divides
-                assert (used & data == data) == (strategy.data is not DataRule.DDP) or not data
+                assert (used & data == data) == (strategy.data is not DataRule.DDP or is_spread) or not data
 
 
 def test_scanned_layers_stay_sharded_in_zero3():
