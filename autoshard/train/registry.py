@@ -23,7 +23,7 @@ from autoshard.train.data.batches import Batch, Part, drawn
 from autoshard.train.data.clicks import click_batch
 from autoshard.train.data.graphs import graph_batch
 from autoshard.train.data.images import NUM_CLASSES, SIZE, digits, image_batches
-from autoshard.train.data.language import corrupted_length, corrupted_spans, masked_pairs, next_token
+from autoshard.train.data.language import MIN_PAIR_LENGTH, corrupted_length, corrupted_spans, masked_pairs, next_token
 from autoshard.train.data.text import part_of, python_sources, text_files
 from autoshard.train.look_up import look_up
 from autoshard.train.models import batch_config, model_config
@@ -49,6 +49,11 @@ def _of_text(config: TrainConfig, corpus: np.ndarray) -> TrainData:
     match config.model.name:
         case "encoder":
             length = num_tokens = model.context_length
+            if length < MIN_PAIR_LENGTH:
+                raise ConfigError(
+                    f"data.sequence_length: a pair of pieces has at least {MIN_PAIR_LENGTH} tokens; received {length}. "
+                    "Raise it."
+                )
             draw = lambda corpus, rng: masked_pairs(corpus, rng, size, num_tokens, model.vocab_size)
         case "encoder_decoder":
             lengths = (model.input_length, model.target_length)

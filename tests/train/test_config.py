@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from autoshard.errors import ConfigError, FileFormatError
 from autoshard.train.config import TrainConfig, load_config
 
-CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
-
 
 @pytest.fixture
 def written(tmp_path):
@@ -20,16 +18,6 @@ def written(tmp_path):
         return path
 
     return write
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_shipped_configurations_are_valid_and_their_clusters_exist(path):
-    config = load_config(path)
-    assert config.plan.cluster is None or pathlib.Path(config.plan.cluster).is_file()
-
-
-def test_there_are_shipped_configurations():
-    assert {"quickstart", "gpt_1.3b", "gpt3_175b"} <= {path.stem for path in CONFIGS}
 
 
 def test_an_empty_file_means_the_defaults(written):
@@ -70,7 +58,7 @@ def test_paths_in_the_file_are_relative_to_it_and_overridden_ones_are_not(writte
         ("train: 3", ["train", "received 3"]),
         ("optimizer: {schedule: step}", ["optimizer.schedule", "'cosine'", "'step'"]),
         ("plan: {mesh: {data: 0}}", ["plan.mesh.data", "received 0"]),
-        ("model: {overrides: {num_layers: [1]}}", ["model.overrides.num_layers"]),
+        ("model: {overrides: {num_layers: [a]}}", ["model.overrides.num_layers"]),
     ],
 )
 def test_errors_name_file_key_value_and_next_step(written, text, told):

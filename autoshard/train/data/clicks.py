@@ -14,9 +14,9 @@ def click_batch(rng: np.random.Generator, batch_size: int, num_numbers: int, tab
     """Examples whose clicks depend on every number and on every category.
 
     Numbers are normal. Category n of a table has a probability in proportion to log((n + 2) / (n + 1)), about Zipf's
-    law, as words and shop items have. The odds of a click are the exponential of twice the sum of a weighted sum of the
-    numbers and the mean, times the square root of their count, of the categories' effects, less 1; they are the same
-    for every seed. One click comes out of about three examples.
+    law, as words and shop items have. The logarithm of the odds of a click is 2 * (w x + sum of effects / sqrt(tables))
+    - 1: x are the numbers and w is a vector of length 1; each category has an effect from -1 to 1. Both are the same
+    for every seed. Somewhat more than a third of the examples are clicks.
 
     Args:
         rng: draws users and clicks.
@@ -31,7 +31,8 @@ def click_batch(rng: np.random.Generator, batch_size: int, num_numbers: int, tab
     numbers = rng.standard_normal((batch_size, num_numbers), np.float32)
     places = np.exp(rng.random((batch_size, num_tables)) * np.log1p(rows)).astype(np.int64) - 1
     categories = np.minimum(places, rows - 1)
-    weights = np.random.default_rng(0).standard_normal(num_numbers) / np.sqrt(num_numbers)
+    weights = np.random.default_rng(0).standard_normal(num_numbers)
+    weights /= np.linalg.norm(weights)
     # One pseudo-random number from -1 to 1 for each category, without a table of millions of them.
     effects = np.cos(2 * np.pi * ((categories + 1) * GOLDEN_RATIO + np.arange(num_tables) * 2**0.5))
     log_odds = 2 * (numbers @ weights + effects.sum(axis=1) / np.sqrt(num_tables)) - 1

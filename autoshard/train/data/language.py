@@ -17,6 +17,9 @@ arXiv:1910.10683, section 3.3.4)."""
 SPAN_LENGTH = 3
 """Mean length of a corrupted span, in tokens (Raffel et al. 2019, section 3.3.4)."""
 
+MIN_PAIR_LENGTH = 5
+"""Three special tokens, and one of each piece."""
+
 
 def windows(corpus: np.ndarray, rng: np.random.Generator, batch_size: int, length: int) -> np.ndarray:
     """Random pieces of a corpus of at least `length` bytes: int32 (batch_size, length)."""
@@ -50,19 +53,12 @@ def masked_pairs(corpus: np.ndarray, rng: np.random.Generator, batch_size: int, 
         corpus: uint8, at least length - 3 bytes.
         rng: picks the pieces and the tokens to predict.
         batch_size: pairs.
-        length: tokens of a pair, at least 5: a start token, and a separator behind each piece.
+        length: tokens of a pair, at least `MIN_PAIR_LENGTH`: a start token, and a separator behind each piece.
         vocab_size: at least 256; its last three ids are mask, start and separator.
 
     Returns:
         The batch of `autoshard_models.encoder.batch_shapes`, without padding.
-
-    Raises:
-        ConfigError: the length is below 5.
     """
-    if length < 5:
-        raise ConfigError(
-            f"data.sequence_length: a pair of sentences has at least 5 tokens; received {length}. Raise it."
-        )
     mask, start, separator = range(vocab_size - 1, vocab_size - 4, -1)
     first = (length - 3) // 2
     second = length - 3 - first
