@@ -50,10 +50,10 @@ class Model:
 MODELS = (
     Model("gpt", "1.3b", (256, 1024, 256)),
     Model("gpt", "13b", (256, 1024, 256)),
-    Model("gpt", "175b", (64, 1536, 128)),
+    Model("gpt", "175b", (64, 1536, 64)),
     Model("gpt_linen", "6.7b", (256, 1024, 256)),
     Model("llama", "8b", (128, 1024, 256)),
-    Model("llama", "70b", (64, 1024, 128)),
+    Model("llama", "70b", (64, 1024, 64)),
     Model("encoder", "large", (4096, 32_768, 4096)),
     Model("encoder", "10b", (1024, 4096, 1024)),
     Model("encoder_decoder", "3b", (1024, 2048, 1024)),

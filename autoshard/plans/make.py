@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from autoshard.cluster import Cluster, LogicalMesh, Slice
-from autoshard.errors import ClusterError, MemoryBudgetError, MeshError, SolverError
+from autoshard.errors import ClusterError, MemoryBudgetError, MeshError
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph
 from autoshard.graph.layout import spec_entries
@@ -18,6 +18,7 @@ from autoshard.planner.build import Formulation
 from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
 from autoshard.planner.program import Program, prepare
+from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import CloseChoice, Plan, PlannedTensor
 from autoshard.plans.search import (
@@ -28,7 +29,6 @@ from autoshard.plans.search import (
     search_meshes,
     several_meshes,
 )
-from autoshard.solver import SolverOptions, least_capacity
 from autoshard.solver.problem import Certificate, Solution
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
@@ -134,7 +134,7 @@ def plan_program(
     if found.best is None:
         if stop.requested:
             raise KeyboardInterrupt
-        raise _no_plan(found.infeasible, budget_bytes, options)
+        raise no_plan_error(question, meshes)
     report(options, started, "decode", "")
     certificate = found.certificate(options, time.perf_counter() - started)
     limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
@@ -155,36 +155,6 @@ def budget_of(hardware: Slice, memory_budget_bytes: float | None, options: PlanO
             f"memory_budget_bytes must be a positive number of bytes per device, but got {budget_bytes}."
         )
     return budget_bytes
-
-
-def _no_plan(formulation: Formulation | None, budget_bytes: float, options: PlanOptions) -> SolverError:
-    """The error for a search that ended without a plan; for memory, with the least budget known to do."""
-    if formulation is None:
-        return SolverError("No plan was found. Raise options.time_limit_s.")
-    least = least_capacity(formulation.problem, SolverOptions(time_limit_s=options.time_limit_s, seed=options.seed))
-    bound_bytes, least_bytes = least.bound, least.peak
-    if least.choices is None:
-        return SolverError(
-            f"No plan was found within {options.time_limit_s} s, nor the least memory of any. Raise "
-            "options.time_limit_s."
-        )
-    if least_bytes <= budget_bytes:
-        return SolverError(
-            f"No plan was found within {options.time_limit_s} s, although one of {least_bytes / 1e9:.4g} GB per "
-            "device exists and "
-            f"{budget_bytes / 1e9:.4g} GB are allowed. Raise options.time_limit_s or memory_budget_bytes."
-        )
-    figures = estimate(formulation, least.choices)
-    alive = ", ".join(f"{m.name} {list(m.shape)} ({m.size_bytes / 1e9:.3g} GB)" for m in figures.memory[:5])
-    axes = ", ".join(f"{axis.name}={axis.size}" for axis in formulation.mesh.axes)
-    return MemoryBudgetError(
-        f"No plan found needs at most {budget_bytes / 1e9:.4g} GB per device. On mesh {axes}, "
-        f"{least_bytes / 1e9:.4g} GB "
-        f"(memory_budget_bytes={math.ceil(least_bytes)}) would do; proven: not less than {bound_bytes / 1e9:.4g} "
-        f"GB. The peak is at {figures.peak_at}, where these are alive, among others: "
-        f"{alive}. Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller "
-        "batch or jax.checkpoint."
-    )
 
 
 @collection_paused()

@@ -67,12 +67,10 @@ class Found:
     Attributes:
       best: The problem of the best mesh, and its solution; None if no mesh has one.
       candidates: What became of each mesh.
-      infeasible: The problem of a mesh without a solution; None if there is no such mesh.
     """
 
     best: tuple[Formulation, Solution] | None
     candidates: tuple[MeshCandidate, ...]
-    infeasible: Formulation | None
 
     def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
         """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
@@ -99,7 +97,6 @@ def search_meshes(
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
     candidates: list[MeshCandidate] = []
-    infeasible: Formulation | None = None
     for n, mesh in enumerate(meshes, 1):
         axes = tuple((axis.name, axis.size) for axis in mesh.axes)
         if stop.requested:
@@ -131,11 +128,9 @@ def search_meshes(
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
         candidates.append(MeshCandidate(axes, step_s, max(certificate.bound, 0.0), _verdict(found, cutoff)))
-        if found.choices is None:
-            infeasible = formulation
-        elif best is None or certificate.objective < best[1].certificate.objective:
+        if found.choices is not None and (best is None or certificate.objective < best[1].certificate.objective):
             best = formulation, found
-    return Found(best, tuple(candidates), infeasible)
+    return Found(best, tuple(candidates))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
