@@ -33,7 +33,7 @@ class ModelSection(_Section):
     """
 
     name: str = "gpt"
-    preset: str = "tiny"
+    preset: str = Field(default="tiny", coerce_numbers_to_str=True)
     overrides: dict[str, bool | int | float | str | list[int]] = Field(default_factory=dict)
 
 

@@ -37,6 +37,10 @@ def test_overrides_replace_and_add_entries(written):
     assert config.devices == 8
 
 
+def test_a_preset_may_look_like_a_number(written):
+    assert load_config(written("model: {name: unet}"), ["model.preset=64"]).model.preset == "64"
+
+
 def test_a_later_override_wins(written):
     assert load_config(written(""), ["train.steps=1", "train.steps=2"]).train.steps == 2
 
