@@ -1,5 +1,6 @@
 """`autoshard.plan`: trace, formulate, solve, decode; over one mesh or over all logical meshes of a cluster."""
 
+import glob
 import math
 import os
 import time
@@ -42,6 +43,7 @@ def plan(
     donate_argnums: int | Sequence[int] = (),
     memory_budget_bytes: float | None = None,
     pins: Mapping[str, PartitionSpec] | None = None,
+    start: Plan | Mapping[str, PartitionSpec] | None = None,
     options: PlanOptions | None = None,
     solution: str | os.PathLike[str] | None = None,
 ) -> Plan:
@@ -56,6 +58,10 @@ def plan(
       memory_budget_bytes: Limit per device; by default the device's memory less `options.memory_reserve`;
         `math.inf` for no limit.
       pins: Shardings to insist on: argument path pattern (`state.params.*.kernel`) to PartitionSpec.
+      start: Layouts to start from, written like pins (such as `pins_from_logical_rules` makes of a model's own rules),
+        or an earlier plan, whose arguments' layouts are taken. The search begins with the best plan that has them, and
+        never ends with a worse one; nothing insists on them. A mesh without the axes that they name starts from
+        nothing, as does one on which no such plan fits; if that is so of all, the plan has a warning that says why.
       options: See `PlanOptions`.
       solution: A file of `autoshard solve --out` that solves the problem written by `autoshard.write_problem` for the
         same program, cluster, mesh and limits; the plan is made from it, and nothing is solved here.
@@ -79,8 +85,20 @@ def plan(
     traced = trace(fn, args, donated, TraceOptions(options.while_trips))
     report(options, started, "group", f"{len(traced.graph.equations)} equations")
     program = prepare(traced.graph)
+    if isinstance(start, Plan):
+        start = {glob.escape(a.name): PartitionSpec(*a.entries) for a in start.arguments}
     return plan_program(
-        traced, program, hardware, mesh, donated, memory_budget_bytes, pins, options, started=started, solution=solution
+        traced,
+        program,
+        hardware,
+        mesh,
+        donated,
+        memory_budget_bytes,
+        pins,
+        options,
+        started=started,
+        solution=solution,
+        start=start,
     )
 
 
@@ -120,6 +138,7 @@ def plan_program(
     name: str = "autoshard",
     started: float | None = None,
     solution: str | os.PathLike[str] | None = None,
+    start: Mapping[str, PartitionSpec] | None = None,
 ) -> Plan:
     """Plans a traced program; what `plan` and the baselines share. See `plan` for the arguments."""
     started = time.perf_counter() if started is None else started
@@ -128,7 +147,7 @@ def plan_program(
     meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
-    question = Question(traced, program, budget_bytes, pins, options, restrict, started)
+    question = Question(traced, program, budget_bytes, pins, options, restrict, started, start)
     with stop_on_signals() as stop:
         found = search_meshes(question, meshes, solution, stop)
     if found.best is None:
@@ -138,7 +157,9 @@ def plan_program(
     report(options, started, "decode", "")
     certificate = found.certificate(options, time.perf_counter() - started)
     limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
-    return _assemble(name, cluster, traced, *found.best, certificate, found.candidates, donate_argnums, limit_bytes)
+    return _assemble(
+        name, cluster, traced, *found.best, certificate, found.candidates, donate_argnums, limit_bytes, found.warnings
+    )
 
 
 def budget_of(hardware: Slice, memory_budget_bytes: float | None, options: PlanOptions) -> float:
@@ -168,6 +189,7 @@ def _assemble(
     candidates,
     donate_argnums,
     budget_bytes,
+    warnings: tuple[str, ...],
 ) -> Plan:
     graph, logical = traced.graph, formulation.mesh
     names = logical.axis_names
@@ -190,7 +212,7 @@ def _assemble(
         tuple(spec_entries(l, len(values[o.value].shape), names) for l in path)
         for o, path in zip(graph.outputs, decoded.output_steps, strict=True)
     )
-    warnings = tuple(
+    warnings += tuple(
         f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown
     )
     warnings += _indivisible(graph, logical)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jax.sharding import PartitionSpec
 
 from autoshard.cluster import LogicalMesh, Slice
-from autoshard.errors import MeshError
+from autoshard.errors import LayoutError, MeshError, PinError
 from autoshard.graph.graph import Graph
 from autoshard.interrupts import StopRequest
 from autoshard.planner.allowed import Restrictions
@@ -20,6 +20,7 @@ from autoshard.planner.ties import settle_ties
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import as_spec, resolve_pins
 from autoshard.plans.plan import MeshCandidate
+from autoshard.solver import solve
 from autoshard.solver.cache import default_cache, solve_cached
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Solution, Status
@@ -41,6 +42,7 @@ class Question:
     Attributes:
       budget_bytes: Memory per device; +inf for no limit.
       pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
+      start: Layouts to start from, as for `plan`.
     """
 
     traced: Trace
@@ -50,11 +52,15 @@ class Question:
     options: PlanOptions
     restrict: Restrict | None
     started: float
+    start: Mapping[str, PartitionSpec] | None = None
 
-    def formulation(self, mesh: LogicalMesh) -> Formulation:
-        """The problem on one mesh."""
+    def formulation(self, mesh: LogicalMesh, starting: bool = False) -> Formulation:
+        """The problem on one mesh; if `starting`, that of the plans that have the layouts of `start`."""
         axes = {axis.name: axis.size for axis in mesh.axes}
         layouts = resolve_pins(self.traced.graph, self.pins, axes)
+        if starting:
+            wanted = resolve_pins(self.traced.graph, self.start, axes)
+            layouts = tuple(l if w is None else w for w, l in zip(wanted, layouts, strict=True))
         restrictions = self.restrict(self.program, mesh) if self.restrict else Restrictions()
         limit_bytes = None if math.isinf(self.budget_bytes) else self.budget_bytes
         return formulate(self.program, mesh, limit_bytes, layouts, restrictions, self.options.overlap)
@@ -67,10 +73,12 @@ class Found:
     Attributes:
       best: The problem of the best mesh, and its solution; None if no mesh has one.
       candidates: What became of each mesh.
+      warnings: What the user should know about the search.
     """
 
     best: tuple[Formulation, Solution] | None
     candidates: tuple[MeshCandidate, ...]
+    warnings: tuple[str, ...]
 
     def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
         """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
@@ -97,6 +105,7 @@ def search_meshes(
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
     candidates: list[MeshCandidate] = []
+    started: list[str | None] = []
     for n, mesh in enumerate(meshes, 1):
         axes = tuple((axis.name, axis.size) for axis in mesh.axes)
         if stop.requested:
@@ -116,9 +125,13 @@ def search_meshes(
         if solution is not None:
             found = read_solution(solution, formulation.problem)
         else:
+            hint = None
+            if question.start is not None:
+                hint, why_not = starting_choices(question, formulation, limits, stop)
+                started.append(why_not)
             try:
                 found = solve_cached(
-                    formulation.problem, limits, cache, lambda f=formulation: labels_of(f), tell.progress, stop
+                    formulation.problem, limits, cache, lambda f=formulation: labels_of(f), tell.progress, stop, hint
                 )
             except _CannotWin as hopeless:
                 p = hopeless.progress
@@ -130,7 +143,35 @@ def search_meshes(
         candidates.append(MeshCandidate(axes, step_s, max(certificate.bound, 0.0), _verdict(found, cutoff)))
         if found.choices is not None and (best is None or certificate.objective < best[1].certificate.objective):
             best = formulation, found
-    return Found(best, tuple(candidates))
+    warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
+    return Found(best, tuple(candidates), warnings)
+
+
+START_SHARE = 0.3
+"""Share of the time limit that the search for the plan to start from may take."""
+
+
+def starting_choices(
+    question: Question, formulation: Formulation, limits: SolverOptions, stop: StopRequest
+) -> tuple[tuple[int, ...] | None, str | None]:
+    """The choices of the best plan that has the layouts of `question.start`; or None, and why there are none."""
+    axes = _axes_text([(axis.name, axis.size) for axis in formulation.mesh.axes])
+    report(question.options, question.started, "start", axes)
+    try:
+        narrowed = question.formulation(formulation.mesh, starting=True)
+    except (PinError, LayoutError) as error:  # such as an axis that this mesh lacks
+        return None, str(error)
+    work_limit = None if limits.work_limit is None else START_SHARE * limits.work_limit
+    shorter = dataclasses.replace(limits, time_limit_s=START_SHARE * limits.time_limit_s, work_limit=work_limit)
+    found = solve(narrowed.problem, shorter, stop=stop)
+    if found.choices is None:
+        return None, f"no plan with these layouts was found on mesh {axes} within the memory limit."
+    meanings = labels_of(narrowed).meanings
+    choices = tuple(
+        own.index(theirs[choice])
+        for own, theirs, choice in zip(labels_of(formulation).meanings, meanings, found.choices, strict=True)
+    )
+    return choices, None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -245,6 +245,7 @@ def solve_cached(
     labels: Callable[[], Labels] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     stop: StopRequest | None = None,
+    hint: Sequence[int] | None = None,
 ) -> Solution:
     """`solve` that asks `cache` first, and stores what it finds.
 
@@ -253,12 +254,13 @@ def solve_cached(
     limit the cache is not used: what others solved before must not change the answer.
 
     Args:
-      problem, options, on_progress, stop: As for `solve`.
+      problem, options, on_progress, stop, hint: As for `solve`. A stored solution that is better than the hint takes
+        its place.
       cache: None for none.
       labels: Makes the labels of nodes and choices; by default they go by names and numbers.
     """
     if cache is None or options.work_limit is not None:
-        return solve(problem, options, None, on_progress, stop)
+        return solve(problem, options, hint, on_progress, stop)
     digest = problem_digest(problem)
     stored = _trusted(cache.find(digest), problem)
     if stored is not None:
@@ -269,9 +271,9 @@ def solve_cached(
             if on_progress is not None:
                 on_progress(Progress(0.0, certificate.objective, certificate.bound, "from the cache"))
             return dataclasses.replace(stored.solution, certificate=dataclasses.replace(certificate, status=status))
-        hint = stored.solution.choices
+        hint = _better(problem, hint, stored.solution)
     own = plain_labels(problem) if labels is None else labels()
-    if stored is None:
+    if hint is None:
         hint = cache.nearest(problem, own)
     if stop is None:
         with stop_on_signals() as stop:
@@ -285,6 +287,14 @@ def solve_cached(
         limit_s = found.certificate.solve_s if ended_early else options.time_limit_s
         cache.store(digest, own, found, limit_s)
     return found
+
+
+def _better(problem: Problem, hint: Sequence[int] | None, stored: Solution) -> Sequence[int]:
+    """The better of a hint and a stored solution."""
+    if hint is None:
+        return stored.choices
+    given = evaluate(problem, hint)
+    return hint if given.feasible and given.objective < stored.certificate.objective else stored.choices
 
 
 def carried_over(entry: Entry, problem: Problem, labels: Labels) -> tuple[int, ...]:
