@@ -25,7 +25,9 @@ class Checkpoints:
     def __init__(self, folder: pathlib.Path, keep: int):
         """Opens `folder`, in which the newest `keep` checkpoints stay."""
         self._manager = ocp.CheckpointManager(
-            folder, options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+            folder,
+            options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
+            item_handlers={STATE: ocp.StandardCheckpointHandler(), RUN: ocp.JsonCheckpointHandler()},
         )
         self._folder = folder
 
@@ -90,9 +92,8 @@ class Checkpoints:
             # What is described is compared before data are read, which a description gone wrong could make huge.
             difference = _difference(wanted, self._manager.item_metadata(step)[STATE].tree)
             if difference is None:
-                return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted)))[
-                    STATE
-                ]
+                items = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(wanted)})
+                return self._manager.restore(step, args=items)[STATE]
         except Exception as error:  # Orbax raises whatever its readers raise, down to plain Exception
             reason = str(error).partition("\n")[0][:300]
             others = sorted(set(self._manager.all_steps()) - {step})

@@ -1,40 +1,57 @@
-"""Whole runs on eight CPU devices: learning, stopping by Ctrl-C, resuming where the run stopped."""
+"""Whole runs on eight CPU devices: learning, stopping by Ctrl-C, resuming where the run stopped, and all they leave."""
 
+import dataclasses
 import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import threading
 import time
 
+import jax
+import numpy as np
 import pytest
 import rich.console
+from autoshard_models.train_step import TrainFunctions
 
 from autoshard.errors import ConfigError
 from autoshard.plans.plan import Plan
+from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig, load_config
+from autoshard.train.registry import load_data, train_functions
 from autoshard.train.trainer import TrainResult, train
+from autoshard.train.work import model_flops
+
+ON_DATA, ON_BOTH = {"data": 8}, {"data": 2, "tensor": 4}
 
 
-def config_of(folder: pathlib.Path, **train_settings) -> TrainConfig:
+def config_of(folder: pathlib.Path, mesh: dict[str, int] = ON_DATA, **train_settings) -> TrainConfig:
     return TrainConfig.model_validate(
         {
-            "model": {"overrides": {"num_layers": 1, "embed_dim": 32, "num_heads": 2, "dropout_rate": 0.1}},
+            "model": {"overrides": {"num_layers": 1, "embed_dim": 32, "num_heads": 4, "dropout_rate": 0.1}},
             "optimizer": {"schedule": "constant", "learning_rate": 1e-2},
             "data": {"batch_size": 8, "sequence_length": 16},
-            "plan": {"mesh": {"data": 4, "tensor": 2}, "time_limit_s": 5},
-            "train": {"log_every": 5, "output_dir": str(folder), **train_settings},
+            "plan": {"mesh": mesh, "time_limit_s": 5},
+            "train": {"log_every": 1, "output_dir": str(folder), **train_settings},
         }
     )
 
 
-def run(config: TrainConfig) -> TrainResult:
-    return train(config, rich.console.Console(file=io.StringIO()))
+def run(config: TrainConfig) -> tuple[TrainResult, str]:
+    """How a run ends, and what it prints."""
+    printed = io.StringIO()
+    return train(config, rich.console.Console(file=printed, width=200)), printed.getvalue()
 
 
-def logged(folder: pathlib.Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def logged(folder: pathlib.Path, kind: str = "train") -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def losses(folder: pathlib.Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in logged(folder)}
 
 
 def stop_after_first_report(folder: pathlib.Path) -> threading.Thread:
@@ -51,43 +68,152 @@ def stop_after_first_report(folder: pathlib.Path) -> threading.Thread:
     return thread
 
 
-@pytest.mark.slow
-def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
-    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """A run stopped by Ctrl-C at step `stopped_at` and resumed until `last`; one on another mesh from there; one whole.
+
+    Of each: the folder, and what it printed.
+    """
+
+    stopped_at: int
+    last: int
+    whole: tuple[pathlib.Path, str]
+    resumed: tuple[pathlib.Path, str]
+    elsewhere: tuple[pathlib.Path, str]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    stopped, whole, elsewhere = (tmp_path_factory.mktemp("runs") / name for name in ("stopped", "whole", "elsewhere"))
     handler = signal.getsignal(signal.SIGINT)
     watcher = stop_after_first_report(stopped)
-    first = run(config_of(stopped, steps=100_000))
+    first, _ = run(config_of(stopped, steps=100_000))
     watcher.join()
     assert first.interrupted and 0 < first.step < 100_000
     assert signal.getsignal(signal.SIGINT) is handler
-
+    shutil.copytree(stopped, elsewhere)
     last = max(first.step + 3, 30)
     with pytest.raises(ConfigError, match="train.resume=true"):
         run(config_of(stopped, steps=last))
-    second = run(config_of(stopped, steps=last, resume=True))
+    second, continued = run(config_of(stopped, steps=last, resume=True))
     assert (second.step, second.interrupted) == (last, False)
-    steps = [line["step"] for line in logged(stopped)]
-    assert steps == sorted(set(steps)) and steps[-1] == last and first.step in steps
-    assert run(config_of(stopped, steps=last, resume=True)) == TrainResult(last, None, False, stopped)
-
-    uninterrupted = run(config_of(whole, steps=last))
-    assert second.loss == pytest.approx(uninterrupted.loss, rel=1e-5)
-    check_records(whole, config_of(whole, steps=last), uninterrupted)
-    other = config_of(whole, steps=last + 1, resume=True)
-    other = other.model_copy(update={"model": other.model.model_copy(update={"overrides": {"num_layers": 2}})})
-    with pytest.raises(ConfigError, match=f"checkpoint of step {last}"):
-        run(other)
+    _, moved = run(config_of(elsewhere, ON_BOTH, steps=last, resume=True))
+    asked_for = {"tensorboard": True, "profile_first_step": 4, "profile_steps": 2}
+    wanted = config_of(whole, steps=last, checkpoint_every=2, eval_every=20, eval_batches=2, **asked_for)
+    _, printed = run(wanted)
+    assert load_config(whole / "config.yaml") == wanted
+    return Runs(first.step, last, (whole, printed), (stopped, continued), (elsewhere, moved))
 
 
-def check_records(folder: pathlib.Path, config: TrainConfig, result: TrainResult) -> None:
-    """The run learned, and its files tell what it did."""
+@pytest.mark.slow
+def test_a_resumed_run_equals_an_uninterrupted_one_exactly(runs):
+    folder, printed = runs.resumed
+    assert "Continuing with the plan of this run" in printed and f"checkpoint of step {runs.stopped_at}" in printed
+    assert losses(folder) == losses(runs.whole[0])
+    assert run(config_of(folder, steps=runs.last, resume=True))[0] == TrainResult(runs.last, None, False, folder)
+
+
+@pytest.mark.slow
+def test_a_run_resumed_on_another_mesh_keeps_its_losses(runs):
+    folder, printed = runs.elsewhere
+    assert "Planning again: the configuration has another `plan`" in printed
+    assert Plan.load(folder / "plan.json").mesh_axes == ON_BOTH
+    whole, moved = losses(runs.whole[0]), losses(folder)
+    assert list(moved) == list(whole)
+    np.testing.assert_allclose(list(moved.values()), list(whole.values()), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_model_is_refused(runs):
+    config = config_of(runs.resumed[0], steps=runs.last + 1, resume=True)
+    other = config.model.model_copy(update={"overrides": config.model.overrides | {"num_layers": 2}})
+    told = rf"checkpoint of step {runs.last} .* lacks `[\w.]*params.*` float32"
+    with pytest.raises(ConfigError, match=told):
+        run(config.model_copy(update={"model": other}))
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_its_log_has_maxtext_s_form(runs):
+    folder, printed = runs.whole
     lines = logged(folder)
-    assert [line["step"] for line in lines][:7] == [1, 5, 10, 15, 20, 25, 30]
+    assert [line["step"] for line in lines] == list(range(1, runs.last + 1))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
     assert [line["compiled"] for line in lines] == [True] + [False] * (len(lines) - 1)
-    assert lines[-1]["loss"] == result.loss < lines[0]["loss"] - 0.5
-    assert all(line["tokens_per_s"] == pytest.approx(8 * 16 / line["step_time_s"]) for line in lines)
-    assert load_config(folder / "config.yaml") == config
-    assert Plan.load(folder / "plan.json").mesh_axes == {"data": 4, "tensor": 2}
+    for line in lines:
+        assert line["items_per_s_per_device"] == pytest.approx(8 * 16 / 8 / line["step_time_s"])
+        assert 0 <= line["data_wait_s"] <= line["step_time_s"]
+    # Products of the forward pass by hand: for each of 8 x 16 tokens, 2 operations for each weight of the block's four
+    # projections and two layers of four times the width, and of the output layer; and 2 x 2 x 16 x 32 for attention.
+    forward = 8 * 16 * (2 * (4 * 32 * 32 + 2 * 32 * 128 + 32 * 256) + 2 * 2 * 16 * 32)
+    rate = 3 * forward / 8 / lines[-1]["step_time_s"] / 1e12
+    assert lines[-1]["model_tflops_per_s_per_device"] == pytest.approx(rate)
+    last = lines[-1]
+    assert (
+        f"completed step: {runs.last}, seconds: {last['step_time_s']:.3f}, TFLOP/s/device: {rate:.3f}, "
+        f"Tokens/s/device: {last['items_per_s_per_device']:.3f}, total_weights: 128, loss: {last['loss']:.3f}\n"
+    ) in printed
+    assert f"eval metrics after step: {runs.last}, loss=" in printed
+
+
+@pytest.mark.slow
+def test_evaluation_equals_that_of_the_unsharded_model_without_dropout(runs):
+    folder = runs.whole[0]
+    config = load_config(folder / "config.yaml")
+    functions, data = train_functions(config), load_data(config)
+    reported = {line["step"]: line["loss"] for line in logged(folder, "eval")}
+    assert list(reported) == sorted({*range(20, runs.last + 1, 20), runs.last})
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.eval_shape(functions.init, 0)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), like)
+    with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
+        assert checkpoints.latest_step() == runs.last
+        state = checkpoints.restore(runs.last, like)
+    evaluate = jax.jit(functions.evaluate)
+    expected = np.mean([float(evaluate(state, data.eval_batches[n])["loss"]) for n in range(2)])
+    assert reported[runs.last] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_checkpoints_are_kept_and_tell_their_run(runs):
+    folder = runs.whole[0]
+    kept = sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+    even = runs.last - runs.last % 2
+    assert kept == ([even - 2, even] if even == runs.last else [even, runs.last])
+    identity = json.loads((folder / "checkpoints" / str(runs.last) / "run" / "metadata").read_text())
+    assert TrainConfig.model_validate(identity["config"]) == load_config(folder / "config.yaml")
+    assert identity["plan"] == json.loads((folder / "plan.json").read_text())
+
+
+@pytest.mark.slow
+def test_events_for_tensorboard_and_a_trace_are_there(runs):
+    from tensorboardX.proto.event_pb2 import Event
+
+    folder = runs.whole[0]
+    (file,) = (folder / "tensorboard").iterdir()
+    events = [Event.FromString(content) for content in tf_records(file.read_bytes())]
+    scalars = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
+    for step, loss in losses(folder).items():
+        assert scalars["train/loss", step] == np.float32(loss)
+    assert ("eval/loss", runs.last) in scalars
+    assert [path.stat().st_size > 0 for path in (folder / "profile").rglob("*.xplane.pb")] == [True]
+
+
+def tf_records(content: bytes) -> list[bytes]:
+    """The records of a TFRecord file: length (8 bytes), its checksum (4), the record, its checksum (4)."""
+    records, start = [], 0
+    while start < len(content):
+        size = int.from_bytes(content[start : start + 8], "little")
+        records.append(content[start + 12 : start + 12 + size])
+        start += 12 + size + 4
+    return records
+
+
+def test_model_flops_count_products_of_the_forward_pass_thrice():
+    product = lambda state, batch: {"loss": (jax.nn.relu(batch @ state["w"]) @ state["v"]).sum()}
+    state = {"w": jax.ShapeDtypeStruct((4, 6), "float32"), "v": jax.ShapeDtypeStruct((6, 2), "float32")}
+    functions = TrainFunctions(lambda seed: state, lambda state, batch: (state, {}), product)
+    batch = jax.ShapeDtypeStruct((8, 4), "float32")
+    assert model_flops(functions, state, batch) == 3 * (2 * 8 * 4 * 6 + 2 * 8 * 6 * 2)
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):
