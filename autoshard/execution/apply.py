@@ -18,6 +18,7 @@ import jax.extend.core as jex
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError
+from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr, scan_counts
@@ -119,6 +120,8 @@ class Evaluator:
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
+                if (rule := rule_by_shards(equation)) is not None:
+                    return run_by_shards(equation, operands, rule, wanted, self.mesh)
                 results = equation.primitive.bind(*operands, **equation.params)
                 return list(results) if equation.primitive.multiple_results else [results]
 

@@ -93,6 +93,8 @@ class FactorRule:
       origin: `table` (autoshard's own rule table), `shardy` (read from the partitioner) or `replicated`
         (nothing is known: everything stays whole, and the plan reports it).
       touched: What is touched of the first operand; None for all of it.
+      by_shards: Whether execution must run the operation on each device's shards by itself, because XLA's partitioner
+        would gather the operands first.
     """
 
     factors: tuple[Factor, ...]
@@ -102,6 +104,7 @@ class FactorRule:
     is_heavy: bool
     origin: str
     touched: Touched | None = None
+    by_shards: bool = False
 
 
 class OperationKind(enum.Enum):

@@ -162,6 +162,8 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                     map_dims(operation.rule.operands[slot], factor_map), reader.choice(group.index).assignment
                 )
                 if wanted == held:
+                    if operation.rule.by_shards:
+                        slots.operands[operation.equation][slot] = (reader.entries(value, held),)
                     continue
                 slots.operands[operation.equation][slot] = tuple(
                     [reader.entries(value, l) for l in reader.steps(value, wanted)]
@@ -175,14 +177,15 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
 
 
 def _moving(reader: _Reader, group: Group) -> Sequence[int]:
-    """The operations of a group that may read an operand in another layout than it has.
+    """The operations of a group that may read an operand in another layout than it has, and those that run by shards.
 
-    Own values are read as they are defined, unless a reduce-scatter changes them in between.
+    Own values are read as they are defined, unless a reduce-scatter changes them in between. Execution must know every
+    layout in which an operation that runs by shards reads.
     """
     if any(s != WHOLE for s in reader.choice(group.index).scatter):
         return group.operations
     row, table, layout = reader.rows[reader.first + group.index], reader.f.tables[group.index], reader.layout
-    moving: list[int] = []
+    moving = [index for index in group.operations if reader.graph.operations[index].rule.by_shards]
     for access, column in zip(group.reads, table.reads, strict=True):
         if layout.get(access.value, column[row]) != column[row]:
             moving.extend(access.operations)

@@ -113,6 +113,20 @@ def with_callback(x):
     return jax.pure_callback(lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct((16, 8), jnp.float32), jnp.sin(x)) + 1
 
 
+def by_shards(kernel, x):
+    """Grouped convolutions in a checkpointed loop with their gradients, transforms, and the largest elements."""
+
+    def loss(kernel):
+        @jax.checkpoint
+        def layer(h, _):
+            h = lax.conv_general_dilated(h, kernel, (1,), "SAME", feature_group_count=4)
+            return jnp.fft.irfft(jnp.fft.rfft(h) * jnp.fft.rfft(jnp.hanning(8))), None
+
+        return lax.top_k(lax.scan(layer, x, None, length=2)[0], 3)[0].sum()
+
+    return jax.value_and_grad(loss)(kernel)
+
+
 KEY = jax.random.key(3)
 FUNCTIONS = {
     "carries": (carries_of_all_kinds, (array(8, 8, 4), KEY)),
@@ -124,6 +138,7 @@ FUNCTIONS = {
     "returns_anything": (returns_anything, (array(8, 8), array(4), array(2))),
     "dropout": (dropout, (array(8, 8), KEY, jax.random.key_data(KEY), jax.random.split(KEY, 8))),
     "integers": (integers, (jnp.arange(64).reshape(8, 8) % 16, jnp.ones((8, 8), bool), 3)),
+    "by_shards": (by_shards, (array(16, 4, 3), array(8, 16, 8, seed=1))),
     "with_callback": (with_callback, (array(16, 8),)),
     "python_scalars": (lambda x, s, n: x * s + n, (array(8, 8), 2.5, 3)),
     "numpy": (lambda x, y: x @ y, (np.ones((8, 8), np.float32), np.ones((8, 4), np.float32))),

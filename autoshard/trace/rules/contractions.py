@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from autoshard.graph.graph import FactorRule
+from autoshard.graph.graph import Dims, FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
 from autoshard.trace.rules.leaf import Leaf
 
@@ -41,36 +41,37 @@ def dot_general(leaf: Leaf) -> FactorRule:
     )
 
 
+def _placed(spec: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]) -> Dims:
+    """The dimensions of a convolution's tensor: the two that `spec` names first are given, the spatial ones whole."""
+    dims = [WHOLE] * len(spec)
+    dims[spec[0]], dims[spec[1]] = first, second
+    return tuple(dims)
+
+
 def conv_general_dilated(leaf: Leaf) -> FactorRule:
     """Images are parallel, input features add up, output features are parallel; spatial dimensions stay whole.
 
-    In a grouped convolution the features stay whole, and unless it is depthwise, the images too: XLA's partitioner
-    gathers them otherwise (tried on jax 0.10.2).
+    Groups are the major index of the features that they divide, and parallel; in the gradient of a grouped
+    convolution's kernel it is the images that they divide. XLA's partitioner gathers the operands of convolutions
+    with groups (tried on jax 0.10.2), so they run by shards.
     """
     lhs, rhs = leaf.operands
     (result,) = leaf.results
-    params = leaf.params
-    numbers = params["dimension_numbers"]
-    is_batch_grouped = params["batch_group_count"] != 1
-    is_feature_grouped = params["feature_group_count"] != 1
-    is_depthwise = is_feature_grouped and rhs.shape[numbers.rhs_spec[1]] == 1
+    numbers, of_features, of_images = (
+        leaf.params[key] for key in ("dimension_numbers", "feature_group_count", "batch_group_count")
+    )
+    num_groups = of_features * of_images
     space = IterationSpace()
-    batch = in_feature = out_feature = WHOLE
-    if not is_batch_grouped and (is_depthwise or not is_feature_grouped):
-        batch = space.factor(lhs.shape[numbers.lhs_spec[0]])
-    if not (is_feature_grouped or is_batch_grouped):
-        in_feature = space.factor(lhs.shape[numbers.lhs_spec[1]], "add")
-        out_feature = space.factor(rhs.shape[numbers.rhs_spec[0]])
-
-    def dims(spec: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        placed = [WHOLE] * len(spec)
-        placed[spec[0]], placed[spec[1]] = first, second
-        return tuple(placed)
-
+    group = space.factor(num_groups)
+    image = space.factor(lhs.shape[numbers.lhs_spec[0]] // of_images)
+    in_feature = space.factor(rhs.shape[numbers.rhs_spec[1]], "add")
+    out_feature = group + space.factor(rhs.shape[numbers.rhs_spec[0]] // num_groups)
+    divided_image, divided_feature = (group + image, in_feature) if of_images > 1 else (image, group + in_feature)
     multiply_adds = result.size * rhs.size / rhs.shape[numbers.rhs_spec[0]]
     return space.close(
-        (dims(numbers.lhs_spec, batch, in_feature), dims(numbers.rhs_spec, out_feature, in_feature)),
-        (dims(numbers.out_spec, batch, out_feature),),
+        (_placed(numbers.lhs_spec, divided_image, divided_feature), _placed(numbers.rhs_spec, out_feature, in_feature)),
+        (_placed(numbers.out_spec, image, out_feature),),
         flops=_flops_per_multiply_add(lhs.dtype) * multiply_adds,
         is_heavy=True,
+        by_shards=num_groups > 1,
     )

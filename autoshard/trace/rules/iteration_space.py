@@ -49,9 +49,10 @@ class IterationSpace:
         is_heavy: bool = False,
         origin: str = TABLE,
         touched: Touched | None = None,
+        by_shards: bool = False,
     ) -> FactorRule:
         """Ends the construction; the arguments are those of `FactorRule`."""
-        return FactorRule(tuple(self._factors), operands, results, float(flops), is_heavy, origin, touched)
+        return FactorRule(tuple(self._factors), operands, results, float(flops), is_heavy, origin, touched, by_shards)
 
 
 def whole(shape: tuple[int, ...]) -> Dims:

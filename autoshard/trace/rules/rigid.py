@@ -14,10 +14,7 @@ LIGHT = frozenset(
 )
 """Keys and tokens, and a generator that XLA keeps whole."""
 
-HEAVY = frozenset(
-    """approx_top_k fft igamma igamma_grad_a igammac random_gamma regularized_incomplete_beta rng_bit_generator
-    top_k""".split()
-)
+HEAVY = frozenset("random_gamma rng_bit_generator".split())
 """Primitives with a kernel of their own."""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules import (
+    by_shards,
     contractions,
     elementwise,
     indexing,
@@ -38,6 +39,8 @@ TABLE: dict[str, Rule] = {
         reductions.window,
     ),
     **dict.fromkeys((*indexing.COMBINERS, "scatter", "scatter-sub"), indexing.scatter),
+    **dict.fromkeys(by_shards.SPECIAL_FUNCTIONS, by_shards.special_function),
+    **dict.fromkeys(("approx_top_k", "top_k"), by_shards.top_k),
     **dict.fromkeys(rigid.LIGHT, rigid.light),
     **dict.fromkeys(rigid.HEAVY, rigid.heavy),
     **dict.fromkeys(("iota", "empty2"), layout.iota),
@@ -49,6 +52,7 @@ TABLE: dict[str, Rule] = {
     "conv_general_dilated": contractions.conv_general_dilated,
     "dot_general": contractions.dot_general,
     "dynamic_update_slice": slicing.dynamic_update_slice,
+    "fft": by_shards.fft,
     "gather": indexing.gather,
     "pad": slicing.pad,
     "random_bits": random_bits.random_bits,
@@ -63,6 +67,13 @@ TABLE: dict[str, Rule] = {
     "triangular_solve": linear_algebra.triangular_solve,
     "unstack": slicing.unstack,
 }
+
+BY_SHARDS = frozenset(
+    name
+    for name, rule in TABLE.items()
+    if rule in (by_shards.fft, by_shards.special_function, by_shards.top_k, contractions.conv_general_dilated)
+)
+"""The primitives whose rules may say `FactorRule.by_shards`."""
 
 
 def table_rule(leaf: Leaf) -> FactorRule | None:

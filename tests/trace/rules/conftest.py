@@ -184,6 +184,13 @@ CATALOGUE = [
             f(8, 8, 4, 4),
             f(16, 4, 3, 3),
         ),
+        (
+            "conv_grouped_kernel_gradient",
+            "conv_general_dilated",
+            jax.grad(lambda k, x: conv(x, k, feature_group_count=4).sum()),
+            f(8, 4, 3, 3),
+            f(8, 16, 4, 4),
+        ),
         # indexing
         ("embedding", "gather", lambda t, k: t[k], f(32, 16), i(8, 4)),
         ("embedding_fill", "gather", lambda t, k: t.at[k].get(mode="fill", fill_value=0), f(32, 16), i(8, 4)),
@@ -225,13 +232,18 @@ CATALOGUE = [
             f(8, 4, 4),
             f(8, 4, 2),
         ),
+        # by shards
         ("fft", "fft", jnp.fft.fft, c(8, 4)),
+        ("fft_planes", "fft", jnp.fft.rfft2, f(8, 16, 4)),
+        ("top_k_rows", "top_k", lambda x: lax.top_k(x, 3, axis=0), X),
+        ("approx_top_k", "approx_top_k", lambda x: lax.approx_max_k(x, 3), X),
+        ("igamma", "igamma", lax.igamma, X, X),
     ]
 ]
 
 PAIRED = frozenset(
     """attention conv embedding gather_columns gather_rows label_logits label_gradient scatter_add scatter_points
-    cache_rows update_row two_contracted reduce_min_all ragged_dot""".split()
+    cache_rows conv_grouped conv_grouped_kernel_gradient update_row two_contracted reduce_min_all ragged_dot""".split()
 )
 """Examples with factors of different kinds."""
 

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.graph.graph import Dims, FactorRule
+from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.rules import rule_of
 from autoshard.trace.rules.shardy import function_of
 
@@ -44,11 +46,19 @@ def compiled(eqn, rule: FactorRule, ways: dict[int, int]):
         devices=jax.devices()[: math.prod(ways.values())],
     )
 
+    def entries(dims: Dims) -> SpecEntries:
+        return tuple(tuple(f"f{factor}" for factor in dim if factor in ways) for dim in dims)
+
     def sharding(dims: Dims) -> NamedSharding:
-        names = [tuple(f"f{factor}" for factor in dim if factor in ways) for dim in dims]
-        return NamedSharding(mesh, PartitionSpec(*[name or None for name in names]))
+        return NamedSharding(mesh, PartitionSpec(*[names or None for names in entries(dims)]))
 
     function, operands = function_of(eqn)
+    if rule_by_shards(eqn) is not None:
+        wanted = EquationShardings(
+            operands=tuple((slot, (entries(dims),)) for slot, dims in enumerate(rule.operands)),
+            results=tuple((slot, entries(dims)) for slot, dims in enumerate(rule.results)),
+        )
+        function = lambda *arrays: run_by_shards(eqn, arrays, rule, wanted, mesh)
     jitted = jax.jit(
         function,
         in_shardings=tuple(map(sharding, rule.operands)),

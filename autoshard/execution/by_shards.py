@@ -1,0 +1,121 @@
+"""Runs an equation on each device's shards by itself, where XLA's partitioner would gather its operands first.
+
+The rule of such an equation says which shards belong together. The plan gives the layouts in which it reads its
+operands; from these follow the axes that split each factor, and from them what the equation is among the shards: a
+convolution has fewer groups there. Partial sums are added at the end.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import Mesh, PartitionSpec
+
+from autoshard.graph.graph import Dims, FactorRule
+from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.trace.rules.leaf import leaf_of
+from autoshard.trace.rules.table import BY_SHARDS, table_rule
+
+_AxesOf = dict[int, tuple[str, ...]]
+"""The mesh axes that split each factor, major to minor."""
+
+
+def rule_by_shards(equation: jex.JaxprEqn) -> FactorRule | None:
+    """The rule of an equation that must run by shards; None for any other."""
+    rule = table_rule(leaf_of(equation)) if equation.primitive.name in BY_SHARDS else None
+    return rule if rule is not None and rule.by_shards else None
+
+
+def run_by_shards(
+    equation: jex.JaxprEqn, operands: Sequence[Any], rule: FactorRule, wanted: EquationShardings, mesh: Mesh
+) -> list[Any]:
+    """The results of `equation`, computed shard by shard.
+
+    Args:
+      equation: A leaf equation.
+      operands: One array each, in the layouts in which `wanted` says that the equation reads them.
+      rule: Its rule, from `rule_by_shards`.
+      wanted: The layouts around it. Operands that are not named are those that the program makes from nothing; the
+        factors that they alone carry are taken from the results.
+      mesh: The mesh of devices.
+    """
+    axes_of = _axes_of(rule, wanted, mesh)
+    ways = {factor: _size(axes, mesh) for factor, axes in axes_of.items()}
+    summed = tuple(
+        axis for factor, axes in axes_of.items() if rule.factors[factor].reduction is not None for axis in axes
+    )
+    params = _local_params(equation, rule, ways)
+
+    def local(*shards: Any) -> list[Any]:
+        if equation.primitive.name == "fft":
+            return [_row_major(equation.primitive.bind(*map(_row_major, shards), **params))]
+        results = equation.primitive.bind(*shards, **params)
+        results = list(results) if equation.primitive.multiple_results else [results]
+        return [jax.lax.psum(result, summed) for result in results] if summed else results
+
+    if not axes_of:
+        return local(*operands)
+    specs = lambda tensors: [_spec(dims, axes_of) for dims in tensors]
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=tuple(specs(rule.operands)), out_specs=specs(rule.results), check_vma=False
+    )(*operands)
+
+
+def _row_major(x: jax.Array) -> jax.Array:
+    """`x` stored row by row, as XLA's transforms on CPU demand of operands and results.
+
+    The compiler does not see to it itself where a collective next to the transform prefers another order (jax 0.10.2).
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def _axes_of(rule: FactorRule, wanted: EquationShardings, mesh: Mesh) -> _AxesOf:
+    """The axes of each factor that is split. What the results alone say comes last: a sum may be scattered there."""
+    found: _AxesOf = {}
+    told: set[int] = set()
+    tensors = [(rule.operands[slot], steps[-1]) for slot, steps in wanted.operands]
+    tensors += [(rule.results[slot], entries) for slot, entries in wanted.results]
+    for dims, entries in tensors:
+        here = _factors_of_tensor(rule, dims, entries, mesh)
+        found.update({factor: axes for factor, axes in here.items() if factor not in told})
+        told.update(factor for dim in dims for factor in dim)
+    return found
+
+
+def _factors_of_tensor(rule: FactorRule, dims: Dims, entries: SpecEntries, mesh: Mesh) -> _AxesOf:
+    """The axes of the factors of one tensor: of a dimension made of several, the major ones are split first."""
+    found: _AxesOf = {}
+    for dim, axes in zip(dims, entries, strict=True):
+        left = list(axes)
+        for factor in dim:
+            ways = 1
+            while left and ways < rule.factors[factor].size:
+                axis = left.pop(0)
+                ways *= mesh.shape[axis]
+                found[factor] = (*found.get(factor, ()), axis)
+    return found
+
+
+def _size(axes: Sequence[str], mesh: Mesh) -> int:
+    size = 1
+    for axis in axes:
+        size *= mesh.shape[axis]
+    return size
+
+
+def _spec(dims: Dims, axes_of: _AxesOf) -> PartitionSpec:
+    return PartitionSpec(*[tuple(axis for factor in dim for axis in axes_of.get(factor, ())) or None for dim in dims])
+
+
+def _local_params(equation: jex.JaxprEqn, rule: FactorRule, ways: Mapping[int, int]) -> dict[str, Any]:
+    """The parameters of the equation among the shards."""
+    params = dict(equation.params)
+    if equation.primitive.name == "conv_general_dilated":
+        # the groups are the major factor of the kernel's output features, if there is more than one group
+        (group, *_) = rule.operands[1][params["dimension_numbers"].rhs_spec[0]]
+        for key in ("feature_group_count", "batch_group_count"):
+            if params[key] > 1:
+                params[key] //= ways.get(group, 1)
+    return params
