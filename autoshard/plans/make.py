@@ -9,16 +9,16 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from autoshard.cluster import Cluster, LogicalMesh, Slice
+from autoshard.cluster import Cluster, Slice
 from autoshard.errors import ClusterError, MemoryBudgetError, MeshError
 from autoshard.garbage import collection_paused
-from autoshard.graph.graph import Graph
 from autoshard.graph.layout import spec_entries
 from autoshard.interrupts import stop_on_signals
 from autoshard.planner.build import Formulation
 from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
 from autoshard.planner.program import Program, prepare
+from autoshard.plans.indivisible import indivisible
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import CloseChoice, Plan, PlannedTensor
@@ -215,7 +215,7 @@ def _assemble(
     warnings += tuple(
         f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown
     )
-    warnings += _indivisible(graph, logical)
+    warnings += indivisible(graph, logical)
     near = tuple(
         CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, solution.choices)
     )
@@ -240,18 +240,3 @@ def _assemble(
         in_tree=traced.in_tree,
         out_tree=traced.out_tree,
     )
-
-
-def _indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
-    """Arguments that no mesh axis can split although they are large."""
-    found = []
-    for a in graph.arguments:
-        value = graph.values[a.value]
-        if value.size_bytes >= 1e6 and not any(
-            d % axis.size == 0 for d in value.shape for axis in mesh.axes if axis.size > 1
-        ):
-            found.append(
-                f"`{a.name}` with shape {value.shape} is kept whole: no mesh axis of {mesh} divides any of its "
-                "dimensions."
-            )
-    return tuple(found)

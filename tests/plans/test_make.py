@@ -120,9 +120,26 @@ def test_what_cannot_be_split_is_reported(cluster):
     fn = lambda x: jax.pure_callback(lambda a: a, f32(8, 8), jnp.sin(x)) * 2
     plan = autoshard.plan(fn, f32(8, 8), cluster=cluster, mesh=MESH)
     assert any("pure_callback at" in w and "kept whole" in w for w in plan.warnings)
+
+
+def test_dimensions_that_no_axis_divides_are_reported(cluster):
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     odd = autoshard.plan(lambda w: w * 2, f32(999, 333), cluster=cluster, mesh=MESH)
-    assert any("`w` with shape (999, 333) is kept whole" in w for w in odd.warnings)
+    (kept,) = odd.warnings
+    assert kept.startswith("`w` with shape (999, 333), read at ")
+    assert "dimension 0 (size 999) and 1 (size 333)" in kept and "such as 1000 and 336" in kept
     assert "warning: `w`" in odd.explain()
+
+    def step(state, batch):  # a vocabulary, its moment, and a batch that is no input's successor
+        loss = lambda table: (table[batch] ** 2).sum()
+        moment = state["moment"] + jax.grad(loss)(state["table"])
+        return {"table": state["table"] - moment, "moment": moment, "short": state["short"] + 1}
+
+    state = {"table": f32(2053, 128), "moment": f32(2053, 128), "short": f32(197, 2048)}
+    plan = autoshard.plan(step, state, jax.ShapeDtypeStruct((9,), jnp.int32), cluster=cluster, mesh=MESH)
+    tables, batch = sorted(plan.warnings, reverse=True)
+    assert "and 1 more with shape (2053, 128)" in tables and "0 (size 2053)" in tables and "such as 2056" in tables
+    assert "`batch` with shape (9,)" in batch
 
 
 def changed_shapes(state, batch):

@@ -1,0 +1,54 @@
+"""What a plan keeps whole only because no mesh axis divides it, and what to do about it."""
+
+from collections.abc import Mapping
+
+from autoshard.cluster import LogicalMesh
+from autoshard.graph.graph import Graph
+
+_LARGE_BYTES = 1e6
+_LARGE_SIZE = 1024
+"""A shorter dimension of the state, such as the positions of a picture, is not worth the padding."""
+
+
+def indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
+    """Warnings of arguments with a dimension that the plan would want to split but cannot, one for each shape.
+
+    These are the long dimensions of large arguments, such as a vocabulary, and the leading one of those that are not
+    part of a state: the batch.
+    """
+    axes = {axis.name: axis.size for axis in mesh.axes if axis.size > 1}
+    if not axes:
+        return ()
+    successors = {o.successor_of for o in graph.outputs}
+    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for number, argument in enumerate(graph.arguments):
+        value = graph.values[argument.value]
+        stuck = [i for i, d in enumerate(value.shape) if d > 1 and all(d % size for size in axes.values())]
+        is_kept = value.size_bytes >= _LARGE_BYTES and len(stuck) == sum(d > 1 for d in value.shape)
+        is_batch = number not in successors and 0 in stuck and value.shape[0] > min(axes.values())
+        long = [
+            i
+            for i in stuck
+            if value.size_bytes >= _LARGE_BYTES and (is_kept or value.shape[i] >= _LARGE_SIZE) or is_batch and i == 0
+        ]
+        if long:
+            alike.setdefault((value.shape, tuple(long)), []).append(number)
+    return tuple(_warning(graph, axes, long, numbers) for (_, long), numbers in alike.items())
+
+
+def _warning(graph: Graph, axes: Mapping[str, int], dims: tuple[int, ...], numbers: list[int]) -> str:
+    """The rule, the arguments of one shape that it meets, the line, and the next step."""
+    first = graph.arguments[numbers[0]]
+    shape = graph.values[first.value].shape
+    more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+    line = next((o.source for o in graph.operations if first.value in o.operands and o.source), "")
+    read = f", read at {line}," if line else ""
+    sizes = " and ".join(f"{i} (size {shape[i]})" for i in dims)
+    widest = max(axes.values())
+    padded = " and ".join(str(-(-shape[i] // widest) * widest) for i in dims)
+    mesh = ", ".join(f"{name}={size}" for name, size in axes.items())
+    return (
+        f"`{first.name}`{more} with shape {shape}{read} is kept whole along dimension {sizes}: a mesh axis "
+        f"splits only what it divides, and none of {mesh} does. "
+        f"Pad to a multiple of {widest}, such as {padded}, to have it split."
+    )
