@@ -29,7 +29,7 @@ def _random_plan(
     picks = tuple(int(rng.integers(len(node.costs))) for node in formulation.problem.nodes)
     certificate = Certificate(Status.FEASIBLE, 0.0, 0.0, 0.0, 0.0)
     return _assemble(
-        "random", CLUSTER, traced, formulation, Solution(picks, certificate), certificate, (), donate, None
+        "random", CLUSTER, traced, formulation, Solution(picks, certificate), certificate, (), donate, None, ()
     )
 
 

@@ -34,7 +34,7 @@ def deep_plan():
     picks = tuple(
         0 if d.argument is not None else len(n.costs) - 1 for d, n in zip(f.decisions, f.problem.nodes, strict=True)
     )
-    return _assemble("deep", cluster, traced, f, Solution(picks, certificate), certificate, (), (0,), None)
+    return _assemble("deep", cluster, traced, f, Solution(picks, certificate), certificate, (), (0,), None, ())
 
 
 def test_the_key_facts_are_there(plan):
