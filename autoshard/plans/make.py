@@ -189,7 +189,7 @@ def _assemble(
     candidates,
     donate_argnums,
     budget_bytes,
-    warnings: tuple[str, ...],
+    warnings: tuple[str, ...] = (),
 ) -> Plan:
     graph, logical = traced.graph, formulation.mesh
     names = logical.axis_names
