@@ -70,11 +70,12 @@ def is_box(leaf: Any) -> bool:
 def box_spec(box: nn.Partitioned | nnx.Variable) -> PartitionSpec | None:
     """What Flax makes of a box under the logical axis rules in force; None if it is not annotated.
 
-    Linen's rules are a list in order of priority, those of NNX a mapping; without rules, names are those of mesh axes.
+    Linen's rules are a list in order of priority, those of NNX a mapping. Without rules, Linen's logical names demand
+    nothing, as in Flax itself (`nn.with_logical_constraint` does nothing then), and all others are those of mesh axes.
     """
     if isinstance(box, nn.LogicallyPartitioned):
         rules = box.rules or nn.get_logical_axis_rules()
-        return nn.logical_to_mesh_axes(box.names, rules) if rules else PartitionSpec(*box.names)
+        return nn.logical_to_mesh_axes(box.names, rules) if rules else None
     if isinstance(box, nn.Partitioned):
         return PartitionSpec(*box.names)
     if not box.get_metadata().get("out_sharding"):
@@ -86,7 +87,7 @@ def partitioning_metadata(args: Sequence[Any]) -> dict[str, FixedLayout]:
     """The layouts that Flax boxes among `args` name, by the dotted path of the array inside the box.
 
     Logical names become mesh axes by the rules in force (`flax.linen.logical_axis_rules`, `nnx.logical_axis_rules`);
-    a name without a rule is read as it is, and the planner refuses it if the mesh has no such axis.
+    the name of a mesh axis is read as it is, and the planner refuses it if the mesh has no such axis.
     """
     layouts: dict[str, FixedLayout] = {}
     for path, box in jax.tree_util.tree_flatten_with_path(tuple(args), is_leaf=is_box)[0]:

@@ -87,6 +87,15 @@ def test_flax_boxes_name_axes():
     assert all("kernel" in n for n in kernels)
 
 
+def test_logical_names_demand_nothing_without_rules():
+    """As in Flax: only rules make mesh axes of them."""
+    box = nn.LogicallyPartitioned(f32(8, 16), ("embed", "mlp"))
+    fixed = lambda: [a.fixed for a in trace(lambda b: b.value * 2, (box,)).graph.arguments]
+    assert fixed() == [None]
+    with nn.logical_axis_rules((("mlp", "model"), ("embed", None))):
+        assert fixed() == [((), ("model",))]
+
+
 def test_nnx_variables_name_axes():
     class Model(nnx.Module):
         def __init__(self, rngs):
