@@ -13,7 +13,7 @@ Over several levels an all-gather runs the slowest level first, on the smallest 
 last: what crosses the slow links is what must cross them. Each collective is a kernel, and pays a launch (`launched`).
 
 The compiler joins small collectives that do not wait for each other, such as those of gradients, into large ones; each
-then pays its share of what is paid once (`combined`).
+then pays its share of what is paid once (`joined`).
 """
 
 import dataclasses
@@ -61,6 +61,8 @@ COMBINED_BYTES = 30 * 2**20
 Source: OpenXLA, `xla_gpu_all_reduce_combine_threshold_bytes` and its siblings for all-gather and reduce-scatter in
 xla/debug_options_flags.cc, default 30 MiB.
 """
+MOST_JOINED = 256
+"""Most collectives that XLA joins into one. Source: OpenXLA, `kCombineThresholdCount` of its combiner passes."""
 
 
 def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
@@ -126,7 +128,14 @@ def launched(collective: Collective, device: DeviceType) -> Collective:
     return dataclasses.replace(collective, time_s=collective.time_s + launch_s, fixed_s=collective.fixed_s + launch_s)
 
 
-def combined(collective: Collective) -> Collective:
-    """The collective as one of many that are joined into collectives of `COMBINED_BYTES`: its share of their time."""
-    fixed_s = collective.fixed_s * min(1.0, collective.buffer_bytes / COMBINED_BYTES)
+def joined_share(buffer_bytes: float, num_joined: int) -> float:
+    """The share of its latencies and launch that a collective of `buffer_bytes` pays where the compiler joins up to
+    `num_joined` of its kind into collectives of up to `COMBINED_BYTES`.
+    """
+    return min(1.0, max(buffer_bytes / COMBINED_BYTES, 1 / num_joined))
+
+
+def joined(collective: Collective, num_joined: int) -> Collective:
+    """The collective as one of `num_joined` that the compiler joins; see `joined_share`."""
+    fixed_s = collective.fixed_s * joined_share(collective.buffer_bytes, num_joined)
     return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import COMBINED_BYTES
+from autoshard.cost.collectives import joined_share
 from autoshard.cost.reshard import reshard
 from autoshard.graph.layout import WHOLE, Layout
 
@@ -32,16 +32,17 @@ class MovePrices:
         size_bytes: float,
         sources: Sequence[Layout],
         targets: Sequence[Layout],
-        is_combined: bool = False,
+        num_joined: int | None = None,
     ) -> np.ndarray:
         """Seconds of the move of a tensor of `shape` and `size_bytes` from each source to each target.
 
         Args:
-          is_combined: Whether the compiler joins its collectives with others (`collectives.combined`).
+          num_joined: How many of its kind the compiler joins with each of its collectives (`collectives.joined`); None
+            if it joins none.
 
         Returns:
           float64 [sources, targets]; 0 where both are equal. The same as `total_s(reshard(...))`, of each collective
-          `combined` if asked for.
+          `joined` if any are.
         """
         if not sources or not targets:
             return np.zeros((len(sources), len(targets)))
@@ -53,7 +54,7 @@ class MovePrices:
         moves = np.concatenate([before[rows], after[columns]], axis=1)
         keys, inverse = _distinct(self._patterns(shape, moves))
         of_key = [self._of_key(tuple(key)) for key in keys.tolist()]
-        seconds = np.array([sum(p.seconds(size_bytes, is_combined) for p in prices) for prices in of_key])
+        seconds = np.array([sum(p.seconds(size_bytes, num_joined) for p in prices) for prices in of_key])
         return seconds[inverse].reshape(len(sources), len(targets))
 
     def _patterns(self, shape: tuple[int, ...], moves: np.ndarray) -> np.ndarray:
@@ -107,9 +108,9 @@ class _Price(NamedTuple):
     s_per_byte: float
     buffer_share: float
 
-    def seconds(self, size_bytes: float, is_combined: bool) -> float:
+    def seconds(self, size_bytes: float, num_joined: int | None) -> float:
         """The time for a tensor of `size_bytes`."""
-        share = min(1.0, self.buffer_share * size_bytes / COMBINED_BYTES) if is_combined else 1.0
+        share = 1.0 if num_joined is None else joined_share(self.buffer_share * size_bytes, num_joined)
         return self.fixed_s * share + self.s_per_byte * size_bytes
 
 

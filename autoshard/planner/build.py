@@ -124,7 +124,7 @@ class _Builder:
         self.prices = MovePrices(mesh)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
-        self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients)
+        self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients, program.num_joined)
 
     def defined(self, value: int) -> tuple[int, LayoutColumn] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -210,8 +210,8 @@ class _Builder:
 
     def _move(self, tensor: Value, own: LayoutColumn, column: LayoutColumn, trips: float, is_free: bool) -> _Move:
         size_bytes = float(tensor.size_bytes)
-        times = trips * self.exposure.share if is_free else trips
-        costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, is_free)
+        times, joined = (trips * self.exposure.share, self.exposure.num_joined) if is_free else (trips, None)
+        costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, joined)
         moved = np.array([[s != t for t in column.layouts] for s in own.layouts], bool)
         copy_bytes = moved * np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
         return _Move(own.of_choice, column.of_choice, costs, copy_bytes if copy_bytes.any() else None)

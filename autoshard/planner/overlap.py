@@ -1,14 +1,15 @@
 """Which collectives nobody waits for: those can be joined, and can hide behind computation.
 
 Weights are known before the layer that needs them runs, and a gradient is not needed until the update. Both transfers
-are joined with others of their kind by the compiler (`cost/collectives.py`, `combined`), and can run beside the
+are joined with others of their kind by the compiler (`cost/collectives.py`, `joined`), and can run beside the
 computation of other layers. One model of the latter, tunable by one number: such a collective is exposed for
 `(1 - overlap)` of its time. Everything between activations is waited for, and counts in full.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
-from autoshard.cost.collectives import Collective, combined
+from autoshard.cost.collectives import MOST_JOINED, Collective, joined
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import Group, pointwise_operations
 
@@ -62,6 +63,14 @@ def gradient_values(graph: Graph) -> frozenset[int]:
     return frozenset(gradients)
 
 
+def num_joined(groups: Sequence[Group], gradients: frozenset[int]) -> int:
+    """How many gradient reductions the compiler may join: all that the program has, up to `MOST_JOINED`."""
+    reducing = sum(
+        any(f.reduction is not None for f in g.factors) and all(a.value in gradients for a in g.writes) for g in groups
+    )
+    return min(max(reducing, 1), MOST_JOINED)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exposure:
     """Which share of a collective's time is waited for, and which collectives are joined.
@@ -69,11 +78,13 @@ class Exposure:
     Attributes:
       share: The share that counts for collectives that nobody waits for.
       weights, gradients: The values whose collectives nobody waits for.
+      num_joined: How many of those the compiler joins at most.
     """
 
     share: float
     weights: frozenset[int]
     gradients: frozenset[int]
+    num_joined: int
 
     def is_flow_free(self, value: int) -> bool:
         """Whether nobody waits when `value` is resharded."""
@@ -87,5 +98,5 @@ class Exposure:
         """The collective with the time that counts."""
         if not is_free:
             return collective
-        joined = combined(collective)
-        return dataclasses.replace(joined, time_s=self.share * joined.time_s)
+        part = joined(collective, self.num_joined)
+        return dataclasses.replace(part, time_s=self.share * part.time_s)

@@ -7,7 +7,7 @@ from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations, pointwise_operations
 from autoshard.planner.choices import GroupShape, shape_of
 from autoshard.planner.liveness import Liveness, liveness
-from autoshard.planner.overlap import gradient_values, weight_values
+from autoshard.planner.overlap import gradient_values, num_joined, weight_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Program:
       graph: The graph. groups: Its groups. live: Its lifetimes.
       shapes: The shape of each group; groups of equal shape share one object.
       weights, gradients: The values whose collectives nobody waits for; see `overlap.py`.
+      num_joined: How many of those the compiler joins at most.
     """
 
     graph: Graph
@@ -26,6 +27,7 @@ class Program:
     shapes: tuple[GroupShape, ...]
     weights: frozenset[int]
     gradients: frozenset[int]
+    num_joined: int
 
 
 @collection_paused()
@@ -36,4 +38,5 @@ def prepare(graph: Graph) -> Program:
     in_memory = live.stored.union(value for value, _ in live.alias_stop)
     shapes = (shape_of(g, graph, live, in_memory, pointwise) for g in groups)
     shapes = tuple(interned.setdefault(s, s) for s in shapes)
-    return Program(graph, groups, live, shapes, weight_values(graph), gradient_values(graph))
+    gradients = gradient_values(graph)
+    return Program(graph, groups, live, shapes, weight_values(graph), gradients, num_joined(groups, gradients))

@@ -10,7 +10,7 @@ from autoshard.cost.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
-    combined,
+    joined,
     permute,
     reduce_scatter,
 )
@@ -98,15 +98,17 @@ def test_a_ring_sends_what_each_device_lacks(axes, size_bytes):
     assert all_gather(axes, size_bytes).wire_bytes == pytest.approx((n - 1) / n * size_bytes)
 
 
-@given(AXES, st.sampled_from(PRICES), st.floats(1, 1e9))
+@given(AXES, st.sampled_from(PRICES), st.floats(1, 1e9), st.integers(1, 300))
 @settings(max_examples=60, deadline=None)
-def test_what_is_joined_pays_its_share_of_what_is_paid_once(axes, price, size_bytes):
-    """Two halves pay as much as the whole up to 30 MiB; an empty one pays nothing; above 30 MiB nothing changes."""
+def test_what_is_joined_pays_its_share_of_what_is_paid_once(axes, price, size_bytes, count):
+    """As many as are joined pay together for one, or for each 30 MiB; above 30 MiB nothing changes."""
     c, small = price(axes, size_bytes), price(axes, 1e-9)
     assert c.fixed_s == pytest.approx(small.time_s), "what is left of an empty one"
+    assert joined(c, 1).time_s == pytest.approx(c.time_s), "one alone pays in full"
+    assert count * joined(small, count).time_s == pytest.approx(small.time_s)
     if size_bytes <= 30 * 2**20:
-        halves = 2 * combined(price(axes, size_bytes / 2)).time_s
-        assert halves == pytest.approx(combined(c).time_s)
-        assert combined(small).time_s == pytest.approx(0, abs=1e-9)
+        sending_s = c.time_s - c.fixed_s
+        share = max(1 / count, size_bytes / (30 * 2**20))
+        assert joined(c, count).time_s == pytest.approx(sending_s + share * c.fixed_s)
     else:
-        assert combined(c) == c
+        assert joined(c, count) == c
