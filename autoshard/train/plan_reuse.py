@@ -12,7 +12,7 @@ from autoshard.plans.plan import Plan
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.registry import batch_shapes
 
-DECISIVE = ("model", "optimizer", "data", "plan", "devices")
+DECISIVE = ("model", "optimizer", "data", "plan")
 """The parts of a configuration that a plan depends on, or may depend on."""
 
 

@@ -1,5 +1,6 @@
 """A run of several processes: joining them, what one decides for all, and what all must agree on."""
 
+import os
 from collections.abc import Callable
 
 import jax
@@ -12,8 +13,8 @@ from autoshard.errors import AutoshardError, ConfigError, TrainingError
 def join_processes() -> None:
     """Joins the other processes of this run; must come before JAX's first use of a device.
 
-    JAX finds them under Slurm, Open MPI, Kubernetes and on Cloud TPUs, or by the variables JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    JAX finds them under Slurm, Open MPI, Kubernetes and on Cloud TPUs. Elsewhere three variables tell: the address
+    JAX_COORDINATOR_ADDRESS, which JAX reads, and the numbers JAX_NUM_PROCESSES and JAX_PROCESS_ID, read here.
 
     Raises:
         ConfigError: they cannot be found or reached.
@@ -21,7 +22,8 @@ def join_processes() -> None:
     if jax.distributed.is_initialized():
         return
     try:
-        jax.distributed.initialize()
+        count, number = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+        jax.distributed.initialize(num_processes=count and int(count), process_id=number and int(number))
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(

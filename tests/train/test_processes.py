@@ -1,0 +1,89 @@
+"""A run of two processes with four CPU devices each, beside one of one process with eight."""
+
+import io
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+import rich.console
+
+from autoshard.files import write_text_atomically, yaml_text
+from autoshard.train.config import TrainConfig
+from autoshard.train.trainer import train
+
+TIMEOUT_S = 240
+
+
+def config_of(folder: pathlib.Path, steps: int, **settings) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {
+            "model": {"name": "dlrm"},
+            "optimizer": {"name": "sgd", "schedule": "constant", "learning_rate": 0.05},
+            "data": {"batch_size": 8},
+            "plan": {"mesh": {"data": 4, "tensor": 2}, "time_limit_s": 5},
+            "train": {"steps": steps, "log_every": 1, "output_dir": str(folder), "eval_every": 2, "resume": True},
+            **settings,
+        }
+    )
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def run_two_processes(path: pathlib.Path) -> list[str]:
+    """What each prints; fails with all their output if one fails or takes too long."""
+    code = "from autoshard.cli import app; app()"
+    common = os.environ | {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "train", str(path)],
+            env=common | {"JAX_PROCESS_ID": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    printed = []
+    try:
+        printed = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for process in processes:
+            process.kill()
+    printed += [process.communicate()[0] for process in processes[len(printed) :]]
+    assert [process.returncode for process in processes] == [0, 0], "\n\n".join(printed)
+    return printed
+
+
+def lines_of(folder: pathlib.Path) -> dict[tuple[str, int], float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {(line["kind"], line["step"]): line["loss"] for line in lines}
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does_and_one_can_continue_their_run(tmp_path):
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    config = config_of(together, 2, devices=4, distributed=True)
+    write_text_atomically(tmp_path / "run.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
+    first, second = run_two_processes(tmp_path / "run.yaml")
+    assert "completed step: 2," in first and "completed step" not in second
+    printed = io.StringIO()
+    train(config_of(together, 4), rich.console.Console(file=printed, width=200))
+    assert "Continuing with the plan" in printed.getvalue() and "checkpoint of step 2" in printed.getvalue()
+    train(config_of(alone, 4), rich.console.Console(file=io.StringIO()))
+    found, expected = lines_of(together), lines_of(alone)
+    assert set(expected) == {*(("train", step) for step in (1, 2, 3, 4)), ("eval", 2), ("eval", 4)}
+    assert found == pytest.approx(expected, rel=1e-5)
