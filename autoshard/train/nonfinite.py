@@ -67,7 +67,7 @@ class Diagnosis:
                 f"Taking the steps after step {self.since} again gave finite numbers only: the fault may lie in the "
                 "hardware, or in data that are not the same each time they are read."
             )
-        outputs = ", ".join(f"`{_of_result(name)}`" for name in self.origin.outputs[:4])
+        outputs = ", ".join(f"`{name}`" for name in self.origin.outputs[:4])
         more = len(self.origin.outputs) - 4
         return (
             f"It happened in step {self.step}. {self.origin}{self.place}\n"
@@ -106,6 +106,10 @@ def _of_step(run: Run, noticed_at: int, since: int, step: int, state: Any) -> Di
         array = run.data.batches[step - 1][origin.argument.removeprefix("batch.")]
         index = np.argwhere(~np.isfinite(array))[0]
         place = f" The first is at index {index.tolist()} of {list(array.shape)}, from data.batches[{step - 1}]."
+    if origin is not None:
+        outputs = [_of_result(name) for name in origin.outputs]
+        metrics_first = sorted(outputs, key=lambda name: name.startswith("state."))
+        origin = dataclasses.replace(origin, outputs=tuple(metrics_first))
     return Diagnosis(noticed_at, step, since, origin, place)
 
 
