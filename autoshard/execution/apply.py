@@ -21,7 +21,7 @@ from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
-from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr, scan_counts
+from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of, open_jaxpr, scan_counts
 
 
 def partition_spec(entries: SpecEntries) -> PartitionSpec:
@@ -154,7 +154,7 @@ class Evaluator:
         ):  # only checkpoint changes what the compiler may do; the rest is inlined
             inner = open_jaxpr(nested)
             consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
-            return self._run(inner, [*consts, *operands], counter)
+            return self._run(inner, [*consts, *called_operands(equation, operands)], counter)
         closed = self._nested(nested, counter)
         inner = closed.jaxpr
         hoisted = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=inner.debug_info)

@@ -18,7 +18,7 @@ import numpy as np
 from autoshard.trace.leaves import describe
 from autoshard.trace.source import source_of
 from autoshard.trace.trace import parameter_names, path_name
-from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr, scan_counts
+from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of, open_jaxpr, scan_counts
 
 FINITE, INFINITE, NAN = 0, 1, 2
 """What a value holds at worst."""
@@ -134,7 +134,7 @@ def _results(equation: jex.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     if kind_of(equation) is EquationKind.CALL and "prevent_cse" not in equation.params:
         nested = called_jaxpr(equation)[1]
         closed = nested if isinstance(nested, jex.ClosedJaxpr) else jex.ClosedJaxpr(nested, ())
-        return jex.jaxpr_as_fun(closed)(*operands)
+        return jex.jaxpr_as_fun(closed)(*called_operands(equation, operands))
     results = equation.primitive.bind(*operands, **equation.params)
     return results if equation.primitive.multiple_results else [results]
 
@@ -212,7 +212,7 @@ def _runs(equation: jex.JaxprEqn, operands: list[Any]) -> Iterator[tuple[_Level,
     p = equation.params
     match kind_of(equation):
         case EquationKind.CALL:
-            yield _Level(_Program(called_jaxpr(equation)[1]), operands), ()
+            yield _Level(_Program(called_jaxpr(equation)[1]), called_operands(equation, operands)), ()
         case EquationKind.COND:
             branch = min(max(int(operands[0]), 0), len(p["branches"]) - 1)
             yield _Level(_Program(p["branches"][branch]), operands[1:]), ()

@@ -29,7 +29,7 @@ from autoshard.graph.graph import (
 from autoshard.trace.annotations import shard_map_layouts
 from autoshard.trace.leaves import Leaf, Leaves, describe
 from autoshard.trace.source import SourceLines
-from autoshard.trace.walk import EquationKind, called_jaxpr, kind_of, open_jaxpr, scan_counts
+from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of, open_jaxpr, scan_counts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Flattener:
                 self.equations.append(f"call {equation.primitive.name}")
                 _, nested = called_jaxpr(equation)
                 with self.called_from(self.lines.of(equation)):
-                    return self.call(nested, operands, trips)
+                    return self.call(nested, called_operands(equation, operands), trips)
             case EquationKind.SCAN:
                 self.equations.append(f"scan length={equation.params['length']}")
                 return self.scan(equation, number, operands, trips)

@@ -5,6 +5,8 @@ through this file, and both count an equation before the equations nested in it.
 """
 
 import enum
+from collections.abc import Sequence
+from typing import TypeVar
 
 import jax.extend.core as jex
 
@@ -13,13 +15,14 @@ class EquationKind(enum.Enum):
     """How an equation nests other programs."""
 
     LEAF = "leaf"
-    CALL = "call"  # one nested program with the equation's own inputs and outputs
+    CALL = "call"  # one nested program with the equation's own inputs (or some of them) and outputs
     SCAN = "scan"
     WHILE = "while"
     COND = "cond"
     OPAQUE = "opaque"  # nested programs that keep their own shardings: shard_map, Pallas kernels
 
 
+_T = TypeVar("_T")
 _OPAQUE = frozenset({"shard_map", "pallas_call", "xla_metadata_call", "ffi_call", "custom_partitioning", "run_state"})
 _CALL_PARAMETERS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -30,7 +33,12 @@ def open_jaxpr(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> jex.Jaxpr:
 
 
 def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJaxpr] | None:
-    """The parameter name and nested program of a call-like equation; None for any other."""
+    """The parameter name and nested program of a call-like equation; None for any other.
+
+    A linear solve nests four programs, of which a function that is not differentiated any more runs one.
+    """
+    if equation.primitive.name == "custom_linear_solve":
+        return "jaxprs", equation.params["jaxprs"].solve
     for name in _CALL_PARAMETERS:
         nested = equation.params.get(name)
         if isinstance(nested, jex.Jaxpr | jex.ClosedJaxpr):
@@ -38,6 +46,18 @@ def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJax
             if len(inner.invars) == len(equation.invars) and len(inner.outvars) == len(equation.outvars):
                 return name, nested
     return None
+
+
+def called_operands(equation: jex.JaxprEqn, operands: Sequence[_T]) -> list[_T]:
+    """Those of a call-like equation's operands that its nested program takes."""
+    if equation.primitive.name != "custom_linear_solve":
+        return list(operands)
+    lengths = equation.params[
+        "const_lengths"
+    ]  # the operands: constants of the four programs, then the right-hand sides
+    first = lengths.matvec + lengths.vecmat
+    stop = first + lengths.solve
+    return [*operands[first:stop], *operands[stop + lengths.transpose_solve :]]
 
 
 def kind_of(equation: jex.JaxprEqn) -> EquationKind:

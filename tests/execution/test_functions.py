@@ -127,6 +127,11 @@ def by_shards(kernel, x):
     return jax.value_and_grad(loss)(kernel)
 
 
+def solves(a, b):
+    """Batched linear systems and their gradient, which solves the transposed ones."""
+    return jax.value_and_grad(lambda a: (jnp.linalg.solve(a + 4 * jnp.eye(8), b) ** 2).sum())(a)
+
+
 KEY = jax.random.key(3)
 FUNCTIONS = {
     "carries": (carries_of_all_kinds, (array(8, 8, 4), KEY)),
@@ -139,6 +144,7 @@ FUNCTIONS = {
     "dropout": (dropout, (array(8, 8), KEY, jax.random.key_data(KEY), jax.random.split(KEY, 8))),
     "integers": (integers, (jnp.arange(64).reshape(8, 8) % 16, jnp.ones((8, 8), bool), 3)),
     "by_shards": (by_shards, (array(16, 4, 3), array(8, 16, 8, seed=1))),
+    "solves": (solves, (array(8, 8, 8), array(8, 8, 4, seed=1))),
     "with_callback": (with_callback, (array(16, 8),)),
     "python_scalars": (lambda x, s, n: x * s + n, (array(8, 8), 2.5, 3)),
     "numpy": (lambda x, y: x @ y, (np.ones((8, 8), np.float32), np.ones((8, 4), np.float32))),
