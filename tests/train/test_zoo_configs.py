@@ -70,10 +70,9 @@ def test_a_batch_depends_on_seed_and_step_alone(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["graph_network", "vit"])
-def test_runs_learn(tmp_path, name):
-    path = next(path for path in CONFIGS if path.stem == f"{name}_tiny")
-    settings = ["train.steps=20", "plan.mesh={data: 8}", "train.log_every=1", f"train.output_dir={tmp_path}"]
+def test_a_run_on_images_learns(tmp_path):
+    path = next(path for path in CONFIGS if path.stem == "wide_resnet_tiny")
+    settings = ["train.steps=10", "plan.mesh={data: 8}", "train.log_every=1", f"train.output_dir={tmp_path}"]
     train(load_config(path, settings), rich.console.Console(file=io.StringIO()))
     losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert len(losses) == 20 and np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.05
+    assert len(losses) == 10 and np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.3
