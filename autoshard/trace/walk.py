@@ -52,9 +52,8 @@ def called_operands(equation: jex.JaxprEqn, operands: Sequence[_T]) -> list[_T]:
     """Those of a call-like equation's operands that its nested program takes."""
     if equation.primitive.name != "custom_linear_solve":
         return list(operands)
-    lengths = equation.params[
-        "const_lengths"
-    ]  # the operands: constants of the four programs, then the right-hand sides
+    # the operands are the constants of the four programs, and then the right-hand sides
+    lengths = equation.params["const_lengths"]
     first = lengths.matvec + lengths.vecmat
     stop = first + lengths.solve
     return [*operands[first:stop], *operands[stop + lengths.transpose_solve :]]
