@@ -1,13 +1,15 @@
-"""Every full-size model of the zoo on every cluster: the plan, its proof, and the best hand-written strategy.
+"""Every full-size configuration on three clusters: the plan, its proof, and the best hand-written strategy.
 
     python benchmarks/zoo_plans.py                       # every case; those already in the results file are kept
-    python benchmarks/zoo_plans.py --only llama-70b@h100x64 --no-baselines
+    python benchmarks/zoo_plans.py --only llama_70b@h100x64 --no-strategies
     python benchmarks/zoo_plans.py --table               # the tables of what is in the results file
 
-A case is planned from shapes, in a process of its own, so that its memory is its own. The plan searches all meshes of
-up to `--axes` axes within the devices' memory. Each strategy has its usual meshes (one axis; for a mix, the best tensor
-axis inside a node), and counts where it keeps to the memory. Results go to benchmarks/results/zoo_plans.jsonl, one line
-a case, and the table to benchmarks/results/zoo_plans.md. `--axes 3` keeps a file of its own.
+A case is a file of configs/ and a cluster, planned from shapes in a process of its own, so that its memory is its own.
+The plan searches all meshes of up to `--axes` axes within the devices' memory. One configuration of each family
+(`COMPARED`) is also planned under every strategy of `autoshard.baselines` that applies to it, each on its usual meshes
+(one axis; for a mix, the best tensor axis inside a node); a strategy counts where it keeps to the memory. Results go to
+benchmarks/results/zoo_plans.jsonl, one line a case, and the table to benchmarks/results/zoo_plans.md. `--axes 3` keeps
+files of its own.
 """
 
 import argparse
@@ -24,62 +26,28 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-H64, H1024, V5E = "h100x64", "h100x1024", "tpu-v5e-x256"
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """A model of the zoo at full size.
-
-    Attributes:
-        family, preset: as in `autoshard_models.zoo`.
-        optimizer: a function of `autoshard_models.optimizers`.
-        batch: examples a step on 64 H100, 1,024 H100 and 256 TPU v5e.
-    """
-
-    family: str
-    preset: str
-    batch: tuple[int, int, int]
-    optimizer: str = "adamw"
-
-    @property
-    def name(self) -> str:
-        return f"{self.family}-{self.preset}"
-
-
-MODELS = (
-    Model("gpt", "1.3b", (256, 1024, 256)),
-    Model("gpt", "13b", (256, 1024, 256)),
-    Model("gpt", "175b", (64, 1536, 64)),
-    Model("gpt_linen", "6.7b", (256, 1024, 256)),
-    Model("llama", "8b", (128, 1024, 256)),
-    Model("llama", "70b", (64, 1024, 64)),
-    Model("encoder", "large", (4096, 32_768, 4096)),
-    Model("encoder", "10b", (1024, 4096, 1024)),
-    Model("encoder_decoder", "3b", (1024, 2048, 1024)),
-    Model("encoder_decoder", "11b", (1024, 2048, 1024)),
-    Model("moe", "10b", (1024, 8192, 1024)),
-    Model("moe", "100b", (1024, 8192, 1024)),
-    Model("moe", "1t", (1024, 8192, 1024), "adafactor"),
-    Model("vit", "l16", (4096, 4096, 4096)),
-    Model("vit", "h14", (4096, 4096, 4096)),
-    Model("vit_linen", "h14", (4096, 4096, 4096)),
-    Model("wide_resnet", "1b", (1024, 4096, 1024)),
-    Model("wide_resnet", "13b", (1024, 4096, 1024)),
-    Model("unet", "64", (2048, 2048, 2048)),
-    Model("unet", "256", (256, 1024, 256)),
-    Model("dlrm", "criteo", (65_536, 65_536, 65_536), "sgd"),
-    Model("recurrent", "1b", (256, 1024, 256)),
-    Model("recurrent", "7b", (256, 1024, 256)),
-    Model("graph_network", "weather", (32, 32, 32)),
+CLUSTERS = ("h100x64", "h100x1024", "tpu-v5e-x256")
+COMPARED = (
+    "gpt_13b",
+    "llama_8b",
+    "encoder_10b",
+    "encoder_decoder_3b",
+    "moe_10b",
+    "vit_h14",
+    "wide_resnet_1b",
+    "unet_64",
+    "dlrm_criteo",
+    "recurrent_7b",
+    "graph_network_weather",
 )
+BATCHES: dict[str, int] = {}
+"""Global batch of the cases in which the configuration's own does not fit the cluster's memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """What one plan came to; None where there is no plan. Times of planning are wall-clock seconds."""
 
-    case: str
     strategy: str
     mesh: str
     fits: bool
@@ -96,38 +64,37 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """All rows of a case, the plan first."""
+    """All rows of a case, the plan first; `batch` examples a step, over all devices."""
 
     case: str
+    batch: int
     rows: tuple[Row, ...]
     peak_rss_bytes: int
     load: float
 
 
-def cases() -> dict[str, tuple[Model, str, int]]:
-    """Model, cluster and batch of each case by its name."""
-    return {
-        f"{m.name}@{cluster}": (m, cluster, batch)
-        for m in MODELS
-        for cluster, batch in zip((H64, H1024, V5E), m.batch, strict=True)
-    }
+def cases() -> list[str]:
+    """Configuration and cluster of each case, as `name@cluster`; those that are compared come first."""
+    small = ("tiny", "quickstart")
+    names = [f.stem for f in sorted((ROOT / "configs").glob("*.yaml")) if not f.stem.endswith(small)]
+    names = [*COMPARED, *(n for n in names if n not in COMPARED)]
+    return [f"{name}@{cluster}" for name in names for cluster in CLUSTERS]
 
 
-def measure(case: str, with_baselines: bool, most_axes: int, time_limit_s: float) -> Record:
+def measure(case: str, with_strategies: bool, most_axes: int, time_limit_s: float) -> Record:
     """Plans a case in this process."""
-    import jax
-    from autoshard_models import optimizers, train_step
-    from autoshard_models.zoo import FAMILIES
-
     from autoshard import PlanOptions, baselines
     from autoshard.errors import AutoshardError
     from autoshard.plans.make import plan_program
+    from autoshard.train.config import load_config
+    from autoshard.train.planning import arguments
+    from autoshard.train.registry import train_functions
 
-    model, cluster, batch_size = cases()[case]
-    family = FAMILIES[model.family]
-    config = family.presets[model.preset]
-    functions = train_step.build(config, getattr(optimizers, model.optimizer)())
-    state, batch = jax.eval_shape(functions.init, 0), family.batch_shapes(config, batch_size)
+    name, _, cluster = case.partition("@")
+    overrides = [f"data.batch_size={BATCHES[case]}"] if case in BATCHES else []
+    config = load_config(ROOT / "configs" / f"{name}.yaml", overrides)
+    functions = train_functions(config)
+    state, batch = arguments(config, functions)
     options = PlanOptions(cache=False, max_mesh_axes=most_axes, time_limit_s=time_limit_s)
     file = ROOT / "configs" / "clusters" / f"{cluster}.yaml"
     began = time.perf_counter()
@@ -136,27 +103,27 @@ def measure(case: str, with_baselines: bool, most_axes: int, time_limit_s: float
         plan = plan_program(
             subject.traced, subject.program, subject.cluster, None, subject.donated, None, None, options, started=began
         )
-        rows = [_row(case, "plan", plan, True, time.perf_counter() - began)]
+        rows = [_row("plan", plan, True, time.perf_counter() - began)]
     except AutoshardError as error:
-        rows = [_row(case, "plan", None, False, time.perf_counter() - began, str(error))]
-    if with_baselines:
-        for strategy in baselines.ALL:
+        rows = [_row("plan", None, False, time.perf_counter() - began, str(error))]
+    if with_strategies and name in COMPARED:
+        for strategy in baselines.suited(subject):
             began = time.perf_counter()
             outcome = baselines.try_baseline(strategy, subject, options=options)
             took_s = time.perf_counter() - began
-            rows.append(_row(case, strategy.name, outcome.plan, outcome.fits, took_s, outcome.reason))
+            rows.append(_row(strategy.name, outcome.plan, outcome.fits, took_s, outcome.reason))
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Record(case, tuple(rows), rss_bytes, round(os.getloadavg()[0], 1))
+    return Record(case, config.data.batch_size, tuple(rows), rss_bytes, round(os.getloadavg()[0], 1))
 
 
-def _row(case, strategy, plan, fits, seconds, reason="") -> Row:
+def _row(strategy, plan, fits, seconds, reason="") -> Row:
     if plan is None:
-        return Row(case, strategy, "-", False, seconds=round(seconds, 2), reason=reason)
+        return Row(strategy, "-", False, seconds=round(seconds, 2), reason=reason)
     e, c = plan.estimate, plan.certificate
     mesh = ",".join(f"{axis}={size}" for axis, size in plan.axes)
     bound, gap = (c.bound, c.gap) if math.isfinite(c.gap) else (None, None)
     figures = (e.step_s, e.compute_s, e.comm_s, e.peak_bytes, bound, gap)
-    return Row(case, strategy, mesh, fits, *figures, round(seconds, 2), plan.warnings, reason)
+    return Row(strategy, mesh, fits, *figures, round(seconds, 2), plan.warnings, reason)
 
 
 def table(records: list[Record]) -> str:
@@ -168,17 +135,17 @@ def table(records: list[Record]) -> str:
     ]
     ratios: dict[str, list[float]] = {}
     for r in records:
-        model, cluster, batch = cases()[r.case]
+        name, _, cluster = r.case.partition("@")
         own = r.rows[0]
         fitting = [row for row in r.rows[1:] if row.fits and row.step_s]
         best = min(fitting, key=lambda row: row.step_s, default=None)
         if own.step_s is None:
-            lines.append(f"| {model.name} | {cluster} | {batch} | none | {own.reason[:160]} |" + " |" * 7)
+            lines.append(f"| {name} | {cluster} | {r.batch:,} | none | {own.reason[:160]} |" + " |" * 7)
             continue
         ratio = best.step_s / own.step_s if best else None
         if ratio:
             ratios.setdefault(cluster, []).append(ratio)
-        cells = [model.name, cluster, f"{batch:,}", own.mesh, _time(own.step_s), f"{own.gap:.2%}"]
+        cells = [name, cluster, f"{r.batch:,}", own.mesh, _time(own.step_s), f"{own.gap:.2%}"]
         cells += [f"{own.peak_bytes / 1e9:.3g} GB", f"{own.seconds:.1f} s", f"{r.peak_rss_bytes / 1e9:.2f} GB"]
         cells += (
             [best.strategy, _time(best.step_s), f"{ratio:.3f}"] if best else ["none fits" * (len(r.rows) > 1), "", ""]
@@ -206,8 +173,8 @@ def read(path: pathlib.Path) -> dict[str, Record]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="plan these cases only: parts of names such as llama-70b@h100x64")
-    parser.add_argument("--no-baselines", action="store_true", help="the plan alone")
+    parser.add_argument("--only", nargs="*", help="plan these cases only: parts of names such as llama_70b@h100x64")
+    parser.add_argument("--no-strategies", action="store_true", help="the plan alone")
     parser.add_argument("--axes", type=int, default=2, help="search meshes of up to this many axes")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a solve")
     parser.add_argument("--out", type=pathlib.Path, help="the results file")
@@ -216,8 +183,8 @@ def main() -> None:
     parser.add_argument("--here", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.here:
-        with_baselines = not arguments.no_baselines
-        record = measure(arguments.here, with_baselines, arguments.axes, arguments.time_limit)
+        with_strategies = not arguments.no_strategies
+        record = measure(arguments.here, with_strategies, arguments.axes, arguments.time_limit)
         print(json.dumps(dataclasses.asdict(record)))
         return
     suffix = "" if arguments.axes == 2 else f"_{arguments.axes}_axes"
@@ -228,7 +195,7 @@ def main() -> None:
         if not is_asked or case in records and not arguments.again:
             continue
         passed = ["--axes", str(arguments.axes), "--time-limit", str(arguments.time_limit)]
-        passed += ["--no-baselines"] * arguments.no_baselines
+        passed += ["--no-strategies"] * arguments.no_strategies
         done = subprocess.run([sys.executable, __file__, "--here", case, *passed], stdout=subprocess.PIPE, text=True)
         if done.returncode:
             print(f"{case}: failed", file=sys.stderr)

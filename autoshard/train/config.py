@@ -129,6 +129,7 @@ class PlanSection(_Section):
         cache: keep solutions on disk, and answer from them or start from them.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
+        start: an earlier plan file, relative to the configuration file, from whose layouts the search starts; or null.
     """
 
     cluster: str | None = None
@@ -138,6 +139,7 @@ class PlanSection(_Section):
     work_limit: PositiveFloat | None = None
     cache: bool = True
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
+    start: str | None = None
 
 
 class TrainConfig(_Section):
@@ -159,14 +161,14 @@ class TrainConfig(_Section):
     distributed: bool = False
 
 
-_PATHS = (("plan", "cluster"), ("data", "path"))
+_PATHS = (("plan", "cluster"), ("plan", "start"), ("data", "path"))
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainConfig:
     """Reads a training configuration.
 
     Args:
-        path: the YAML file. Paths in it (`plan.cluster`, `data.path`) are relative to its folder.
+        path: the YAML file. Paths in it (`plan.cluster`, `plan.start`, `data.path`) are relative to its folder.
         overrides: `section.key=value` items that replace entries of the file; the value is read as YAML, and paths are
             relative to the working directory.
 

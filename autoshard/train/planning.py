@@ -39,12 +39,13 @@ def make_plan(
         The plan, in which the training state is donated.
 
     Raises:
-        AutoshardError: the cluster cannot be read, or no plan satisfies the limits.
+        AutoshardError: the cluster or the plan to start from cannot be read, or no plan satisfies the limits.
     """
     return plan(
         functions.step,
-        *_arguments(config, functions),
+        *arguments(config, functions),
         **_settings(config),
+        start=None if config.plan.start is None else Plan.load(config.plan.start),
         options=_options(config.plan, on_progress),
         solution=solution,
     )
@@ -56,10 +57,10 @@ def write_config_problem(
     """Writes the problem that `make_plan` would solve, for `autoshard solve`; see `autoshard.write_problem`."""
     with _shown(console) as show:
         options = _options(config.plan, show)
-        write_problem(path, functions.step, *_arguments(config, functions), **_settings(config), options=options)
+        write_problem(path, functions.step, *arguments(config, functions), **_settings(config), options=options)
 
 
-def _arguments(config: TrainConfig, functions: TrainFunctions) -> tuple[Any, Any]:
+def arguments(config: TrainConfig, functions: TrainFunctions) -> tuple[Any, Any]:
     """The arguments of a training step, by shape."""
     state = jax.eval_shape(functions.init, config.train.seed)
     return state, batch_shapes(config)
@@ -106,7 +107,7 @@ def make_comparison_visibly(
     with _shown(console) as show:
         return compare(
             functions.step,
-            *_arguments(config, functions),
+            *arguments(config, functions),
             strategies=strategies,
             title=title,
             options=_options(config.plan, show),
