@@ -205,6 +205,8 @@ class _Loop:
                     self._reports.report(self._evaluate(done, state))
                 if saves:
                     self._save(done, state)
+            if done < last:
+                self._reports.say(f"Stopping after step {done}, and saving. Another signal ends the run unsaved.")
             self._save(done, state)
             self._checkpoints.wait()
         return TrainResult(done, metrics["loss"] if done > first_step else None, done < last, self._run.folder)
