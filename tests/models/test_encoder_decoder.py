@@ -1,4 +1,4 @@
-"""The T5-like encoder-decoder: sizes against print, distance buckets, causality, learning, planned steps."""
+"""The T5-like encoder-decoder: sizes against print, distance buckets, causality."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zoo_checks
 from autoshard_models import encoder_decoder as t5
-from autoshard_models.optimizers import adafactor, adamw
+from autoshard_models.optimizers import adamw
 from autoshard_models.train_step import build
 from flax import nnx
 
@@ -24,7 +24,6 @@ SMALL = dataclasses.replace(
     num_buckets=8,
     max_distance=16,
 )
-FUNCTIONS = build(SMALL, adafactor(2e-2, min_dim_size_to_factor=8))
 
 
 def batch_of(seed: int = 0, batch_size: int = 8) -> dict[str, jax.Array]:
@@ -68,11 +67,3 @@ def test_later_targets_and_padding_are_not_seen():
     changed = model(batch["inputs"].at[:, 6:].set(3), is_input, batch["shifted_targets"].at[:, 4:].set(3))
     np.testing.assert_allclose(changed[:, :4], logits[:, :4], rtol=1e-5, atol=1e-6)
     assert not np.allclose(changed[:, 4:], logits[:, 4:], atol=1e-3)
-
-
-def test_loss_falls():
-    zoo_checks.assert_learns(FUNCTIONS, batch_of())
-
-
-def test_planned_steps_equal_unsharded_steps():
-    zoo_checks.assert_planned_steps_equal_unsharded_ones(FUNCTIONS, [batch_of(0), batch_of(1)])

@@ -1,4 +1,4 @@
-"""The GPT family: sizes against print, NNX against Linen, scanned against unrolled, remat, causality, learning."""
+"""The GPT family: sizes against print, NNX against Linen, scanned against unrolled, remat, causality."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The GPT decodes with a cache as it does in one pass; planned decoding as unsharded decoding."""
+"""The GPT decodes with a cache as it does in one pass."""
 
 import jax
 import zoo_checks
@@ -14,9 +14,3 @@ def test_decoding_equals_the_full_pass_token_by_token():
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: GPT(SMALL, rngs=nnx.Rngs(0))))
     full_pass = lambda tokens: nnx.merge(graphdef, params)(tokens)
     zoo_checks.assert_decodes(SMALL, params, full_pass, zoo_checks.tokens_of(32, 2, 10)["inputs"])
-
-
-def test_planned_decoding_equals_unsharded_decoding():
-    params = jax.jit(build(SMALL, adamw()).init)(0).params
-    tokens = zoo_checks.tokens_of(32, 8, 6)["inputs"]
-    zoo_checks.assert_planned_decoding_equals_unsharded_decoding(SMALL, params, tokens, zoo_checks.MESHES["2-D"])

@@ -1,4 +1,4 @@
-"""Mixture of experts: sizes against print, routing by hand, the balance loss, learning, planned steps."""
+"""Mixture of experts: sizes against print, routing by hand, the balance loss."""
 
 import dataclasses
 
@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import zoo_checks
 from autoshard_models import moe
-from autoshard_models.optimizers import adafactor, adamw
+from autoshard_models.optimizers import adamw
 from autoshard_models.train_step import build
 from flax import nnx
 
 SMALL = dataclasses.replace(
     moe.PRESETS["tiny"], vocab_size=32, context_length=8, num_layers=1, embed_dim=16, hidden_dim=32
 )
-FUNCTIONS = build(SMALL, adafactor(2e-2, min_dim_size_to_factor=8))
 
 route = jax.jit(moe.route, static_argnames=("experts_per_token", "capacity"))
 
@@ -76,13 +75,3 @@ def test_experts_answer_as_one_by_one():
 
     found, expected = both_ways(np.random.default_rng(1).normal(size=(2, 8, 16)).astype(np.float32))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_loss_falls():
-    zoo_checks.assert_learns(FUNCTIONS, zoo_checks.tokens_of(32, 8, 8))
-
-
-def test_planned_steps_equal_unsharded_steps():
-    batches = [zoo_checks.tokens_of(32, 8, 8, seed) for seed in range(2)]
-    # The gradient of a key's bias is rounding alone, which Adafactor makes into steps of full size, here 2e-5.
-    zoo_checks.assert_planned_steps_equal_unsharded_ones(FUNCTIONS, batches, atol=2e-4)

@@ -13,7 +13,6 @@ from autoshard_models.loss_scaling import LossScaling
 from autoshard_models.losses import binary_cross_entropy, cross_entropy
 from autoshard_models.objective import Objective, nnx_objective
 from autoshard_models.train_step import StepOptions, build, build_for
-from autoshard_models.vit import PRESETS
 from autoshard_models.zoo import FAMILIES
 from flax import nnx
 
@@ -159,12 +158,3 @@ def test_every_family_keeps_its_types_in_mixed_precision(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_two_families_share_a_configuration_class(name):
     assert [family for family in FAMILIES.values() if family.config is FAMILIES[name].config] == [FAMILIES[name]]
-
-
-@pytest.mark.slow
-def test_planned_steps_with_parts_and_scaling_equal_unsharded_steps():
-    config = dataclasses.replace(PRESETS["tiny"], num_layers=1, embed_dim=16, hidden_dim=32)
-    options = StepOptions(num_micro_batches=2, loss_scaling=LossScaling())
-    functions = build(config, optimizers.sgd(0.05, clip_norm=1.0), options)
-    batches = [zoo_checks.images_of(config, seed, batch_size=16) for seed in range(2)]
-    zoo_checks.assert_planned_steps_equal_unsharded_ones(functions, batches)

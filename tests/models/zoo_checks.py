@@ -1,4 +1,4 @@
-"""What every family must satisfy: it learns, its state keeps its types, and planned steps equal unsharded ones."""
+"""What every family must satisfy: it learns, its state keeps its types, and planned steps equal plain ones."""
 
 import collections
 from collections.abc import Callable
@@ -73,9 +73,9 @@ def numbers(tree: Any) -> list[np.ndarray]:
 
 
 def assert_learns(functions: TrainFunctions, batch: Any, steps: int = 60, share: float = 0.7) -> None:
-    """The loss on one batch falls to `share` of the first one, and the state keeps its structure and types.
+    """The last ten losses on one batch are on average below `share` of the first; the state keeps structure and types.
 
-    Compiles what `assert_planned_steps_equal_unsharded_ones` compiles, if functions and shapes of batches are equal.
+    Compiles what `reference_of` compiles.
     """
     step, state = jax.jit(functions.step), jax.jit(functions.init)(0)
     before = jax.tree.map(lambda x: (x.shape, x.dtype), state)
@@ -83,7 +83,7 @@ def assert_learns(functions: TrainFunctions, batch: Any, steps: int = 60, share:
     for _ in range(steps):
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))
-    assert np.isfinite(losses).all() and losses[-1] < share * losses[0], losses
+    assert np.isfinite(losses).all() and np.mean(losses[-10:]) < share * losses[0], losses
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == before
     assert int(state.step) == steps
 
@@ -148,12 +148,13 @@ def deviations(plan: autoshard.Plan, reference: Reference) -> dict[str, Deviatio
     for after, expected in zip(found, reference.trail, strict=True):
         assert {part: [*leaves] for part, leaves in after.items()} == {p: [*leaves] for p, leaves in expected.items()}
         for part, leaves in expected.items():
-            own = _deviation(after[part], leaves)
+            own = deviation(after[part], leaves)
             worst[part] = max(worst.get(part, own), own)
     return worst
 
 
-def _deviation(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Deviation:
+def deviation(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Deviation:
+    """The largest difference between two sets of leaves by path; see `deviations`."""
     largest: dict[str, float] = collections.defaultdict(float)
     scales = {path: float(np.abs(leaf).max(initial=0)) for path, leaf in expected.items()}
     for path, scale in scales.items():
@@ -205,24 +206,14 @@ def assert_close(found: Any, expected: Any, rtol: float = 1e-3, atol: float = 2e
         np.testing.assert_allclose(got, want, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
 
 
-def assert_planned_steps_equal_unsharded_ones(
-    functions: TrainFunctions, batches: list[Any], rtol: float = 1e-3, atol: float = 5e-5
-) -> dict[str, autoshard.Plan]:
-    """State and metrics of planned steps, one for each batch, are those of plain `jax.jit`; on each of `MESHES`."""
-    trail, first, step = [], jax.jit(functions.init)(0), jax.jit(functions.step)
-    state = first
-    for batch in batches:
-        state, metrics = step(state, batch)
-        trail.append((state, metrics))
-    plans = {}
-    for name, mesh in MESHES.items():
-        plan = plans[name] = plan_of(functions.step, (first, batches[0]), mesh)
-        state, step = jax.tree.map(jnp.copy, first), plan.jit(functions.step)
-        for batch, (expected, expected_metrics) in zip(batches, trail, strict=True):
-            state, metrics = step(state, batch)
-            assert_close(metrics, expected_metrics, rtol=5e-5, atol=1e-6)
-            assert_close(state, expected, rtol, atol)
-    return plans
+def assert_equal(plan: autoshard.Plan, reference: Reference) -> None:
+    """Planned steps are plain ones: metrics, parameters, optimizer and mutable state after each of `STEPS` steps."""
+    assert_small(deviations(plan, reference))
+
+
+def assert_small(found: dict[str, Deviation]) -> None:
+    """No part deviates by more than `TOLERANCE`."""
+    assert all(deviation.share <= TOLERANCE for deviation in found.values()), found
 
 
 def assert_decodes(config: Any, params: Any, full_pass: Callable[[jax.Array], jax.Array], tokens: jax.Array) -> None:
@@ -255,7 +246,7 @@ def decoding_deviations(program: Program, mesh: dict[str, int]) -> dict[str, Dev
     for position in range(-STEPS, 1):
         for part, got, want in zip(("metrics", "mutable"), found, expected, strict=True):
             leaves = lambda tree: {jax.tree_util.keystr(p): np.asarray(x) for p, x in jax.tree.leaves_with_path(tree)}
-            own = _deviation(leaves(got), leaves(want))
+            own = deviation(leaves(got), leaves(want))
             worst[part] = max(worst.get(part, own), own)
         if position < 0:
             expected = plain_decode(params, tokens[:, position], expected[1])

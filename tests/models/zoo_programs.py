@@ -128,7 +128,7 @@ PROGRAMS: Mapping[str, Program] = {
     ),
     "vit_linen": _program("vit_linen", ADAMW, {"labels": 10}, **_VIT),
     "wide_resnet": _program("wide_resnet", optimizers.sgd(0.05, weight_decay=1e-3), {"labels": 10}, remat=True),
-    "unet": _program("unet", ADAMW, {}, base_channels=8, num_groups=4),
+    "unet": _program("unet", optimizers.sgd(0.1, clip_norm=1.0), {}, base_channels=8, num_groups=4),
     "dlrm": _program(
         "dlrm", optimizers.sgd(0.1), {"categories": FAMILIES["dlrm"].presets["tiny"].table_rows, "clicks": 2}, 16
     ),
