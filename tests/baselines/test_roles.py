@@ -3,12 +3,19 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from autoshard_models.encoder_decoder import EncoderDecoderConfig
+from autoshard_models.moe import MoEConfig
+from autoshard_models.optimizers import adafactor, adamw
+from autoshard_models.train_step import build
+from autoshard_models.zoo import FAMILIES
 from baseline_programs import gpt, mlp
 
 from autoshard.errors import LayoutError
 from autoshard.planner.program import prepare
 from autoshard.planner.roles import roles_of
 from autoshard.trace.trace import trace
+
+ADAFACTOR = adafactor(min_dim_size_to_factor=8)
 
 
 def read(step):
@@ -61,6 +68,28 @@ def test_every_group_over_tokens_has_the_batch(kind):
             assert roles.batch_factors[group.index], operation
         assert all(group.factors[f].size == 16 for f in roles.batch_factors[group.index])
         assert roles.batch_factors[group.index].isdisjoint(roles.sequence_factors[group.index])
+
+
+@pytest.mark.parametrize("family", ["wide_resnet", "dlrm", "graph_network", "moe", "encoder_decoder"])
+def test_families(family):
+    """Images, clicks, graphs; norms whose update is welded to activations; factored moments."""
+    family = FAMILIES[family]
+    config = family.presets["tiny"]
+    functions = build(config, ADAFACTOR if family.config in (MoEConfig, EncoderDecoderConfig) else adamw())
+    state, batch = jax.eval_shape(functions.init, 0), family.batch_shapes(config, 8)
+    program = prepare(trace(functions.step, (state, batch), (0,)).graph)
+    roles = roles_of(program)
+    assert names(program, roles.batch_arguments) == tensors(program, "batch.") == {f"batch.{name}" for name in batch}
+    assert names(program, roles.parameters) == tensors(program, ".params.")
+    assert names(program, roles.optimizer_state) == tensors(program, ".opt_state.") | tensors(program, ".mutable.")
+    looked_up_by_distance = {"state.params.encoder_bias.table.embedding", "state.params.decoder_bias.table.embedding"}
+    ends = ("kernel", "embedding", "experts.up", "experts.down")
+    matrices = {name for name in tensors(program, ".params.") if name.endswith(ends)} - looked_up_by_distance
+    assert names(program, roles.matrix_parameters) >= matrices
+    vectors = {a.name for a in program.graph.arguments if len(program.graph.values[a.value].shape) < 2}
+    assert not names(program, roles.matrix_parameters) & vectors
+    welded = {name for name in names(program, roles.welded_state) if not name.endswith(("scale", "mean", "var"))}
+    assert not welded
 
 
 def test_batch_argnums_tells_the_batch_of_a_function_without_state():
