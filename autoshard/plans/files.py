@@ -15,7 +15,7 @@ from autoshard.garbage import collection_paused
 from autoshard.planner.decisions import SpecEntries
 from autoshard.plans.plan import Plan, PlannedTensor
 
-VERSION = 2
+VERSION = 3
 """Changes whenever a file written before could be misread."""
 
 _DERIVED = frozenset({"in_tree", "out_tree", "equations"})

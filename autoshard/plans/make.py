@@ -1,5 +1,6 @@
 """`autoshard.plan`: trace, formulate, solve, decode; over one mesh or over all logical meshes of a cluster."""
 
+import dataclasses
 import glob
 import math
 import os
@@ -202,7 +203,8 @@ def _assemble(
         )
 
     arguments = tuple(
-        planned(a.name, a.value, l) for a, l in zip(graph.arguments, decoded.argument_layouts, strict=True)
+        dataclasses.replace(planned(a.name, a.value, l), is_weak=getattr(v.aval, "weak_type", False))
+        for a, l, v in zip(graph.arguments, decoded.argument_layouts, traced.jaxpr.jaxpr.invars, strict=True)
     )
     outputs = tuple(
         PlannedTensor(o.name, (), "literal", ()) if o.value is None else planned(o.name, o.value, l)

@@ -21,12 +21,17 @@ from autoshard.trace.trace import Trace, trace
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """An argument or output leaf: its path, shape, dtype and planned layout (mesh axes per dimension)."""
+    """An argument or output leaf: its path, shape, dtype and planned layout (mesh axes per dimension).
+
+    `is_weak` tells of an argument whether its dtype gives way to that of others (JAX's weak types). Python numbers in
+    a state are such, and cease to be when it is restored from a file; the program is always traced as it was planned.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     entries: SpecEntries
+    is_weak: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ class Plan:
         Raises:
           PlanMismatchError: Naming the first difference.
         """
-        traced = trace(fn, args, self.donate_argnums, TraceOptions())
+        traced = trace(fn, self._as_planned(args), self.donate_argnums, TraceOptions())
         values = traced.graph.values
         found = [(a.name, values[a.value].shape, values[a.value].dtype) for a in traced.graph.arguments]
         planned = [(a.name, a.shape, a.dtype) for a in self.arguments]
@@ -176,6 +181,20 @@ class Plan:
                     "(another JAX or Flax version can also trace differently)."
                 )
         return traced
+
+    def _as_planned(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """`args`, those as shapes whose dtype gives way to others where the planned one did not, or the reverse."""
+        leaves, tree = jax.tree_util.tree_flatten(tuple(args))
+        if len(leaves) != len(self.arguments):
+            return tuple(args)
+        for k, (leaf, planned) in enumerate(zip(leaves, self.arguments, strict=True)):
+            is_number = isinstance(leaf, int | float | complex) and not hasattr(leaf, "dtype")
+            array = jax.typeof(leaf) if is_number else leaf
+            if getattr(array, "weak_type", False) == planned.is_weak:
+                continue
+            if (array.shape, str(array.dtype)) == (planned.shape, planned.dtype):
+                leaves[k] = jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=planned.is_weak)
+        return jax.tree_util.tree_unflatten(tree, leaves)
 
     def init(
         self, init_fn: Callable[..., Any], *args: Any, argument: int = 0, devices: Sequence[Any] | None = None

@@ -175,6 +175,15 @@ def test_donated_state_is_advanced_in_place(random_plan):
     assert_same(step(second, x)[0], expected)
 
 
+def test_numbers_that_were_weak_when_planned_may_be_arrays(random_plan):
+    """A state made of Python numbers comes back from a file as arrays, which promote otherwise."""
+    fn = lambda state, x: {"scale": state["scale"] * 0.5, "x": x * state["scale"]}
+    x = jnp.ones((8, 8), jnp.bfloat16)
+    plan = random_plan(fn, ({"scale": 2.0}, x), MESH, 0)
+    for scale in (2.0, np.float32(2), jnp.float32(2)):
+        assert_same(plan.jit(fn)({"scale": scale}, x), jax.jit(fn)({"scale": 2.0}, x))
+
+
 def test_static_arguments_are_bound_beforehand(random_plan):
     fn = jax.jit(lambda x, n: jnp.tile(x, n), static_argnums=1)
     bound = functools.partial(lambda n, x: fn(x, n), 3)
