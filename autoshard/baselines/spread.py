@@ -42,7 +42,6 @@ def spread_weights(kind: Spread, program: Program, roles: Roles) -> SpreadWeight
 
 
 def _experts(program: Program, roles: Roles) -> SpreadWeights | None:
-    ties = TiedDims(program)
     shared: dict[int, frozenset[int]] = {}
     used: set[int] = set()
     for group in program.groups:
@@ -56,6 +55,7 @@ def _experts(program: Program, roles: Roles) -> SpreadWeights | None:
                 shared[group.index] = shared.get(group.index, frozenset()) | _factors([access.dims]) & common
     if not used:
         return None
+    ties = TiedDims(program)
     sets = {ties.find(("factor", g, f)) for g, factors in shared.items() for f in factors}
     values, groups = _family(program, roles, used)
     in_sets = tuple(ties.factors(g, sets) for g in program.groups)
