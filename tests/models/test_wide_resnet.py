@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,3 +29,12 @@ def test_running_averages_follow_the_batch():
     np.testing.assert_allclose(given.mean((0, 1, 2)), jnp.zeros(4), atol=1e-6)
     np.testing.assert_allclose(layer.norm.mean, 0.25 * convolved.mean((0, 1, 2)), rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(layer.norm.var, 0.75 + 0.25 * convolved.var((0, 1, 2)), rtol=1e-4)
+
+
+def test_evaluation_norms_by_running_averages_so_that_each_image_counts_alone():
+    functions = build(SMALL, sgd())
+    evaluate, batch = jax.jit(functions.evaluate), zoo_checks.images_of(SMALL)
+    state = jax.jit(functions.init)(0)
+    parts = [jax.tree.map(lambda leaf, n=n: leaf[n : n + 4], batch) for n in (0, 4)]
+    alone = [float(evaluate(state, part)["loss"]) for part in parts]
+    assert float(evaluate(state, batch)["loss"]) == pytest.approx(sum(alone) / 2, rel=1e-5)
