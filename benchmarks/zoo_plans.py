@@ -40,8 +40,15 @@ COMPARED = (
     "recurrent_7b",
     "graph_network_weather",
 )
-BATCHES: dict[str, int] = {}
-"""Global batch of the cases in which the configuration's own does not fit the cluster's memory."""
+MICRO_BATCHES = {
+    "llama_8b@h100x64": 8,
+    "llama_8b@tpu-v5e-x256": 8,
+    "llama_70b@h100x64": 16,
+    "llama_70b@tpu-v5e-x256": 16,
+    "gpt3_175b@h100x64": 24,
+    "gpt3_175b@tpu-v5e-x256": 24,
+}
+"""Parts that the batch is run in, one after another, where whole it does not fit the cluster's memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +71,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """All rows of a case, the plan first; `batch` examples a step, over all devices."""
+    """All rows of a case, the plan first; `batch` examples a step over all devices, in `micro_batches` parts."""
 
     case: str
     batch: int
+    micro_batches: int
     rows: tuple[Row, ...]
     peak_rss_bytes: int
     load: float
@@ -91,8 +99,8 @@ def measure(case: str, with_strategies: bool, most_axes: int, time_limit_s: floa
     from autoshard.train.registry import train_functions
 
     name, _, cluster = case.partition("@")
-    overrides = [f"data.batch_size={BATCHES[case]}"] if case in BATCHES else []
-    config = load_config(ROOT / "configs" / f"{name}.yaml", overrides)
+    count = MICRO_BATCHES.get(case, 1)
+    config = load_config(ROOT / "configs" / f"{name}.yaml", [f"optimizer.num_micro_batches={count}"])
     functions = train_functions(config)
     state, batch = arguments(config, functions)
     options = PlanOptions(cache=False, max_mesh_axes=most_axes, time_limit_s=time_limit_s)
@@ -113,7 +121,7 @@ def measure(case: str, with_strategies: bool, most_axes: int, time_limit_s: floa
             took_s = time.perf_counter() - began
             rows.append(_row(strategy.name, outcome.plan, outcome.fits, took_s, outcome.reason))
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Record(case, config.data.batch_size, tuple(rows), rss_bytes, round(os.getloadavg()[0], 1))
+    return Record(case, config.data.batch_size, count, tuple(rows), rss_bytes, round(os.getloadavg()[0], 1))
 
 
 def _row(strategy, plan, fits, seconds, reason="") -> Row:
@@ -136,16 +144,16 @@ def table(records: list[Record]) -> str:
     ratios: dict[str, list[float]] = {}
     for r in records:
         name, _, cluster = r.case.partition("@")
-        own = r.rows[0]
+        own, batch = r.rows[0], f"{r.batch:,}" + (f" in {r.micro_batches}" if r.micro_batches > 1 else "")
         fitting = [row for row in r.rows[1:] if row.fits and row.step_s]
         best = min(fitting, key=lambda row: row.step_s, default=None)
         if own.step_s is None:
-            lines.append(f"| {name} | {cluster} | {r.batch:,} | none | {own.reason[:160]} |" + " |" * 7)
+            lines.append(f"| {name} | {cluster} | {batch} | none | {own.reason[:160]} |" + " |" * 7)
             continue
         ratio = best.step_s / own.step_s if best else None
         if ratio:
             ratios.setdefault(cluster, []).append(ratio)
-        cells = [name, cluster, f"{r.batch:,}", own.mesh, _time(own.step_s), f"{own.gap:.2%}"]
+        cells = [name, cluster, batch, own.mesh, _time(own.step_s), f"{own.gap:.2%}"]
         cells += [f"{own.peak_bytes / 1e9:.3g} GB", f"{own.seconds:.1f} s", f"{r.peak_rss_bytes / 1e9:.2f} GB"]
         cells += (
             [best.strategy, _time(best.step_s), f"{ratio:.3f}"] if best else ["none fits" * (len(r.rows) > 1), "", ""]
