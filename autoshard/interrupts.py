@@ -10,9 +10,10 @@ from types import FrameType
 
 @dataclasses.dataclass(slots=True)
 class StopRequest:
-    """Whether a stop has been asked for."""
+    """Whether a stop has been asked for, and whether it has been asked for again."""
 
     requested: bool = False
+    is_urgent: bool = False
 
 
 @contextlib.contextmanager
@@ -20,18 +21,18 @@ def stop_on_signals(numbers: Sequence[int] = (signal.SIGINT,)) -> Iterator[StopR
     """Turns the first of the given signals within the block into a `StopRequest`; the second raises KeyboardInterrupt.
 
     Only Python's main thread receives signals; elsewhere nothing is changed and the request stays unset. Handlers that
-    the program installed itself are left in place, and so is a signal that the process was started to ignore.
+    the program installed itself are left in place, and so is a signal that the process was started to ignore. A block
+    within another that listens to one of the same signals shares its request.
     """
-    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield StopRequest()
         return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if request.requested:
-            raise KeyboardInterrupt
-        request.requested = True
-
+    around = [handler for handler in map(signal.getsignal, numbers) if isinstance(handler, _Handler)]
+    if around:
+        yield around[0].request
+        return
+    request = StopRequest()
+    handle = _Handler(request)
     before = {}
     try:
         for number in numbers:
@@ -41,3 +42,16 @@ def stop_on_signals(numbers: Sequence[int] = (signal.SIGINT,)) -> Iterator[StopR
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class _Handler:
+    """Notes the first signal in a request, and raises KeyboardInterrupt at the next."""
+
+    def __init__(self, request: StopRequest) -> None:
+        self.request = request
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.request.requested:
+            self.request.is_urgent = True
+            raise KeyboardInterrupt
+        self.request.requested = True

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from autoshard.baselines import Settings, Strategy, prepare_subject, suited, try_baseline
 from autoshard.baselines.make import Subject
 from autoshard.errors import SolverError
+from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.plans.make import budget_of, homogeneous_slice, plan_program
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.plan import Plan
@@ -148,6 +149,9 @@ def compare(
       **settings: See `autoshard.baselines.Settings`. Without `mesh`, autoshard searches its meshes, and each strategy
         has the meshes that suit it.
 
+    The first Ctrl-C ends the search for the plan at hand with the best so far, and leaves out the strategies that
+    follow; the second one ends it all.
+
     Returns:
       The comparison. A contender that exceeds the memory limit, or that cannot be written down, is in it all the same,
       with the reason.
@@ -159,10 +163,10 @@ def compare(
     subject = prepare_subject(fn, *args, **settings)
     hardware = homogeneous_slice(subject.cluster)
     limit = budget_of(hardware, settings.get("memory_budget_bytes"), options)
-    contenders = [_own(subject, pins, _told(settings, options, NAME))]
-    for strategy in suited(subject) if strategies is None else strategies:
-        outcome = try_baseline(strategy, subject, **_told(settings, options, strategy.name))
-        contenders.append(Contender(strategy.name, outcome.plan, outcome.fits, outcome.reason))
+    with stop_on_signals() as stop:
+        contenders = [_own(subject, pins, _told(settings, options, NAME))]
+        for strategy in suited(subject) if strategies is None else strategies:
+            contenders.append(_strategy(strategy, subject, _told(settings, options, strategy.name), stop))
     return Comparison(
         title or getattr(fn, "__name__", "the function"),
         subject.cluster.name,
@@ -171,6 +175,20 @@ def compare(
         None if math.isinf(limit) else limit,
         tuple(contenders),
     )
+
+
+def _strategy(strategy: Strategy, subject: Subject, settings: Settings, stop: StopRequest) -> Contender:
+    """A strategy's plan, or why there is none."""
+    untried = Contender(strategy.name, None, False, "Not tried: stopped.")
+    if stop.requested:
+        return untried
+    try:
+        outcome = try_baseline(strategy, subject, **settings)
+    except KeyboardInterrupt:  # stopped before anything was found
+        if stop.is_urgent:
+            raise
+        return untried
+    return Contender(strategy.name, outcome.plan, outcome.fits, outcome.reason)
 
 
 def _own(subject: Subject, pins: Mapping[str, PartitionSpec] | None, settings: Settings) -> Contender:

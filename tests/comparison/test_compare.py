@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import signal
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -113,6 +114,23 @@ def test_nothing_fits():
     found = autoshard.compare(step, *shapes(), strategies=(), mesh={"data": 8}, memory_budget_bytes=1000, **SETTINGS)
     assert not found.own.fits and found.own.plan.estimate.peak_bytes > 1000
     assert "would do" in found.own.reason and verdict(found) == "No plan found fits the memory."
+
+
+def test_ctrl_c_keeps_what_is_there():
+    sent = []
+
+    def interrupt(progress):
+        if progress.stage.startswith("zero1") and not sent:
+            sent.append(progress)
+            signal.raise_signal(signal.SIGINT)
+
+    strategies = [Strategy(rule) for rule in (DataRule.DDP, DataRule.ZERO1, DataRule.ZERO2)]
+    options = autoshard.PlanOptions(on_progress=interrupt, cache=False)
+    found = autoshard.compare(step, *shapes(), strategies=strategies, mesh={"data": 8}, options=options, **SETTINGS)
+    own, ddp, _, zero2 = found.contenders
+    assert sent and own.plan is not None and ddp.plan is not None
+    assert zero2.plan is None and zero2.reason == "Not tried: stopped."
+    assert "stopped" in str(found)
 
 
 def test_json_holds_the_figures(comparison):
