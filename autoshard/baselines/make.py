@@ -235,14 +235,23 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
     return min(plans, key=lambda p: p.certificate.objective)
 
 
+WIDEST_TENSOR_AXIS = 16
+"""The widest tensor axis that a mix is tried with where the fastest links join more devices, as on a TPU slice.
+
+What people train with is below it: 8 in Megatron-LM (Narayanan et al. 2021, arXiv:2104.04473), 12 in PaLM (Chowdhery et
+al. 2022, arXiv:2204.02311).
+"""
+
+
 def default_meshes(strategy: Strategy, hardware: Slice, tensor_axis: str) -> tuple[dict[str, int], ...]:
-    """The meshes that a strategy is tried on: one axis, or for a mix every tensor axis inside a node."""
+    """The meshes that a strategy is tried on: one axis, or for a mix every usual tensor axis inside a node."""
     if strategy.data is None:
         return ({tensor_axis: hardware.num_devices},)
     if strategy.tensor is None:
         return ({"data": hardware.num_devices},)
     in_node = hardware.levels[0].size if hardware.levels else 1
-    sizes = [n for n in range(2, in_node + 1) if in_node % n == 0 and n < hardware.num_devices]
+    widest = min(in_node, WIDEST_TENSOR_AXIS)
+    sizes = [n for n in range(2, widest + 1) if in_node % n == 0 and n < hardware.num_devices]
     if not sizes:
         raise MeshError(
             f"A mix of data and tensor parallelism needs at least two devices a node and four in all; slice "
