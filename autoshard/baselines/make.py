@@ -178,6 +178,8 @@ def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Setti
 
 def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Outcome:
     """Plans one baseline; see `all_baselines`."""
+    options = dataclasses.replace(settings.get("options") or PlanOptions(), least_memory_s=0.0)
+    settings = {**settings, "options": options}
     unlimited: Settings = {**settings, "memory_budget_bytes": math.inf}
     try:
         plan = plan_baseline(strategy, subject, **unlimited)
@@ -185,8 +187,7 @@ def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settin
         return Outcome(strategy, None, False, str(error))
     limit = settings.get("memory_budget_bytes")
     if limit is None:
-        reserve = (settings.get("options") or PlanOptions()).memory_reserve
-        limit = homogeneous_slice(subject.cluster).device_type.memory_bytes * (1 - reserve)
+        limit = homogeneous_slice(subject.cluster).device_type.memory_bytes * (1 - options.memory_reserve)
     if plan.estimate.peak_bytes <= limit:
         return Outcome(strategy, plan, True)
     try:

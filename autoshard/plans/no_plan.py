@@ -12,53 +12,58 @@ from autoshard.plans.search import Question, report
 from autoshard.solver import SolverOptions, least_capacity
 from autoshard.solver.least_capacity import LeastCapacity
 
+_ADVICE = (
+    "Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch, micro-batches or "
+    "jax.checkpoint."
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Least:
-    """The least memory on the mesh that needs least, and a bound over all meshes."""
+    """The least memory on the mesh that needs least, if any was found, and a bound over all meshes."""
 
-    formulation: Formulation
-    least: LeastCapacity
+    best: tuple[Formulation, LeastCapacity] | None
     bound_bytes: float
 
 
 def no_plan_error(question: Question, meshes: Sequence[LogicalMesh]) -> SolverError:
     """The error for a search over `meshes` that ended without a plan; for memory, with the least budget that would do.
 
-    The search for that budget takes at most the time of one solve, over all meshes together.
+    The search for that budget takes `PlanOptions.least_memory_s`.
     """
     budget_bytes, options = question.budget_bytes, question.options
     found = _least_memory(question, meshes)
     within = f"within {options.time_limit_s:g} s a mesh"
-    if found is None:
+    others = f"On all {len(meshes)} meshes" if len(meshes) > 1 else "There"
+    bound = f"{others}, not less than {found.bound_bytes / 1e9:.4g} GB: proven."
+    if found.best is None:
+        if found.bound_bytes > budget_bytes:
+            return MemoryBudgetError(f"No plan needs at most {budget_bytes / 1e9:.4g} GB per device. {bound} {_ADVICE}")
         return SolverError(
-            f"No plan was found {within}, nor the least memory of any. Raise options.time_limit_s, or name the mesh: "
-            "mesh=."
+            f"No plan of at most {budget_bytes / 1e9:.4g} GB per device was found {within}, nor the least memory of "
+            "any. Raise options.time_limit_s and least_memory_s, or name the mesh: mesh=."
         )
-    least_bytes = found.least.peak
-    axes = ", ".join(f"{axis.name}={axis.size}" for axis in found.formulation.mesh.axes)
-    if least_bytes <= budget_bytes:
+    formulation, least = found.best
+    axes = ", ".join(f"{axis.name}={axis.size}" for axis in formulation.mesh.axes)
+    if least.peak <= budget_bytes:
         return SolverError(
-            f"No plan was found {within}, although on mesh {axes} one of {least_bytes / 1e9:.4g} GB per device exists "
+            f"No plan was found {within}, although on mesh {axes} one of {least.peak / 1e9:.4g} GB per device exists "
             f"and {budget_bytes / 1e9:.4g} GB are allowed. Raise options.time_limit_s or memory_budget_bytes, or name "
             "the mesh: mesh=."
         )
-    figures = estimate(found.formulation, found.least.choices)
+    figures = estimate(formulation, least.choices)
     alive = ", ".join(f"{m.name} {list(m.shape)} ({m.size_bytes / 1e9:.3g} GB)" for m in figures.memory[:5])
-    others = f" On all {len(meshes)} meshes" if len(meshes) > 1 else " There"
     return MemoryBudgetError(
         f"No plan found needs at most {budget_bytes / 1e9:.4g} GB per device. On mesh {axes}, "
-        f"{least_bytes / 1e9:.4g} GB (memory_budget_bytes={math.ceil(least_bytes)}) would do.{others}, not less than "
-        f"{found.bound_bytes / 1e9:.4g} GB: proven. The peak is at {figures.peak_at}, where these are alive, among "
-        f"others: {alive}. Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller "
-        "batch, micro-batches or jax.checkpoint."
+        f"{least.peak / 1e9:.4g} GB (memory_budget_bytes={math.ceil(least.peak)}) would do. {bound} The peak is at "
+        f"{figures.peak_at}, where these are alive, among others: {alive}. {_ADVICE}"
     )
 
 
-def _least_memory(question: Question, meshes: Sequence[LogicalMesh]) -> _Least | None:
-    """The least memory over `meshes`; None if no solution was found on any."""
+def _least_memory(question: Question, meshes: Sequence[LogicalMesh]) -> _Least:
+    """The least memory over `meshes`."""
     options = question.options
-    limits = SolverOptions(time_limit_s=options.time_limit_s / len(meshes), seed=options.seed)
+    limits = SolverOptions(time_limit_s=options.least_memory_s / len(meshes), seed=options.seed)
     best: tuple[Formulation, LeastCapacity] | None = None
     bound_bytes = math.inf
     for n, mesh in enumerate(meshes, 1):
@@ -69,4 +74,4 @@ def _least_memory(question: Question, meshes: Sequence[LogicalMesh]) -> _Least |
         bound_bytes = min(bound_bytes, least.bound)
         if least.choices is not None and (best is None or least.peak < best[1].peak):
             best = formulation, least
-    return None if best is None else _Least(*best, bound_bytes)
+    return _Least(best, bound_bytes)

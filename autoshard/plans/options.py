@@ -33,6 +33,8 @@ class PlanOptions:
         options give equal plans. See `SolverOptions`.
       cache: Whether solutions are kept on disk, to answer unchanged problems at once and to start changed ones from.
         The environment variable AUTOSHARD_CACHE names the folder, or says `off`. Not used with `work_limit`.
+      least_memory_s: Where nothing fits the memory, how long the least memory that would do is sought, over all meshes
+        together; with 0 the error tells only a bound that needs no search.
       on_progress: Called as the work goes on.
     """
 
@@ -45,4 +47,5 @@ class PlanOptions:
     seed: int = 0
     work_limit: float | None = None
     cache: bool = True
+    least_memory_s: float = 60.0
     on_progress: Callable[[PlanProgress], None] | None = None
