@@ -40,15 +40,15 @@ COMPARED = (
     "recurrent_7b",
     "graph_network_weather",
 )
-MICRO_BATCHES = {
-    "llama_8b@h100x64": 8,
-    "llama_8b@tpu-v5e-x256": 8,
-    "llama_70b@h100x64": 16,
-    "llama_70b@tpu-v5e-x256": 16,
-    "gpt3_175b@h100x64": 24,
-    "gpt3_175b@tpu-v5e-x256": 24,
+CHANGES = {
+    "llama_8b@h100x64": "optimizer.num_micro_batches=8",
+    "llama_8b@tpu-v5e-x256": "optimizer.num_micro_batches=8",
+    "llama_70b@h100x64": "optimizer.num_micro_batches=16",
+    "llama_70b@tpu-v5e-x256": "optimizer.num_micro_batches=16",
+    "gpt3_175b@h100x64": "optimizer.num_micro_batches=24",
+    "gpt3_175b@tpu-v5e-x256": "data.batch_size=64",
 }
-"""Parts that the batch is run in, one after another, where whole it does not fit the cluster's memory."""
+"""What is changed in a configuration whose batch does not fit the cluster's memory whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +99,8 @@ def measure(case: str, with_strategies: bool, most_axes: int, time_limit_s: floa
     from autoshard.train.registry import train_functions
 
     name, _, cluster = case.partition("@")
-    count = MICRO_BATCHES.get(case, 1)
-    config = load_config(ROOT / "configs" / f"{name}.yaml", [f"optimizer.num_micro_batches={count}"])
+    changes = [CHANGES[case]] if case in CHANGES else []
+    config = load_config(ROOT / "configs" / f"{name}.yaml", changes)
     functions = train_functions(config)
     state, batch = arguments(config, functions)
     options = PlanOptions(cache=False, max_mesh_axes=most_axes, time_limit_s=time_limit_s)
@@ -121,7 +121,8 @@ def measure(case: str, with_strategies: bool, most_axes: int, time_limit_s: floa
             took_s = time.perf_counter() - began
             rows.append(_row(strategy.name, outcome.plan, outcome.fits, took_s, outcome.reason))
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Record(case, config.data.batch_size, count, tuple(rows), rss_bytes, round(os.getloadavg()[0], 1))
+    batch, micro_batches = config.data.batch_size, config.optimizer.num_micro_batches
+    return Record(case, batch, micro_batches, tuple(rows), rss_bytes, round(os.getloadavg()[0], 1))
 
 
 def _row(strategy, plan, fits, seconds, reason="") -> Row:
