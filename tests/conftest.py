@@ -1,10 +1,11 @@
-"""Gives the tests eight CPU devices, no cache of solutions, and quick compilation; must run before anything uses a JAX
-backend.
+"""Gives the tests eight CPU devices, no cache of solutions, quick compilation, and Ctrl-C; must run before anything uses
+a JAX backend.
 """
 
 import mmap
 import os
 import pathlib
+import signal
 
 import jax
 import jaxlib
@@ -26,5 +27,8 @@ if _xla_has(QUICK):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{QUICK}=false".strip()
 
 os.environ["AUTOSHARD_CACHE"] = "off"  # what earlier runs solved must not decide what a test sees
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a run that a shell put in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_num_cpu_devices", 8)
