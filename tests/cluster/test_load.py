@@ -230,7 +230,7 @@ def test_mutated_files_load_or_are_refused(tmp_path, changes):
             if value is ...:
                 del holder[keys[-1]]
             else:
-                holder[keys[-1]] = value
+                holder[keys[-1]] = copy.deepcopy(value)
         except (KeyError, IndexError, TypeError):
             pass  # an earlier change took the place away
     try:
