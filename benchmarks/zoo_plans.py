@@ -138,32 +138,55 @@ def _row(strategy, plan, fits, seconds, reason="") -> Row:
 def table(records: list[Record]) -> str:
     """The records as Markdown."""
     lines = [
-        "| model | cluster | batch | mesh | step | gap | memory | planned in | host memory | best strategy | its step "
-        "| ratio |",
+        "| configuration | cluster | batch | mesh | step | gap | memory | planned in | host memory | best strategy "
+        "| its step | ratio |",
         "| --- " * 12 + "|",
     ]
-    ratios: dict[str, list[float]] = {}
     for r in records:
         name, _, cluster = r.case.partition("@")
         own, batch = r.rows[0], f"{r.batch:,}" + (f" in {r.micro_batches}" if r.micro_batches > 1 else "")
-        fitting = [row for row in r.rows[1:] if row.fits and row.step_s]
-        best = min(fitting, key=lambda row: row.step_s, default=None)
+        cells = [name, cluster, batch, own.mesh]
         if own.step_s is None:
-            lines.append(f"| {name} | {cluster} | {batch} | none | {own.reason[:160]} |" + " |" * 7)
+            cells += ["none", "", "", f"{own.seconds:.1f} s", f"{r.peak_rss_bytes / 1e9:.2f} GB", "", "", ""]
+            lines.append("| " + " | ".join(cells) + " |")
             continue
-        ratio = best.step_s / own.step_s if best else None
-        if ratio:
-            ratios.setdefault(cluster, []).append(ratio)
-        cells = [name, cluster, batch, own.mesh, _time(own.step_s), f"{own.gap:.2%}"]
-        cells += [f"{own.peak_bytes / 1e9:.3g} GB", f"{own.seconds:.1f} s", f"{r.peak_rss_bytes / 1e9:.2f} GB"]
-        cells += (
-            [best.strategy, _time(best.step_s), f"{ratio:.3f}"] if best else ["none fits" * (len(r.rows) > 1), "", ""]
-        )
+        cells += [_time(own.step_s), f"{own.gap:.2%}", f"{own.peak_bytes / 1e9:.3g} GB"]
+        cells += [f"{own.seconds:.1f} s", f"{r.peak_rss_bytes / 1e9:.2f} GB"]
+        best = best_strategy(r)
+        cells += [best.strategy, _time(best.step_s), f"{best.step_s / own.step_s:.3f}"] if best else ["", "", ""]
         lines.append("| " + " | ".join(cells) + " |")
-    for cluster, values in ratios.items():
-        mean = statistics.geometric_mean(values)
-        lines.append(f"\nGeometric mean on {cluster} over {len(values)} cases in which a strategy fits: {mean:.3f}.")
+    lines += [f"\n{r.case}: {r.rows[0].reason}" for r in records if r.rows[0].step_s is None]
     return "\n".join(lines)
+
+
+def best_strategy(record: Record) -> Row | None:
+    """The fastest strategy that keeps to the memory; None if none does or none was tried."""
+    fitting = [row for row in record.rows[1:] if row.fits and row.step_s]
+    return min(fitting, key=lambda row: row.step_s, default=None)
+
+
+def summary(records: dict[str, Record]) -> str:
+    """How much longer the best strategy takes than the plan, for each family and cluster, as Markdown."""
+    lines = ["| configuration | " + " | ".join(CLUSTERS) + " |", "| --- " * (len(CLUSTERS) + 1) + "|"]
+    ratios: dict[str, list[float]] = {cluster: [] for cluster in CLUSTERS}
+    for name in COMPARED:
+        cells = [name]
+        for cluster in CLUSTERS:
+            record = records.get(f"{name}@{cluster}")
+            if record is None or record.rows[0].step_s is None:
+                cells.append("no plan" if record else "")
+                continue
+            own, best = record.rows[0], best_strategy(record)
+            if best is None:
+                cells.append(f"no strategy fits; gap {own.gap:.2%}")
+                continue
+            ratios[cluster].append(best.step_s / own.step_s)
+            cells.append(f"{ratios[cluster][-1]:.2f} x ({best.strategy}); gap {own.gap:.2%}")
+        lines.append("| " + " | ".join(cells) + " |")
+    means = [
+        f"**{statistics.geometric_mean(ratios[c]):.2f} x** of {len(ratios[c])}" if ratios[c] else "" for c in CLUSTERS
+    ]
+    return "\n".join([*lines, "| **geometric mean** | " + " | ".join(means) + " |"])
 
 
 def _time(seconds: float) -> str:
@@ -217,7 +240,7 @@ def main() -> None:
         gap = "no plan" if own.gap is None else f"gap {own.gap:.2%}"
         print(f"{case}: {own.mesh} {gap} {own.reason[:100]} {took:.0f} s", file=sys.stderr)
     ordered = [records[case] for case in cases() if case in records]
-    text = table(ordered)
+    text = f"{summary(records)}\n\n{table(ordered)}"
     if not arguments.only:
         out.with_suffix(".md").write_text(text + "\n")
     print(text)
