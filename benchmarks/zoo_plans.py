@@ -30,7 +30,7 @@ CLUSTERS = ("h100x64", "h100x1024", "tpu-v5e-x256")
 COMPARED = (
     "gpt_13b",
     "llama_8b",
-    "encoder_10b",
+    "encoder_large",
     "encoder_decoder_3b",
     "moe_10b",
     "vit_h14",

@@ -148,7 +148,9 @@ class Ascent:
             total = sweep(
                 flat, self._tables, self._trial_messages, self._theta, way == 1, self.scratch, self._labels[way]
             )
-        return total + core.constant - float(prices @ flat.capacity)
+        with np.errstate(over="ignore"):  # where nothing fits, prices grow without end; what overflows bounds nothing
+            paid = float(prices @ flat.capacity)
+        return total + core.constant - paid if np.isfinite(paid) else -np.inf
 
     def _reprice(self, prices: np.ndarray) -> None:
         price_unary(self._core.flat, prices, self._unary)

@@ -1,13 +1,10 @@
-"""The plan against hand-written strategies: predicted on clusters, measured on eight CPU devices.
+"""The plan against hand-written strategies, measured on eight CPU devices.
 
-    python benchmarks/plan_vs_baselines.py predicted            # every case; --case NAME for one
-    python benchmarks/plan_vs_baselines.py measured
+    python benchmarks/measured_steps.py
 
-Both write a table (`.md`) and its numbers (`.json`) into benchmarks/results/. Predicted: `autoshard.plan` searches all
-meshes of up to two axes within the devices' memory; each baseline runs on its usual mesh (one axis; for a mix, the best
-tensor axis inside a node), and one that does not fit is planned without a limit and marked. Measured: one process, all
-programs compiled first, then one step of each in every round, in random order, so that whatever else the machine does
-falls on all alike; medians over rounds of the step time as a multiple of the plan's in the same round.
+Writes a table (`.md`) and its numbers (`.json`) into benchmarks/results/. One process, all programs compiled first,
+then one step of each in every round, in random order, so that whatever else the machine does falls on all alike;
+medians over rounds of the step time as a multiple of the plan's in the same round.
 """
 
 import argparse
@@ -24,23 +21,6 @@ import time
 import jax
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A model to plan on a cluster: a preset of `autoshard_models`, the global batch, a file of configs/clusters."""
-
-    name: str
-    preset: str
-    batch_size: int
-    cluster: str
-
-
-CASES = (
-    Case("gpt-1.3b-h100x8", "1.3b", 64, "h100x8"),
-    Case("gpt-6.7b-a100-40x16", "6.7b", 64, "a100-40x16"),
-    Case("gpt-13b-h100x64", "13b", 256, "h100x64"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,42 +76,6 @@ def timed(row: Row, seconds: list[float], plan_seconds: list[float]) -> Row:
         [ours / theirs for ours, theirs in zip(seconds, plan_seconds, strict=True)]
     )
     return dataclasses.replace(row, measured_s=statistics.median(seconds), ratio=middle, ratio_quartiles=(low, high))
-
-
-def predicted(case: Case, time_limit_s: float, out: pathlib.Path) -> None:
-    """Plans a case and all baselines, and writes the table."""
-    from autoshard_models import presets, train_step
-
-    from autoshard import PlanOptions, baselines
-    from autoshard.errors import AutoshardError
-    from autoshard.plans.make import plan_program
-
-    config = presets.preset(case.preset)
-    functions = train_step.build(config, train_step.adamw())
-    state = jax.eval_shape(functions.init, 0)
-    batch = train_step.batch_shapes(case.batch_size, config.context_length)
-    cluster = ROOT / "configs" / "clusters" / f"{case.cluster}.yaml"
-    options = PlanOptions(time_limit_s=time_limit_s, cache=False)
-    subject = baselines.prepare_subject(functions.step, state, batch, cluster=cluster, donate_argnums=0)
-    rows = []
-    for strategy in baselines.suited(subject):
-        outcome = baselines.try_baseline(strategy, subject, options=options)
-        rows.append(row_of(strategy.name, outcome.plan, outcome.fits, outcome.reason))
-        print(_line(rows[-1]), flush=True)
-    try:
-        plan = plan_program(
-            subject.traced, subject.program, subject.cluster, None, subject.donated, None, None, options
-        )
-        rows.insert(0, row_of("plan", plan, True))
-    except AutoshardError as error:
-        rows.insert(0, row_of("plan", None, False, str(error)))
-    print(_line(rows[0]), flush=True)
-    memory = subject.cluster.slices()[0].device_type.memory_bytes
-    title = (
-        f"GPT {case.preset}, batch {case.batch_size} x {config.context_length} tokens, AdamW, recomputed blocks, on "
-        f"`{case.cluster}` ({memory / 1e9:.0f} GB a device, 10 % reserved); at most {time_limit_s:g} s a solve"
-    )
-    write(out, f"predicted-{case.name}", title, rows)
 
 
 def measured(layers: int, width: int, sequence: int, batch_size: int, rounds: int, out: pathlib.Path) -> None:
@@ -201,11 +145,13 @@ def _line(row: Row) -> str:
 def table(rows: list[Row]) -> str:
     """The rows as Markdown; ratios are relative to the first row, the plan."""
     first = rows[0]
-    is_measured = first.measured_s is not None
     head = [
         "strategy",
         "mesh",
-        "step",
+        "measured step",
+        "of the plan's",
+        "quartiles",
+        "predicted step",
         "of the plan's",
         "compute",
         "communication",
@@ -214,22 +160,15 @@ def table(rows: list[Row]) -> str:
         "fits",
         "proof",
     ]
-    if is_measured:
-        head[2:4] = ["measured step", "of the plan's", "quartiles", "predicted step", "of the plan's"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for r in rows:
-        if r.step_s is None:
-            lines.append(f"| {r.name} | - |" + " - |" * (len(head) - 4) + f" {'no' if not r.fits else ''} | no plan |")
-            continue
         ratio = lambda ours, theirs: f"{ours / theirs:.3f}" if ours and theirs else "-"
-        cells = [r.name, r.mesh]
-        if is_measured:
-            cells += [
-                f"{r.measured_s * 1e3:.2f} ms",
-                f"{r.ratio:.3f}",
-                "{:.3f} to {:.3f}".format(*r.ratio_quartiles),
-            ]
-        cells += [
+        cells = [
+            r.name,
+            r.mesh,
+            f"{r.measured_s * 1e3:.2f} ms",
+            f"{r.ratio:.3f}",
+            "{:.3f} to {:.3f}".format(*r.ratio_quartiles),
             f"{r.step_s * 1e3:.2f} ms",
             ratio(r.step_s, first.step_s),
             f"{r.compute_s * 1e3:.2f} ms",
@@ -258,27 +197,16 @@ def write(out: pathlib.Path, name: str, title: str, rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("predicted", help="plan GPTs on cluster files; no device is needed")
-    one.add_argument("--case", choices=[c.name for c in CASES], help="only this case")
-    one.add_argument("--time-limit", type=float, default=60.0, help="seconds for each solve (default 60)")
-    two = commands.add_parser("measured", help="run a small GPT on eight CPU devices")
-    two.add_argument("--layers", type=int, default=2)
-    two.add_argument("--width", type=int, default=128)
-    two.add_argument("--sequence", type=int, default=64)
-    two.add_argument("--batch", type=int, default=32)
-    two.add_argument("--rounds", type=int, default=100, help="timed steps of each program (default 100)")
-    for command in (one, two):
-        command.add_argument(
-            "--out", type=pathlib.Path, default=ROOT / "benchmarks" / "results", help="folder of the tables"
-        )
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--sequence", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=100, help="timed steps of each program (default 100)")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=ROOT / "benchmarks" / "results", help="folder of the tables"
+    )
     chosen = parser.parse_args()
-    if chosen.command == "predicted":
-        for case in CASES:
-            if chosen.case in (None, case.name):
-                predicted(case, chosen.time_limit, chosen.out)
-    else:
-        measured(chosen.layers, chosen.width, chosen.sequence, chosen.batch, chosen.rounds, chosen.out)
+    measured(chosen.layers, chosen.width, chosen.sequence, chosen.batch, chosen.rounds, chosen.out)
 
 
 if __name__ == "__main__":
