@@ -47,8 +47,10 @@ CHANGES = {
     "llama_70b@tpu-v5e-x256": "optimizer.num_micro_batches=16",
     "gpt3_175b@h100x64": "optimizer.num_micro_batches=24",
     "gpt3_175b@tpu-v5e-x256": "data.batch_size=64",
+    "wide_resnet_13b@tpu-v5e-x256": "optimizer.num_micro_batches=4",
+    "moe_1t@h100x64": "model.overrides.param_dtype=bfloat16",
 }
-"""What is changed in a configuration whose batch does not fit the cluster's memory whole."""
+"""What is changed in a configuration that does not fit the cluster's memory as it is."""
 
 
 @dataclasses.dataclass(frozen=True)
