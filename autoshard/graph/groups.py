@@ -5,9 +5,9 @@ middle of a chain moves the same bytes as at one of its ends. A parameter's whol
 group this way. Every other operation is a group of its own.
 
 Two operations join through a value when both are pointwise, all consumers of the value are pointwise, both run equally
-often, and the dimensions of the value are tied to factors in the same way on both sides. A value used several times
-joins only operations whose whole iteration space it spans, so that a mask or a learning rate shared by all layers does
-not weld the layers together.
+often, and the dimensions of the value are tied to factors in the same way on both sides. A value used several times,
+and what is made of it in its own iteration space, joins only operations whose whole iteration space it spans, so that a
+mask, a bias of attention scores or a learning rate shared by all layers does not weld the layers together.
 
 A sum whose terms are all partial sums is one group with the operations that make them: the terms are added first and
 reduced once, as XLA does by reassociating all-reduces. The gradients of three projections of one input, or of an
@@ -283,10 +283,14 @@ def _join_sums(
 def _join_chains(
     operations: Sequence[Operation], joins: Sequence[bool], uses: Uses, groups: _Union, factors: _Factors
 ) -> None:
-    """Joins pointwise operations through the values that one makes and another reads; only those that `joins` names."""
+    """Joins pointwise operations through the values that one makes and another reads; only those that `joins` names.
+
+    What is made of a shared value alone, such as the same with a dimension of one more, is as good as shared.
+    """
     known: dict[tuple[int, int, int, int, bool], Pairs | None] = {}
     start = factors.start
     kept = {o for c in operations if not joins[c.index] for o in c.operands}  # read by others, too
+    shared_by_origin: set[int] = set()
     for producer in operations:
         if not joins[producer.index]:
             continue
@@ -295,7 +299,7 @@ def _join_chains(
             if value is None or value in kept or value not in uses:
                 continue
             consumers = uses[value]
-            several = len(consumers) > 1
+            several = len(consumers) > 1 or value in shared_by_origin
             for consumer, operand in consumers:
                 if producer.trips != consumer.trips:
                     continue
@@ -310,6 +314,8 @@ def _join_chains(
                 theirs = start[consumer.index]
                 if factors.join_all([(mine + f, theirs + g) for f, g in shared]):
                     groups.join(producer.index, consumer.index)
+                    if several:
+                        shared_by_origin.update(r for r in consumer.results if r is not None)
 
 
 def _join_common_reads(operations: Sequence[Operation], reread: frozenset[int], factors: _Factors) -> None:

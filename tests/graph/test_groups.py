@@ -189,6 +189,19 @@ def test_a_shared_mask_does_not_weld_layers():
     assert len(group_holding(graph, "dot_general")) == 3
 
 
+def test_a_shared_bias_does_not_weld_layers():
+    """Made once, and given a dimension of one in each layer before it meets the batch."""
+
+    def scores(table, layers):
+        bias = jnp.sin(table).T
+        return [jnp.tanh(x * 2.0 + bias[None]) for x in layers]
+
+    graph = trace(scores, (f32(8, 6), [f32(4, 6, 8)] * 3)).graph
+    layers = group_holding(graph, "tanh")
+    assert len(layers) == 3
+    assert all(len(g.factors) == 3 for g in layers), "each has one batch"
+
+
 def test_gradients_of_one_input_are_summed_before_they_are_reduced():
     """Three projections of x: dx is the sum of three products, each partial where the output features are split."""
 
