@@ -5,9 +5,11 @@ middle of a chain moves the same bytes as at one of its ends. A parameter's whol
 group this way. Every other operation is a group of its own.
 
 Two operations join through a value when both are pointwise, all consumers of the value are pointwise, both run equally
-often, and the dimensions of the value are tied to factors in the same way on both sides. A value used several times,
-and what is made of it in its own iteration space, joins only operations whose whole iteration space it spans, so that a
-mask, a bias of attention scores or a learning rate shared by all layers does not weld the layers together.
+often, and the dimensions of the value are tied to factors in the same way on both sides. A value used several times
+joins only operations whose whole iteration space it spans, so that a mask or a learning rate shared by all layers does
+not weld the layers together. Where layers are welded all the same, because each first gives the shared value a
+dimension of one, as to a bias of attention scores, their operations are joined anew and what is made of a shared value
+alone counts as shared.
 
 A sum whose terms are all partial sums is one group with the operations that make them: the terms are added first and
 reduced once, as XLA does by reassociating all-reduces. The gradients of three projections of one input, or of an
@@ -16,7 +18,7 @@ embedding that is also the output layer, meet like that.
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -281,11 +283,17 @@ def _join_sums(
 
 
 def _join_chains(
-    operations: Sequence[Operation], joins: Sequence[bool], uses: Uses, groups: _Union, factors: _Factors
+    operations: Sequence[Operation],
+    joins: Sequence[bool],
+    uses: Uses,
+    groups: _Union,
+    factors: _Factors,
+    welded: Set[int],
 ) -> None:
     """Joins pointwise operations through the values that one makes and another reads; only those that `joins` names.
 
-    What is made of a shared value alone, such as the same with a dimension of one more, is as good as shared.
+    Among the operations in `welded`, what is made of a shared value alone, such as the same with a dimension of one
+    more, is as good as shared.
     """
     known: dict[tuple[int, int, int, int, bool], Pairs | None] = {}
     start = factors.start
@@ -314,7 +322,7 @@ def _join_chains(
                 theirs = start[consumer.index]
                 if factors.join_all([(mine + f, theirs + g) for f, g in shared]):
                     groups.join(producer.index, consumer.index)
-                    if several:
+                    if several and consumer.index in welded:
                         shared_by_origin.update(r for r in consumer.results if r is not None)
 
 
@@ -349,20 +357,33 @@ def group_operations(graph: Graph) -> tuple[Group, ...]:
         for slot, value in enumerate(operation.operands):
             if value is not None:
                 uses[value].append((operation, slot))
-    groups, factors = _Union(len(graph.operations)), _Factors(graph.operations)
     sums = _partial_sums(decided, pointwise, uses)
-    _join_sums(sums, graph.operations, groups, factors)
     joins = [is_light and index not in sums for index, is_light in enumerate(pointwise)]
-    _join_chains(decided, joins, uses, groups, factors)
-    members: dict[int, list[Operation]] = collections.defaultdict(list)
-    root = groups.roots()
-    for operation in decided:
-        members[root[operation.index]].append(operation)
     reread = frozenset([value for value, users in uses.items() if len(users) > 1])
-    for operations in members.values():
-        _join_common_reads(operations, reread, factors)
-    freezer = _Freezer(factors, free)
-    return tuple([freezer.freeze(i, operations) for i, operations in enumerate(members.values())])
+
+    def joined(welded: Set[int]) -> list[Group]:
+        groups, factors = _Union(len(graph.operations)), _Factors(graph.operations)
+        _join_sums(sums, graph.operations, groups, factors)
+        _join_chains(decided, joins, uses, groups, factors, welded)
+        members: dict[int, list[Operation]] = collections.defaultdict(list)
+        root = groups.roots()
+        for operation in decided:
+            members[root[operation.index]].append(operation)
+        for operations in members.values():
+            _join_common_reads(operations, reread, factors)
+        freezer = _Freezer(factors, free)
+        return [freezer.freeze(i, operations) for i, operations in enumerate(members.values())]
+
+    groups = joined(frozenset())
+    welded = frozenset([o for g in groups if _is_welded(g) for o in g.operations])
+    return tuple(joined(welded) if welded else groups)
+
+
+def _is_welded(group: Group) -> bool:
+    """Whether no operation of the group spans its iteration space: a shared value has joined what has no more in
+    common, such as the attention of several layers, of which a mesh axis could then split only one by the batch.
+    """
+    return len(group.factors) > max(map(len, map(set, group.factor_maps)))
 
 
 class _Freezer:
