@@ -1,5 +1,5 @@
-"""Gives the tests eight CPU devices, no cache of solutions, quick compilation, and Ctrl-C; must run before anything uses
-a JAX backend.
+"""Gives the tests eight CPU devices, no cache of solutions, quick compilation, and Ctrl-C; must run before anything
+uses a JAX backend.
 """
 
 import os
