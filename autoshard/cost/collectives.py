@@ -62,7 +62,10 @@ Source: OpenXLA, `xla_gpu_all_reduce_combine_threshold_bytes` and its siblings f
 xla/debug_options_flags.cc, default 30 MiB.
 """
 MOST_JOINED = 256
-"""Most collectives that XLA joins into one. Source: OpenXLA, `kCombineThresholdCount` of its combiner passes."""
+"""Most collectives that XLA joins into one.
+
+Source: OpenXLA, `combine_threshold_count` of the combiner passes in xla/service/gpu/gpu_compiler.cc.
+"""
 
 
 def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:

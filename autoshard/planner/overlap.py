@@ -11,14 +11,16 @@ from collections.abc import Sequence
 
 from autoshard.cost.collectives import MOST_JOINED, Collective, joined
 from autoshard.graph.graph import Graph, Operation, OperationKind
-from autoshard.graph.groups import Group, pointwise_operations
+from autoshard.graph.groups import Group
 
 
-def weight_values(graph: Graph) -> frozenset[int]:
-    """State arguments, their slices in loops, and what pointwise operations make of them alone."""
+def weight_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
+    """State arguments, their slices in loops, and what pointwise operations make of them alone; `pointwise` tells of
+    each operation whether it is (`pointwise_operations`).
+    """
     weights = {graph.arguments[o.successor_of].value for o in graph.outputs if o.successor_of is not None}
     values = graph.values
-    for operation, is_light in zip(graph.operations, pointwise_operations(graph), strict=True):
+    for operation, is_light in zip(graph.operations, pointwise, strict=True):
         if not is_light and operation.kind is not OperationKind.SCAN_SLICE:
             continue
         is_weight = False
@@ -32,11 +34,11 @@ def weight_values(graph: Graph) -> frozenset[int]:
     return frozenset(weights)
 
 
-def gradient_values(graph: Graph) -> frozenset[int]:
-    """Values that reach nothing but the successors of state, through pointwise operations, norms and the stacking of
-    loops.
+def gradient_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
+    """Values that reach nothing but the successors of state, through pointwise operations (`pointwise`, as above),
+    norms and the stacking of loops.
     """
-    values, pointwise = graph.values, pointwise_operations(graph)
+    values = graph.values
     seen = {o.value for o in graph.outputs if o.successor_of is not None}  # successors, and whatever is read
     waited: set[int] = set()  # read by operations that make more than gradients and norms
     gradients: set[int] = set()

@@ -38,5 +38,6 @@ def prepare(graph: Graph) -> Program:
     in_memory = live.stored.union(value for value, _ in live.alias_stop)
     shapes = (shape_of(g, graph, live, in_memory, pointwise) for g in groups)
     shapes = tuple(interned.setdefault(s, s) for s in shapes)
-    gradients = gradient_values(graph)
-    return Program(graph, groups, live, shapes, weight_values(graph), gradients, num_joined(groups, gradients))
+    gradients = gradient_values(graph, pointwise)
+    weights = weight_values(graph, pointwise)
+    return Program(graph, groups, live, shapes, weights, gradients, num_joined(groups, gradients))
