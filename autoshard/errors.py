@@ -58,3 +58,7 @@ class ExportError(AutoshardError):
 
 class MissingExtraError(AutoshardError):
     """An optional library is needed that is not installed."""
+
+
+class VerificationError(AutoshardError):
+    """A planned step cannot be compiled ahead of time, or what the compiler made of it cannot be read."""

@@ -32,6 +32,11 @@ def partition_spec(entries: SpecEntries) -> PartitionSpec:
     return PartitionSpec(*spec)
 
 
+def scope_of(equation: int) -> str:
+    """The name under which equation number `equation` appears in compiled programs and in profiles."""
+    return f"eqn{equation}"
+
+
 @dataclasses.dataclass(slots=True)
 class _Counter:
     """Numbers equations depth first, as the trace does."""
@@ -78,12 +83,13 @@ class Evaluator:
         for i, equation in enumerate(jaxpr.eqns):
             number = counter.take()
             wanted = self.shardings.get(number, EquationShardings())
-            operands = self._read(list(map(read, equation.invars)), wanted)
-            results = self._evaluate(equation, operands, wanted, counter)
-            entries = dict(wanted.results)
-            for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
-                if not isinstance(v, jex.DropVar):
-                    env[v] = self._constrain(r, entries.get(slot))
+            with jax.named_scope(scope_of(number)):
+                operands = self._read(list(map(read, equation.invars)), wanted)
+                results = self._evaluate(equation, operands, wanted, counter)
+                entries = dict(wanted.results)
+                for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
+                    if not isinstance(v, jex.DropVar):
+                        env[v] = self._constrain(r, entries.get(slot))
             for v in equation.invars:
                 if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
                     env.pop(v, None)

@@ -1,0 +1,1 @@
+"""Checking a plan against the compiler: what it predicted beside what XLA makes of it."""

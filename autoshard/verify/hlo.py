@@ -1,0 +1,197 @@
+"""Reading optimised HLO text: computations, instructions, their shapes, and how often each runs.
+
+`compiled.as_text()` is the one public view of what XLA made of a program. Only what a verification needs is read; the
+grammar is that of HLO's own printer (OpenXLA, xla/hlo/ir/hlo_instruction.cc, `HloInstruction::ToString`).
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from autoshard.errors import VerificationError
+
+_BITS = {
+    "pred": 8,
+    "token": 0,
+    "opaque": 0,
+    "c64": 64,
+    "c128": 128,
+    "bf16": 16,
+    "tf32": 32,
+}
+"""Bits of the element types whose names do not tell them; `f8e4m3fn` and `u32` tell theirs."""
+
+_ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\]")
+_COMMENT = re.compile(r"/\*.*?\*/")
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+)\s*(?:\(.*\))?.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"(calls|to_apply|body|condition|branch_computations|called_computations)=(\{[^}]*\}|%[\w.\-]+)")
+_TRUE_FALSE = re.compile(r"(?:true|false)_computation=%([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Array:
+    """The type of one array: element type and dimensions."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> float:
+        """Bytes, without padding."""
+        return math.prod(self.dims) * bits_of(self.dtype) / 8
+
+
+@functools.cache
+def bits_of(dtype: str) -> int:
+    """Bits of one element of an HLO type, such as 8 of `f8e4m3fn`.
+
+    Raises:
+      VerificationError: The type is not known.
+    """
+    if dtype in _BITS:
+        return _BITS[dtype]
+    found = re.match(r"[fsu](\d+)", dtype)
+    if found is None:
+        raise VerificationError(f"An HLO array has an element type that autoshard knows; received {dtype!r}.")
+    return int(found.group(1))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+      name, opcode: As printed; `all-reduce-start` and the like stay as they are.
+      result: The arrays of the result, tuples flattened.
+      operands: Names of the operands.
+      called: Names of the computations that it calls.
+      trips: How often it runs what it calls, where a loop's count is known; else 1.
+      attributes: The text after the operands.
+    """
+
+    name: str
+    opcode: str
+    result: tuple[Array, ...]
+    operands: tuple[str, ...]
+    called: tuple[str, ...]
+    trips: int
+    attributes: str
+
+    @property
+    def op_name(self) -> str:
+        """The path of names that JAX gave the operation; empty where the compiler has dropped it."""
+        found = _OP_NAME.search(self.attributes)
+        return found.group(1) if found else ""
+
+    @property
+    def result_bytes(self) -> float:
+        """Bytes of all arrays of the result."""
+        return sum(a.size_bytes for a in self.result)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Computation:
+    """A computation: its instructions by name, in order, and the name of the one whose result it returns."""
+
+    name: str
+    instructions: Mapping[str, Instruction]
+    root: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HloModule:
+    """A whole program: its computations by name, and the name of the first one to run."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+    def runs(self) -> Iterator[tuple[Computation, Instruction, float]]:
+        """Every instruction that runs as such (not inside a fusion or a reduction), and how often in one step.
+
+        A branch of a conditional counts as if it were always taken.
+        """
+        counts: dict[str, float] = {}
+
+        def visit(name: str, times: float) -> None:
+            counts[name] = counts.get(name, 0.0) + times
+            for instruction in self.computations[name].instructions.values():
+                if instruction.opcode in ("while", "call", "conditional", "async-start"):
+                    for callee in instruction.called:
+                        visit(callee, times * instruction.trips)
+
+        visit(self.entry, 1.0)
+        for name, times in counts.items():
+            computation = self.computations[name]
+            for instruction in computation.instructions.values():
+                yield computation, instruction, times
+
+
+def parse(text: str) -> HloModule:
+    """Reads the text of an HLO module.
+
+    Raises:
+      VerificationError: It is not one.
+    """
+    computations: dict[str, Computation] = {}
+    entry = name = root = ""
+    current: dict[str, Instruction] = {}
+    for line in text.splitlines():
+        if line.startswith("}"):
+            if name:
+                computations[name] = Computation(name, current, root or next(reversed(current), ""))
+            name, root, current = "", "", {}
+        elif not line.startswith(" "):
+            header = _HEADER.match(line)
+            if header and not line.startswith("HloModule"):
+                name = header.group(2)
+                entry = name if header.group(1) else entry
+        elif name and (head := _INSTRUCTION.match(line)):
+            instruction = _instruction(head.group(2), _COMMENT.sub("", line[head.end() :]))
+            current[instruction.name] = instruction
+            root = instruction.name if head.group(1) else root
+    if not entry:
+        raise VerificationError(
+            "The text of a compiled program has an ENTRY computation; none was found in what the compiler returned: "
+            f"{text[:200]!r}. This version of XLA may print programs in another way."
+        )
+    return HloModule(computations, entry)
+
+
+def _instruction(name: str, text: str) -> Instruction:
+    """An instruction from the text after `name = `."""
+    split = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    kind, rest = text[:split], text[split:].lstrip()
+    opening = rest.index("(")
+    closing = _closing(rest, opening)
+    attributes = rest[closing + 1 :]
+    called = [n for _, listed in _CALLED.findall(attributes) for n in _NAME.findall(listed)]
+    called += _TRUE_FALSE.findall(attributes)
+    trips = _TRIPS.search(attributes)
+    return Instruction(
+        name,
+        rest[:opening],
+        tuple(Array(d, tuple(int(n.lstrip("<=")) for n in dims.split(",") if n)) for d, dims in _ARRAY.findall(kind)),
+        tuple(_NAME.findall(rest[opening:closing])),
+        tuple(called),
+        int(trips.group(1)) if trips else 1,
+        attributes,
+    )
+
+
+def _closing(text: str, opening: int) -> int:
+    """The index of the parenthesis that closes the one at `opening`."""
+    depth = 0
+    for index in range(opening, len(text)):
+        if text[index] == "(":
+            depth += 1
+        elif text[index] == ")":
+            depth -= 1
+            if depth == 0:
+                return index
+    raise VerificationError(f"The parentheses of an HLO instruction must close; received {text[:200]!r}.")

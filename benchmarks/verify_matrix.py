@@ -1,0 +1,218 @@
+"""Every model under the plan and under hand-written strategies, compiled for H100s: do the predictions hold?
+
+    python benchmarks/verify_matrix.py                     # goes on where it stopped
+    python benchmarks/verify_matrix.py --model gpt,moe --mesh 2x4 --only plan,zero3
+    python benchmarks/verify_matrix.py --table             # only writes the table of what is there
+
+Needs the extra `verify-gpu`, no GPU. The models have their published widths and few layers, since layers repeat. One
+JSON line a cell goes to benchmarks/results/verify-matrix.jsonl as soon as it is known, the table to verify-matrix.md.
+"""
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import time
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+from autoshard import baselines
+from autoshard.cluster import Cluster
+from autoshard.errors import AutoshardError
+from autoshard.plans.make import plan_program
+from autoshard.plans.options import PlanOptions
+from autoshard.train.config import load_config
+from autoshard.train.planning import arguments
+from autoshard.train.registry import train_functions
+from autoshard.verify.collectives import compiled_collectives
+from autoshard.verify.compile import compile_step, gpu_devices
+from autoshard.verify.hlo import parse
+from autoshard.verify.targets import H100
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+CONFIGS = ROOT / "configs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A configuration and what replaces its entries: fewer layers, and a batch for at most 16 devices."""
+
+    config: str
+    overrides: tuple[str, ...]
+
+
+MODELS = {
+    "gpt": Model("gpt_1.3b", ("model.overrides.num_layers=2", "data.batch_size=32")),
+    "gpt_linen": Model("gpt_1.3b", ("model.name=gpt_linen", "model.overrides.num_layers=2", "data.batch_size=32")),
+    "llama": Model("llama_8b", ("model.overrides.num_layers=2", "data.batch_size=16", "data.sequence_length=2048")),
+    "encoder": Model("encoder_large", ("model.overrides.num_layers=2", "data.batch_size=128")),
+    "encoder_decoder": Model("encoder_decoder_3b", ("model.overrides.num_layers=2", "data.batch_size=64")),
+    "moe": Model("moe_10b", ("model.overrides.num_layers=2", "model.overrides.num_experts=32", "data.batch_size=64")),
+    "vit": Model("vit_l16", ("model.overrides.num_layers=2", "data.batch_size=256")),
+    "vit_linen": Model("vit_l16", ("model.name=vit_linen", "model.overrides.num_layers=2", "data.batch_size=256")),
+    "wide_resnet": Model("wide_resnet_250m", ("model.overrides.blocks_per_stage=[1,1,1,1]", "data.batch_size=256")),
+    "unet": Model("unet_64", ("model.overrides.blocks_per_level=1", "data.batch_size=128")),
+    "dlrm": Model("dlrm_criteo", ("data.batch_size=8192",)),
+    "recurrent": Model("recurrent_1b", ("model.overrides.num_layers=2", "data.batch_size=32")),
+    "graph_network": Model("graph_network_weather", ("model.overrides.num_layers=2", "data.batch_size=16")),
+}
+MESHES = {
+    "8": {"data": 8},
+    "2x4": {"data": 2, "tensor": 4},
+    "4x4": {"data": 4, "tensor": 4},
+    "2x2x4": {"replica": 2, "data": 2, "tensor": 4},
+}
+PLAN = "plan"
+STRATEGIES = (PLAN, "ddp", "zero3", "megatron", "ddp+megatron", "zero3+megatron")
+PER_NODE = 8
+OPTIONS = PlanOptions(time_limit_s=30, cache=True)
+COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """Bytes that a device sends in a step by collectives of one kind over the same axes."""
+
+    kind: str
+    axes: tuple[str, ...]
+    predicted_bytes: float
+    compiled_bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What became of one model on one mesh under one strategy; `reason` says why there is no plan or no program."""
+
+    model: str
+    mesh: str
+    strategy: str
+    reason: str = ""
+    flows: tuple[Flow, ...] = ()
+    predicted_peak_bytes: float = 0.0
+    compiled_peak_bytes: float = 0.0
+    compiled_total_bytes: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.model, self.mesh, self.strategy
+
+    @property
+    def predicted_bytes(self) -> float:
+        return sum(f.predicted_bytes for f in self.flows)
+
+    @property
+    def compiled_bytes(self) -> float:
+        return sum(f.compiled_bytes for f in self.flows)
+
+
+def read(path: pathlib.Path) -> dict[tuple[str, str, str], Cell]:
+    """The cells that are known already."""
+    cells = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        fields = json.loads(line)
+        fields["flows"] = tuple(Flow(**{**f, "axes": tuple(f["axes"])}) for f in fields["flows"])
+        cell = Cell(**fields)
+        cells[cell.key] = cell
+    return cells
+
+
+def subject_of(model: Model, cluster: Cluster):
+    """The step of a model, its arguments, and the traced and prepared program."""
+    config = load_config(CONFIGS / f"{model.config}.yaml", model.overrides)
+    functions = train_functions(config)
+    args = arguments(config, functions)
+    return functions.step, args, baselines.prepare_subject(functions.step, *args, cluster=cluster, donate_argnums=0)
+
+
+def plan_of(name: str, subject, mesh):
+    if name == PLAN:
+        return plan_program(subject.traced, subject.program, subject.cluster, mesh, (0,), None, None, OPTIONS)
+    strategy = next(s for s in baselines.ALL if s.name == name)
+    return baselines.plan_baseline(strategy, subject, mesh=mesh, options=OPTIONS)
+
+
+def measured(key, step, args, subject, keep) -> Cell:
+    """Plans and compiles one cell."""
+    model, mesh, name = key
+    axes, started = MESHES[mesh], time.perf_counter()
+    try:
+        plan = plan_of(name, subject, axes)
+        devices = gpu_devices(H100, plan.num_devices, min(PER_NODE, plan.num_devices))
+        compiled = compile_step(plan, step, args, devices, COMPILER_OPTIONS)
+    except AutoshardError as error:
+        return Cell(*key, reason=str(error)[:300])
+    if keep:
+        folder = keep / "-".join(key)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hlo.txt").write_text(compiled.text)
+        (folder / "plan.txt").write_text(str(plan))
+        plan.save(folder / "plan.json")
+    predicted, found = collections.Counter(), collections.Counter()
+    for c in plan.estimate.communication:
+        predicted[c.kind, tuple(sorted(c.axes))] += c.wire_bytes
+    for c in compiled_collectives(parse(compiled.text), plan.axes):
+        found[c.kind, tuple(sorted(c.axes))] += c.wire_bytes
+    flows = tuple(Flow(*k, predicted[k], found[k]) for k in sorted({*predicted, *found}))
+    memory = compiled.memory
+    return Cell(
+        *key,
+        flows=flows,
+        predicted_peak_bytes=plan.estimate.peak_bytes,
+        compiled_peak_bytes=memory.peak_bytes,
+        compiled_total_bytes=memory.total_bytes,
+        seconds=round(time.perf_counter() - started, 1),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="only these, with commas between them")
+    parser.add_argument("--mesh", help=f"only these of {', '.join(MESHES)}")
+    parser.add_argument("--only", help=f"only these of {', '.join(STRATEGIES)}")
+    parser.add_argument("--again", action="store_true", help="also cells that are known")
+    parser.add_argument("--keep", type=pathlib.Path, help="keep plans and compiled programs in this folder")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
+    chosen = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 1)
+    lines = chosen.out / "verify-matrix.jsonl"
+    known = read(lines)
+    for name in chosen.model.split(",") if chosen.model else MODELS:
+        for mesh in chosen.mesh.split(",") if chosen.mesh else MESHES:
+            wanted = [(name, mesh, s) for s in (chosen.only.split(",") if chosen.only else STRATEGIES)]
+            if not chosen.again:
+                wanted = [key for key in wanted if key not in known]
+            wanted = [k for k in wanted if "+" not in k[2] or len(MESHES[mesh]) > 1]
+            if not wanted:
+                continue
+            nodes = max(1, jax.numpy.prod(jax.numpy.array(list(MESHES[mesh].values()))).item() // PER_NODE)
+            cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{nodes * PER_NODE}.yaml")
+            step, args, subject = subject_of(MODELS[name], cluster)
+            for key in wanted:
+                cell = measured(key, step, args, subject, chosen.keep)
+                with lines.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
+                print(_told(cell), flush=True)
+        jax.clear_caches()
+
+
+def _told(cell: Cell) -> str:
+    head = f"{' '.join(cell.key):38s}"
+    if cell.reason:
+        return f"{head} {cell.reason[:120]}"
+    ratio = lambda ours, theirs: ours / theirs if theirs else float("nan")
+    return (
+        f"{head} sent {cell.predicted_bytes / 1e6:9.1f} of {cell.compiled_bytes / 1e6:9.1f} MB "
+        f"{ratio(cell.predicted_bytes, cell.compiled_bytes):6.3f}   peak {cell.predicted_peak_bytes / 1e9:7.3f} of "
+        f"{cell.compiled_peak_bytes / 1e9:7.3f} GB {ratio(cell.predicted_peak_bytes, cell.compiled_peak_bytes):6.3f} "
+        f"(total {cell.compiled_total_bytes / 1e9:.3f})  {cell.seconds} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
