@@ -71,7 +71,7 @@ PLAN = "plan"
 STRATEGIES = (PLAN, "ddp", "zero3", "megatron", "ddp+megatron", "zero3+megatron")
 PER_NODE = 8
 OPTIONS = PlanOptions(time_limit_s=30, cache=True)
-COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
+COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def measured(key, step, args, subject, keep) -> Cell:
         plan = plan_of(name, subject, axes)
         devices = gpu_devices(H100, plan.num_devices, min(PER_NODE, plan.num_devices))
         compiled = compile_step(plan, step, args, devices, COMPILER_OPTIONS)
-    except AutoshardError as error:
+    except (AutoshardError, jax.errors.JaxRuntimeError) as error:
         return Cell(*key, reason=str(error)[:300])
     if keep:
         folder = keep / "-".join(key)

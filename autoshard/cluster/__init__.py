@@ -5,7 +5,22 @@ This room knows nothing of JAX, except for `Cluster.detect`, which asks it for t
 
 from autoshard.cluster.cluster import Cluster, NodeGroup
 from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.measured import Calibration, CollectiveKind, Curve, MeasuredCollective, MeasuredRates
 from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.cluster.slices import Slice
 
-__all__ = ["AxisLevel", "Cluster", "DeviceType", "Link", "LogicalMesh", "MeshAxis", "NodeGroup", "Slice"]
+__all__ = [
+    "AxisLevel",
+    "Calibration",
+    "Cluster",
+    "CollectiveKind",
+    "Curve",
+    "DeviceType",
+    "Link",
+    "LogicalMesh",
+    "MeasuredCollective",
+    "MeasuredRates",
+    "MeshAxis",
+    "NodeGroup",
+    "Slice",
+]

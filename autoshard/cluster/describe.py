@@ -1,5 +1,11 @@
 """Device types and links as plain data, and back: the parts that cluster files and the catalogue share."""
 
+from autoshard.cluster.describe_measured import (
+    collective_from_fields,
+    collective_to_dict,
+    rates_from_fields,
+    rates_to_dict,
+)
 from autoshard.cluster.device import DeviceType, Link
 from autoshard.cluster.fields import Fields
 
@@ -10,8 +16,9 @@ DEVICE_TYPE_KEYS = (
     "launch_overhead_s",
     "matmul_efficiency",
     "source",
+    "measured",
 )
-LINK_KEYS = ("latency_s", "bandwidth_bytes_per_s", "source")
+LINK_KEYS = ("latency_s", "bandwidth_bytes_per_s", "source", "collectives")
 
 
 def device_type_from_fields(name: str, fields: Fields) -> DeviceType:
@@ -30,12 +37,13 @@ def device_type_from_fields(name: str, fields: Fields) -> DeviceType:
         launch_overhead_s=fields.number("launch_overhead_s"),
         source=fields.text("source"),
         matmul_efficiency=fields.number("matmul_efficiency", 1.0),
+        measured=rates_from_fields(fields.fields("measured")) if "measured" in fields.values else None,
     )
 
 
 def device_type_to_dict(device_type: DeviceType) -> dict[str, object]:
     """The inverse of `device_type_from_fields`, without the name."""
-    return {
+    result: dict[str, object] = {
         "peak_flops_per_s": dict(device_type.peak_flops_per_s),
         "memory_bytes": device_type.memory_bytes,
         "memory_bandwidth_bytes_per_s": device_type.memory_bandwidth_bytes_per_s,
@@ -43,6 +51,9 @@ def device_type_to_dict(device_type: DeviceType) -> dict[str, object]:
         "matmul_efficiency": device_type.matmul_efficiency,
         "source": device_type.source,
     }
+    if device_type.measured is not None:
+        result["measured"] = rates_to_dict(device_type.measured)
+    return result
 
 
 def link_from_fields(fields: Fields, level: int) -> Link:
@@ -57,14 +68,21 @@ def link_from_fields(fields: Fields, level: int) -> Link:
         bandwidth_bytes_per_s=fields.number("bandwidth_bytes_per_s"),
         level=level,
         source=fields.text("source"),
+        collectives=tuple(
+            collective_from_fields(Fields.of(f"{fields.place}.collectives[{index}]", item))
+            for index, item in enumerate(fields.items("collectives"))
+        ),
     )
 
 
 def link_to_dict(link: Link) -> dict[str, object]:
     """The inverse of `link_from_fields`, with the level."""
-    return {
+    result: dict[str, object] = {
         "latency_s": link.latency_s,
         "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
         "level": link.level,
         "source": link.source,
     }
+    if link.collectives:
+        result["collectives"] = [collective_to_dict(measured) for measured in link.collectives]
+    return result

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from autoshard.cluster.checks import require_number, require_text, require_whole
+from autoshard.cluster.measured import CollectiveKind, MeasuredCollective, MeasuredRates, interpolated
 from autoshard.errors import ClusterError
 
 _REDUCED_PRECISION_FAMILIES = ("float8", "float4")
@@ -23,6 +24,7 @@ class DeviceType:
       launch_overhead_s: Time of a kernel that has hardly any work, when kernels are queued back to back.
       source: Where each of the figures above comes from.
       matmul_efficiency: Fraction of the peak that large matrix products reach; 1.0 where no source tells.
+      measured: Rates by size, which take the place of peaks where there are any; None if nothing was measured.
     """
 
     name: str
@@ -32,6 +34,7 @@ class DeviceType:
     launch_overhead_s: float
     source: str
     matmul_efficiency: float = 1.0
+    measured: MeasuredRates | None = None
 
     def __post_init__(self) -> None:
         require_text("device type", "name", self.name)
@@ -114,12 +117,14 @@ class Link:
       bandwidth_bytes_per_s: One-way bandwidth of one device.
       level: 0 inside a node, 1 between nodes, 2 and above further out.
       source: Where the two figures come from.
+      collectives: What was measured of single kinds of collectives; it takes the place of the two figures.
     """
 
     latency_s: float
     bandwidth_bytes_per_s: float
     level: int
     source: str
+    collectives: tuple[MeasuredCollective, ...] = ()
 
     def __post_init__(self) -> None:
         require_text("link", "source", self.source)
@@ -131,3 +136,14 @@ class Link:
         }
         for field, value in checked.items():
             object.__setattr__(self, field, value)
+        object.__setattr__(self, "collectives", tuple(self.collectives))
+        measured = [(m.kind, m.size) for m in self.collectives]
+        if len(set(measured)) != len(measured):
+            raise ClusterError(f"{owner}: each kind of collective must be measured once for each number of devices.")
+
+    def figures(self, kind: CollectiveKind, size: int) -> tuple[float, float]:
+        """Latency of a hop (s) and bandwidth (bytes/s) of a ring of `size` devices that does what `kind` does here."""
+        own = interpolated(self.collectives, kind, size) if self.collectives else None
+        if own is None:
+            return self.latency_s, self.bandwidth_bytes_per_s
+        return own.latency_s, own.bandwidth_bytes_per_s

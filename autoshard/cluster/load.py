@@ -1,4 +1,4 @@
-"""Cluster files: YAML, version 1.
+"""Cluster files: YAML, versions 1 and 2. Version 2 may also have measured figures, and is else the same.
 
     format: autoshard-cluster
     version: 1
@@ -25,6 +25,24 @@
         bandwidth_bytes_per_s: 50e9
         source: where the figures come from
 
+Version 2, as `autoshard calibrate` writes it. A device type may also have:
+
+    measured:                      # rates of one device while all others are as busy
+      calibrated: {date: 2026-01-31, jax: 0.10.2, device_kind: cpu, spread: 0.05}   # spread: of repeated timings
+      product_flops_per_s:         # matrix products: [flops of one product, rate] with rising flops, for each dtype
+        float32: [[1e4, 1e9], [1e8, 5e10]]
+      narrow_share: [[8, 0.5], [128, 1.0]]          # [least dimension of a product, share of that rate]
+      memory_bytes_per_s: [[1e4, 2e10], [1e7, 5e9]] # [bytes that a kernel moves, rate]
+      elementwise_per_s: 1e10      # additions and the like, where memory does not bind
+      function_per_s: 2e8          # exponentials and the like
+
+and a link:
+
+    collectives:                   # by kind and number of devices: hop and bandwidth of the ring that takes as long
+      - {kind: all-gather, size: 8, latency_s: 2e-5, bandwidth_bytes_per_s: 1e9}
+
+What is not measured is left out, and the other figures of the device type or link serve.
+
 A link written in place is the same mapping with an optional `level`, by default 0 for `intra_node`, 1 for
 `inter_node` and 2 for `between_groups`. A named link takes that default. The catalogue is
 `autoshard/cluster/catalogue.yaml`. Unknown keys are refused.
@@ -49,7 +67,8 @@ from autoshard.errors import ClusterError, FileFormatError
 from autoshard.files import read_yaml, write_text_atomically, yaml_text
 
 FORMAT = "autoshard-cluster"
-VERSION = 1
+VERSIONS = (1, 2)
+"""Read. Written is the lesser one that can hold the cluster."""
 
 _ROOT_KEYS = ("format", "version", "name", "groups", "between_groups", "device_types", "links")
 _GROUP_KEYS = ("name", "device_type", "num_nodes", "devices_per_node", "intra_node", "inter_node")
@@ -98,8 +117,10 @@ def cluster_from_dict(data: object, place: str = "cluster") -> Cluster:
             "A PaddlePaddle cluster JSON is read by Cluster.from_paddle_json."
         )
     version = root.required("version")
-    if isinstance(version, bool) or version != VERSION:
-        raise FileFormatError(f"{place} must have `version: {VERSION}`; received {version!r:.60}. Rewrite the file.")
+    if isinstance(version, bool) or version not in VERSIONS:
+        raise FileFormatError(
+            f"{place} must have `version: {VERSIONS[0]}` or `{VERSIONS[-1]}`; received {version!r:.60}. Rewrite the file."
+        )
     root.refuse_unknown(_ROOT_KEYS)
     own = _own_parts(root)
     groups = []
@@ -134,13 +155,19 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, object]:
         if group.inter_node is not None:
             entry["inter_node"] = link_to_dict(group.inter_node)
         groups.append(entry)
-    result: dict[str, object] = {"format": FORMAT, "version": VERSION, "name": cluster.name, "groups": groups}
+    version = VERSIONS[-1] if _is_measured(cluster) else VERSIONS[0]
+    result: dict[str, object] = {"format": FORMAT, "version": version, "name": cluster.name, "groups": groups}
     if cluster.between_groups is not None:
         result["between_groups"] = link_to_dict(cluster.between_groups)
     result["device_types"] = {
         group.device_type.name: device_type_to_dict(group.device_type) for group in cluster.groups
     }
     return result
+
+
+def _is_measured(cluster: Cluster) -> bool:
+    links = [cluster.between_groups, *(link for g in cluster.groups for link in (g.intra_node, g.inter_node))]
+    return any(g.device_type.measured for g in cluster.groups) or any(link and link.collectives for link in links)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,26 +12,19 @@ For n devices on one level with hop latency a (s) and one-way bandwidth w (bytes
 Over several levels an all-gather runs the slowest level first, on the smallest pieces, and a reduce-scatter runs it
 last: what crosses the slow links is what must cross them. Each collective is a kernel, and pays a launch (`launched`).
 
+Where a link has measured figures for a kind of collective and a number of devices (`Link.figures`), these are its a and
+w, so that the formula gives the measured time; it stays linear in B. Levels of one such link count as one level, since
+what was measured is a group of devices, and not a hierarchy of groups.
+
 The compiler joins small collectives that do not wait for each other, such as those of gradients, into large ones; each
 then pays its share of what is paid once (`joined`).
 """
 
 import dataclasses
-import enum
 import math
 from collections.abc import Sequence
 
-from autoshard.cluster import AxisLevel, DeviceType, MeshAxis
-
-
-class CollectiveKind(enum.Enum):
-    """The collectives that autoshard predicts, by their XLA names."""
-
-    ALL_GATHER = "all-gather"
-    REDUCE_SCATTER = "reduce-scatter"
-    ALL_REDUCE = "all-reduce"
-    ALL_TO_ALL = "all-to-all"
-    PERMUTE = "collective-permute"
+from autoshard.cluster import AxisLevel, CollectiveKind, DeviceType, MeshAxis
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,19 +62,27 @@ Source: OpenXLA, `combine_threshold_count` of the combiner passes in xla/service
 
 
 def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
-    """All levels of the axes, fastest first."""
+    """All levels of the axes, fastest first; those of one measured link as one."""
     levels = [level for axis in axes for level in axis.levels if level.size > 1]
-    return sorted(levels, key=lambda l: (-l.link.bandwidth_bytes_per_s, l.link.latency_s))
+    levels.sort(key=lambda l: (-l.link.bandwidth_bytes_per_s, l.link.latency_s))
+    merged: list[AxisLevel] = []
+    for level in levels:
+        if merged and level.link.collectives and merged[-1].link == level.link:
+            merged[-1] = AxisLevel(merged[-1].size * level.size, level.link)
+        else:
+            merged.append(level)
+    return merged
 
 
 def _ring(kind: CollectiveKind, axes: Sequence[MeshAxis], whole_bytes: float, passes: int) -> Collective:
     fixed_s = sending_s = wire_bytes = 0.0
     buffer_bytes = whole_bytes
     for level in _levels(axes):
-        n, link = level.size, level.link
+        n = level.size
+        latency_s, bandwidth = level.link.figures(kind, n)
         sent = (n - 1) / n * whole_bytes
-        fixed_s += passes * (n - 1) * link.latency_s
-        sending_s += passes * sent / link.bandwidth_bytes_per_s
+        fixed_s += passes * (n - 1) * latency_s
+        sending_s += passes * sent / bandwidth
         wire_bytes += passes * sent
         whole_bytes /= n  # the next, slower level handles only one n-th
     names = tuple(a.name for a in axes)
@@ -110,8 +111,9 @@ def all_to_all(axis: MeshAxis, local_bytes: float) -> Collective:
     for level in _levels([axis]):
         wider = reach * level.size
         sent = (wider - reach) / math.prod(l.size for l in axis.levels) * local_bytes
-        fixed_s += (level.size - 1) * level.link.latency_s
-        sending_s += sent / level.link.bandwidth_bytes_per_s
+        latency_s, bandwidth = level.link.figures(CollectiveKind.ALL_TO_ALL, level.size)
+        fixed_s += (level.size - 1) * latency_s
+        sending_s += sent / bandwidth
         wire_bytes += sent
         reach = wider
     return Collective(CollectiveKind.ALL_TO_ALL, (axis.name,), wire_bytes, fixed_s + sending_s, fixed_s, local_bytes)
@@ -119,10 +121,11 @@ def all_to_all(axis: MeshAxis, local_bytes: float) -> Collective:
 
 def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     """Every device sends its `local_bytes` to one other; the slowest link of `axes` decides."""
-    slowest = _levels(axes)[-1].link
-    time_s = slowest.latency_s + local_bytes / slowest.bandwidth_bytes_per_s
+    slowest = _levels(axes)[-1]
+    latency_s, bandwidth = slowest.link.figures(CollectiveKind.PERMUTE, slowest.size)
     names = tuple(a.name for a in axes)
-    return Collective(CollectiveKind.PERMUTE, names, local_bytes, time_s, slowest.latency_s, local_bytes)
+    time_s = latency_s + local_bytes / bandwidth
+    return Collective(CollectiveKind.PERMUTE, names, local_bytes, time_s, latency_s, local_bytes)
 
 
 def launched(collective: Collective, device: DeviceType) -> Collective:
