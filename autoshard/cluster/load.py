@@ -119,7 +119,8 @@ def cluster_from_dict(data: object, place: str = "cluster") -> Cluster:
     version = root.required("version")
     if isinstance(version, bool) or version not in VERSIONS:
         raise FileFormatError(
-            f"{place} must have `version: {VERSIONS[0]}` or `{VERSIONS[-1]}`; received {version!r:.60}. Rewrite the file."
+            f"{place} must have `version: {VERSIONS[0]}` or `{VERSIONS[-1]}`; received {version!r:.60}. "
+            "Rewrite the file."
         )
     root.refuse_unknown(_ROOT_KEYS)
     own = _own_parts(root)

@@ -14,7 +14,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_reduce, launched, reduce_scatter
-from autoshard.cost.compute import flops_s, kernel_s
+from autoshard.cost.compute import Work, flops_s, kernel_s, work_of
 from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Operation, Value
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import (
@@ -28,8 +28,6 @@ from autoshard.graph.layout import (
     spec_entries,
 )
 from autoshard.planner.liveness import Liveness
-
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,13 +71,31 @@ class ChoiceTable:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """Operations of a group that compute alike.
+
+    Attributes:
+      own: Their factors. dtype: Of their first operand. work: What they compute.
+      sides: Of matrix products, the factors of the rows, of the columns, and of what is summed.
+      flops: All of them together, unsharded. count: How many operations they are.
+    """
+
+    own: tuple[int, ...]
+    dtype: str
+    work: Work
+    sides: tuple[tuple[int, ...], ...]
+    flops: float
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class GroupShape:
     """What a group's choices depend on, and nothing else: groups of equal shape share one table.
 
     Attributes:
       factors: The iteration space.
       reads, writes: For each access: dims, whole size in bytes, shape.
-      kernels: For each operation that computes: its factors, flops, dtype, and whether it is a matrix product.
+      kernels: What its operations compute.
       launches: Kernels that the compiler makes of the group.
       fetched: For each read, whether it is read whole; not so where only a part of it is touched.
       stored: For each write, whether it is written whole: it reaches memory, and is not a changed operand.
@@ -91,7 +107,7 @@ class GroupShape:
     factors: tuple[Factor, ...]
     reads: tuple[tuple[Dims, float, tuple[int, ...]], ...]
     writes: tuple[tuple[Dims, float, tuple[int, ...]], ...]
-    kernels: tuple[tuple[tuple[int, ...], float, str, bool], ...]
+    kernels: tuple[Kernel, ...]
     launches: int
     fetched: tuple[bool, ...]
     stored: tuple[bool, ...]
@@ -109,21 +125,12 @@ def shape_of(group: Group, graph: Graph, live: Liveness, in_memory: Set[int], po
         float(graph.values[access.value].size_bytes),
         graph.values[access.value].shape,
     )
-    kernels: dict[tuple[tuple[int, ...], str, bool], float] = {}
-    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
-        if operation.rule.flops:
-            key = (
-                tuple(sorted(set(factor_map))),
-                _dtype_of(operation.operands, graph.values),
-                operation.name in _PRODUCTS,
-            )
-            kernels[key] = kernels.get(key, 0.0) + operation.rule.flops
     partly_read, partly_written, touched = _partial_accesses(group, operations, graph.values, in_memory)
     return GroupShape(
         group.factors,
         tuple(map(describe, group.reads)),
         tuple(map(describe, group.writes)),
-        tuple((own, flops, dtype, is_product) for (own, dtype, is_product), flops in kernels.items()),
+        _kernels(group, operations, graph.values),
         max(
             len({live.stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
             sum(o.rule.is_heavy for o in operations),
@@ -161,6 +168,39 @@ def _partial_accesses(
         size_bytes = part.num_elements * values[source].itemsize_bytes
         touched.append((map_dims(part.dims, factor_map), float(times * size_bytes)))
     return read, written, tuple(touched)
+
+
+def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Value]) -> tuple[Kernel, ...]:
+    kernels: dict[tuple, Kernel] = {}
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        if not operation.rule.flops:
+            continue
+        one = Kernel(
+            tuple(sorted(set(factor_map))),
+            _dtype_of(operation.operands, values),
+            work_of(operation.name),
+            _sides(operation, factor_map) if operation.name == "dot_general" else (),
+            operation.rule.flops,
+            1,
+        )
+        key = one.own, one.dtype, one.work, one.sides
+        known = kernels.get(key)
+        kernels[key] = (
+            one
+            if known is None
+            else dataclasses.replace(one, flops=known.flops + one.flops, count=known.count + one.count)
+        )
+    return tuple(kernels.values())
+
+
+def _sides(operation: Operation, factor_map: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The group's factors of a product's rows, of its columns, and of what it sums."""
+    left, right, result = (
+        {factor for factors in dims for factor in factors}
+        for dims in (*operation.rule.operands[:2], operation.rule.results[0])
+    )
+    sides = ((left & result) - right, (right & result) - left, (left & right) - result)
+    return tuple(tuple(sorted(factor_map[f] for f in side)) for side in sides)
 
 
 def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:
@@ -258,10 +298,11 @@ def _compute(
     if not shape.kernels and shape.launches == 0:
         return 0.0, 0.0
     total_flops = arithmetic_s = 0.0
-    for own, flops, dtype, is_product in shape.kernels:
-        here = flops / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in own)
+    for kernel in shape.kernels:
+        here = kernel.flops / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in kernel.own)
         total_flops += here
-        arithmetic_s += flops_s(mesh.device_type, here, dtype, is_product)
+        least = _least_dim(shape.factors, kernel.sides, assignment, sizes)
+        arithmetic_s += flops_s(mesh.device_type, here, kernel.dtype, kernel.work, kernel.count, least)
     parts = {dims: shard_bytes(1.0, layout, sizes) for dims, layout in (*reads.items(), *local.items())}
     moved = sum(
         size_bytes * parts[dims]
@@ -273,6 +314,20 @@ def _compute(
         if is_stored:
             moved += size_bytes * parts[dims]
     return kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches), total_flops
+
+
+def _least_dim(
+    factors: Sequence[Factor], sides: tuple[tuple[int, ...], ...], assignment: Assignment, sizes: tuple[int, ...]
+) -> float:
+    """The least dimension of a product on one device; infinite for other work."""
+    return min(
+        (
+            math.prod(factors[f].size for f in side)
+            / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in side)
+            for side in sides
+        ),
+        default=math.inf,
+    )
 
 
 def _resolve(

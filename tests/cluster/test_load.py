@@ -161,7 +161,7 @@ def test_own_parts_hide_the_catalogue(tmp_path):
     ("keys", "value", "error", "reason"),
     [
         (["format"], ..., FileFormatError, "format: autoshard-cluster"),
-        (["version"], 2, FileFormatError, "version: 1"),
+        (["version"], 3, FileFormatError, "version: 1"),
         (["version"], True, FileFormatError, "version: 1"),
         (["name"], ..., FileFormatError, "'name', which is missing"),
         (["name"], 7, FileFormatError, "name must be text"),

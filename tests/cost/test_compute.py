@@ -4,7 +4,7 @@ import pytest
 
 from autoshard.cluster import AxisLevel, DeviceType, Link, MeshAxis
 from autoshard.cost.collectives import launched, permute
-from autoshard.cost.compute import flops_s, kernel_s
+from autoshard.cost.compute import Work, flops_s, kernel_s
 
 DEVICE = DeviceType(
     "test",
@@ -18,10 +18,10 @@ DEVICE = DeviceType(
 
 
 def test_products_run_on_the_matrix_units():
-    assert flops_s(DEVICE, 1e12, "bfloat16", is_product=True) == pytest.approx(20e-3)
-    assert flops_s(DEVICE, 1e12, "float32", is_product=True) == pytest.approx(40e-3)
-    assert flops_s(DEVICE, 1e12, "float32", is_product=False) == pytest.approx(100e-3)
-    assert flops_s(DEVICE, 0.0, "float32", is_product=False) == 0
+    assert flops_s(DEVICE, 1e12, "bfloat16", Work.PRODUCT) == pytest.approx(20e-3)
+    assert flops_s(DEVICE, 1e12, "float32", Work.PRODUCT) == pytest.approx(40e-3)
+    assert flops_s(DEVICE, 1e12, "float32", Work.OTHER) == pytest.approx(100e-3)
+    assert flops_s(DEVICE, 0.0, "float32", Work.OTHER) == 0
 
 
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
