@@ -73,11 +73,19 @@ def _join_slices(steps: list[Step]) -> list[Step]:
     return joined
 
 
-def _out_of_order(before: Layout, after: Layout, axes: Sequence[int]) -> list[int]:
-    """Those of `axes` that stay on their dimension but whose major neighbours there change."""
-    stays = [a for a in axes if before[a] == after[a] != WHOLE]
-    majors = lambda a, layout: [b for b in axes if b < a and layout[b] == before[a]]
-    return [a for a in stays if majors(a, before) != majors(a, after)]
+def out_of_order(before: Layout, after: Layout, axes: Sequence[int]) -> list[int]:
+    """Those of `axes` that stay on their dimension but whose major neighbours there change, and those neighbours: along
+    all of these, pieces change places.
+    """
+    shifted: set[int] = set()
+    for a in axes:
+        if before[a] != after[a] or before[a] == WHOLE:
+            continue
+        earlier = [b for b in axes if b < a]
+        changed = [b for b in earlier if (before[b] == before[a]) != (after[b] == after[a])]
+        if changed:
+            shifted.update((a, *changed))
+    return sorted(shifted)
 
 
 def _parts(layout: Layout, axis_sizes: Sequence[int]) -> dict[int, int]:
@@ -92,9 +100,10 @@ def _price(step: Step, size_bytes: float, mesh: LogicalMesh) -> list[Collective]
     moved = [a for a in split if a in step.axes and WHOLE not in (step.before[a], step.after[a])]
     gathered = [a for a in split if step.before[a] != WHOLE and step.after[a] == WHOLE]
     smallest_bytes = min(shard_bytes(size_bytes, step.before, sizes), shard_bytes(size_bytes, step.after, sizes))
-    shifted = _out_of_order(step.before, step.after, split)
+    shifted = out_of_order(step.before, step.after, split)
     if len(moved) > 1 and _parts(step.before, sizes) == _parts(step.after, sizes):  # whole pieces change places
-        return [launched(permute([mesh.axes[a] for a in (*moved, *shifted)], smallest_bytes), mesh.device_type)]
+        axes = sorted({*moved, *shifted})
+        return [launched(permute([mesh.axes[a] for a in axes], smallest_bytes), mesh.device_type)]
     for a in moved:
         collectives.append(all_to_all(mesh.axes[a], smallest_bytes))
     if shifted:

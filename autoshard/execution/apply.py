@@ -126,7 +126,7 @@ class Evaluator:
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
-                if (rule := rule_by_shards(equation)) is not None:
+                if (rule := rule_by_shards(equation, wanted)) is not None:
                     return run_by_shards(equation, operands, rule, wanted, self.mesh)
                 results = equation.primitive.bind(*operands, **equation.params)
                 return list(results) if equation.primitive.multiple_results else [results]

@@ -22,8 +22,10 @@ _AxesOf = dict[int, tuple[str, ...]]
 """The mesh axes that split each factor, major to minor."""
 
 
-def rule_by_shards(equation: jex.JaxprEqn) -> FactorRule | None:
+def rule_by_shards(equation: jex.JaxprEqn, wanted: EquationShardings) -> FactorRule | None:
     """The rule of an equation that must run by shards; None for any other."""
+    if wanted.scatters:
+        return table_rule(leaf_of(equation))
     rule = table_rule(leaf_of(equation)) if equation.primitive.name in BY_SHARDS else None
     return rule if rule is not None and rule.by_shards else None
 
@@ -53,14 +55,22 @@ def run_by_shards(
             return [_row_major(equation.primitive.bind(*map(_row_major, shards), **params))]
         results = equation.primitive.bind(*shards, **params)
         results = list(results) if equation.primitive.multiple_results else [results]
-        return [jax.lax.psum(result, summed) for result in results] if summed else results
+        return [_summed(result, summed, wanted.scatters) for result in results] if summed else results
 
     if not axes_of:
         return local(*operands)
-    specs = lambda tensors: [_spec(dims, axes_of) for dims in tensors]
-    return jax.shard_map(
-        local, mesh=mesh, in_specs=tuple(specs(rule.operands)), out_specs=specs(rule.results), check_vma=False
-    )(*operands)
+    ins = tuple(_spec(dims, axes_of) for dims in rule.operands)
+    outs = [_spec(dims, axes_of, wanted.scatters) for dims in rule.results]
+    return jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(*operands)
+
+
+def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]]) -> jax.Array:
+    """The sum of `result` over the mesh `axes`, of which each device keeps its piece where it is scattered."""
+    for dim in dict.fromkeys(dim for _, dim in scatters):
+        together = tuple(axis for axis, d in scatters if d == dim)
+        result = jax.lax.psum_scatter(result, together, scatter_dimension=dim, tiled=True)
+    left = tuple(axis for axis in axes if axis not in dict(scatters))
+    return jax.lax.psum(result, left) if left else result
 
 
 def _row_major(x: jax.Array) -> jax.Array:
@@ -105,8 +115,12 @@ def _size(axes: Sequence[str], mesh: Mesh) -> int:
     return size
 
 
-def _spec(dims: Dims, axes_of: _AxesOf) -> PartitionSpec:
-    return PartitionSpec(*[tuple(axis for factor in dim for axis in axes_of.get(factor, ())) or None for dim in dims])
+def _spec(dims: Dims, axes_of: _AxesOf, scatters: Sequence[tuple[str, int]] = ()) -> PartitionSpec:
+    """The layout of a tensor whose factors are split as `axes_of` says; scattered axes are the minor ones."""
+    split = [[axis for factor in dim for axis in axes_of.get(factor, ())] for dim in dims]
+    for axis, dim in scatters:
+        split[dim].append(axis)
+    return PartitionSpec(*[tuple(axes) or None for axes in split])
 
 
 def _local_params(equation: jex.JaxprEqn, rule: FactorRule, ways: Mapping[int, int]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import Collective, all_reduce, launched, reduce_scatter
+from autoshard.cost.collectives import Collective, all_reduce, launched, permute, reduce_scatter
 from autoshard.cost.compute import Work, flops_s, kernel_s, work_of
+from autoshard.cost.reshard import out_of_order
 from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Operation, Value
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import (
@@ -244,6 +245,17 @@ def _merge(layout: Layout, scatter: Layout) -> Layout:
     return tuple(s if s != WHOLE else d for d, s in zip(layout, scatter, strict=True))
 
 
+def scatter_order(scatter: Layout) -> tuple[tuple[int, ...], ...]:
+    """The axes that are reduce-scattered together, since onto one dimension, in the order in which this happens: inner
+    axes, whose links are faster, first, so that the slower ones carry less.
+    """
+    together: dict[int, list[int]] = {}
+    for a, d in enumerate(scatter):
+        if d != WHOLE:
+            together.setdefault(d, []).append(a)
+    return tuple(tuple(axes) for axes in sorted(together.values(), key=lambda axes: -axes[-1]))
+
+
 def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]) -> Iterator[tuple[Assignment, list[Layout]]]:
     """All assignments that split every factor evenly and keep every piece contiguous, with their resolutions."""
     factor_sizes = tuple(f.size for f in shape.factors)
@@ -348,13 +360,19 @@ def _resolve(
     # several writes of equal dimensions are the terms of one sum, reduced once, as the last of them
     results = shape.writes[-1:] if len(local) == 1 else shape.writes
     for dims, size_bytes, _ in results:
-        partial_bytes = shard_bytes(size_bytes, local[dims], sizes)
-        left_bytes = partial_bytes / math.prod(sizes[a] for a in scattered)
+        left_bytes = shard_bytes(size_bytes, local[dims], sizes)
         if scattered:
-            steps.append(reduce_scatter([mesh.axes[a] for a in scattered], partial_bytes))
-            extra_bytes += partial_bytes
+            extra_bytes += left_bytes
+        for axes in scatter_order(choice.scatter):
+            axes = [a for a in axes if sizes[a] > 1]
+            if axes:
+                steps.append(reduce_scatter([mesh.axes[a] for a in axes], left_bytes))
+                left_bytes /= math.prod(sizes[a] for a in axes)
         if reduced:
             steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
+        split = [a for a, n in enumerate(sizes) if n > 1]
+        if shifted := out_of_order(local[dims], _merge(local[dims], choice.scatter), split):
+            steps.append(permute([mesh.axes[a] for a in shifted], left_bytes))
     if shape.is_scalar_sum:
         return tuple(
             dataclasses.replace(

@@ -16,6 +16,8 @@ class EquationShardings:
     Attributes:
       operands: (operand slot, the layouts it passes through; the last is the one in which the equation reads it).
       results: (result slot, layout).
+      scatters: (mesh axis, dimension of the result): the partial sums over this axis are reduce-scattered onto this
+        dimension, one after another. An equation that has any runs by shards, and all its operands are named.
       body: For loops: (input slot of the body, layout inside). A carry has this layout before and after the body too.
       again: Operand slots whose copy must be made anew although an earlier equation made the same one.
     """
@@ -24,3 +26,4 @@ class EquationShardings:
     results: tuple[tuple[int, SpecEntries], ...] = ()
     body: tuple[tuple[int, SpecEntries], ...] = ()
     again: tuple[int, ...] = ()
+    scatters: tuple[tuple[str, int], ...] = ()

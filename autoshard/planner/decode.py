@@ -13,9 +13,15 @@ from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims, pointwise_operations
 from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
 from autoshard.planner.build import Flow, Formulation
-from autoshard.planner.choices import Choice
+from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate, MemoryItem
+
+
+SCATTERING = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
+"""Operations whose partial sums execution itself reduce-scatters. XLA, left alone, sums them whole first where two axes
+go onto two dimensions, and may gather an operand where an axis joins a dimension in front of one that is there.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,6 +125,7 @@ class _Slots:
         self.results: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
         self.body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
         self.again: dict[int, set[int]] = collections.defaultdict(set)
+        self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
 
     def freeze(self) -> tuple[tuple[int, EquationShardings], ...]:
         """By equation number; equal ones are one object."""
@@ -127,7 +134,8 @@ class _Slots:
         rows = []
         for n in sorted({*self.operands, *self.results, *self.body}):
             again = tuple(sorted(self.again[n])) if n in self.again else ()
-            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), again)
+            scatters = self.scatters.get(n, ())
+            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), again, scatters)
             if key not in shared:
                 shared[key] = EquationShardings(*key)
             rows.append((n, shared[key]))
@@ -154,6 +162,9 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
         for index in _moving(reader, group):
             operation = graph.operations[index]
             factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
+            scatters = _scatters(reader, group, operation, factor_map)
+            if scatters:
+                slots.scatters[operation.equation] = scatters
             for slot, value in enumerate(operation.operands):
                 if value is None or not values[value].shape or value not in reader.layout:
                     continue
@@ -162,7 +173,7 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                     map_dims(operation.rule.operands[slot], factor_map), reader.choice(group.index).assignment
                 )
                 if wanted == held:
-                    if operation.rule.by_shards:
+                    if operation.rule.by_shards or scatters:
                         slots.operands[operation.equation][slot] = (reader.entries(value, held),)
                     continue
                 slots.operands[operation.equation][slot] = tuple(
@@ -190,6 +201,28 @@ def _moving(reader: _Reader, group: Group) -> Sequence[int]:
         if layout.get(access.value, column[row]) != column[row]:
             moving.extend(access.operations)
     return sorted(set(moving))
+
+
+def _scatters(
+    reader: _Reader, group: Group, operation: Operation, factor_map: Sequence[int]
+) -> tuple[tuple[str, int], ...]:
+    """`EquationShardings.scatters` of an operation of `group`."""
+    choice, rule, names = reader.choice(group.index), operation.rule, reader.f.mesh.axis_names
+    if operation.name not in SCATTERING or all(s == WHOLE for s in choice.scatter):
+        return ()
+    if any(o not in reader.layout for o in operation.operands):
+        return ()
+    summed = {factor_map[k] for k, factor in enumerate(rule.factors) if factor.reduction is not None}
+    own = map_dims(rule.results[0], factor_map)
+    written = group.writes[-1].dims
+    found = []
+    for axes in scatter_order(choice.scatter):
+        for a in axes:
+            dim = written[choice.scatter[a]]
+            if choice.assignment[a] not in summed or own.count(dim) != 1:
+                return ()
+            found.append((names[a], own.index(dim)))
+    return tuple(found)
 
 
 def _loop_shardings(operation: Operation, reader: _Reader, slots: _Slots) -> None:
@@ -279,6 +312,7 @@ def _item(
         step.wire_bytes * trips,
         step.time_s * trips,
         trips,
+        operation.equation if operation else None,
     )
 
 

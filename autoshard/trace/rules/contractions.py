@@ -73,5 +73,5 @@ def conv_general_dilated(leaf: Leaf) -> FactorRule:
         (_placed(numbers.out_spec, image, out_feature),),
         flops=_flops_per_multiply_add(lhs.dtype) * multiply_adds,
         is_heavy=True,
-        by_shards=num_groups > 1,
+        by_shards=True,
     )
