@@ -14,6 +14,7 @@ class CommunicationItem:
       wire_bytes, time_s: Per device and call of the program, all trips together; of a collective that can hide behind
         computation, only the exposed share of the time (`PlanOptions.overlap`).
       count: How often it runs in one call.
+      equation: Number of the equation that it serves; None on the way to an output.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class CommunicationItem:
     wire_bytes: float
     time_s: float
     count: float
+    equation: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from autoshard.garbage import collection_paused
 from autoshard.planner.decisions import SpecEntries
 from autoshard.plans.plan import Plan, PlannedTensor
 
-VERSION = 3
+VERSION = 4
 """Changes whenever a file written before could be misread."""
 
 _DERIVED = frozenset({"in_tree", "out_tree", "equations"})
@@ -62,9 +62,11 @@ def read_plan(path: str | Path) -> Plan:
         raise FileFormatError(
             f'`{path}` is not an autoshard plan: it lacks `"format": "autoshard-plan"`. Make one with `autoshard plan`.'
         )
+    if raw.get("version") == 3:
+        raw = _upgraded(raw)
     if raw.get("version") != VERSION:
         raise FileFormatError(
-            f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION}. "
+            f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} and 3. "
             "Plan again."
         )
     try:
@@ -84,6 +86,23 @@ def read_plan(path: str | Path) -> Plan:
     )
     _check(plan, path)
     return plan
+
+
+def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:
+    """A document of version 3 as one of version 4, which also tells nodes, configuration, equations and scatters."""
+    raw = {**raw, "version": VERSION, "devices_per_node": None, "configuration": None}
+    if isinstance(raw.get("shardings"), list):
+        raw["shardings"] = [
+            [row[0], {**row[1], "scatters": []}]
+            if isinstance(row, list) and len(row) == 2 and isinstance(row[1], dict)
+            else row
+            for row in raw["shardings"]
+        ]
+    estimate = raw.get("estimate")
+    if isinstance(estimate, dict) and isinstance(estimate.get("communication"), list):
+        items = [{**i, "equation": None} if isinstance(i, dict) else i for i in estimate["communication"]]
+        raw["estimate"] = {**estimate, "communication": items}
+    return raw
 
 
 def _check(plan: Plan, path: str | Path) -> None:

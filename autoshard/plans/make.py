@@ -239,6 +239,7 @@ def _assemble(
         close_choices=near,
         candidates=candidates,
         warnings=warnings,
+        devices_per_node=math.prod(l.size for axis in logical.axes for l in axis.levels if l.link.level == 0),
         in_tree=traced.in_tree,
         out_tree=traced.out_tree,
     )

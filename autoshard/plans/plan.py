@@ -76,6 +76,8 @@ class Plan:
       estimate: Predicted time, traffic and memory. certificate: How near the optimum the plan is proven to be.
       close_choices: Decisions that were nearly ties. candidates: The logical meshes considered.
       warnings: What was kept whole for want of knowledge, and the like.
+      devices_per_node: How many of the devices the fastest links join; None where that is not known.
+      configuration: The training configuration that the plan was made from, as JSON; None for a function of one's own.
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
     """
 
@@ -96,6 +98,8 @@ class Plan:
     close_choices: tuple[CloseChoice, ...] = ()
     candidates: tuple[MeshCandidate, ...] = ()
     warnings: tuple[str, ...] = ()
+    devices_per_node: int | None = None
+    configuration: str | None = None
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
 

@@ -1,6 +1,7 @@
 """From a training configuration to a plan: the one place where the train room calls the planner."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict
@@ -36,12 +37,12 @@ def make_plan(
         solution: the solution of the problem that `write_config_problem` writes, to make the plan of.
 
     Returns:
-        The plan, in which the training state is donated.
+        The plan, in which the training state is donated, and which tells `config`.
 
     Raises:
         AutoshardError: the cluster or the plan to start from cannot be read, or no plan satisfies the limits.
     """
-    return plan(
+    made = plan(
         functions.step,
         *arguments(config, functions),
         **_settings(config),
@@ -49,6 +50,7 @@ def make_plan(
         options=_options(config.plan, on_progress),
         solution=solution,
     )
+    return dataclasses.replace(made, configuration=config.model_dump_json())
 
 
 def write_config_problem(

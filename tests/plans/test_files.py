@@ -55,6 +55,20 @@ def test_infinities_are_read_back(plan, tmp_path):
     assert Plan.load(tmp_path / "odd.json") == odd
 
 
+def test_plans_of_the_version_before_are_read(plan, document, tmp_path):
+    """Version 3 told neither nodes, nor configuration, nor equations, nor scatters."""
+    before = copy.deepcopy(document)
+    before["version"] = 3
+    del before["devices_per_node"], before["configuration"]
+    for _, shardings in before["shardings"]:
+        assert not shardings.pop("scatters")
+    for item in before["estimate"]["communication"]:
+        del item["equation"]
+    items = tuple(dataclasses.replace(c, equation=None) for c in plan.estimate.communication)
+    estimate = dataclasses.replace(plan.estimate, communication=items)
+    assert load(before, tmp_path) == dataclasses.replace(plan, estimate=estimate, devices_per_node=None)
+
+
 def test_a_plan_read_from_a_file_runs(plan, saved, train, shapes):
     rng = np.random.default_rng(0)
     args = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), s.dtype), shapes())
