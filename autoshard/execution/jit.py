@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from autoshard.errors import MeshError
 from autoshard.execution.apply import Evaluator, partition_spec
+from autoshard.execution.compiler import compiler_options
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.trace import Trace
 
@@ -63,12 +64,14 @@ class PlannedFunction:
     def _prepare(self, args: Sequence[Any]) -> Any:
         leaves, tree = jax.tree_util.tree_flatten(tuple(args))
         shapes = tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
-        key = (tree, shapes)
+        is_nested = any(isinstance(x, jax.core.Tracer) for x in leaves)  # the outer function is compiled, not this one
+        key = (tree, shapes, is_nested)
         if key not in self._jitted:
-            self._jitted[key] = self._build(args)
+            platform = self.mesh.devices.flat[0].platform
+            self._jitted[key] = self._build(args, None if is_nested else compiler_options(platform))
         return self._jitted[key]
 
-    def _build(self, args: Sequence[Any]) -> Any:
+    def _build(self, args: Sequence[Any], options: dict[str, bool] | None) -> Any:
         traced = self._check(args)
         ins = jax.tree_util.tree_unflatten(traced.in_tree, self._shardings)
         outs = jax.tree_util.tree_unflatten(
@@ -83,7 +86,13 @@ class PlannedFunction:
             return jax.tree_util.tree_unflatten(traced.out_tree, moved)
 
         planned.__name__ = getattr(self._fn, "__name__", "planned")
-        return jax.jit(planned, in_shardings=ins, out_shardings=outs, donate_argnums=self._interface.donate_argnums)
+        return jax.jit(
+            planned,
+            in_shardings=ins,
+            out_shardings=outs,
+            donate_argnums=self._interface.donate_argnums,
+            compiler_options=options,
+        )
 
     def in_shardings(self, args: Sequence[Any]) -> Any:
         """The NamedSharding of every argument leaf, as a tuple of pytrees like `args`."""

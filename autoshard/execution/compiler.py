@@ -1,0 +1,21 @@
+"""What the compiler is told, so that the memory that a plan predicts is the memory that its program takes."""
+
+from collections.abc import Mapping
+
+_GPU_PLATFORMS = frozenset({"cuda", "rocm", "gpu"})
+_IN_PROGRAM_ORDER: Mapping[str, bool] = {"xla_gpu_enable_analytical_sol_latency_estimator": False}
+"""Keeps XLA:GPU's schedule for least memory.
+
+On Hopper and later XLA reorders that schedule to hide collectives (its latency-hiding scheduler, gated by this flag).
+Built from the end, it puts the products that make weight gradients last of all, whatever the memory limit, so that each
+layer's activations and their gradients stay until then, in spite of gradient checkpointing (openxla/xla, pull requests
+45753 and 45929). Collectives stay asynchronous without it: reductions begin as early and end as late as they can.
+"""
+
+
+def compiler_options(platform: str) -> dict[str, bool] | None:
+    """Compiler options for the devices of a `platform`, as `jax.jit` takes them; None for none.
+
+    XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true takes precedence over them.
+    """
+    return dict(_IN_PROGRAM_ORDER) if platform in _GPU_PLATFORMS else None
