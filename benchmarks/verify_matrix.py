@@ -29,9 +29,10 @@ from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
 from autoshard.verify.collectives import compiled_collectives
-from autoshard.verify.compile import compile_step, gpu_devices
+from autoshard.verify.compile import compile_step
+from autoshard.verify.devices import gpu_devices
+from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 from autoshard.verify.hlo import parse
-from autoshard.verify.targets import H100
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -71,7 +72,6 @@ PLAN = "plan"
 STRATEGIES = (PLAN, "ddp", "zero3", "megatron", "ddp+megatron", "zero3+megatron")
 PER_NODE = 8
 OPTIONS = PlanOptions(time_limit_s=30, cache=True)
-COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -288,6 +288,18 @@ class Plan:
 
         return read_plan(path)
 
+    def verify(
+        self, fn: Callable[..., Any], *args: Any, target: str | None = None, time_limit_s: float | None = None
+    ) -> Any:
+        """Compiles `fn(*args)` as planned, for devices that need not be there, and compares; see `verify/verify.py`.
+
+        Returns:
+          A `Verification`: predictions beside what the compiler made of the plan. Print it.
+        """
+        from autoshard.verify.verify import verify  # the one room above that is reached from here
+
+        return verify(self, fn, *args, target=target, time_limit_s=time_limit_s)
+
     def explain(self) -> str:
         """The plan for people: mesh, parameters, communication, memory, near ties, proof. Also `print(plan)`."""
         from autoshard.plans.explain import explain

@@ -199,6 +199,19 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise ConfigError("\n".join([f"{shown}: the configuration is not valid.", *faults])) from None
 
 
+def config_of_text(text: str, origin: str) -> TrainConfig:
+    """The configuration that a plan carries, written by `TrainConfig.model_dump_json`.
+
+    Raises:
+        ConfigError: it is not one, as when another version of autoshard wrote it.
+    """
+    try:
+        return TrainConfig.model_validate_json(text)
+    except pydantic.ValidationError as error:
+        faults = [_explain(fault) for fault in error.errors(include_url=False)]
+        raise ConfigError("\n".join([f"{origin}: the configuration in it is not valid here.", *faults])) from None
+
+
 def _anchor_paths(data: dict[str, Any], folder: pathlib.Path) -> None:
     """Makes the paths in `data` absolute, taking relative ones from `folder`."""
     for section, key in _PATHS:

@@ -1,13 +1,13 @@
-"""The collectives of a compiled program: kind, mesh axes, bytes on the wire, and where in the program they come from."""
+"""The collectives of a compiled program: kind, mesh axes, bytes on the wire, and where they come from."""
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from autoshard.errors import VerificationError
-from autoshard.verify.hlo import Array, Computation, HloModule, Instruction
+from autoshard.verify.hlo import Array, Computation, HloModule, Instruction, Run
 from autoshard.verify.replica_groups import axes_of, replica_groups, source_target_pairs
 
 _KINDS = (
@@ -20,8 +20,28 @@ _KINDS = (
     "collective-broadcast",
 )
 _EQUATION = re.compile(r"\beqn(\d+)\b")
-_SCHEDULED = 4
-"""How many instructions a collective's origin is looked for, upwards and downwards."""
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_SAME = ("bitcast", "reshape", "copy", "transpose", "get-tuple-element", "convert", "copy-start", "copy-done")
+"""What hands on all of its operand."""
+_REACH = 4
+"""How many instructions upwards the origin of what a collective moves is looked for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """One array that a collective moves; the compiler joins several collectives into one.
+
+    Attributes:
+      array: What one device puts in.
+      wire_bytes: Bytes that a device sends for it each time, by the ring algorithm (see `cost/collectives.py`).
+      equations: Numbers of the planned program's equations that it serves; empty if the compiler does not tell.
+      argument: Path of the argument that it is made of, where the compiler tells that instead.
+    """
+
+    array: Array
+    wire_bytes: float
+    equations: tuple[int, ...]
+    argument: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,40 +49,51 @@ class CompiledCollective:
     """A collective that the compiler emitted.
 
     Attributes:
-      kind: Its HLO opcode, without `-start`.
+      kind: Its HLO opcode, without `-start`; `reduce-scatter` also for a fused all-reduce that is sliced at once.
       axes: Names of the mesh axes along which its groups extend.
       num_devices: Devices in a group.
-      wire_bytes: Bytes that a device sends in one step, by the ring algorithm (see `cost/collectives.py`), with all
-        repetitions in loops.
       times: How often it runs in a step.
-      arrays: What one device puts in.
-      equations: Numbers of the planned program's equations that it serves; empty if the compiler does not tell.
+      pieces: What it moves.
       name: The instruction's name in the compiled program.
+      only_sliced: Whether all that reads its result are slices, so that most of it was moved in vain.
     """
 
     kind: str
     axes: tuple[str, ...]
     num_devices: int
-    wire_bytes: float
     times: float
-    arrays: tuple[Array, ...]
-    equations: tuple[int, ...]
+    pieces: tuple[Piece, ...]
     name: str
+    only_sliced: bool = False
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that a device sends in one step, with all repetitions in loops."""
+        return sum(p.wire_bytes for p in self.pieces) * self.times
 
 
 def compiled_collectives(module: HloModule, axes: Sequence[tuple[str, int]]) -> tuple[CompiledCollective, ...]:
     """All collectives of `module`, compiled for a mesh with `axes` (name, size), major to minor."""
-    return tuple(
-        c for computation, instruction, times in module.runs() for c in _read(module, computation, instruction, times, axes)
-    )
+    found, channels = [], set()
+    for run in module.runs(fused=True):
+        kind = run.instruction.opcode.removesuffix("-start")
+        if kind not in _KINDS:
+            continue
+        if run.caller is not None and run.caller.instruction.opcode == "fusion":
+            # XLA:TPU repeats an asynchronous collective in every fusion that it lies behind, under one channel
+            channel = _CHANNEL.search(run.instruction.attributes)
+            if channel is not None and channel.group(1) in channels:
+                continue
+            channels.add(channel.group(1) if channel else None)
+            if kind == "all-reduce" and _is_sliced_at_once(run.computation, run.instruction):
+                kind = "reduce-scatter"
+        if (collective := _read(module, run, kind, axes)) is not None:
+            found.append(collective)
+    return tuple(found)
 
 
-def _read(
-    module: HloModule, computation: Computation, instruction: Instruction, times: float, axes: Sequence[tuple[str, int]]
-) -> Iterator[CompiledCollective]:
-    kind = instruction.opcode.removesuffix("-start")
-    if kind not in _KINDS or instruction.opcode.endswith("-done"):
-        return
+def _read(module: HloModule, run: Run, kind: str, axes: Sequence[tuple[str, int]]) -> CompiledCollective | None:
+    instruction, computation = run.instruction, run.computation
     shape = [n for _, n in axes]
     if kind == "collective-permute":
         groups = source_target_pairs(instruction.attributes)
@@ -71,22 +102,86 @@ def _read(
         groups = replica_groups(instruction.attributes, int(np.prod(shape)))
         size = groups.shape[1]
     if size == 1:
-        return
+        return None
     operands = [o for o in instruction.operands if o in computation.instructions]
     if len(operands) != len(instruction.operands):
         raise VerificationError(f"The operands of {instruction.name} must be instructions of {computation.name}.")
-    arrays = tuple(a for o in operands for a in computation.instructions[o].result)
-    own_bytes = sum(a.size_bytes for a in arrays)
-    yield CompiledCollective(
+    pieces = [
+        Piece(a, sent_bytes(kind, size, a.size_bytes), *_origin(module, run, made))
+        for o in operands
+        for made in _parts(module, run.operand(o) or Run(computation, computation.instructions[o], run.times, None))
+        for a in made.instruction.result
+    ]
+    if kind == "all-to-all" and len(pieces) > 1:  # its operands are the parts of one array, one for each device
+        whole = Array(pieces[0].array.dtype, (len(pieces), *pieces[0].array.dims))
+        pieces = [dataclasses.replace(pieces[0], array=whole, wire_bytes=sum(p.wire_bytes for p in pieces))]
+    return CompiledCollective(
         kind,
         tuple(axes[a][0] for a in axes_of(groups, shape)),
         size,
-        sent_bytes(kind, size, own_bytes) * times,
-        times,
-        arrays,
-        _equations(module, computation, instruction),
+        run.times,
+        tuple(pieces),
         instruction.name,
+        kind == "all-gather" and _only_sliced(module, computation, instruction.name),
     )
+
+
+def _parts(module: HloModule, made: Run) -> list[Run]:
+    """What a collective's operand is put together from; itself if it is one piece.
+
+    The compiler joins collectives by moving several arrays, or one that is made of them end to end.
+    """
+    whole = made
+    for _ in range(_REACH):
+        instruction = made.instruction
+        if instruction.opcode == "fusion":
+            body = module.computations[instruction.called[0]]
+            made = Run(body, body.instructions[body.root], made.times, made)
+        elif instruction.opcode in _SAME and instruction.opcode != "get-tuple-element":
+            inner = made.operand(instruction.operands[0])
+            if inner is None:
+                break
+            made = inner
+        else:
+            break
+    parts = [made.operand(o) for o in made.instruction.operands] if made.instruction.opcode == "concatenate" else []
+    known = [p for p in parts if p is not None]
+    return known if known and len(known) == len(parts) else [whole]
+
+
+def _is_sliced_at_once(computation: Computation, instruction: Instruction) -> bool:
+    """Whether the root of a fusion is a slice of an all-reduce, perhaps in another shape."""
+    root = computation.instructions[computation.root]
+    if root.opcode not in ("dynamic-slice", "slice"):
+        return False
+    made = computation.instructions[root.operands[0]]
+    while made.opcode in _SAME:
+        made = computation.instructions[made.operands[0]]
+    return made.name == instruction.name
+
+
+def _only_sliced(module: HloModule, computation: Computation, name: str) -> bool:
+    """Whether slices are all that reads the result `name`; fusions are looked into."""
+    front, slices = [name], 0
+    for name in front:
+        for user in computation.users.get(name, ()):
+            if user.opcode in _SAME or user.opcode.endswith("-done"):
+                front.append(user.name)
+            elif user.opcode == "dynamic-slice" and user.operands[0] == name:
+                slices += 1
+            elif user.opcode == "fusion" and _is_slice_of(module.computations[user.called[0]], user, name):
+                slices += 1
+            else:
+                return False
+    return slices > 0
+
+
+def _is_slice_of(body: Computation, fusion: Instruction, name: str) -> bool:
+    """Whether a fusion reads its operand `name` only to slice it."""
+    given = {str(k) for k, o in enumerate(fusion.operands) if o == name}
+    front = [i.name for i in body.instructions.values() if i.opcode == "parameter" and i.literal in given]
+    users = [u for name in front for u in body.users.get(name, ())]
+    return bool(users) and all(u.opcode == "dynamic-slice" and u.operands[0] in front for u in users)
 
 
 def sent_bytes(kind: str, num_devices: int, operand_bytes: float) -> float:
@@ -102,21 +197,28 @@ def sent_bytes(kind: str, num_devices: int, operand_bytes: float) -> float:
             return (num_devices - 1) / num_devices * operand_bytes
 
 
-def _equations(module: HloModule, computation: Computation, instruction: Instruction) -> tuple[int, ...]:
-    """The equations that a collective serves: its own, or else those that make what it moves, or read its result."""
-    if own := _named(module, instruction):
-        return own
+def _origin(module: HloModule, run: Run, made: Run) -> tuple[tuple[int, ...], str]:
+    """The equations that a collective serves by moving what `made` makes, and the argument that this is made of.
+
+    They are the collective's own if it moves nothing else; else those that make what it moves.
+    """
+    own = _named(module, run.instruction)
+    if own and [made.instruction.name] == list(run.instruction.operands):
+        return own, ""
     found: dict[int, None] = {}
-    front = [computation.instructions[o] for o in instruction.operands]
-    for _ in range(_SCHEDULED):
+    argument = ""
+    front = [made]
+    for _ in range(_REACH):
         unknown = []
-        for producer in front:
-            numbers = _named(module, producer)
+        for one in front:
+            numbers = _named(module, one.instruction)
             found.update(dict.fromkeys(numbers))
-            if not numbers:
-                unknown += [computation.instructions[o] for o in producer.operands if o in computation.instructions]
+            if not numbers and one.instruction.opcode == "parameter":
+                argument = argument or one.instruction.op_name
+            elif not numbers:
+                unknown += [o for o in map(one.operand, one.instruction.operands) if o is not None]
         front = unknown
-    return tuple(found)
+    return tuple(found) or own, "" if found else argument
 
 
 def _named(module: HloModule, instruction: Instruction) -> tuple[int, ...]:
@@ -126,5 +228,10 @@ def _named(module: HloModule, instruction: Instruction) -> tuple[int, ...]:
         for callee in instruction.called:
             body = module.computations[callee]
             names += [body.instructions[body.root].op_name] if body.root else []
-    numbers = (_EQUATION.findall(name) for name in names)
-    return tuple(dict.fromkeys(int(n[-1]) for n in numbers if n))
+    return tuple(dict.fromkeys(number for name in names for number in equations_in(name)))
+
+
+def equations_in(op_name: str) -> tuple[int, ...]:
+    """The equation that a path of names tells: the innermost."""
+    numbers = _EQUATION.findall(op_name)
+    return (int(numbers[-1]),) if numbers else ()

@@ -1,13 +1,22 @@
 """Compiling a planned step ahead of time, for devices that need not be there."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax.experimental import topologies
+import jax
 
+from autoshard.errors import VerificationError
 from autoshard.plans.plan import Plan
-from autoshard.verify.targets import GpuTarget
+
+_NO_PEAK = ("cpu", "tpu")
+"""Platforms whose compilers tell no peak: XLA:TPU says 0, XLA:CPU leaves the temporaries out (tried on jax 0.10.2)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,32 +42,92 @@ class CompiledMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompiledStep:
-    """The optimised program of one device, as text, and its memory."""
+    """The optimised program of one device as text, its memory, and what the compiler complained of."""
 
     text: str
     memory: CompiledMemory
-
-
-def gpu_devices(target: GpuTarget, num_devices: int, devices_per_node: int) -> Sequence[Any]:
-    """Devices of a kind that is not there, `devices_per_node` to a host."""
-    nodes = num_devices // devices_per_node
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="", topology=f"1x{nodes}x{devices_per_node}", target_config=target.text
-    )
-    return topology.devices
+    log: str = ""
 
 
 def compile_step(
-    plan: Plan, fn: Callable[..., Any], args: Sequence[Any], devices: Sequence[Any], options: dict[str, Any]
+    plan: Plan,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    devices: Sequence[Any],
+    options: dict[str, Any],
+    time_limit_s: float | None = None,
 ) -> CompiledStep:
-    """Compiles `fn(*args)` as planned for `devices`; nothing runs."""
-    compiled = plan.jit(fn, devices=devices).lower(*args).compile(compiler_options=options)
+    """Compiles `fn(*args)` as planned for `devices`; nothing runs.
+
+    Args:
+      plan, fn, args: As for `plan.jit(fn)(*args)`.
+      devices: In mesh order; they need not be there.
+      options: Compiler options.
+      time_limit_s: Seconds that the compiler may take; None for no limit.
+
+    Raises:
+      PlanMismatchError: `fn` is not what was planned.
+      VerificationError: The compiler refuses the program, or takes longer than it may. It cannot be stopped within this
+        process, and then goes on in the background.
+    """
+    lowered = plan.jit(fn, devices=devices).lower(*args)
+    with _stderr_kept() as log:
+        try:
+            compiled = _within(time_limit_s, lambda: lowered.compile(compiler_options=options))
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            raise VerificationError(f"XLA does not compile the planned step: {str(error).strip()[:600]}") from error
     stats = compiled.memory_analysis()
     memory = CompiledMemory(
         float(stats.argument_size_in_bytes),
         float(stats.output_size_in_bytes),
         float(stats.alias_size_in_bytes),
         float(stats.temp_size_in_bytes),
-        float(stats.peak_memory_in_bytes),
+        float(getattr(stats, "peak_memory_in_bytes", 0)),
     )
-    return CompiledStep(compiled.as_text(), memory)
+    if devices[0].platform in _NO_PEAK:
+        memory = dataclasses.replace(memory, peak_bytes=memory.total_bytes)
+    return CompiledStep(compiled.as_text(), memory, log())
+
+
+def _within(time_limit_s: float | None, work: Callable[[], Any]) -> Any:
+    """The result of `work`, done in a thread so that Ctrl-C and the limit are heard meanwhile."""
+    done: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            done.append((work(), None))
+        except BaseException as error:
+            done.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    until = None if time_limit_s is None else time.perf_counter() + time_limit_s
+    thread.start()
+    while thread.is_alive():
+        if until is not None and time.perf_counter() >= until:
+            raise VerificationError(
+                f"XLA may take {time_limit_s:g} s to compile the planned step, and took longer. Raise the time limit, "
+                "or verify the model with fewer layers."
+            )
+        thread.join(0.05)
+    result, error = done[0]
+    if error is not None:
+        raise error
+    return result
+
+
+@contextlib.contextmanager
+def _stderr_kept() -> Iterator[Callable[[], str]]:
+    """Keeps what C++ writes to the standard error while the block runs; yields how to read it afterwards."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as kept:
+        before = os.dup(2)
+        text = ""
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield lambda: text
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            kept.seek(0)
+            text = kept.read().decode(errors="replace")

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from autoshard.errors import VerificationError
 
@@ -31,6 +31,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(calls|to_apply|body|condition|branch_computations|called_computations)=(\{[^}]*\}|%[\w.\-]+)")
 _TRUE_FALSE = re.compile(r"(?:true|false)_computation=%([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_LESS_THAN = re.compile(r"\bdirection=(LT|GT)\b")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 
@@ -71,7 +72,8 @@ class Instruction:
       result: The arrays of the result, tuples flattened.
       operands: Names of the operands.
       called: Names of the computations that it calls.
-      trips: How often it runs what it calls, where a loop's count is known; else 1.
+      trips: How often a loop runs what it calls; None where its text does not tell, and for all that is no loop.
+      literal: What stands in the place of operands: the value of a constant, the number of a parameter.
       attributes: The text after the operands.
     """
 
@@ -80,7 +82,8 @@ class Instruction:
     result: tuple[Array, ...]
     operands: tuple[str, ...]
     called: tuple[str, ...]
-    trips: int
+    trips: int | None
+    literal: str
     attributes: str
 
     @property
@@ -95,13 +98,44 @@ class Instruction:
         return sum(a.size_bytes for a in self.result)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Computation:
     """A computation: its instructions by name, in order, and the name of the one whose result it returns."""
 
     name: str
     instructions: Mapping[str, Instruction]
     root: str
+
+    @functools.cached_property
+    def users(self) -> Mapping[str, Sequence[Instruction]]:
+        """By name, the instructions that read it."""
+        found: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(instruction.operands):
+                found.setdefault(operand, []).append(instruction)
+        return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """An instruction that runs `times` times in a step; `caller` is what called its computation, None for the entry."""
+
+    computation: Computation
+    instruction: Instruction
+    times: float
+    caller: "Run | None"
+
+    def operand(self, name: str) -> "Run | None":
+        """What makes an operand: an instruction here, or outside, of a parameter; None if that cannot be told."""
+        made = self.computation.instructions.get(name)
+        if made is None:
+            return None
+        if made.opcode != "parameter" or self.caller is None:
+            return Run(self.computation, made, self.times, self.caller)
+        given, number = self.caller.instruction, int(made.literal)
+        if given.opcode in ("while", "conditional") or number >= len(given.operands):
+            return None
+        return self.caller.operand(given.operands[number])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,25 +145,48 @@ class HloModule:
     computations: Mapping[str, Computation]
     entry: str
 
-    def runs(self) -> Iterator[tuple[Computation, Instruction, float]]:
-        """Every instruction that runs as such (not inside a fusion or a reduction), and how often in one step.
+    def runs(self, fused: bool = False) -> Iterator[Run]:
+        """Every instruction that runs, and how often in one step; those inside fusions only if `fused`.
 
-        A branch of a conditional counts as if it were always taken.
+        Each branch of a conditional counts as often as any other. A loop without a known count counts once.
         """
-        counts: dict[str, float] = {}
+        return self._visit(self.entry, 1.0, None, ("while", "call", "conditional", "async-start") + ("fusion",) * fused)
 
-        def visit(name: str, times: float) -> None:
-            counts[name] = counts.get(name, 0.0) + times
-            for instruction in self.computations[name].instructions.values():
-                if instruction.opcode in ("while", "call", "conditional", "async-start"):
-                    for callee in instruction.called:
-                        visit(callee, times * instruction.trips)
+    def _visit(self, name: str, times: float, caller: Run | None, callers: tuple[str, ...]) -> Iterator[Run]:
+        computation = self.computations[name]
+        for instruction in computation.instructions.values():
+            run = Run(computation, instruction, times, caller)
+            yield run
+            if instruction.opcode not in callers:
+                continue
+            inner = times
+            if instruction.opcode == "while":
+                inner *= self._trips(instruction)
+            elif instruction.opcode == "conditional":
+                inner /= len(instruction.called)
+            for callee in instruction.called:
+                yield from self._visit(callee, inner, run, callers)
 
-        visit(self.entry, 1.0)
-        for name, times in counts.items():
-            computation = self.computations[name]
-            for instruction in computation.instructions.values():
-                yield computation, instruction, times
+    def _trips(self, loop: Instruction) -> int:
+        """A loop's count as the compiler tells it, or as its condition does: a counter from 0 on below a constant.
+
+        XLA:TPU tells no counts; the counters of `jax.lax.scan` and `fori_loop` begin at 0 there.
+        """
+        if loop.trips is not None:
+            return loop.trips
+        for callee in loop.called:
+            condition = self.computations[callee]
+            test = Run(condition, condition.instructions[condition.root], 1.0, None)
+            if test.instruction.opcode == "fusion":
+                inner = self.computations[test.instruction.called[0]]
+                test = Run(inner, inner.instructions[inner.root], 1.0, test)
+            less = _LESS_THAN.search(test.instruction.attributes)
+            if test.instruction.opcode != "compare" or less is None:
+                continue
+            bound = test.operand(test.instruction.operands[less.group(1) == "LT"])
+            if bound is not None and bound.instruction.opcode == "constant" and bound.instruction.literal.isdecimal():
+                return int(bound.instruction.literal)
+        return 1
 
 
 def parse(text: str) -> HloModule:
@@ -173,13 +230,15 @@ def _instruction(name: str, text: str) -> Instruction:
     called = [n for _, listed in _CALLED.findall(attributes) for n in _NAME.findall(listed)]
     called += _TRUE_FALSE.findall(attributes)
     trips = _TRIPS.search(attributes)
+    inside = rest[opening + 1 : closing]
     return Instruction(
         name,
         rest[:opening],
         tuple(Array(d, tuple(int(n.lstrip("<=")) for n in dims.split(",") if n)) for d, dims in _ARRAY.findall(kind)),
-        tuple(_NAME.findall(rest[opening:closing])),
+        tuple(_NAME.findall(inside)),
         tuple(called),
-        int(trips.group(1)) if trips else 1,
+        int(trips.group(1)) if trips else None,
+        inside if rest[:opening] in ("constant", "parameter") else "",
         attributes,
     )
 

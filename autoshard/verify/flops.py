@@ -1,0 +1,95 @@
+"""Floating-point operations of the matrix products and convolutions of a compiled program."""
+
+import math
+import re
+
+import numpy as np
+
+from autoshard.verify.hlo import Array, HloModule, Run
+
+_LHS_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
+_PER_PAIR = {"c64": 8, "c128": 8}
+"""Operations of a multiplication and an addition; 2 for real numbers."""
+
+
+def product_flops(module: HloModule) -> float:
+    """Operations of one step on one device, with all repetitions in loops; a multiplication and an addition are two.
+
+    Multiplications by the zeros of padding and dilation are not counted.
+    """
+    return sum(_flops(run) * run.times for run in module.runs(fused=True))
+
+
+def _flops(run: Run) -> float:
+    instruction = run.instruction
+    opcode, attributes = instruction.opcode, instruction.attributes
+    found = _TARGET.search(attributes) if opcode == "custom-call" else None
+    target = found.group(1) if found else ""
+    if opcode == "dot" or target.startswith("__cublas$"):
+        contracted = _LHS_CONTRACTED.search(attributes)
+        lhs = _array(run, 0)
+        if contracted is None or lhs is None:
+            return 0.0
+        sizes = [lhs.dims[int(d)] for d in re.findall(r"\d+", contracted.group(1))]
+        return _per_pair(lhs) * math.prod(instruction.result[0].dims) * math.prod(sizes)
+    if opcode == "convolution" or target.startswith("__cudnn$conv"):
+        first, second, result = _array(run, 0), _array(run, 1), instruction.result[0]
+        if first is None or second is None:
+            return 0.0
+        match target:
+            case "__cudnn$convBackwardInput":  # of the output's gradient and the kernel
+                first, result = result, first
+            case "__cudnn$convBackwardFilter":  # of the input and the output's gradient
+                second, result = result, second
+        return _per_pair(first) * _multiplications(first, second, result, attributes)
+    return 0.0
+
+
+def _per_pair(array: Array) -> int:
+    return _PER_PAIR.get(array.dtype, 2)
+
+
+def _array(run: Run, slot: int) -> Array | None:
+    """The type of an operand."""
+    names = run.instruction.operands
+    made = run.computation.instructions.get(names[slot]) if slot < len(names) else None
+    return made.result[0] if made is not None and made.result else None
+
+
+def _multiplications(first: Array, kernel: Array, result: Array, attributes: str) -> float:
+    """Products that a convolution of `first` with `kernel` sums into `result`."""
+    labels = _LABELS.search(attributes)
+    if labels is None:
+        return 0.0
+    into, of_kernel, out = labels.groups()
+    count = math.prod(n for n, label in zip(result.dims, out, strict=True) if not label.isdigit())
+    count *= kernel.dims[of_kernel.index("i")]
+    window = _WINDOW.search(attributes)
+    fields = dict(item.split("=") for item in window.group(1).split()) if window else {}
+    dims = sorted(label for label in out if label.isdigit())
+    for k, label in enumerate(dims):
+        count *= _pairs(
+            result.dims[out.index(label)],
+            first.dims[into.index(label)],
+            kernel.dims[of_kernel.index(label)],
+            stride=_number(fields, "stride", k, 1),
+            pad=_number(fields, "pad", k, 0),
+            lhs_dilate=_number(fields, "lhs_dilate", k, 1),
+            rhs_dilate=_number(fields, "rhs_dilate", k, 1),
+        )
+    return float(count)
+
+
+def _number(fields: dict[str, str], name: str, dim: int, default: int) -> int:
+    """The entry of a spatial dimension, such as 1 of `pad=1_2x0_0`."""
+    return int(fields[name].split("x")[dim].split("_")[0]) if name in fields else default
+
+
+def _pairs(out_size: int, in_size: int, window: int, *, stride: int, pad: int, lhs_dilate: int, rhs_dilate: int) -> int:
+    """Along one dimension, how many pairs of output and window position fall on an input rather than on a zero."""
+    at = np.arange(out_size)[:, None] * stride + np.arange(window)[None, :] * rhs_dilate - pad
+    inside = (at >= 0) & (at <= (in_size - 1) * lhs_dilate) & (at % lhs_dilate == 0)
+    return int(inside.sum())

@@ -1,0 +1,142 @@
+"""A verification as text for a terminal: predicted beside compiled, and what stands alone."""
+
+import io
+
+from rich.console import Console
+
+from autoshard.plans.text import amount, pattern, table
+from autoshard.verify.verification import MemoryFigures, Stray, Verification
+
+_WIDTH = 118
+_MOST = 12
+"""Rows of a table of strays."""
+_LEFT_OUT_TARGETS = {"CPU-generic": "XLA:CPU forms no reduce-scatters, and leaves all-reduces in their place."}
+
+
+def verification_text(verification: Verification, width: int = _WIDTH) -> str:
+    """The whole account."""
+    console = Console(
+        file=io.StringIO(), width=width, color_system=None, highlight=False, soft_wrap=False, markup=False, emoji=False
+    )
+    v = verification
+    mesh = ", ".join(f"{name}={size}" for name, size in v.axes)
+    console.print(
+        f"Plan `{v.plan}` for cluster `{v.cluster}` on {mesh}, compiled for {v.target} by XLA of jax {v.jax_version}"
+    )
+    console.print()
+    _flows(console, v)
+    _figures(console, v)
+    _strays(console, "Predicted, and absent from the compiled program", [s for s in v.strays if s.predicted])
+    _strays(console, "In the compiled program, and not predicted", [s for s in v.strays if not s.predicted])
+    _rematerialised(console, v)
+    if v.target in _LEFT_OUT_TARGETS:
+        console.print(_LEFT_OUT_TARGETS[v.target])
+    for text in v.disagreements:
+        console.print(f"disagreement: {text}")
+    console.print("Confirmed." if v.is_confirmed else "Not confirmed.")
+    return console.file.getvalue().rstrip() + "\n"
+
+
+def _ratio(predicted: float, compiled: float) -> str:
+    if not predicted:
+        return "" if not compiled else "new"
+    return f"{compiled / predicted - 1:+.1%}"
+
+
+def _flows(console: Console, v: Verification) -> None:
+    rows = table(
+        "Collectives of one step: bytes that each device sends",
+        [
+            ("collective", "left"),
+            ("axes", "left"),
+            ("predicted", "right"),
+            ("times", "right"),
+            ("compiled", "right"),
+            ("times", "right"),
+            ("difference", "right"),
+        ],
+    )
+    total = [0.0] * 4
+    for f in v.flows:
+        figures = f.predicted_bytes, f.predicted_count, f.compiled_bytes, f.compiled_count
+        total = [t + x for t, x in zip(total, figures, strict=True)]
+        rows.add_row(f.kind, "+".join(f.axes), *_row(figures))
+    rows.add_row("together", "", *_row(total))
+    console.print(rows)
+    console.print()
+
+
+def _row(figures) -> tuple[str, ...]:
+    ours, our_count, theirs, their_count = figures
+    return amount(ours), f"{our_count:g}", amount(theirs), f"{their_count:g}", _ratio(ours, theirs)
+
+
+_CLASSES = (
+    ("arguments", "argument_bytes"),
+    ("outputs", "output_bytes"),
+    ("of these in place of arguments", "alias_bytes"),
+    ("temporaries", "temporary_bytes"),
+    ("peak", "peak_bytes"),
+)
+
+
+def _figures(console: Console, v: Verification) -> None:
+    rows = table(
+        "Memory and work of one device",
+        [("", "left"), ("predicted", "right"), ("compiled", "right"), ("difference", "right")],
+    )
+    ours: MemoryFigures = v.predicted_memory
+    for label, field in _CLASSES:
+        pair = getattr(ours, field), getattr(v.compiled_memory, field)
+        rows.add_row(label, *map(amount, pair), _ratio(*pair))
+    rows.add_row("reserved, with gaps", "", amount(v.reserved_bytes), "")
+    pair = v.predicted_flops, v.compiled_flops
+    rows.add_row("products and convolutions", *(amount(x, "FLOP") for x in pair), _ratio(*pair))
+    if v.estimated_cycles is not None:
+        rows.add_row("kernels", "", f"{v.estimated_cycles:.4g} cycles", "")
+    console.print(rows)
+    console.print()
+
+
+def _strays(console: Console, title: str, strays: list[Stray]) -> None:
+    if not strays:
+        return
+    sums: dict[tuple, list] = {}
+    for s in strays:
+        key = s.kind, s.axes, pattern(s.tensor), s.shape, s.source, s.only_sliced
+        row = sums.setdefault(key, [0.0, 0.0])
+        row[0] += s.wire_bytes
+        row[1] += s.count
+    rows = table(
+        title,
+        [
+            ("sent", "right"),
+            ("times", "right"),
+            ("collective", "left"),
+            ("axes", "left"),
+            ("tensor", "left"),
+            ("line", "left"),
+        ],
+    )
+    listed = sorted(sums.items(), key=lambda row: -row[1][0])
+    for (kind, axes, tensor, shape, source, only_sliced), (size_bytes, count) in listed[:_MOST]:
+        what = f"{tensor} {'x'.join(map(str, shape))}{' (only sliced afterwards)' if only_sliced else ''}"
+        rows.add_row(amount(size_bytes), f"{count:g}", kind, "+".join(axes), what, source or "not told")
+    console.print(rows)
+    if listed[_MOST:]:
+        rest = sum(size_bytes for _, (size_bytes, _) in listed[_MOST:])
+        console.print(f"and {len(listed) - _MOST} more kinds, {amount(rest)} together")
+    console.print()
+
+
+def _rematerialised(console: Console, v: Verification) -> None:
+    if not v.rematerialised:
+        return
+    console.print(
+        "XLA's partitioner knew no way between two layouts, gathered these tensors whole on every device, and cut them "
+        "again (full rematerialisation). Pin the tensor, or what makes it, to one of the two layouts:"
+    )
+    for r in v.rematerialised:
+        where = f" at {r.source}" if r.source else ""
+        console.print(f"  {r.operation} {r.shape}{where}: from {r.before or 'one sharding'} to {r.after or 'another'}")
+    console.print()

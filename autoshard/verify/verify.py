@@ -1,0 +1,121 @@
+"""Compiles a planned step ahead of time and sets what was predicted beside what the compiler made of it."""
+
+import collections
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from autoshard.plans.plan import Plan, PlannedTensor
+from autoshard.trace.trace import Trace
+from autoshard.verify.collectives import compiled_collectives
+from autoshard.verify.compile import compile_step
+from autoshard.verify.cycles import estimated_cycles
+from autoshard.verify.devices import devices_for, options_for
+from autoshard.verify.flops import product_flops
+from autoshard.verify.hlo import parse
+from autoshard.verify.rematerialised import rematerialisations
+from autoshard.verify.strays import Origins, flows, strays
+from autoshard.verify.targets import target_named, target_of
+from autoshard.verify.verification import MemoryFigures, Verification
+
+PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+"""Primitives whose operations are counted on both sides."""
+
+
+def verify(
+    plan: Plan,
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str | None = None,
+    time_limit_s: float | None = None,
+    on_stage: Callable[[str], None] | None = None,
+) -> Verification:
+    """Compiles `fn(*args)` as planned for devices that need not be there, and compares. Nothing runs.
+
+    Args:
+      plan: The plan. fn, *args: The function that was planned, and its arguments, by shape.
+      target: Devices to compile for, such as `h100`, `tpu-v5e` or `cpu`; None for the plan's own.
+      time_limit_s: Seconds that the compiler may take; None for no limit.
+      on_stage: Called with what comes next.
+
+    Raises:
+      PlanMismatchError: `fn` is not what was planned.
+      MissingExtraError: The compiler for these devices is not installed.
+      VerificationError: It does not know the devices, does not compile the program, or takes too long.
+    """
+    say = on_stage or (lambda stage: None)
+    chosen = target_of(plan) if target is None else target_named(target)
+    devices = devices_for(chosen, plan.axes, plan.devices_per_node)
+    started = time.perf_counter()
+    say("tracing")
+    traced = plan.check(fn, args)
+    say("compiling")
+    compiled = compile_step(plan, fn, args, devices, options_for(chosen), time_limit_s)
+    compile_s = time.perf_counter() - started
+    say("reading the compiled program")
+    module = parse(compiled.text)
+    origins, order = Origins.of(traced), tuple(name for name, _ in plan.axes)
+    collectives = compiled_collectives(module, plan.axes)
+    memory, e = compiled.memory, plan.estimate
+    return Verification(
+        plan=plan.name,
+        cluster=plan.cluster,
+        target=chosen.name,
+        axes=plan.axes,
+        flows=flows(e.communication, collectives, order),
+        strays=strays(e.communication, collectives, origins, order),
+        rematerialised=rematerialisations(compiled.log, origins),
+        predicted_memory=predicted_memory(plan, traced),
+        compiled_memory=MemoryFigures(
+            memory.argument_bytes,
+            memory.output_bytes,
+            memory.alias_bytes,
+            memory.temporary_bytes,
+            memory.peak_bytes,
+        ),
+        reserved_bytes=memory.total_bytes,
+        predicted_flops=sum(c.flops for c in e.compute if c.name in PRODUCTS),
+        compiled_flops=product_flops(module),
+        estimated_cycles=estimated_cycles(module),
+        compile_s=compile_s,
+        jax_version=jax.__version__,
+    )
+
+
+def predicted_memory(plan: Plan, traced: Trace) -> MemoryFigures:
+    """The plan's memory in the compiler's terms: what arguments and outputs take on a device, and the rest of the peak.
+
+    An output takes the place of a donated argument of equal shape, type and layout, as `jax.jit` has it.
+    """
+    sizes = plan.mesh_axes
+    values = traced.graph.values
+
+    def on_device(tensor: PlannedTensor, value: int | None) -> float:
+        parts = math.prod(sizes[a] for e in tensor.entries for a in e)
+        return 0.0 if value is None else values[value].size_bytes / parts
+
+    arguments = [on_device(t, a.value) for t, a in zip(plan.arguments, traced.graph.arguments, strict=True)]
+    outputs = [on_device(t, o.value) for t, o in zip(plan.outputs, traced.graph.outputs, strict=True)]
+    free = collections.Counter(_interface(plan.arguments[k]) for k in _donated(plan, traced))
+    alias_bytes = 0.0
+    for tensor, size_bytes in zip(plan.outputs, outputs, strict=True):
+        if free[_interface(tensor)]:
+            free[_interface(tensor)] -= 1
+            alias_bytes += size_bytes
+    peak_bytes = plan.estimate.peak_bytes
+    rest_bytes = peak_bytes - sum(arguments) - sum(outputs) + alias_bytes
+    return MemoryFigures(sum(arguments), sum(outputs), alias_bytes, max(rest_bytes, 0.0), peak_bytes)
+
+
+def _interface(tensor: PlannedTensor) -> tuple:
+    return tensor.shape, tensor.dtype, tensor.entries
+
+
+def _donated(plan: Plan, traced: Trace) -> Sequence[int]:
+    """The leaves of donated arguments."""
+    counts = [child.num_leaves for child in traced.in_tree.children()]
+    starts = [sum(counts[:k]) for k in range(len(counts))]
+    return [leaf for k in plan.donate_argnums for leaf in range(starts[k], starts[k] + counts[k])]
