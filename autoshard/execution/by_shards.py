@@ -128,8 +128,8 @@ def _local_params(equation: jex.JaxprEqn, rule: FactorRule, ways: Mapping[int, i
     params = dict(equation.params)
     if equation.primitive.name == "conv_general_dilated":
         # the groups are the major factor of the kernel's output features, if there is more than one group
-        (group, *_) = rule.operands[1][params["dimension_numbers"].rhs_spec[0]]
+        features = rule.operands[1][params["dimension_numbers"].rhs_spec[0]]  # empty if there is one feature
         for key in ("feature_group_count", "batch_group_count"):
             if params[key] > 1:
-                params[key] //= ways.get(group, 1)
+                params[key] //= ways.get(features[0], 1)
     return params
