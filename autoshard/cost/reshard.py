@@ -61,6 +61,29 @@ def path(shape: Sequence[int], source: Layout, target: Layout, axis_sizes: Seque
     return tuple(_join_slices(steps))
 
 
+def waypoints(step: Step, rank: int, axis_sizes: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """The layouts that a step passes through, the last one included: for each dimension its mesh axes, major to minor.
+
+    Pieces change places by themselves, before a larger axis leaves a dimension and after it joins one, so that
+    everything else goes along the axes of the step. Asked for both at once, XLA may go along parts of other axes.
+    """
+    split = [a for a, n in enumerate(axis_sizes) if n > 1]
+    natural = lambda layout: tuple(tuple(a for a in split if layout[a] == d) for d in range(rank))
+    ends = natural(step.before), natural(step.after)
+    moved = [a for a in step.axes if WHOLE not in (step.before[a], step.after[a])]
+    if len(moved) > 1:  # together, as one permutation
+        return (ends[1],)
+    stays = [[a for a in before if a in after] for before, after in zip(*ends, strict=True)]
+    leaving, joined = (
+        tuple((*kept, *(a for a in axes if a not in kept)) for kept, axes in zip(stays, end, strict=True))
+        for end in ends
+    )
+    way = [leaving] if leaving != ends[0] else []
+    if joined not in (ends[1], way[-1] if way else ends[0]):
+        way.append(joined)
+    return (*way, ends[1])
+
+
 def _join_slices(steps: list[Step]) -> list[Step]:
     """Successive slices are one step."""
     joined: list[Step] = []

@@ -11,7 +11,7 @@ an optimization barrier, so that the copy is made anew, as the plan's memory ass
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -48,6 +48,22 @@ class _Counter:
         return self.next - 1
 
 
+class _Placed(NamedTuple):
+    """A value and the layout that it is known to have; None where the plan has not said any.
+
+    What enters a function that is compiled apart, such as a checkpointed one, is constrained again inside: there the
+    compiler would else give it the layout of any of its uses.
+    """
+
+    value: Any
+    entries: SpecEntries | None
+
+
+def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
+    """The layouts that are known, by position."""
+    return {slot: p.entries for slot, p in enumerate(placed) if p.entries is not None}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluator:
     """Evaluates jaxprs under the shardings of a plan on one mesh.
@@ -62,7 +78,8 @@ class Evaluator:
 
     def __call__(self, closed: jex.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         """The outputs of `closed` on flat `args`."""
-        return self._run(closed.jaxpr, [*closed.consts, *args], _Counter())
+        placed = [_Placed(x, None) for x in (*closed.consts, *args)]
+        return [p.value for p in self._run(closed.jaxpr, placed, _Counter())]
 
     def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
         """`value` taken through the layouts `steps`, one after another."""
@@ -70,16 +87,19 @@ class Evaluator:
             value = self._constrain(value, entries)
         return value
 
+    def _place(self, value: Any, entries: SpecEntries | None) -> _Placed:
+        return _Placed(self._constrain(value, entries), entries)
+
     def _constrain(self, value: Any, entries: SpecEntries | None) -> Any:
         if entries is None or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value
         return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, partition_spec(entries)))
 
-    def _run(self, jaxpr: jex.Jaxpr, inputs: Sequence[Any], counter: _Counter) -> list[Any]:
-        env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+    def _run(self, jaxpr: jex.Jaxpr, inputs: Sequence[_Placed], counter: _Counter) -> list[_Placed]:
+        env: dict[Any, _Placed] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
         last_use = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if not isinstance(v, jex.Literal)}
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
-        read = lambda v: v.val if isinstance(v, jex.Literal) else env[v]
+        read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         for i, equation in enumerate(jaxpr.eqns):
             number = counter.take()
             wanted = self.shardings.get(number, EquationShardings())
@@ -89,14 +109,15 @@ class Evaluator:
                 entries = dict(wanted.results)
                 for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                     if not isinstance(v, jex.DropVar):
-                        env[v] = self._constrain(r, entries.get(slot))
+                        env[v] = self._place(r.value, entries[slot]) if slot in entries else r
             for v in equation.invars:
                 if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
                     env.pop(v, None)
         return list(map(read, jaxpr.outvars))
 
-    def _read(self, operands: list[Any], wanted: EquationShardings) -> list[Any]:
+    def _read(self, placed: list[_Placed], wanted: EquationShardings) -> list[_Placed]:
         """Operands in the layouts in which the equation reads them."""
+        operands = [p.value for p in placed]
         for slot, steps in wanted.operands:
             if slot in wanted.again:
                 other = next(
@@ -105,21 +126,30 @@ class Evaluator:
                 if other is not None:
                     operands[slot], operands[other] = jax.lax.optimization_barrier((operands[slot], operands[other]))
             operands[slot] = self.move(operands[slot], steps)
-        return operands
+        read_as = {slot: steps[-1] for slot, steps in wanted.operands}
+        return [_Placed(x, read_as.get(slot, p.entries)) for slot, (x, p) in enumerate(zip(operands, placed, strict=True))]
 
     def _evaluate(
-        self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter
+        self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationShardings, counter: _Counter
+    ) -> list[_Placed]:
+        """The results of an equation, and their layouts where an inlined function tells them."""
+        if kind_of(equation) is EquationKind.CALL:
+            return self._call(equation, placed, counter)
+        return [_Placed(r, None) for r in self._results(equation, placed, wanted, counter)]
+
+    def _results(
+        self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationShardings, counter: _Counter
     ) -> list[Any]:
+        operands = [p.value for p in placed]
         match kind_of(equation):
-            case EquationKind.CALL:
-                return self._call(equation, operands, counter)
             case EquationKind.SCAN:
-                return self._scan(equation, operands, wanted, counter)
+                return self._scan(equation, placed, wanted, counter)
             case EquationKind.WHILE:
-                return self._while(equation, operands, wanted, counter)
+                return self._while(equation, placed, wanted, counter)
             case EquationKind.COND:
                 results = dict(wanted.results)  # all branches must end in one layout
-                branches = tuple(self._nested(b, counter, results=results) for b in equation.params["branches"])
+                inputs = _layouts(placed[1:])
+                branches = tuple(self._nested(b, counter, inputs, results) for b in equation.params["branches"])
                 return equation.primitive.bind(*operands, **{**equation.params, "branches": branches})
             case EquationKind.OPAQUE if equation.primitive.name == "shard_map":
                 return self._region(equation, operands)
@@ -153,18 +183,21 @@ class Evaluator:
         )
         return region(*operands)
 
-    def _call(self, equation: jex.JaxprEqn, operands: list[Any], counter: _Counter) -> list[Any]:
+    def _call(self, equation: jex.JaxprEqn, operands: list[_Placed], counter: _Counter) -> list[_Placed]:
         name, nested = called_jaxpr(equation)
         if (
             "prevent_cse" not in equation.params
         ):  # only checkpoint changes what the compiler may do; the rest is inlined
             inner = open_jaxpr(nested)
             consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
-            return self._run(inner, [*consts, *called_operands(equation, operands)], counter)
-        closed = self._nested(nested, counter)
+            inputs = [*(_Placed(c, None) for c in consts), *called_operands(equation, operands)]
+            return self._run(inner, inputs, counter)
+        closed = self._nested(nested, counter, _layouts(operands))
         inner = closed.jaxpr
         hoisted = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=inner.debug_info)
-        return equation.primitive.bind(*closed.consts, *operands, **{**equation.params, name: hoisted})
+        values = [p.value for p in operands]
+        results = equation.primitive.bind(*closed.consts, *values, **{**equation.params, name: hoisted})
+        return [_Placed(r, None) for r in results]
 
     def _nested(
         self,
@@ -178,9 +211,9 @@ class Evaluator:
         consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
 
         def rewritten(*args):
-            args = [self._constrain(a, (body or {}).get(i)) for i, a in enumerate(args)]
-            outs = self._run(inner, [*consts, *args], counter)
-            return [self._constrain(o, (results or {}).get(i)) for i, o in enumerate(outs)]
+            args = [self._place(a, (body or {}).get(i)) for i, a in enumerate(args)]
+            outs = self._run(inner, [*(_Placed(c, None) for c in consts), *args], counter)
+            return [self._constrain(o.value, (results or {}).get(i)) for i, o in enumerate(outs)]
 
         avals = [
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
@@ -189,21 +222,22 @@ class Evaluator:
         return jax.make_jaxpr(rewritten)(*avals)
 
     def _scan(
-        self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter
+        self, equation: jex.JaxprEqn, operands: list[_Placed], wanted: EquationShardings, counter: _Counter
     ) -> list[Any]:
         p = equation.params
         n_consts, n_carry = scan_counts(equation)
-        body = dict(wanted.body)
+        body = {**_layouts(operands[:n_consts]), **dict(wanted.body)}
         results = {k: body[n_consts + k] for k in range(n_carry) if n_consts + k in body}
         nested = self._nested(p["jaxpr"], counter, body, results)
-        return equation.primitive.bind(*operands, **{**p, "jaxpr": nested})
+        return equation.primitive.bind(*(o.value for o in operands), **{**p, "jaxpr": nested})
 
     def _while(
-        self, equation: jex.JaxprEqn, operands: list[Any], wanted: EquationShardings, counter: _Counter
+        self, equation: jex.JaxprEqn, operands: list[_Placed], wanted: EquationShardings, counter: _Counter
     ) -> list[Any]:
         p = equation.params
-        carried = dict(wanted.body)
-        shifted = lambda n: {n + k: e for k, e in carried.items()}
-        condition = self._nested(p["cond_jaxpr"], counter, shifted(p["cond_nconsts"]))
-        body = self._nested(p["body_jaxpr"], counter, shifted(p["body_nconsts"]), carried)
-        return equation.primitive.bind(*operands, **{**p, "cond_jaxpr": condition, "body_jaxpr": body})
+        carried, tested, repeated = dict(wanted.body), p["cond_nconsts"], p["body_nconsts"]
+        inside = lambda consts: {**_layouts(consts), **{len(consts) + k: e for k, e in carried.items()}}
+        condition = self._nested(p["cond_jaxpr"], counter, inside(operands[:tested]))
+        body = self._nested(p["body_jaxpr"], counter, inside(operands[tested : tested + repeated]), carried)
+        values = [o.value for o in operands]
+        return equation.primitive.bind(*values, **{**p, "cond_jaxpr": condition, "body_jaxpr": body})

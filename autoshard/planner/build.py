@@ -27,7 +27,7 @@ from autoshard.cluster import LogicalMesh
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind, Value
-from autoshard.graph.layout import Layout, shard_bytes
+from autoshard.graph.layout import WHOLE, Layout, shard_bytes
 from autoshard.planner.allowed import Decision, Restrictions, argument_choices, group_choices
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
@@ -45,6 +45,7 @@ class Flow:
       value: Value index. source, target: Decisions.
       read: Index into the target group's reads; None for a succession edge.
       trips: How often the tensor is moved in one call.
+      makings: How often a gathered copy is made on each of these trips, since it is not kept between distant uses.
       source_layouts, target_layouts: The layout of each class of the edge.
     """
 
@@ -53,6 +54,7 @@ class Flow:
     target: int
     read: int | None
     trips: float
+    makings: int
     source_layouts: tuple[Layout, ...]
     target_layouts: tuple[Layout, ...]
 
@@ -92,6 +94,11 @@ class _Move:
     target_class: np.ndarray
     costs: np.ndarray
     copy_bytes: np.ndarray | None
+
+
+def is_gather(source: Layout, target: Layout) -> bool:
+    """Whether a move from `source` to `target` gathers along some axis: its result is larger than what it came from."""
+    return any(s != WHOLE and t == WHOLE for s, t in zip(source, target, strict=True))
 
 
 class _Builder:
@@ -178,7 +185,8 @@ class _Builder:
                 if operation.kind is OperationKind.LOOP_CARRY and access.value == operation.operands[1]:
                     trips = body_trips[operation.index] * group.trips
                 column = self.columns.of(self.tables[group.index].reads[r], rows)
-                self.connect(flows, edges, copies, access.value, defined, target, column, r, trips)
+                makings = len({self.program.live.stretch[o] for o in access.operations})
+                self.connect(flows, edges, copies, access.value, defined, target, column, r, trips, makings)
         for output in self.graph.outputs:
             if output.value is None or output.successor_of is None:
                 continue
@@ -187,10 +195,10 @@ class _Builder:
                 continue
             rows = self.decisions[output.successor_of].rows
             column = self.columns.of(self.layouts[output.successor_of], rows)
-            self.connect(flows, edges, copies, output.value, defined, output.successor_of, column, None, 1.0)
+            self.connect(flows, edges, copies, output.value, defined, output.successor_of, column, None, 1.0, 1)
         return flows, edges, copies
 
-    def connect(self, flows, edges, copies, value, defined, target, column, read, trips) -> None:
+    def connect(self, flows, edges, copies, value, defined, target, column, read, trips, makings) -> None:
         """Adds the flow of `value` from where it is defined to `target`, which reads it as `column` says."""
         source, own = defined
         tensor = self.graph.values[value]
@@ -200,18 +208,22 @@ class _Builder:
             self.own_s[target] = self.own_s.get(target, 0.0) + extra
             return
         is_free = self.exposure.is_flow_free(value)
-        key = tensor.shape, tensor.itemsize_bytes, id(own), id(column), trips, is_free
+        key = tensor.shape, tensor.itemsize_bytes, id(own), id(column), trips, makings, is_free
         move = self.moves.get(key)
         if move is None:
-            move = self.moves[key] = self._move(tensor, own, column, trips, is_free)
-        flows.append(Flow(value, source, target, read, trips, own.layouts, column.layouts))
+            move = self.moves[key] = self._move(tensor, own, column, trips, makings, is_free)
+        flows.append(Flow(value, source, target, read, trips, makings, own.layouts, column.layouts))
         edges.append(Edge(source, target, move.source_class, move.target_class, move.costs))
         copies.append(move.copy_bytes)
 
-    def _move(self, tensor: Value, own: LayoutColumn, column: LayoutColumn, trips: float, is_free: bool) -> _Move:
+    def _move(
+        self, tensor: Value, own: LayoutColumn, column: LayoutColumn, trips: float, makings: int, is_free: bool
+    ) -> _Move:
         size_bytes = float(tensor.size_bytes)
         times, joined = (trips * self.exposure.share, self.exposure.num_joined) if is_free else (trips, None)
         costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, joined)
+        if makings > 1:
+            costs = costs * np.array([[makings if is_gather(s, t) else 1 for t in column.layouts] for s in own.layouts])
         moved = np.array([[s != t for t in column.layouts] for s in own.layouts], bool)
         copy_bytes = moved * np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
         return _Move(own.of_choice, column.of_choice, costs, copy_bytes if copy_bytes.any() else None)

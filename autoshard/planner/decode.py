@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.cost.collectives import Collective
-from autoshard.cost.reshard import path, reshard
+from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims, pointwise_operations
 from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
-from autoshard.planner.build import Flow, Formulation
+from autoshard.planner.build import Flow, Formulation, is_gather
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate, MemoryItem
@@ -39,7 +39,7 @@ class Decoded:
 
     argument_layouts: tuple[Layout, ...]
     output_layouts: tuple[Layout | None, ...]
-    output_steps: tuple[tuple[Layout, ...], ...]
+    output_steps: tuple[tuple[SpecEntries, ...], ...]
     choices: tuple[Choice, ...]
     shardings: tuple[tuple[int, EquationShardings], ...]
 
@@ -59,7 +59,7 @@ class _Reader:
             for access, column in zip(group.writes, table.writes, strict=True):
                 self.layout[access.value] = column[row]
         self._entries: dict[tuple[int, Layout], SpecEntries] = {}
-        self._paths: dict[tuple, tuple[Layout, ...]] = {}
+        self._paths: dict[tuple, tuple[SpecEntries, ...]] = {}
         self._moves: dict[tuple, tuple[Collective, ...]] = {}
 
     def choice(self, group: int) -> Choice:
@@ -77,11 +77,15 @@ class _Reader:
             self._entries[key] = spec_entries(layout, key[0], self.f.mesh.axis_names)
         return self._entries[key]
 
-    def steps(self, value: int, target: Layout) -> tuple[Layout, ...]:
+    def steps(self, value: int, target: Layout) -> tuple[SpecEntries, ...]:
         """The layouts that a value passes through on the way to `target`, the last one included."""
-        key = self.graph.values[value].shape, self.layout[value], target
+        key = shape, _, _ = self.graph.values[value].shape, self.layout[value], target
         if key not in self._paths:
-            self._paths[key] = tuple(step.after for step in path(*key, self.f.mesh.shape))
+            names, sizes = self.f.mesh.axis_names, self.f.mesh.shape
+            way = [w for step in path(*key, sizes) for w in waypoints(step, len(shape), sizes)]
+            if way:  # the last one as the plan writes it, axes of one device included
+                way[-1] = tuple(tuple(a for a, d in enumerate(target) if d == dim) for dim in range(len(shape)))
+            self._paths[key] = tuple(tuple(tuple(names[a] for a in axes) for axes in w) for w in way)
         return self._paths[key]
 
     def collectives(self, value: int, target: Layout) -> tuple[Collective, ...]:
@@ -155,7 +159,7 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
             continue
         for access in group.writes:
             value, index = access.value, access.operations[0]
-            if values[value].shape and (not pointwise[index] or value in seen_outside):
+            if values[value].shape:
                 operation = graph.operations[index]
                 slot = operation.results.index(value)
                 slots.results[operation.equation][slot] = reader.entries(value, reader.layout[value])
@@ -173,13 +177,11 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                     map_dims(operation.rule.operands[slot], factor_map), reader.choice(group.index).assignment
                 )
                 if wanted == held:
-                    if operation.rule.by_shards or scatters:
+                    if operation.rule.by_shards or operation.rule.is_heavy or scatters:
                         slots.operands[operation.equation][slot] = (reader.entries(value, held),)
                     continue
-                slots.operands[operation.equation][slot] = tuple(
-                    [reader.entries(value, l) for l in reader.steps(value, wanted)]
-                )
-                if any(s != WHOLE and t == WHOLE for s, t in zip(held, wanted, strict=True)):
+                slots.operands[operation.equation][slot] = reader.steps(value, wanted)
+                if is_gather(held, wanted):
                     stretch = f.program.live.stretch[index]
                     if gathered.get((value, wanted), stretch) != stretch:
                         slots.again[operation.equation].add(slot)
@@ -188,15 +190,18 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
 
 
 def _moving(reader: _Reader, group: Group) -> Sequence[int]:
-    """The operations of a group that may read an operand in another layout than it has, and those that run by shards.
+    """The operations of a group that may read an operand in another layout than it has, those that run by shards, and
+    all heavy ones.
 
     Own values are read as they are defined, unless a reduce-scatter changes them in between. Execution must know every
-    layout in which an operation that runs by shards reads.
+    layout in which an operation that runs by shards reads. Heavy operations are told too, since the compiler may have
+    an opinion of its own where a value enters a checkpointed function.
     """
     if any(s != WHOLE for s in reader.choice(group.index).scatter):
         return group.operations
     row, table, layout = reader.rows[reader.first + group.index], reader.f.tables[group.index], reader.layout
-    moving = [index for index in group.operations if reader.graph.operations[index].rule.by_shards]
+    rules = [(index, reader.graph.operations[index].rule) for index in group.operations]
+    moving = [index for index, rule in rules if rule.by_shards or rule.is_heavy]
     for access, column in zip(group.reads, table.reads, strict=True):
         if layout.get(access.value, column[row]) != column[row]:
             moving.extend(access.operations)
@@ -275,7 +280,8 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
             is_free = f.exposure.is_flow_free(value)
             label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
             steps = [f.exposure.exposed(s, is_free) for s in reader.collectives(value, target)]
-            communication += [_item(s, reader, label, value, operation, flow.trips) for s in steps]
+            times = flow.trips * (flow.makings if is_gather(reader.layout[value], target) else 1)
+            communication += [_item(s, reader, label, value, operation, times) for s in steps]
     peak_bytes, peak_at, memory = _peak(f, picks, reader)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)

@@ -210,10 +210,6 @@ def _assemble(
         PlannedTensor(o.name, (), "literal", ()) if o.value is None else planned(o.name, o.value, l)
         for o, l in zip(graph.outputs, decoded.output_layouts, strict=True)
     )
-    steps = tuple(
-        tuple(spec_entries(l, len(values[o.value].shape), names) for l in path)
-        for o, path in zip(graph.outputs, decoded.output_steps, strict=True)
-    )
     warnings += tuple(
         f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown
     )
@@ -229,7 +225,7 @@ def _assemble(
         mesh_text=str(logical),
         arguments=arguments,
         outputs=outputs,
-        output_steps=steps,
+        output_steps=decoded.output_steps,
         shardings=decoded.shardings,
         equations=graph.equations,
         donate_argnums=donate_argnums,
@@ -239,6 +235,7 @@ def _assemble(
         close_choices=near,
         candidates=candidates,
         warnings=warnings,
+        figures=logical.device_type.provenance,
         devices_per_node=math.prod(l.size for axis in logical.axes for l in axis.levels if l.link.level == 0),
         in_tree=traced.in_tree,
         out_tree=traced.out_tree,
