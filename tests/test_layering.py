@@ -18,7 +18,7 @@ FLOORS = (
     {"plans"},
     {"baselines", "verify"},
     {"comparison"},
-    {"train", "solve_file"},
+    {"train", "calibration", "solve_file"},
     {"cli"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""

@@ -7,6 +7,7 @@ from autoshard.cluster.checks import require_number, require_text, require_whole
 from autoshard.cluster.measured import CollectiveKind, MeasuredCollective, MeasuredRates, interpolated
 from autoshard.errors import ClusterError
 
+UNMEASURED = "as stated in the catalogue or the cluster file, not calibrated"
 _REDUCED_PRECISION_FAMILIES = ("float8", "float4")
 
 
@@ -66,6 +67,13 @@ class DeviceType:
             raise ClusterError(f"{owner}: matmul_efficiency must be in (0, 1]; received {self.matmul_efficiency!r}.")
         for field, value in checked.items():
             object.__setattr__(self, field, value)
+
+    @property
+    def provenance(self) -> str:
+        """Where the figures come from, in a few words."""
+        if self.measured is None:
+            return UNMEASURED
+        return f"measured on {self.measured.calibration.date}"
 
     def flops_per_s(self, dtype: str) -> float:
         """Peak rate of arithmetic on `dtype`.

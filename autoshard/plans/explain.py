@@ -46,6 +46,7 @@ def _summary(console: Console, plan: Plan) -> None:
         f"(gap {gap}), found in {c.solve_s:.1f} s"
     )
     console.print(f"  price    {_price(plan)}")
+    console.print(f"  figures  {plan.figures}")
     console.print()
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import pydantic
 
+from autoshard.cluster.device import UNMEASURED
 from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.garbage import collection_paused
@@ -89,8 +90,10 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:
-    """A document of version 3 as one of version 4, which also tells nodes, configuration, equations and scatters."""
-    raw = {**raw, "version": VERSION, "devices_per_node": None, "configuration": None}
+    """A document of version 3 as one of version 4, which also tells nodes, configuration, figures, equations and
+    scatters.
+    """
+    raw = {**raw, "version": VERSION, "devices_per_node": None, "configuration": None, "figures": UNMEASURED}
     if isinstance(raw.get("shardings"), list):
         raw["shardings"] = [
             [row[0], {**row[1], "scatters": []}]

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from autoshard.cluster.device import UNMEASURED
 from autoshard.errors import PlanMismatchError
 from autoshard.execution.apply import partition_spec
 from autoshard.execution.jit import Interface, PlannedFunction, device_mesh
@@ -77,6 +78,7 @@ class Plan:
       close_choices: Decisions that were nearly ties. candidates: The logical meshes considered.
       warnings: What was kept whole for want of knowledge, and the like.
       devices_per_node: How many of the devices the fastest links join; None where that is not known.
+      figures: Where the figures of the hardware come from.
       configuration: The training configuration that the plan was made from, as JSON; None for a function of one's own.
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
     """
@@ -100,6 +102,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     devices_per_node: int | None = None
     configuration: str | None = None
+    figures: str = UNMEASURED
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
 

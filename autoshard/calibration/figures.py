@@ -1,0 +1,84 @@
+"""From the times of all probes to a cluster with measured figures."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from autoshard.calibration.fit import collective_figures, narrow_curve, product_curve, rate_curve, work_s
+from autoshard.calibration.probes import ELEMENTWISE_CHAIN, FUNCTION_CHAIN, Measures, Probe, wide_dim
+from autoshard.cluster import Calibration, Cluster, CollectiveKind, DeviceType, Link, MeasuredCollective, MeasuredRates
+
+Found = Sequence[tuple[Probe, float, float]]
+"""Each probe with the median of its times, in seconds, and their spread."""
+
+
+def measured_cluster(before: Cluster, found: Found, calibration: Calibration) -> Cluster:
+    """`before`, whose devices are all of one type, with what was measured in it.
+
+    Levels of the hardware that were not measured, such as links to other nodes, keep their figures.
+    """
+    launch_s = next(seconds for probe, seconds, _ in found if probe.measures is Measures.LAUNCH)
+    device_type = measured_device(before.groups[0].device_type, found, launch_s, calibration)
+    collectives = measured_collectives(found, launch_s)
+    hardware = before.slices()[0]
+    by_link: dict[Link, Link] = {
+        level.link: dataclasses.replace(
+            level.link,
+            collectives=collectives[index],
+            source=f"{level.link.source} Collectives: measured on {calibration.date}.",
+        )
+        for index, level in enumerate(hardware.levels)
+        if index in collectives
+    }
+    known = lambda link: by_link.get(link, link)
+    groups = tuple(
+        dataclasses.replace(
+            group, device_type=device_type, intra_node=known(group.intra_node), inter_node=known(group.inter_node)
+        )
+        for group in before.groups
+    )
+    return Cluster("calibrated", groups, known(before.between_groups))
+
+
+def measured_device(device_type: DeviceType, found: Found, launch_s: float, calibration: Calibration) -> DeviceType:
+    """The device type with measured rates and launch overhead."""
+    seconds = {probe: s for probe, s, _ in found}
+    products = {probe: s for probe, s in seconds.items() if probe.measures is Measures.PRODUCT}
+    wide = wide_dim(device_type)
+    narrow = narrow_curve({p.shape: s for p, s in products.items() if p.dtype == "float32"}, wide, launch_s)
+    curves = []
+    for dtype in dict.fromkeys(p.dtype for p in products):
+        square = {p.shape[0]: s for p, s in products.items() if p.dtype == dtype and len(set(p.shape)) == 1}
+        curves.append((dtype, product_curve(square, narrow, launch_s)))
+    moved = {2.0 * 4 * p.shape[0]: s for p, s in seconds.items() if p.measures is Measures.MEMORY}
+    per_s = {
+        measures: chain * p.shape[0] / work_s(s, launch_s)
+        for measures, chain in ((Measures.FUNCTION, FUNCTION_CHAIN), (Measures.ELEMENTWISE, 2 * ELEMENTWISE_CHAIN))
+        for p, s in seconds.items()
+        if p.measures is measures
+    }
+    rates = MeasuredRates(
+        calibration,
+        tuple(curves),
+        narrow,
+        rate_curve(moved, launch_s),
+        per_s[Measures.ELEMENTWISE],
+        per_s[Measures.FUNCTION],
+    )
+    return dataclasses.replace(
+        device_type,
+        launch_overhead_s=launch_s,
+        measured=rates,
+        source=f"{device_type.source} Launch, `measured`: measured on {calibration.date}.",
+    )
+
+
+def measured_collectives(found: Found, launch_s: float) -> dict[int, tuple[MeasuredCollective, ...]]:
+    """The figures of every kind and size, by hardware level."""
+    seconds: dict[tuple[int, CollectiveKind, int], dict[float, float]] = {}
+    for probe, s, _ in found:
+        if probe.collective is not None:
+            seconds.setdefault((probe.level, probe.collective, probe.size), {})[float(probe.shape[0])] = s
+    levels: dict[int, tuple[MeasuredCollective, ...]] = {}
+    for (level, kind, size), by_bytes in seconds.items():
+        levels[level] = (*levels.get(level, ()), collective_figures(kind, size, by_bytes, launch_s))
+    return levels

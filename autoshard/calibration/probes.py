@@ -1,0 +1,124 @@
+"""What is measured: a list of small programs, each of which every device runs at the same time.
+
+Sizes follow the catalogue's figures of the device at hand, so that the same list suits a CPU core and a GPU: from sizes
+at which overheads are all, up to those that take about `LONGEST_S`.
+"""
+
+import dataclasses
+import enum
+import math
+
+from autoshard.cluster import CollectiveKind, DeviceType, Slice
+
+LONGEST_S = 20e-3
+"""What a single run of the largest product may take by the catalogue's figures, and a tenth of it the largest kernel
+that only moves bytes."""
+LARGEST_SHARE = 1 / 64
+"""Of a device's memory, the most that one array of a probe takes."""
+SMALLEST_BYTES = 4096
+NARROW_DIMS = (4, 8, 16, 32, 64, 128)
+"""Least dimensions of products. From 128 on, matrix units and vector registers are filled."""
+FUNCTION_CHAIN, ELEMENTWISE_CHAIN = 4, 32
+"""Operations on each element in one kernel of the probes of arithmetic."""
+
+
+class Measures(enum.Enum):
+    """What a probe measures the time of."""
+
+    LAUNCH = "launch"  # a product of 8 x 8 matrices: a kernel that has hardly any work
+    PRODUCT = "product"  # one matrix product of `shape` (rows, summed, columns)
+    MEMORY = "memory"  # reading and writing an array
+    FUNCTION = "function"  # exponentials and the like, `FUNCTION_CHAIN` on each element
+    ELEMENTWISE = "elementwise"  # multiplications and additions, `ELEMENTWISE_CHAIN` of each on each element
+    COLLECTIVE = "collective"  # one collective on `shape` bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probe:
+    """One small program.
+
+    Attributes:
+      measures: What its time is the time of.
+      shape: On one device: dimensions of a product, elements of an array, bytes of a collective's larger side.
+      dtype: Of the elements.
+      collective: Which collective. level: Index of the hardware level that it runs over. size: Devices that take part.
+    """
+
+    measures: Measures
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    collective: CollectiveKind | None = None
+    level: int = 0
+    size: int = 1
+
+    @property
+    def name(self) -> str:
+        """A name that no other probe has, such as `product float32 64x64x64` or `all-gather level 0 of 8 65536`."""
+        dims = "x".join(map(str, self.shape))
+        if self.collective is None:
+            return f"{self.measures.value} {self.dtype} {dims}"
+        return f"{self.collective.value} level {self.level} of {self.size} {dims}"
+
+
+def probes(hardware: Slice, dtypes: tuple[str, ...], quick: bool) -> tuple[Probe, ...]:
+    """All probes for the devices of `hardware`; `quick` takes fewer sizes."""
+    device = hardware.device_type
+    return (
+        Probe(Measures.LAUNCH, (8, 8, 8)),
+        *_products(device, dtypes, quick),
+        *_memory(device, quick),
+        *(Probe(m, (1 << 14,)) for m in (Measures.FUNCTION, Measures.ELEMENTWISE)),
+        *_collectives(hardware, quick),
+    )
+
+
+def wide_dim(device: DeviceType) -> int:
+    """The other two dimensions of narrow products: those of a square one of about a twentieth of `LONGEST_S`."""
+    return 1 << max(7, round(math.log2((device.matmul_flops_per_s("float32") * LONGEST_S / 20 / 2) ** (1 / 3))))
+
+
+def _products(device: DeviceType, dtypes: tuple[str, ...], quick: bool) -> tuple[Probe, ...]:
+    found = []
+    for dtype in dtypes:
+        largest = (device.matmul_flops_per_s(dtype) * LONGEST_S / 2) ** (1 / 3)
+        step = 4 if quick else 2
+        dims = [16 * step**k for k in range(20) if 16 * step**k <= max(largest, 64)]
+        found += [Probe(Measures.PRODUCT, (n, n, n), dtype) for n in dims]
+    wide = wide_dim(device)
+    for n in NARROW_DIMS[1::2] if quick else NARROW_DIMS:
+        found += [Probe(Measures.PRODUCT, s) for s in ((n, wide, wide), (wide, n, wide), (wide, wide, n))]
+    found.append(Probe(Measures.PRODUCT, (wide, wide, wide)))
+    return tuple(dict.fromkeys(found))
+
+
+def _memory(device: DeviceType, quick: bool) -> tuple[Probe, ...]:
+    most_bytes = min(
+        device.memory_bandwidth_bytes_per_s * LONGEST_S / 10 / 2,  # read and written
+        device.memory_bytes * LARGEST_SHARE,
+    )
+    return tuple(Probe(Measures.MEMORY, (size // 4,)) for size in _sizes(most_bytes, 8 if quick else 4))
+
+
+def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:
+    found = []
+    for index, level in enumerate(hardware.levels):
+        most_bytes = min(
+            level.link.bandwidth_bytes_per_s * LONGEST_S / 20, hardware.device_type.memory_bytes * LARGEST_SHARE
+        )
+        sizes = [n for n in range(2, level.size + 1) if level.size % n == 0]
+        if quick and len(sizes) > 2:
+            sizes = [sizes[0], sizes[-1]]
+        for size in sizes:
+            for kind in CollectiveKind:
+                found += [
+                    Probe(Measures.COLLECTIVE, (size_bytes,), collective=kind, level=index, size=size)
+                    for size_bytes in _sizes(most_bytes, 16 if quick else 4, parts=size)
+                ]
+    return tuple(found)
+
+
+def _sizes(most_bytes: float, step: int, parts: int = 1) -> list[int]:
+    """Bytes from `SMALLEST_BYTES` on, each `step` times the one before; rounded up to `parts` x 4 bytes."""
+    steps = max(1, math.floor(math.log(max(most_bytes / SMALLEST_BYTES, 1.0), step)))
+    unit = 4 * parts
+    return [math.ceil(SMALLEST_BYTES * step**k / unit) * unit for k in range(steps + 1)]

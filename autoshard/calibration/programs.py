@@ -1,0 +1,169 @@
+"""The programs behind the probes: loops over one operation, on all devices at once, and their times.
+
+A loop runs on every device by `shard_map`, as a planned step does, so that devices that share cores, memory or wires
+slow each other down as they will in a step. One round of the loop runs the operation `UNROLLED` times; each time reads
+an array of which an element depends on the result before, so that nothing can be left out, moved or merged. The time of
+one operation is the time of the loop with it, less that of the loop without rounds, over the number of operations; what
+the loop itself takes for each (`idle`) is subtracted by the caller.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from autoshard.calibration.probes import ELEMENTWISE_CHAIN, FUNCTION_CHAIN, Measures, Probe
+from autoshard.cluster import CollectiveKind, Slice
+
+UNROLLED = 4
+MOST_ROUNDS = 5000
+
+_OUTER, _GROUP, _INNER = "outer", "group", "inner"
+_SPEC = PartitionSpec((_OUTER, _GROUP, _INNER))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled loop with its arrays, ready to be timed.
+
+    Attributes:
+      loop: (number of rounds, array, others) -> array; the array is donated.
+      arrays: The array and the others.
+    """
+
+    loop: Callable[..., jax.Array]
+    arrays: tuple[jax.Array, ...]
+
+    def seconds(self, target_s: float, repeats: int) -> tuple[float, ...]:
+        """Seconds of one operation, `repeats` times; each loop takes about `target_s`."""
+        first, *others = self.arrays
+
+        def once(rounds: int) -> float:
+            nonlocal first
+            started = time.perf_counter()
+            first = self.loop(rounds, first, *others)
+            first.block_until_ready()
+            return time.perf_counter() - started
+
+        once(1)
+        about_s = max(once(1), 1e-6)
+        rounds = 1
+        while about_s < target_s / 4 and rounds < MOST_ROUNDS:  # short loops tell little of how long a round takes
+            rounds = min(MOST_ROUNDS, rounds * max(2, min(20, round(target_s / about_s / 2))))
+            about_s = once(rounds)
+        rounds = max(1, min(MOST_ROUNDS, round(rounds * target_s / about_s)))
+        found = []
+        for _ in range(repeats):
+            empty_s = once(0)
+            found.append(max(once(rounds) - empty_s, 0.0) / (rounds * UNROLLED))
+        return tuple(found)
+
+
+def program(probe: Probe | None, hardware: Slice, devices: Sequence[jax.Device]) -> Program:
+    """Makes the loop of `probe`, or of no operation at all.
+
+    Args:
+      hardware: What the devices are; their hardware levels.
+      devices: The devices, in the order of `hardware`.
+    """
+    mesh = _mesh(probe, hardware, devices)
+    operation, shapes, dtype = _operation(probe)
+
+    def loop(rounds: jax.Array, first: jax.Array, *others: jax.Array) -> jax.Array:
+        def body(_: jax.Array, array: jax.Array) -> jax.Array:
+            for _ in range(UNROLLED):
+                result = lax.optimization_barrier(operation(array, *others))
+                array = array.at[(0,) * array.ndim].set(result[(0,) * result.ndim].astype(array.dtype))
+            return array
+
+        return lax.fori_loop(0, rounds, body, first)
+
+    specs = (PartitionSpec(), *[_SPEC] * len(shapes))
+    mapped = jax.shard_map(loop, mesh=mesh, in_specs=specs, out_specs=_SPEC, check_vma=False)
+    return Program(jax.jit(mapped, donate_argnums=1), tuple(_array(shape, dtype, mesh) for shape in shapes))
+
+
+def median_and_spread(seconds: Sequence[float]) -> tuple[float, float]:
+    """The median, and the range between the quartiles as a share of it."""
+    if len(seconds) < 2:
+        return seconds[0], 0.0
+    low, middle, high = statistics.quantiles(seconds, method="inclusive")
+    return middle, (high - low) / middle if middle else 0.0
+
+
+def _mesh(probe: Probe | None, hardware: Slice, devices: Sequence[jax.Device]) -> Mesh:
+    """The devices as groups of the probe's size along its level: (groups outside, a group, devices inside)."""
+    inner = size = 1
+    if probe is not None and probe.collective is not None:
+        size = probe.size
+        for level in hardware.levels[: probe.level]:
+            inner *= level.size
+    return Mesh(np.array(devices).reshape(-1, size, inner), (_OUTER, _GROUP, _INNER))
+
+
+def _array(shape: tuple[int, ...], dtype: str, mesh: Mesh) -> jax.Array:
+    """Random numbers of unit variance over the square root of the last dimension, so that products keep their scale."""
+    whole = (mesh.size * shape[0], *shape[1:])
+    make = lambda: (jax.random.normal(jax.random.key(0), whole) / shape[-1] ** 0.5).astype(dtype)
+    return jax.jit(make, out_shardings=NamedSharding(mesh, _SPEC))()
+
+
+def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tuple[int, ...]], str]:
+    """The operation, the shapes of its operands on one device, and their dtype."""
+    if probe is None:
+        return lambda x: x, [(8, 8)], "float32"
+    match probe.measures:
+        case Measures.LAUNCH | Measures.PRODUCT:
+            rows, summed, columns = probe.shape
+            return jnp.matmul, [(rows, summed), (summed, columns)], probe.dtype
+        case Measures.MEMORY:
+            return lambda x: x * 1.5 + 0.5, [probe.shape], probe.dtype
+        case Measures.FUNCTION:
+            return _functions, [probe.shape], probe.dtype
+        case Measures.ELEMENTWISE:
+            return _multiplications, [probe.shape], probe.dtype
+        case Measures.COLLECTIVE:
+            assert probe.collective is not None
+            operation = _collective(probe.collective, probe.size)
+            return operation, [(probe.shape[0] // 4,)], probe.dtype
+
+
+def _functions(x: jax.Array) -> jax.Array:
+    chain = (jnp.exp, jnp.tanh, lambda y: lax.rsqrt(y + 2), lambda y: jnp.log(y + 2))
+    assert len(chain) == FUNCTION_CHAIN
+    for function in chain:
+        x = function(x)
+    return x
+
+
+def _multiplications(x: jax.Array) -> jax.Array:
+    y = x
+    for _ in range(ELEMENTWISE_CHAIN):
+        y = y * x + x
+    return y
+
+
+def _collective(kind: CollectiveKind, size: int) -> Callable[[jax.Array], jax.Array]:
+    """The collective on an array that is its larger side, in the form that XLA's partitioner gives it."""
+    match kind:
+        case CollectiveKind.ALL_GATHER:
+            return lambda x: lax.all_gather(x[: x.shape[0] // size], _GROUP, tiled=True)
+        case CollectiveKind.ALL_REDUCE:
+            return lambda x: lax.psum(x, _GROUP)
+        case CollectiveKind.REDUCE_SCATTER:
+            # the partitioner writes a sum and a slice; compilers that can make one collective of them do so
+            def scattered(x: jax.Array) -> jax.Array:
+                part = x.shape[0] // size
+                return lax.dynamic_slice_in_dim(lax.psum(x, _GROUP), lax.axis_index(_GROUP) * part, part)
+
+            return scattered
+        case CollectiveKind.ALL_TO_ALL:
+            return lambda x: lax.all_to_all(x.reshape(size, -1), _GROUP, 0, 0).reshape(-1)
+        case CollectiveKind.PERMUTE:
+            return lambda x: lax.ppermute(x, _GROUP, [(i, (i + 1) % size) for i in range(size)])

@@ -1,0 +1,168 @@
+"""`autoshard.calibrate`: time every probe on the live devices, fit figures, and write them as a cluster file."""
+
+import dataclasses
+import datetime
+import os
+import statistics
+from collections.abc import Callable, Iterator
+
+import jax
+
+from autoshard.calibration.figures import measured_cluster
+from autoshard.calibration.partial import Setting, Times, read_times, side_file, write_times
+from autoshard.calibration.probes import Probe, probes
+from autoshard.calibration.programs import median_and_spread, program
+from autoshard.cluster import Calibration, Cluster, Slice
+from autoshard.errors import ClusterError
+from autoshard.interrupts import StopRequest, stop_on_signals
+
+PASSES, REPEATS, TARGET_S = 3, 3, 0.03
+"""How often all probes are gone through, how often each is then timed, and how long one timing takes. Passes, since the
+machine may be disturbed for a while; the medians are over all of them."""
+QUICK_PASSES, QUICK_TARGET_S = 1, 0.015
+IDLE = "idle"
+"""The name under which the loop without an operation is timed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CalibrationProgress:
+    """How far a calibration is: timings made, of how many, and the probe that is next."""
+
+    done: int
+    total: int
+    probe: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Calibrated:
+    """The outcome of a calibration.
+
+    Attributes:
+      cluster: The devices with measured figures. before: With the figures that they had.
+      seconds: The median time of each probe that was timed, and its spread (range between the quartiles as a share).
+    """
+
+    cluster: Cluster
+    before: Cluster
+    seconds: tuple[tuple[Probe, float, float], ...]
+
+
+def calibrate(
+    out: str | os.PathLike[str],
+    *,
+    cluster: Cluster | str | os.PathLike[str] | None = None,
+    quick: bool = False,
+    on_progress: Callable[[CalibrationProgress], None] | None = None,
+) -> Calibrated:
+    """Measures the live devices and writes a cluster file with the measured figures.
+
+    Takes a few minutes. While it runs, timings are kept in a file beside `out`; if it is stopped, the same call goes on
+    from there. The file disappears once `out` is written.
+
+    Args:
+      out: The cluster file to write.
+      cluster: What the devices are, with the figures that stand where nothing is measured; a `Cluster`, a cluster file,
+        or None to recognise them by the catalogue.
+      quick: Fewer sizes and repetitions: a third of a minute or so on eight CPU devices, and less sure.
+      on_progress: Called as the work goes on.
+
+    Returns:
+      The cluster, and what was timed.
+
+    Raises:
+      ClusterError: If the devices are of no known kind or of several, if `cluster` describes another number of them, or
+        if they belong to several processes.
+      FileFormatError: If a file cannot be read or written, or the side file is damaged or belongs to something else.
+      KeyboardInterrupt: If Ctrl-C stopped it; what was timed is kept.
+    """
+    before, hardware = _hardware(cluster)
+    devices = jax.devices()
+    dtypes = _dtypes(hardware, devices[0].platform)
+    setting = Setting(jax.__version__, devices[0].device_kind, len(devices), quick, dtypes)
+    path = side_file(out)
+    times = read_times(path, setting)
+    write_times(path, setting, times)  # a folder that cannot be written to is known now, not in minutes
+    wanted = probes(hardware, dtypes, quick)
+    with stop_on_signals() as stop:
+        for name, seconds in _timed(wanted, times, hardware, quick, stop, on_progress):
+            times[name] = (*times.get(name, ()), *seconds)
+            write_times(path, setting, times)
+        if stop.requested:
+            raise KeyboardInterrupt
+    found = _summary(wanted, times)
+    spread = round(statistics.median(spread for _, _, spread in found), 3)
+    calibration = Calibration(datetime.date.today().isoformat(), jax.__version__, devices[0].device_kind, spread)
+    after = measured_cluster(before, found, calibration)
+    after.to_file(out)
+    path.unlink(missing_ok=True)
+    return Calibrated(after, before, found)
+
+
+def _hardware(cluster: Cluster | str | os.PathLike[str] | None) -> tuple[Cluster, Slice]:
+    """The description of the live devices, and the one slice that they form."""
+    if jax.process_count() > 1:
+        raise ClusterError(
+            f"calibration measures the devices of one process; this run has {jax.process_count()}. Calibrate one node "
+            "alone, and copy its device type and intra_node link into the file of the whole cluster."
+        )
+    if cluster is None:
+        cluster = Cluster.detect()
+    elif not isinstance(cluster, Cluster):
+        cluster = Cluster.from_file(cluster)
+    slices = cluster.slices()
+    if len(slices) != 1:
+        kinds = ", ".join(f"{s.num_devices} x {s.device_type.name}" for s in slices)
+        raise ClusterError(
+            f"calibration measures devices of one kind; cluster {cluster.name!r} has {kinds}. Make only those of one "
+            "kind visible, as with CUDA_VISIBLE_DEVICES."
+        )
+    if cluster.num_devices != jax.device_count():
+        raise ClusterError(
+            f"the cluster must describe the live devices: {cluster.name!r} has {cluster.num_devices}, and JAX sees "
+            f"{jax.device_count()} ({jax.devices()[0].platform}). Pass the file of these devices, or none; on a CPU, "
+            "--devices sets their number."
+        )
+    return cluster, slices[0]
+
+
+def _dtypes(hardware: Slice, platform: str) -> tuple[str, ...]:
+    """Dtypes of which products are measured: float32, and on accelerators the 16-bit ones that they are built for."""
+    if platform == "cpu":
+        return ("float32",)
+    named = {dtype for dtype, _ in hardware.device_type.peak_flops_per_s}
+    return ("float32", *(dtype for dtype in ("bfloat16", "float16") if dtype in named))
+
+
+def _timed(
+    wanted: tuple[Probe, ...],
+    times: Times,
+    hardware: Slice,
+    quick: bool,
+    stop: StopRequest,
+    on_progress: Callable[[CalibrationProgress], None] | None,
+) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Goes through all probes, pass by pass, and leaves out what is in `times`; ends early if a stop is requested."""
+    passes, target_s = (QUICK_PASSES, QUICK_TARGET_S) if quick else (PASSES, TARGET_S)
+    listed = [(None, IDLE), *((probe, probe.name) for probe in wanted)]
+    devices, done = jax.devices(), 0
+    total = passes * len(listed)
+    for turn in range(1, passes + 1):
+        for probe, name in listed:
+            if stop.requested:
+                return
+            done += 1
+            if len(times.get(name, ())) >= turn * REPEATS:
+                continue
+            if on_progress is not None:
+                on_progress(CalibrationProgress(done, total, name))
+            yield name, program(probe, hardware, devices).seconds(target_s, REPEATS)
+
+
+def _summary(wanted: tuple[Probe, ...], times: Times) -> tuple[tuple[Probe, float, float], ...]:
+    """Median and spread of each probe, less what the loop takes without an operation."""
+    idle_s, _ = median_and_spread(times[IDLE])
+    rows = []
+    for probe in wanted:
+        seconds, spread = median_and_spread(times[probe.name])
+        rows.append((probe, max(seconds - idle_s, 0.1 * seconds, 1e-9), spread))
+    return tuple(rows)
