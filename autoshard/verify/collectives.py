@@ -218,7 +218,19 @@ def _origin(module: HloModule, run: Run, made: Run) -> tuple[tuple[int, ...], st
             elif not numbers:
                 unknown += [o for o in map(one.operand, one.instruction.operands) if o is not None]
         front = unknown
-    return tuple(found) or own, "" if found else argument
+    return tuple(found) or own or _read_by(module, run), "" if found else argument
+
+
+def _read_by(module: HloModule, run: Run) -> tuple[int, ...]:
+    """The equations of what reads a collective's result first."""
+    front = [run.instruction.name]
+    for _ in range(_REACH):
+        users = [u for name in front for u in run.computation.users.get(name, ())]
+        numbers = dict.fromkeys(n for u in users for n in _named(module, u))
+        if numbers:
+            return tuple(numbers)
+        front = [u.name for u in users]
+    return ()
 
 
 def _named(module: HloModule, instruction: Instruction) -> tuple[int, ...]:

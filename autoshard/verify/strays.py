@@ -6,6 +6,7 @@ where possible from the same line of the user's program.
 
 import collections
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from autoshard.planner.estimate import CommunicationItem
@@ -16,10 +17,11 @@ from autoshard.verify.verification import Flow, Stray
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Origins:
-    """What the equations of a planned program are: operation and line, by number."""
+    """What the equations of a planned program are: operation and line, by number; and the paths of its arguments."""
 
     names: Mapping[int, str]
     sources: Mapping[int, str]
+    arguments: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, traced: Trace) -> "Origins":
@@ -29,7 +31,7 @@ class Origins:
             names.setdefault(operation.equation, operation.name)
             if operation.source:
                 sources.setdefault(operation.equation, operation.source)
-        return cls(names, sources)
+        return cls(names, sources, tuple(a.name for a in traced.graph.arguments))
 
     def source(self, equations: Sequence[int]) -> str:
         """The line of the first equation that has one; the line before, of one whose operation was left out."""
@@ -38,8 +40,18 @@ class Origins:
     def name(self, piece: Piece) -> str:
         """What a piece of a collective is made of, or serves."""
         if piece.argument:
-            return piece.argument
+            return self._argument(piece.argument)
         return next((self.names[e] for e in piece.equations if e in self.names), "an unnamed tensor")
+
+    def _argument(self, op_name: str) -> str:
+        """The path of an argument as plans write it, of one as the compiler has it: `inner[0].params['up']`."""
+        _, *keys = re.findall(r"\w+", op_name)
+        heads = list(dict.fromkeys(a.partition(".")[0] for a in self.arguments))
+        if keys and keys[0].isdecimal() and int(keys[0]) < len(heads):
+            path = ".".join((heads[int(keys[0])], *keys[1:]))
+            if path in self.arguments:
+                return path
+        return op_name
 
 
 @dataclasses.dataclass(slots=True)

@@ -7,6 +7,7 @@ import pydantic
 
 from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
+from autoshard.plans.text import amount
 
 BYTES_TOLERANCE = 0.05
 """Share of all bytes on the wire by which predicted and compiled traffic over the same mesh axes may differ."""
@@ -140,13 +141,15 @@ class Verification:
             ours, theirs = sum(f.predicted_bytes for f in flows), sum(f.compiled_bytes for f in flows)
             if not ours and theirs > NEGLIGIBLE * most:
                 found.append(
-                    f"no collective over {_named(axes)} was predicted, and the program sends {theirs:.4g} B there"
+                    f"no collective over {_named(axes)} was predicted, and the program sends {amount(theirs)} there"
                 )
             elif abs(ours - theirs) > BYTES_TOLERANCE * most:
-                found.append(f"over {_named(axes)}, {ours:.4g} B were predicted and the program sends {theirs:.4g} B")
+                found.append(
+                    f"over {_named(axes)}, {amount(ours)} were predicted, and the program sends {amount(theirs)}"
+                )
         ours, theirs = self.predicted_memory.peak_bytes, self.compiled_memory.peak_bytes
         if theirs > (1 + MEMORY_TOLERANCE) * ours:
-            found.append(f"{ours:.4g} B of memory were predicted, and the program needs {theirs:.4g} B")
+            found.append(f"{amount(ours)} of memory were predicted, and the program needs {amount(theirs)}")
         return tuple(found)
 
     @property

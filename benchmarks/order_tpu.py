@@ -1,0 +1,209 @@
+"""Does the cost model rank plans as XLA:TPU's own estimates do? Compiled for eight TPU v5e, none of them at hand.
+
+    python benchmarks/order_tpu.py                  # goes on where it stopped
+    python benchmarks/order_tpu.py --model gpt
+    python benchmarks/order_tpu.py --table          # only writes the table of what is there
+
+Needs the extra `verify-tpu`, no TPU. For each of a few models of one layer: the plan and hand-written strategies, each on
+several meshes, compiled. The compiler tells the cycles that it expects of each kernel; added to them is the time of the
+collectives of the compiled program by the ring formulas. Judged by the rank correlation (Spearman) between that and the
+predicted step time, and by how much slower than the best the plan is that is predicted to be fastest. What is compared
+is thus compute and the choice of collectives, not the speed of links. One JSON line a plan goes to
+results/order-tpu.jsonl, the table to results/order-tpu.md.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import time
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+from scipy.stats import spearmanr
+
+from autoshard import baselines
+from autoshard.cluster import Cluster
+from autoshard.cost.collectives import Collective, all_gather, all_reduce, all_to_all, launched, permute, reduce_scatter
+from autoshard.errors import AutoshardError
+from autoshard.plans.make import plan_program
+from autoshard.plans.options import PlanOptions
+from autoshard.train.config import load_config
+from autoshard.train.planning import arguments
+from autoshard.train.registry import train_functions
+from autoshard.verify.collectives import CompiledCollective, compiled_collectives
+from autoshard.verify.compile import compile_step
+from autoshard.verify.cycles import estimated_cycles
+from autoshard.verify.devices import devices_for
+from autoshard.verify.hlo import parse
+from autoshard.verify.tpus import V5E
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+CLUSTER = ROOT / "configs" / "clusters" / "tpu-v5e-x8.yaml"
+MODELS: dict[str, tuple[str, ...]] = {
+    "gpt": ("gpt_125m", "model.overrides.num_layers=1", "data.batch_size=64", "data.sequence_length=512"),
+    "encoder": ("encoder_base", "model.overrides.num_layers=1", "data.batch_size=64"),
+    "vit": ("vit_b16", "model.overrides.num_layers=1", "data.batch_size=128"),
+}
+"""A file of configs/ and what is changed in it."""
+MESHES = ({"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}, {"tensor": 8})
+PLAN = "plan"
+STRATEGIES = (PLAN, "ddp", "zero1", "zero2", "zero3", "megatron", "ddp+megatron", "zero3+megatron")
+OPTIONS = PlanOptions(time_limit_s=30, cache=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A plan: its predicted times, and what the compiled program's cycles and collectives come to; or why there is none."""
+
+    model: str
+    plan: str
+    mesh: str
+    reason: str = ""
+    predicted_s: float = 0.0
+    predicted_compute_s: float = 0.0
+    cycles: float = 0.0
+    compiled_comm_s: float = 0.0
+    predicted_bytes: float = 0.0
+    compiled_bytes: float = 0.0
+    compile_s: float = 0.0
+
+    @property
+    def compiled_s(self) -> float:
+        """Seconds of the kernels' cycles, and of the collectives one after another."""
+        return self.cycles / (V5E.clock_ghz * 1e9) + self.compiled_comm_s
+
+
+def collective_s(found: CompiledCollective, mesh) -> float:
+    """Time of a compiled collective by the ring formulas, all repetitions together."""
+    axes = [a for a in mesh.axes if a.name in found.axes]
+    size_bytes = sum(p.array.size_bytes for p in found.pieces)
+    match found.kind:
+        case "all-gather":
+            made: Collective = all_gather(axes, size_bytes * found.num_devices)
+        case "all-reduce":
+            made = all_reduce(axes, size_bytes)
+        case "reduce-scatter":
+            made = reduce_scatter(axes, size_bytes)
+        case "all-to-all":
+            return sum(launched(all_to_all(a, size_bytes), mesh.device_type).time_s for a in axes) * found.times
+        case _:
+            made = permute(axes, size_bytes)
+    return launched(made, mesh.device_type).time_s * found.times
+
+
+def row_of(model: str, name: str, axes: dict[str, int], step, args, subject) -> Row:
+    """Plans and compiles one way to run a model."""
+    key = model, name, "x".join(f"{a}={n}" for a, n in axes.items())
+    try:
+        if name == PLAN:
+            plan = plan_program(subject.traced, subject.program, subject.cluster, axes, (0,), None, None, OPTIONS)
+        else:
+            strategy = next(s for s in baselines.ALL if s.name == name)
+            plan = baselines.plan_baseline(strategy, subject, mesh=axes, options=OPTIONS)
+        started = time.perf_counter()
+        compiled = compile_step(plan, step, args, devices_for(V5E, plan.axes, None), {})
+    except AutoshardError as error:
+        return Row(*key, reason=str(error)[:300])
+    module = parse(compiled.text)
+    found = compiled_collectives(module, plan.axes)
+    mesh = subject.cluster.slices()[0].logical_mesh(dict(plan.axes))
+    return Row(
+        *key,
+        predicted_s=plan.estimate.step_s,
+        predicted_compute_s=plan.estimate.compute_s,
+        cycles=estimated_cycles(module) or 0.0,
+        compiled_comm_s=sum(collective_s(c, mesh) for c in found),
+        predicted_bytes=plan.estimate.comm_bytes,
+        compiled_bytes=sum(c.wire_bytes for c in found),
+        compile_s=round(time.perf_counter() - started, 1),
+    )
+
+
+def read(path: pathlib.Path) -> list[Row]:
+    return [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def distinct(rows: list[Row]) -> list[Row]:
+    """Rows with figures; of those that agree in all of them, such as equal plans of two names, the first."""
+    kept: dict[tuple, Row] = {}
+    for row in rows:
+        if not row.reason:
+            kept.setdefault((row.model, row.predicted_s, row.cycles, row.compiled_comm_s), row)
+    return list(kept.values())
+
+
+def table(rows: list[Row]) -> str:
+    """The verdict for each model, then every plan."""
+    jaxes = f"jax {jax.__version__}"
+    lines = [
+        "# Order of plans on TPU v5e: predictions against XLA:TPU's own estimates",
+        "",
+        f"Compiled ahead of time for eight TPU v5e ({jaxes}, no TPU at hand) by `python benchmarks/order_tpu.py`. Estimated",
+        "cycles of the kernels at 1.5 GHz, plus the collectives of the compiled program by the ring formulas. Nothing here",
+        "was measured on a TPU.",
+        "",
+        "| model | distinct plans | rank correlation | chosen against best | step, predicted / estimated (median) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    kept = distinct(rows)
+    for model in dict.fromkeys(r.model for r in kept):
+        of_model = [r for r in kept if r.model == model]
+        if len(of_model) < 3:
+            continue
+        rank = spearmanr([r.predicted_s for r in of_model], [r.compiled_s for r in of_model]).statistic
+        chosen, best = min(of_model, key=lambda r: r.predicted_s), min(r.compiled_s for r in of_model)
+        ratios = sorted(r.predicted_s / r.compiled_s for r in of_model)
+        lines.append(
+            f"| {model} | {len(of_model)} | {rank:.3f} | {chosen.compiled_s / best - 1:+.1%} ({chosen.plan}, {chosen.mesh})"
+            f" | {ratios[len(ratios) // 2]:.2f} |"
+        )
+    lines += [
+        "",
+        "| model | plan | mesh | predicted ms | estimated ms | of it collectives | sent, predicted / compiled MB |",
+    ]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    for r in sorted(kept, key=lambda r: (r.model, r.compiled_s)):
+        lines.append(
+            f"| {r.model} | {r.plan} | {r.mesh} | {r.predicted_s * 1e3:.2f} | {r.compiled_s * 1e3:.2f} | "
+            f"{r.compiled_comm_s * 1e3:.2f} | {r.predicted_bytes / 1e6:.1f} / {r.compiled_bytes / 1e6:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="only these, with commas between them")
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
+    chosen = parser.parse_args()
+    lines = chosen.out / "order-tpu.jsonl"
+    known = {(r.model, r.plan, r.mesh) for r in read(lines)}
+    cluster = Cluster.from_file(CLUSTER)
+    for model in [] if chosen.table else chosen.model.split(",") if chosen.model else MODELS:
+        name, *overrides = MODELS[model]
+        config = load_config(ROOT / "configs" / f"{name}.yaml", overrides)
+        functions = train_functions(config)
+        args = arguments(config, functions)
+        subject = baselines.prepare_subject(functions.step, *args, cluster=cluster, donate_argnums=0)
+        for axes in MESHES:
+            for plan in STRATEGIES:
+                key = model, plan, "x".join(f"{a}={n}" for a, n in axes.items())
+                if key in known or ("+" in plan and len(axes) == 1):
+                    continue
+                row = row_of(model, plan, axes, functions.step, args, subject)
+                with lines.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(row)) + "\n")
+                told = (
+                    row.reason[:100] or f"{row.predicted_s * 1e3:.2f} {row.compiled_s * 1e3:.2f} ms {row.compile_s} s"
+                )
+                print(*key, told, flush=True)
+        jax.clear_caches()
+    (chosen.out / "order-tpu.md").write_text(table(read(lines)))
+
+
+if __name__ == "__main__":
+    main()
