@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoshard import baselines, errors
+    from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
     from autoshard.comparison import compare
     from autoshard.errors import AutoshardError
@@ -30,6 +31,7 @@ __all__ = [
     "PlanOptions",
     "PlanProgress",
     "baselines",
+    "calibrate",
     "compare",
     "diff",
     "errors",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "AutoshardError": "autoshard.errors",
     "Cluster": "autoshard.cluster",
+    "calibrate": "autoshard.calibration",
     "compare": "autoshard.comparison",
     "diff": "autoshard.plans.diff",
     "LogicalAxes": "autoshard.plans.logical",

@@ -76,8 +76,8 @@ def product_curve(seconds: Mapping[int, float], narrow: Curve, launch_s: float) 
 def line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
     """The line a + b x through times, with a >= 0 and b > 0, that minimises sum_i |a + b x_i - t_i| / t_i.
 
-    Relative errors, so that small sizes count like large ones; absolute values, so that single disturbed times do not
-    move it. A line of least absolute deviations goes through two of the points, or through one where a bound holds with
+    Relative errors, so that small sizes count like large ones; absolute values, so that a single disturbed time hardly
+    moves it. A line of least absolute deviations goes through two of the points, or through one where a bound holds with
     equality (Bloomfield, Steiger, *Least Absolute Deviations*, 1983): all of them are tried.
 
     Returns:

@@ -15,6 +15,8 @@ LONGEST_S = 20e-3
 that only moves bytes."""
 LARGEST_SHARE = 1 / 64
 """Of a device's memory, the most that one array of a probe takes."""
+COLD_SHARE = 1 / 256
+"""Of a device's memory, what the probes of memory go through: more than caches hold."""
 SMALLEST_BYTES = 4096
 NARROW_DIMS = (4, 8, 16, 32, 64, 128)
 """Least dimensions of products. From 128 on, matrix units and vector registers are filled."""
@@ -27,7 +29,7 @@ class Measures(enum.Enum):
 
     LAUNCH = "launch"  # a product of 8 x 8 matrices: a kernel that has hardly any work
     PRODUCT = "product"  # one matrix product of `shape` (rows, summed, columns)
-    MEMORY = "memory"  # reading and writing an array
+    MEMORY = "memory"  # reading and writing an array that no cache holds
     FUNCTION = "function"  # exponentials and the like, `FUNCTION_CHAIN` on each element
     ELEMENTWISE = "elementwise"  # multiplications and additions, `ELEMENTWISE_CHAIN` of each on each element
     COLLECTIVE = "collective"  # one collective on `shape` bytes

@@ -5,9 +5,13 @@ slow each other down as they will in a step. One round of the loop runs the oper
 an array of which an element depends on the result before, so that nothing can be left out, moved or merged. The time of
 one operation is the time of the loop with it, less that of the loop without rounds, over the number of operations; what
 the loop itself takes for each (`idle`) is subtracted by the caller.
+
+The rate of memory is that of data that no cache holds: the loop goes through the rows of an array that is larger than
+caches, and changes one at a time. In a step most of what a kernel reads was written long before.
 """
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +22,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from autoshard.calibration.probes import ELEMENTWISE_CHAIN, FUNCTION_CHAIN, Measures, Probe
+from autoshard.calibration.probes import COLD_SHARE, ELEMENTWISE_CHAIN, FUNCTION_CHAIN, Measures, Probe
 from autoshard.cluster import CollectiveKind, Slice
 
 UNROLLED = 4
@@ -30,19 +34,19 @@ _SPEC = PartitionSpec((_OUTER, _GROUP, _INNER))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled loop with its arrays, ready to be timed.
+    """A loop that is compiled when it is first timed.
 
     Attributes:
       loop: (number of rounds, array, others) -> array; the array is donated.
-      arrays: The array and the others.
+      makers: Make the array and the others.
     """
 
     loop: Callable[..., jax.Array]
-    arrays: tuple[jax.Array, ...]
+    makers: tuple[Callable[[], jax.Array], ...]
 
     def seconds(self, target_s: float, repeats: int) -> tuple[float, ...]:
         """Seconds of one operation, `repeats` times; each loop takes about `target_s`."""
-        first, *others = self.arrays
+        first, *others = (make() for make in self.makers)
 
         def once(rounds: int) -> float:
             nonlocal first
@@ -73,20 +77,41 @@ def program(probe: Probe | None, hardware: Slice, devices: Sequence[jax.Device])
       devices: The devices, in the order of `hardware`.
     """
     mesh = _mesh(probe, hardware, devices)
-    operation, shapes, dtype = _operation(probe)
+    if probe is not None and probe.measures is Measures.MEMORY:
+        rows = max(2, math.ceil(hardware.device_type.memory_bytes * COLD_SHARE / (4 * probe.shape[0])))
+        step, shapes, dtype = _change_row, [(rows, *probe.shape)], probe.dtype
+    else:
+        operation, shapes, dtype = _operation(probe)
+        step = _dependent(operation)
 
     def loop(rounds: jax.Array, first: jax.Array, *others: jax.Array) -> jax.Array:
-        def body(_: jax.Array, array: jax.Array) -> jax.Array:
-            for _ in range(UNROLLED):
-                result = lax.optimization_barrier(operation(array, *others))
-                array = array.at[(0,) * array.ndim].set(result[(0,) * result.ndim].astype(array.dtype))
+        def body(turn: jax.Array, array: jax.Array) -> jax.Array:
+            for k in range(UNROLLED):
+                array = step(turn * UNROLLED + k, array, *others)
             return array
 
         return lax.fori_loop(0, rounds, body, first)
 
     specs = (PartitionSpec(), *[_SPEC] * len(shapes))
     mapped = jax.shard_map(loop, mesh=mesh, in_specs=specs, out_specs=_SPEC, check_vma=False)
-    return Program(jax.jit(mapped, donate_argnums=1), tuple(_array(shape, dtype, mesh) for shape in shapes))
+    return Program(jax.jit(mapped, donate_argnums=1), tuple(_maker(shape, dtype, mesh) for shape in shapes))
+
+
+def _dependent(operation: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """(number of the step, array, others) -> the array with one element taken from the operation's result."""
+
+    def step(_: jax.Array, array: jax.Array, *others: jax.Array) -> jax.Array:
+        result = lax.optimization_barrier(operation(array, *others))
+        return array.at[(0,) * array.ndim].set(result[(0,) * result.ndim].astype(array.dtype))
+
+    return step
+
+
+def _change_row(number: jax.Array, array: jax.Array) -> jax.Array:
+    """The array with its row of that number, counted round, read and written."""
+    row = number % array.shape[0]
+    changed = lax.dynamic_index_in_dim(array, row) * 0.5 + 0.5
+    return lax.dynamic_update_index_in_dim(array, changed, row, 0)
 
 
 def median_and_spread(seconds: Sequence[float]) -> tuple[float, float]:
@@ -107,11 +132,11 @@ def _mesh(probe: Probe | None, hardware: Slice, devices: Sequence[jax.Device]) -
     return Mesh(np.array(devices).reshape(-1, size, inner), (_OUTER, _GROUP, _INNER))
 
 
-def _array(shape: tuple[int, ...], dtype: str, mesh: Mesh) -> jax.Array:
-    """Random numbers of unit variance over the square root of the last dimension, so that products keep their scale."""
+def _maker(shape: tuple[int, ...], dtype: str, mesh: Mesh) -> Callable[[], jax.Array]:
+    """Makes random numbers of variance 1 over the last dimension, so that products keep their scale."""
     whole = (mesh.size * shape[0], *shape[1:])
     make = lambda: (jax.random.normal(jax.random.key(0), whole) / shape[-1] ** 0.5).astype(dtype)
-    return jax.jit(make, out_shardings=NamedSharding(mesh, _SPEC))()
+    return jax.jit(make, out_shardings=NamedSharding(mesh, _SPEC))
 
 
 def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tuple[int, ...]], str]:
@@ -122,8 +147,6 @@ def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tupl
         case Measures.LAUNCH | Measures.PRODUCT:
             rows, summed, columns = probe.shape
             return jnp.matmul, [(rows, summed), (summed, columns)], probe.dtype
-        case Measures.MEMORY:
-            return lambda x: x * 1.5 + 0.5, [probe.shape], probe.dtype
         case Measures.FUNCTION:
             return _functions, [probe.shape], probe.dtype
         case Measures.ELEMENTWISE:

@@ -11,7 +11,7 @@ import jax
 from autoshard.calibration.figures import measured_cluster
 from autoshard.calibration.partial import Setting, Times, read_times, side_file, write_times
 from autoshard.calibration.probes import Probe, probes
-from autoshard.calibration.programs import median_and_spread, program
+from autoshard.calibration.programs import Program, median_and_spread, program
 from autoshard.cluster import Calibration, Cluster, Slice
 from autoshard.errors import ClusterError
 from autoshard.interrupts import StopRequest, stop_on_signals
@@ -146,6 +146,7 @@ def _timed(
     listed = [(None, IDLE), *((probe, probe.name) for probe in wanted)]
     devices, done = jax.devices(), 0
     total = passes * len(listed)
+    programs: dict[str, Program] = {}
     for turn in range(1, passes + 1):
         for probe, name in listed:
             if stop.requested:
@@ -155,7 +156,9 @@ def _timed(
                 continue
             if on_progress is not None:
                 on_progress(CalibrationProgress(done, total, name))
-            yield name, program(probe, hardware, devices).seconds(target_s, REPEATS)
+            if name not in programs:
+                programs[name] = program(probe, hardware, devices)
+            yield name, programs[name].seconds(target_s, REPEATS)
 
 
 def _summary(wanted: tuple[Probe, ...], times: Times) -> tuple[tuple[Probe, float, float], ...]:

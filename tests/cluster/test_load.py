@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
+from autoshard.cluster import Cluster, CollectiveKind, DeviceType, Link, NodeGroup
 from autoshard.cluster.catalogue import catalogue
 from autoshard.errors import AutoshardError, ClusterError, FileFormatError
 from autoshard.files import read_yaml, yaml_text
@@ -155,6 +155,69 @@ def test_own_parts_and_catalogue_parts_mix(tmp_path):
 def test_own_parts_hide_the_catalogue(tmp_path):
     data = changed(["device_types", "H100-SXM"], VALID["device_types"]["My-Chip"])
     assert load(tmp_path, data).groups[0].device_type.memory_bytes == 32e9
+
+
+MEASURED = {
+    "calibrated": {"date": "2026-01-31", "jax": "0.10.2", "device_kind": "mine", "spread": 0.05},
+    "product_flops_per_s": {"float32": [[1e4, 1e9], [1e8, 5e10]]},
+    "narrow_share": [[8, 0.5], [128, 1.0]],
+    "memory_bytes_per_s": [[1e4, 2e10]],
+    "elementwise_per_s": 1e10,
+    "function_per_s": 2e8,
+}
+
+
+def measured(keys=(), value=None):
+    """`VALID` with measured figures, as version 2, and the one at the path `keys` replaced."""
+    data = changed(["version"], 2)
+    data["device_types"]["My-Chip"]["measured"] = copy.deepcopy(MEASURED)
+    data["links"]["My-Link"]["collectives"] = [
+        {"kind": "all-gather", "size": n, "latency_s": n * 1e-6, "bandwidth_bytes_per_s": 1e9} for n in (2, 8)
+    ]
+    holder = data
+    for key in keys[:-1]:
+        holder = holder[key]
+    if keys:
+        holder[keys[-1]] = value
+    return data
+
+
+def test_measured_figures_are_read_and_written(tmp_path):
+    cluster = load(tmp_path, measured())
+    rates = cluster.groups[1].device_type.measured
+    assert rates.product_rate("bfloat16", 1e6, 8) == pytest.approx((1e9 * 5e10) ** 0.5 * 0.5)
+    link = cluster.groups[0].inter_node
+    assert link.figures(CollectiveKind.ALL_GATHER, 4) == pytest.approx((5e-6, 1e9))
+    assert link.figures(CollectiveKind.ALL_GATHER, 64) == pytest.approx((8e-6, 1e9))
+    assert link.figures(CollectiveKind.ALL_REDUCE, 4) == (1e-5, 25e9)  # not measured
+    cluster.to_file(tmp_path / "again.yaml")
+    assert Cluster.from_file(tmp_path / "again.yaml") == cluster
+    assert [c.to_dict()["version"] for c in (cluster, load(tmp_path, VALID))] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "reason"),
+    [
+        (("narrow_share",), [[8, 1.5]], "must not be above 1"),
+        (("narrow_share",), [[8, 0.5], [4, 1.0]], "sizes must rise"),
+        (("memory_bytes_per_s",), [[1e4]], "a list of a size and a figure"),
+        (("product_flops_per_s",), {"bfloat16": [[1, 1]]}, "must have float32"),
+        (("calibrated", "date"), "yesterday", "ISO date"),
+        (("function_per_s",), 0, "above zero"),
+        (("functions",), 1, "unknown key 'functions'"),
+    ],
+)
+def test_wrong_measured_figures_are_refused(tmp_path, keys, value, reason):
+    with pytest.raises(AutoshardError, match=reason):
+        load(tmp_path, measured(("device_types", "My-Chip", "measured", *keys), value))
+
+
+def test_wrong_measured_collectives_are_refused(tmp_path):
+    own = {"kind": "all-gathr", "size": 2, "latency_s": 0, "bandwidth_bytes_per_s": 1}
+    with pytest.raises(FileFormatError, match="Did you mean 'all-gather'"):
+        load(tmp_path, measured(("links", "My-Link", "collectives"), [own]))
+    with pytest.raises(ClusterError, match="measured once"):
+        load(tmp_path, measured(("links", "My-Link", "collectives"), [{**own, "kind": "all-gather"}] * 2))
 
 
 @pytest.mark.parametrize(

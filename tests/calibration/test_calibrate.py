@@ -1,0 +1,125 @@
+"""Calibration of live devices: what it writes, that it goes on where it stopped, and what it refuses."""
+
+import io
+import json
+import os
+import pathlib
+import signal
+
+import jax
+import pytest
+import rich.console
+
+from autoshard.calibration import calibrate, run
+from autoshard.calibration.display import calibrate_visibly
+from autoshard.calibration.partial import side_file
+from autoshard.calibration.probes import Measures, Probe, probes, wide_dim
+from autoshard.calibration.report import report
+from autoshard.cluster import Cluster, CollectiveKind, Slice
+from autoshard.errors import ClusterError, FileFormatError
+
+CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
+
+
+def few(hardware, dtypes, quick):
+    """A probe of each kind, and two of a collective."""
+    wide = wide_dim(hardware.device_type)
+    reduction = {"collective": CollectiveKind.ALL_REDUCE, "size": hardware.num_devices}
+    return (
+        Probe(Measures.LAUNCH, (8, 8, 8)),
+        Probe(Measures.PRODUCT, (64, 64, 64)),
+        Probe(Measures.PRODUCT, (wide, wide, wide)),
+        Probe(Measures.PRODUCT, (8, wide, wide)),
+        Probe(Measures.MEMORY, (1 << 16,)),
+        Probe(Measures.FUNCTION, (1 << 12,)),
+        Probe(Measures.ELEMENTWISE, (1 << 12,)),
+        *(Probe(Measures.COLLECTIVE, (size_bytes,), **reduction) for size_bytes in (4096, 65536)),
+    )
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Few probes, timed shortly."""
+    monkeypatch.setattr(run, "probes", few)
+    monkeypatch.setattr(run, "QUICK_TARGET_S", 1e-3)
+
+
+def test_what_is_stopped_goes_on_and_ends_in_a_cluster_file(small, tmp_path):
+    out = tmp_path / "cluster.yaml"
+    seen = []
+
+    def stop_at_the_fourth(now):
+        seen.append(now.probe)
+        if len(seen) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(out, quick=True, on_progress=stop_at_the_fourth)
+    kept = json.loads(side_file(out).read_text())["seconds"]
+    assert sorted(kept) == sorted(seen) and not out.exists()
+
+    again = []
+    made = calibrate(out, quick=True, on_progress=lambda now: again.append(now.probe))
+    assert not set(again) & set(seen)  # what is timed is not timed again
+    assert Cluster.from_file(out) == made.cluster and not side_file(out).exists()
+    device, link = made.cluster.groups[0].device_type, made.cluster.groups[0].intra_node
+    assert device.provenance == f"measured on {device.measured.calibration.date}"
+    assert (device.measured.calibration.jax, device.measured.calibration.device_kind) == (jax.__version__, "cpu")
+    assert [(m.kind, m.size) for m in link.collectives] == [(CollectiveKind.ALL_REDUCE, 8)]
+    table = report(made)
+    assert "all-reduce" in table and "product float32" in table
+
+
+def test_probes_have_names_of_their_own_and_fit_the_devices():
+    hardware = Cluster.detect().slices()[0]
+    for quick in (False, True):
+        listed = probes(hardware, ("float32", "bfloat16"), quick)
+        assert len({probe.name for probe in listed}) == len(listed)
+        sizes = {probe.size for probe in listed if probe.collective}
+        assert sizes == ({2, 8} if quick else {2, 4, 8})
+    single = Cluster.from_file(CLUSTERS / "h100x8.yaml").groups[0].device_type
+    assert not any(probe.collective for probe in probes(Slice("one", single, ()), ("float32",), False))
+
+
+def test_ctrl_c_gives_one_message(small, tmp_path, monkeypatch):
+    def stopped(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autoshard.calibration.display.calibrate", stopped)
+    console = rich.console.Console(file=io.StringIO())
+    assert calibrate_visibly(tmp_path / "c.yaml", None, True, console) is None
+    assert "the same command goes on from there" in console.file.getvalue()
+
+
+def test_a_damaged_or_foreign_side_file_is_refused(small, tmp_path):
+    out = tmp_path / "cluster.yaml"
+    path = side_file(out)
+    good = {
+        "format": "autoshard-calibration",
+        "version": 1,
+        "setting": {"jax": "0.0", "device_kind": "cpu", "num_devices": 8, "quick": True, "dtypes": ["float32"]},
+        "seconds": {},
+    }
+    for content, reason in (
+        ("{", "not plain JSON"),
+        ("[]", "not the side file of a calibration"),
+        (json.dumps({**good, "seconds": {"idle": [-1]}}), "damaged: at seconds.idle.0"),
+        (json.dumps(good), "belongs to another calibration, with jax '0.0' instead of"),
+    ):
+        path.write_text(content)
+        with pytest.raises(FileFormatError, match=reason):
+            calibrate(out, quick=True)
+        assert path.read_text() == content
+
+
+def test_what_cannot_be_measured_or_written_is_refused_at_once(small, tmp_path, monkeypatch):
+    with pytest.raises(FileFormatError, match="cannot be written"):
+        calibrate(tmp_path / "missing" / "cluster.yaml", quick=True)
+    with pytest.raises(ClusterError, match="has 16, and JAX sees 8"):
+        calibrate(tmp_path / "c.yaml", cluster=CLUSTERS / "h100x16.yaml", quick=True)
+    with pytest.raises(ClusterError, match="devices of one kind"):
+        calibrate(tmp_path / "c.yaml", cluster=CLUSTERS / "v100x8_p100x8.yaml", quick=True)
+    monkeypatch.setattr("autoshard.cluster.catalogue.Catalogue.known_device", lambda *_: None)
+    with pytest.raises(ClusterError, match="does not know 'cpu'"):
+        calibrate(tmp_path / "c.yaml", quick=True)
+    assert list(tmp_path.iterdir()) == []
