@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of, open_jaxpr, scan_counts
 
@@ -87,6 +87,21 @@ class Evaluator:
             value = self._constrain(value, entries)
         return value
 
+    def _result(
+        self, equation: jex.JaxprEqn, result: _Placed, entries: SpecEntries | None, wanted: EquationShardings
+    ) -> _Placed:
+        """A result in its layout; one that is scattered is first summed where it is."""
+        if entries is None:
+            return result
+        scattered = [axis for axis, _ in wanted.scatters]
+        if scattered and equation.primitive.name not in SCATTERING:
+            local = tuple(tuple(axis for axis in axes if axis not in scattered) for axes in entries)
+            minor = tuple(
+                (*own, *(a for a in axes if a in scattered)) for own, axes in zip(local, entries, strict=True)
+            )
+            return self._place(self.move(result.value, (local, minor)), entries)
+        return self._place(result.value, entries)
+
     def _place(self, value: Any, entries: SpecEntries | None) -> _Placed:
         return _Placed(self._constrain(value, entries), entries)
 
@@ -109,7 +124,7 @@ class Evaluator:
                 entries = dict(wanted.results)
                 for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                     if not isinstance(v, jex.DropVar):
-                        env[v] = self._place(r.value, entries[slot]) if slot in entries else r
+                        env[v] = self._result(equation, r, entries.get(slot), wanted)
             for v in equation.invars:
                 if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
                     env.pop(v, None)
@@ -127,7 +142,9 @@ class Evaluator:
                     operands[slot], operands[other] = jax.lax.optimization_barrier((operands[slot], operands[other]))
             operands[slot] = self.move(operands[slot], steps)
         read_as = {slot: steps[-1] for slot, steps in wanted.operands}
-        return [_Placed(x, read_as.get(slot, p.entries)) for slot, (x, p) in enumerate(zip(operands, placed, strict=True))]
+        return [
+            _Placed(x, read_as.get(slot, p.entries)) for slot, (x, p) in enumerate(zip(operands, placed, strict=True))
+        ]
 
     def _evaluate(
         self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationShardings, counter: _Counter
@@ -192,12 +209,13 @@ class Evaluator:
             consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
             inputs = [*(_Placed(c, None) for c in consts), *called_operands(equation, operands)]
             return self._run(inner, inputs, counter)
-        closed = self._nested(nested, counter, _layouts(operands))
+        ends: list[SpecEntries | None] = []
+        closed = self._nested(nested, counter, _layouts(operands), ends=ends)
         inner = closed.jaxpr
         hoisted = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=inner.debug_info)
         values = [p.value for p in operands]
         results = equation.primitive.bind(*closed.consts, *values, **{**equation.params, name: hoisted})
-        return [_Placed(r, None) for r in results]
+        return list(map(self._place, results, ends))
 
     def _nested(
         self,
@@ -205,14 +223,20 @@ class Evaluator:
         counter: _Counter,
         body: Mapping[int, SpecEntries] | None = None,
         results: Mapping[int, SpecEntries] | None = None,
+        ends: list[SpecEntries | None] | None = None,
     ) -> jex.ClosedJaxpr:
-        """`nested` rewritten under the plan, optionally with layouts for its own inputs and results."""
+        """`nested` rewritten under the plan, optionally with layouts for its own inputs and results.
+
+        Those that its results are known to have inside are written into `ends`.
+        """
         inner = open_jaxpr(nested)
         consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
 
         def rewritten(*args):
             args = [self._place(a, (body or {}).get(i)) for i, a in enumerate(args)]
             outs = self._run(inner, [*(_Placed(c, None) for c in consts), *args], counter)
+            if ends is not None:
+                ends[:] = [o.entries for o in outs]
             return [self._constrain(o.value, (results or {}).get(i)) for i, o in enumerate(outs)]
 
         avals = [

@@ -14,7 +14,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, PartitionSpec
 
 from autoshard.graph.graph import Dims, FactorRule
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.table import BY_SHARDS, table_rule
 
@@ -24,7 +24,7 @@ _AxesOf = dict[int, tuple[str, ...]]
 
 def rule_by_shards(equation: jex.JaxprEqn, wanted: EquationShardings) -> FactorRule | None:
     """The rule of an equation that must run by shards; None for any other."""
-    if wanted.scatters:
+    if wanted.scatters and equation.primitive.name in SCATTERING:
         return table_rule(leaf_of(equation))
     rule = table_rule(leaf_of(equation)) if equation.primitive.name in BY_SHARDS else None
     return rule if rule is not None and rule.by_shards else None

@@ -9,6 +9,12 @@ SpecEntries = tuple[tuple[str, ...], ...]
 """For each dimension of a tensor, the mesh axes that shard it, major to minor: the entries of a PartitionSpec."""
 
 
+SCATTERING = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
+"""Operations that execution runs by shards where their partial sums are scattered. XLA, left alone, sums whole first
+where two axes go onto two dimensions, and may gather an operand where an axis joins a dimension in front of another.
+"""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationShardings:
     """The layouts around one equation; a slot that is not named is left as it comes.
@@ -17,7 +23,7 @@ class EquationShardings:
       operands: (operand slot, the layouts it passes through; the last is the one in which the equation reads it).
       results: (result slot, layout).
       scatters: (mesh axis, dimension of the result): the partial sums over this axis are reduce-scattered onto this
-        dimension, one after another. An equation that has any runs by shards, and all its operands are named.
+        dimension, one after another. Of an equation in `SCATTERING`, which then runs by shards, all operands are named.
       body: For loops: (input slot of the body, layout inside). A carry has this layout before and after the body too.
       again: Operand slots whose copy must be made anew although an earlier equation made the same one.
     """

@@ -10,18 +10,12 @@ import numpy as np
 from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.graph import Operation, OperationKind
-from autoshard.graph.groups import Group, map_dims, pointwise_operations
+from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
 from autoshard.planner.build import Flow, Formulation, is_gather
 from autoshard.planner.choices import Choice, scatter_order
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate, MemoryItem
-
-
-SCATTERING = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
-"""Operations whose partial sums execution itself reduce-scatters. XLA, left alone, sums them whole first where two axes
-go onto two dimensions, and may gather an operand where an axis joins a dimension in front of one that is there.
-"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,8 +142,6 @@ class _Slots:
 
 def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
-    pointwise = pointwise_operations(graph)
-    seen_outside = {a.value for g in f.program.groups for a in g.reads} | {o.value for o in graph.outputs}
     slots = _Slots()
     gathered: dict[tuple[int, Layout], int] = {}  # copy -> stretch of its latest making
     for group in f.program.groups:
@@ -213,9 +205,9 @@ def _scatters(
 ) -> tuple[tuple[str, int], ...]:
     """`EquationShardings.scatters` of an operation of `group`."""
     choice, rule, names = reader.choice(group.index), operation.rule, reader.f.mesh.axis_names
-    if operation.name not in SCATTERING or all(s == WHOLE for s in choice.scatter):
+    if all(s == WHOLE for s in choice.scatter):
         return ()
-    if any(o not in reader.layout for o in operation.operands):
+    if operation.name in SCATTERING and any(o not in reader.layout for o in operation.operands):
         return ()
     summed = {factor_map[k] for k, factor in enumerate(rule.factors) if factor.reduction is not None}
     own = map_dims(rule.results[0], factor_map)
