@@ -4,11 +4,11 @@
     python benchmarks/order_tpu.py --model gpt
     python benchmarks/order_tpu.py --table          # only writes the table of what is there
 
-Needs the extra `verify-tpu`, no TPU. For each of a few models of one layer: the plan and hand-written strategies, each on
-several meshes, compiled. The compiler tells the cycles that it expects of each kernel; added to them is the time of the
-collectives of the compiled program by the ring formulas. Judged by the rank correlation (Spearman) between that and the
-predicted step time, and by how much slower than the best the plan is that is predicted to be fastest. What is compared
-is thus compute and the choice of collectives, not the speed of links. One JSON line a plan goes to
+Needs the extra `verify-tpu`, no TPU. For each of a few models of one layer: the plan and hand-written strategies, each
+on several meshes, compiled. The compiler tells the cycles that it expects of each kernel; added to them is the time of
+the collectives of the compiled program by the ring formulas. Judged by the rank correlation (Spearman) between that and
+the predicted step time, and by how much slower than the best the plan is that is predicted to be fastest. What is
+compared is thus compute and the choice of collectives, not the speed of links. One JSON line a plan goes to
 results/order-tpu.jsonl, the table to results/order-tpu.md.
 """
 
@@ -57,7 +57,7 @@ OPTIONS = PlanOptions(time_limit_s=30, cache=True)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A plan: its predicted times, and what the compiled program's cycles and collectives come to; or why there is none."""
+    """A plan: its predicted times, and what the compiled program's cycles and collectives come to; or why none is."""
 
     model: str
     plan: str
@@ -142,9 +142,9 @@ def table(rows: list[Row]) -> str:
     lines = [
         "# Order of plans on TPU v5e: predictions against XLA:TPU's own estimates",
         "",
-        f"Compiled ahead of time for eight TPU v5e ({jaxes}, no TPU at hand) by `python benchmarks/order_tpu.py`. Estimated",
-        "cycles of the kernels at 1.5 GHz, plus the collectives of the compiled program by the ring formulas. Nothing here",
-        "was measured on a TPU.",
+        f"Compiled ahead of time for eight TPU v5e ({jaxes}, no TPU at hand) by `python benchmarks/order_tpu.py`.",
+        "Estimated: the cycles of the kernels at 1.5 GHz, plus the collectives of the compiled program by the ring",
+        "formulas. Nothing here was measured on a TPU.",
         "",
         "| model | distinct plans | rank correlation | chosen against best | step, predicted / estimated (median) |",
         "| --- | --- | --- | --- | --- |",
@@ -157,15 +157,10 @@ def table(rows: list[Row]) -> str:
         rank = spearmanr([r.predicted_s for r in of_model], [r.compiled_s for r in of_model]).statistic
         chosen, best = min(of_model, key=lambda r: r.predicted_s), min(r.compiled_s for r in of_model)
         ratios = sorted(r.predicted_s / r.compiled_s for r in of_model)
-        lines.append(
-            f"| {model} | {len(of_model)} | {rank:.3f} | {chosen.compiled_s / best - 1:+.1%} ({chosen.plan}, {chosen.mesh})"
-            f" | {ratios[len(ratios) // 2]:.2f} |"
-        )
-    lines += [
-        "",
-        "| model | plan | mesh | predicted ms | estimated ms | of it collectives | sent, predicted / compiled MB |",
-    ]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+        behind = f"{chosen.compiled_s / best - 1:+.1%} ({chosen.plan}, {chosen.mesh})"
+        lines.append(f"| {model} | {len(of_model)} | {rank:.3f} | {behind} | {ratios[len(ratios) // 2]:.2f} |")
+    columns = ("model", "plan", "mesh", "predicted ms", "estimated ms", "of it collectives", "sent, both sides, MB")
+    lines += ["", f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     for r in sorted(kept, key=lambda r: (r.model, r.compiled_s)):
         lines.append(
             f"| {r.model} | {r.plan} | {r.mesh} | {r.predicted_s * 1e3:.2f} | {r.compiled_s * 1e3:.2f} | "
@@ -197,10 +192,8 @@ def main() -> None:
                 row = row_of(model, plan, axes, functions.step, args, subject)
                 with lines.open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(row)) + "\n")
-                told = (
-                    row.reason[:100] or f"{row.predicted_s * 1e3:.2f} {row.compiled_s * 1e3:.2f} ms {row.compile_s} s"
-                )
-                print(*key, told, flush=True)
+                times = f"{row.predicted_s * 1e3:.2f} {row.compiled_s * 1e3:.2f} ms {row.compile_s} s"
+                print(*key, row.reason[:100] or times, flush=True)
         jax.clear_caches()
     (chosen.out / "order-tpu.md").write_text(table(read(lines)))
 

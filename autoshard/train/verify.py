@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import rich.console
 import rich.markup
 
-from autoshard.errors import ConfigError
+from autoshard.errors import ConfigError, VerificationError
 from autoshard.plans.plan import Plan
 from autoshard.train.config import load_config
 from autoshard.train.verify_process import Request
+from autoshard.verify.targets import target_named
 from autoshard.verify.verification import Failure, Report, Verification
 
 _LAST_LINES = 3
@@ -74,6 +75,10 @@ def _configuration(plan: Plan, path: pathlib.Path, config: pathlib.Path | None) 
 def _verified(request: Request, time_limit_s: float | None, console: rich.console.Console) -> Verification | Failure:
     """The outcome of one target, from a process of its own."""
     target, started = str(request.target), time.perf_counter()
+    try:
+        target_named(target)
+    except VerificationError as error:
+        return Failure(target, str(error))
     with tempfile.TemporaryDirectory() as folder, open(pathlib.Path(folder) / "log", "w+b") as log:
         outcome = pathlib.Path(folder) / "outcome.json"
         process = subprocess.Popen(

@@ -248,7 +248,7 @@ def test_a_gather_that_is_only_sliced_is_told():
         ("f32[8,4] convolution(%a, %b), dim_labels=bf_io->bf", 2 * 8 * 4 * 16),
         # four outputs of a kernel of three at each of two images; the padding takes two of twelve products away
         ("f32[2,4,5] convolution(%i, %k), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f", 2 * 2 * 5 * 7 * 10),
-        # every second output of a transposed convolution falls between inputs: 8 outputs meet 4 inputs through 2 weights
+        # every second position of a transposed convolution is a zero: each of 8 outputs meets one input
         (
             "f32[2,8,5] convolution(%i, %k2), window={size=2 pad=1_1 lhs_dilate=2}, dim_labels=b0f_0io->b0f",
             2 * 2 * 5 * 7 * 8,
