@@ -23,7 +23,7 @@ import jax
 from autoshard import baselines
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError
-from autoshard.plans.make import plan_program
+from autoshard.plans.make import homogeneous_slice, plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
@@ -33,6 +33,7 @@ from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 from autoshard.verify.hlo import parse
+from autoshard.verify.prices import collectives_s
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -69,7 +70,7 @@ MESHES = {
     "2x2x4": {"replica": 2, "data": 2, "tensor": 4},
 }
 PLAN = "plan"
-STRATEGIES = (PLAN, "ddp", "zero3", "megatron", "ddp+megatron", "zero3+megatron")
+STRATEGIES = (PLAN, "ddp", "zero3", "megatron", "zero3+megatron")
 PER_NODE = 8
 OPTIONS = PlanOptions(time_limit_s=30, cache=True)
 
@@ -86,7 +87,17 @@ class Flow:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What became of one model on one mesh under one strategy; `reason` says why there is no plan or no program."""
+    """What became of one model on one mesh under one strategy.
+
+    Attributes:
+      reason: Why there is no plan or no program.
+      predicted_peak_bytes: Of the plan. compiled_peak_bytes, compiled_total_bytes: XLA's peak; and all that must be
+        there for the program to run.
+      compute_s: Predicted, by the roofline. predicted_comm_s, compiled_comm_s: The collectives that were predicted and
+        those that were compiled, by the same formulas.
+      gap: How near the optimum the plan is proven to be.
+      seconds: What planning and compiling took.
+    """
 
     model: str
     mesh: str
@@ -96,6 +107,10 @@ class Cell:
     predicted_peak_bytes: float = 0.0
     compiled_peak_bytes: float = 0.0
     compiled_total_bytes: float = 0.0
+    compute_s: float = 0.0
+    predicted_comm_s: float = 0.0
+    compiled_comm_s: float = 0.0
+    gap: float = 0.0
     seconds: float = 0.0
 
     @property
@@ -156,7 +171,8 @@ def measured(key, step, args, subject, keep) -> Cell:
     predicted, found = collections.Counter(), collections.Counter()
     for c in plan.estimate.communication:
         predicted[c.kind, tuple(sorted(c.axes))] += c.wire_bytes
-    for c in compiled_collectives(parse(compiled.text), plan.axes):
+    collectives = compiled_collectives(parse(compiled.text), plan.axes)
+    for c in collectives:
         found[c.kind, tuple(sorted(c.axes))] += c.wire_bytes
     flows = tuple(Flow(*k, predicted[k], found[k]) for k in sorted({*predicted, *found}))
     memory = compiled.memory
@@ -166,6 +182,10 @@ def measured(key, step, args, subject, keep) -> Cell:
         predicted_peak_bytes=plan.estimate.peak_bytes,
         compiled_peak_bytes=memory.peak_bytes,
         compiled_total_bytes=memory.total_bytes,
+        compute_s=plan.estimate.compute_s,
+        predicted_comm_s=plan.estimate.comm_s,
+        compiled_comm_s=collectives_s(collectives, homogeneous_slice(subject.cluster).logical_mesh(axes)),
+        gap=plan.certificate.gap,
         seconds=round(time.perf_counter() - started, 1),
     )
 
