@@ -18,6 +18,7 @@ from autoshard.plans.plan import Plan
 from autoshard.train.config import load_config
 from autoshard.train.verify_process import Request
 from autoshard.verify.targets import target_named
+from autoshard.verify.tpus import TpuTarget
 from autoshard.verify.verification import Failure, Report, Verification
 
 _LAST_LINES = 3
@@ -76,9 +77,12 @@ def _verified(request: Request, time_limit_s: float | None, console: rich.consol
     """The outcome of one target, from a process of its own."""
     target, started = str(request.target), time.perf_counter()
     try:
-        target_named(target)
+        kind = target_named(target)
     except VerificationError as error:
         return Failure(target, str(error))
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}  # no device is used, whatever the machine has
+    if isinstance(kind, TpuTarget):
+        environment.pop("XLA_FLAGS", None)  # libtpu ends a process over flags of other compilers
     with tempfile.TemporaryDirectory() as folder, open(pathlib.Path(folder) / "log", "w+b") as log:
         outcome = pathlib.Path(folder) / "outcome.json"
         process = subprocess.Popen(
@@ -87,7 +91,7 @@ def _verified(request: Request, time_limit_s: float | None, console: rich.consol
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},  # no device is used, whatever the machine has
+            env=environment,
         )
         try:
             stages: queue.SimpleQueue[str] = queue.SimpleQueue()

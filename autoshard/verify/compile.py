@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import os
+import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,17 +118,36 @@ def _within(time_limit_s: float | None, work: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _stderr_kept() -> Iterator[Callable[[], str]]:
-    """Keeps what C++ writes to the standard error while the block runs; yields how to read it afterwards."""
+    """Reads along what C++ writes to the standard error while the block runs; yields how to get it afterwards.
+
+    Nothing is held back: what a compiler says before it ends the process stays where it belongs.
+    """
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as kept:
-        before = os.dup(2)
-        text = ""
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield lambda: text
-        finally:
-            sys.stderr.flush()
-            os.dup2(before, 2)
-            os.close(before)
-            kept.seek(0)
-            text = kept.read().decode(errors="replace")
+    if _is_readable_file(2):
+        start = os.fstat(2).st_size
+        yield lambda: os.pread(2, os.fstat(2).st_size - start, start).decode(errors="replace")
+        return
+    before, (reading, writing), chunks = os.dup(2), os.pipe(), []
+
+    def forward() -> None:
+        while chunk := os.read(reading, 1 << 16):
+            os.write(before, chunk)
+            chunks.append(chunk)
+
+    thread = threading.Thread(target=forward, daemon=True)
+    thread.start()
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield lambda: b"".join(chunks).decode(errors="replace")
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)  # closes the last writing end, which ends the thread
+        thread.join()
+        os.close(reading)
+        os.close(before)
+
+
+def _is_readable_file(descriptor: int) -> bool:
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    return stat.S_ISREG(os.fstat(descriptor).st_mode) and flags & os.O_ACCMODE == os.O_RDWR

@@ -19,8 +19,11 @@ _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""What libtpu else asks the metadata server of a Cloud TPU for, and waits; the topology's name tells the slice."""
+"""What libtpu else asks the metadata server of a Cloud TPU for, and waits; a topology's name tells the slice. The last
+lets several processes compile at once, since none of them touches a TPU.
+"""
 
 
 def devices_for(target: Target, axes: Sequence[tuple[str, int]], devices_per_node: int | None) -> Sequence[Any]:
@@ -92,8 +95,8 @@ def _tpu_devices(target: TpuTarget, axes: Sequence[tuple[str, int]], num_devices
         mesh = topologies.make_mesh(topology, tuple(n for _, n in axes), tuple(a for a, _ in axes))
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError, NotImplementedError) as error:
         raise VerificationError(
-            f"XLA:TPU does not compile for {num_devices} x {target.name} as a slice {name}: {_first(error)} "
-            "Plan for a number of chips that Google offers as a slice."
+            f"XLA:TPU does not compile for {num_devices} x {target.name} as a slice {name}: {_first(error)} If it "
+            "knows no such slice, plan for a number of chips that Google offers as one."
         ) from error
     return list(mesh.devices.flat)
 
