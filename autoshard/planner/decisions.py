@@ -25,7 +25,8 @@ class EquationShardings:
       scatters: (mesh axis, dimension of the result): the partial sums over this axis are reduce-scattered onto this
         dimension, one after another. Of an equation in `SCATTERING`, which then runs by shards, all operands are named.
       body: For loops: (input slot of the body, layout inside). A carry has this layout before and after the body too.
-      again: Operand slots whose copy must be made anew although an earlier equation made the same one.
+      again: Operand slots whose copy must not be made before the other operands are there: it would be kept from an
+        earlier equation that made the same one, or gathered while nobody needs it yet.
     """
 
     operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()

@@ -143,6 +143,7 @@ class _Slots:
 def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
     slots = _Slots()
+    uses = collections.Counter((v, f.program.live.stretch[o.index]) for o in graph.operations for v in o.operands)
     gathered: dict[tuple[int, Layout], int] = {}  # copy -> stretch of its latest making
     for group in f.program.groups:
         operation = graph.operations[group.operations[0]]
@@ -175,7 +176,9 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                 slots.operands[operation.equation][slot] = reader.steps(value, wanted)
                 if is_gather(held, wanted):
                     stretch = f.program.live.stretch[index]
-                    if gathered.get((value, wanted), stretch) != stretch:
+                    before = gathered.get((value, wanted))
+                    is_early = before is None and value in f.program.weights and uses[value, stretch] == 1
+                    if is_early or before not in (None, stretch):
                         slots.again[operation.equation].add(slot)
                     gathered[value, wanted] = stretch
     return slots.freeze()
