@@ -3,8 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 
-from autoshard.calibration.fit import collective_figures, narrow_curve, product_curve, rate_curve, work_s
-from autoshard.calibration.probes import ELEMENTWISE_CHAIN, FUNCTION_CHAIN, Measures, Probe, wide_dim
+from autoshard.calibration.fit import (
+    collective_figures,
+    narrow_curve,
+    product_curve,
+    rate_curve,
+    separate_share,
+    work_s,
+)
+from autoshard.calibration.probes import ELEMENTWISE_CHAIN, FUNCTION_CHAIN, NUM_INDEPENDENT, Measures, Probe, wide_dim
 from autoshard.cluster import Calibration, Cluster, CollectiveKind, DeviceType, Link, MeasuredCollective, MeasuredRates
 
 Found = Sequence[tuple[Probe, float, float]]
@@ -75,10 +82,15 @@ def measured_device(device_type: DeviceType, found: Found, launch_s: float, cali
 def measured_collectives(found: Found, launch_s: float) -> dict[int, tuple[MeasuredCollective, ...]]:
     """The figures of every kind and size, by hardware level."""
     seconds: dict[tuple[int, CollectiveKind, int], dict[float, float]] = {}
+    many_s: dict[tuple[int, CollectiveKind, int], float] = {}
     for probe, s, _ in found:
-        if probe.collective is not None:
+        if probe.collective is not None and probe.measures is Measures.INDEPENDENT:
+            many_s[probe.level, probe.collective, probe.size] = s
+        elif probe.collective is not None:
             seconds.setdefault((probe.level, probe.collective, probe.size), {})[float(probe.shape[0])] = s
     levels: dict[int, tuple[MeasuredCollective, ...]] = {}
     for (level, kind, size), by_bytes in seconds.items():
-        levels[level] = (*levels.get(level, ()), collective_figures(kind, size, by_bytes, launch_s))
+        one_s, many = by_bytes[min(by_bytes)], many_s.get((level, kind, size))
+        separate = 0.0 if many is None else separate_share(one_s, many, NUM_INDEPENDENT)
+        levels[level] = (*levels.get(level, ()), collective_figures(kind, size, by_bytes, launch_s, separate))
     return levels

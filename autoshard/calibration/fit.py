@@ -77,8 +77,8 @@ def line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
     """The line a + b x through times, with a >= 0 and b > 0, that minimises sum_i |a + b x_i - t_i| / t_i.
 
     Relative errors, so that small sizes count like large ones; absolute values, so that a single disturbed time hardly
-    moves it. A line of least absolute deviations goes through two of the points, or through one where a bound holds with
-    equality (Bloomfield, Steiger, *Least Absolute Deviations*, 1983): all of them are tried.
+    moves it. A line of least absolute deviations goes through two of the points, or through one where a bound holds
+    with equality (Bloomfield, Steiger, *Least Absolute Deviations*, 1983): all of them are tried.
 
     Returns:
       a (s) and b (s per unit of size).
@@ -92,8 +92,17 @@ def line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
     return min(tried, key=lambda ab: float(np.sum(np.abs(ab[0] + ab[1] * x - t) / t)))
 
 
+def separate_share(one_s: float, many_s: float, count: int) -> float:
+    """Which share of a collective's fixed time each of `count` independent ones pays by itself.
+
+    With the share f, many take T = t (1 + (count - 1) f) where one takes t: f = (T / t - 1) / (count - 1), within
+    [0, 1].
+    """
+    return min(max((many_s / one_s - 1) / (count - 1), 0.0), 1.0)
+
+
 def collective_figures(
-    kind: CollectiveKind, size: int, seconds: Mapping[float, float], launch_s: float
+    kind: CollectiveKind, size: int, seconds: Mapping[float, float], launch_s: float, separate: float = 0.0
 ) -> MeasuredCollective:
     """Hop and bandwidth of the ring (`autoshard.cost.collectives`) that takes as long as was measured.
 
@@ -108,4 +117,4 @@ def collective_figures(
     fixed_s, s_per_byte = line(list(seconds), list(seconds.values()))
     passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
     hops, share = (1, 1.0) if kind is CollectiveKind.PERMUTE else (passes * (size - 1), passes * (size - 1) / size)
-    return MeasuredCollective(kind, size, max(fixed_s - launch_s, 0.0) / hops, share / s_per_byte)
+    return MeasuredCollective(kind, size, max(fixed_s - launch_s, 0.0) / hops, share / s_per_byte, separate)

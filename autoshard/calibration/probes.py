@@ -20,6 +20,8 @@ COLD_SHARE = 1 / 256
 SMALLEST_BYTES = 4096
 NARROW_DIMS = (4, 8, 16, 32, 64, 128)
 """Least dimensions of products. From 128 on, matrix units and vector registers are filled."""
+NUM_INDEPENDENT = 8
+"""Collectives that a probe of joining lets the compiler join."""
 FUNCTION_CHAIN, ELEMENTWISE_CHAIN = 4, 32
 """Operations on each element in one kernel of the probes of arithmetic."""
 
@@ -33,6 +35,7 @@ class Measures(enum.Enum):
     FUNCTION = "function"  # exponentials and the like, `FUNCTION_CHAIN` on each element
     ELEMENTWISE = "elementwise"  # multiplications and additions, `ELEMENTWISE_CHAIN` of each on each element
     COLLECTIVE = "collective"  # one collective on `shape` bytes
+    INDEPENDENT = "independent"  # `NUM_INDEPENDENT` collectives on `shape` bytes each, none of which needs another
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class Probe:
         dims = "x".join(map(str, self.shape))
         if self.collective is None:
             return f"{self.measures.value} {self.dtype} {dims}"
-        return f"{self.collective.value} level {self.level} of {self.size} {dims}"
+        count = f"{NUM_INDEPENDENT} x " if self.measures is Measures.INDEPENDENT else ""
+        return f"{count}{self.collective.value} level {self.level} of {self.size} {dims}"
 
 
 def probes(hardware: Slice, dtypes: tuple[str, ...], quick: bool) -> tuple[Probe, ...]:
@@ -116,6 +120,8 @@ def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:
                     Probe(Measures.COLLECTIVE, (size_bytes,), collective=kind, level=index, size=size)
                     for size_bytes in _sizes(most_bytes, 16 if quick else 4, parts=size)
                 ]
+                least_bytes = _sizes(SMALLEST_BYTES, 4, parts=size)[0]
+                found.append(Probe(Measures.INDEPENDENT, (least_bytes,), collective=kind, level=index, size=size))
     return tuple(found)
 
 

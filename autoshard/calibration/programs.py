@@ -22,7 +22,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from autoshard.calibration.probes import COLD_SHARE, ELEMENTWISE_CHAIN, FUNCTION_CHAIN, Measures, Probe
+from autoshard.calibration.probes import (
+    COLD_SHARE,
+    ELEMENTWISE_CHAIN,
+    FUNCTION_CHAIN,
+    NUM_INDEPENDENT,
+    Measures,
+    Probe,
+)
 from autoshard.cluster import CollectiveKind, Slice
 
 UNROLLED = 4
@@ -155,6 +162,11 @@ def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tupl
             assert probe.collective is not None
             operation = _collective(probe.collective, probe.size)
             return operation, [(probe.shape[0] // 4,)], probe.dtype
+        case Measures.INDEPENDENT:
+            assert probe.collective is not None
+            own = _collective(probe.collective, probe.size)
+            each = lambda x: jnp.stack([own(x[k])[0] for k in range(NUM_INDEPENDENT)])
+            return each, [(NUM_INDEPENDENT, probe.shape[0] // 4)], probe.dtype
 
 
 def _functions(x: jax.Array) -> jax.Array:

@@ -68,7 +68,7 @@ def _links(calibrated: Calibrated) -> Table | None:
         return None
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("collective")
-    for name in ("level", "devices", "hop", "bandwidth", "spread", "hop before", "bandwidth before"):
+    for name in ("level", "devices", "hop", "bandwidth", "separate", "spread", "hop before", "bandwidth before"):
         table.add_column(name, justify="right")
     for index, (level, old) in enumerate(zip(levels, stated, strict=True)):
         for own in level.link.collectives:
@@ -78,6 +78,7 @@ def _links(calibrated: Calibrated) -> Table | None:
                 str(own.size),
                 _seconds(own.latency_s),
                 _rate(own.bandwidth_bytes_per_s, "B/s"),
+                f"{own.separate_share:.0%}",
                 f"{_spread(calibrated.seconds, index, own):.0%}",
                 _seconds(old.link.latency_s),
                 _rate(old.link.bandwidth_bytes_per_s, "B/s"),

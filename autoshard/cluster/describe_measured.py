@@ -13,7 +13,7 @@ _RATES_KEYS = (
     "elementwise_per_s",
     "function_per_s",
 )
-_COLLECTIVE_KEYS = ("kind", "size", "latency_s", "bandwidth_bytes_per_s")
+_COLLECTIVE_KEYS = ("kind", "size", "latency_s", "bandwidth_bytes_per_s", "separate_share")
 
 
 def rates_from_fields(fields: Fields) -> MeasuredRates:
@@ -60,7 +60,11 @@ def collective_from_fields(fields: Fields) -> MeasuredCollective:
             f"{fields.place}.kind must be one of {', '.join(kinds)}; received {name!r:.60}.{suggestion(name, kinds)}"
         )
     return MeasuredCollective(
-        kinds[name], fields.whole("size"), fields.number("latency_s"), fields.number("bandwidth_bytes_per_s")
+        kinds[name],
+        fields.whole("size"),
+        fields.number("latency_s"),
+        fields.number("bandwidth_bytes_per_s"),
+        fields.number("separate_share", 0.0),
     )
 
 
@@ -71,6 +75,7 @@ def collective_to_dict(measured: MeasuredCollective) -> dict[str, object]:
         "size": measured.size,
         "latency_s": measured.latency_s,
         "bandwidth_bytes_per_s": measured.bandwidth_bytes_per_s,
+        "separate_share": measured.separate_share,
     }
 
 

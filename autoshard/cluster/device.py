@@ -149,9 +149,7 @@ class Link:
         if len(set(measured)) != len(measured):
             raise ClusterError(f"{owner}: each kind of collective must be measured once for each number of devices.")
 
-    def figures(self, kind: CollectiveKind, size: int) -> tuple[float, float]:
-        """Latency of a hop (s) and bandwidth (bytes/s) of a ring of `size` devices that does what `kind` does here."""
+    def figures(self, kind: CollectiveKind, size: int) -> MeasuredCollective:
+        """The ring of `size` devices that does what `kind` does here: as measured, or by the link's own figures."""
         own = interpolated(self.collectives, kind, size) if self.collectives else None
-        if own is None:
-            return self.latency_s, self.bandwidth_bytes_per_s
-        return own.latency_s, own.bandwidth_bytes_per_s
+        return own or MeasuredCollective(kind, size, self.latency_s, self.bandwidth_bytes_per_s)

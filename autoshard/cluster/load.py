@@ -38,8 +38,9 @@ Version 2, as `autoshard calibrate` writes it. A device type may also have:
 
 and a link:
 
-    collectives:                   # by kind and number of devices: hop and bandwidth of the ring that takes as long
-      - {kind: all-gather, size: 8, latency_s: 2e-5, bandwidth_bytes_per_s: 1e9}
+    collectives:                   # by kind and number of devices: hop and bandwidth of the ring that takes as long,
+                                   # and the share of hops that is paid even where many could be joined (0 by default)
+      - {kind: all-gather, size: 8, latency_s: 2e-5, bandwidth_bytes_per_s: 1e9, separate_share: 0.5}
 
 What is not measured is left out, and the other figures of the device type or link serve.
 

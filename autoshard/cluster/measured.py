@@ -138,12 +138,15 @@ class MeasuredCollective:
       kind: Which collective. size: Devices that take part.
       latency_s: Time of one hop, for a message of no bytes.
       bandwidth_bytes_per_s: One-way bandwidth of one device.
+      separate_share: Which share of the latency each of many independent collectives pays by itself: 0 where the
+        compiler makes one of them, 1 where they run one after another.
     """
 
     kind: CollectiveKind
     size: int
     latency_s: float
     bandwidth_bytes_per_s: float
+    separate_share: float = 0.0
 
     def __post_init__(self) -> None:
         owner = f"measured {self.kind.value}"
@@ -152,6 +155,10 @@ class MeasuredCollective:
         object.__setattr__(self, "latency_s", latency_s)
         bandwidth = require_number(owner, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
         object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
+        share = require_number(owner, "separate_share", self.separate_share, zero_allowed=True)
+        if share > 1:
+            raise ClusterError(f"{owner}: separate_share must be in [0, 1]; received {self.separate_share!r}.")
+        object.__setattr__(self, "separate_share", share)
 
 
 def interpolated(measured: Iterable[MeasuredCollective], kind: CollectiveKind, size: int) -> MeasuredCollective | None:
@@ -173,4 +180,5 @@ def interpolated(measured: Iterable[MeasuredCollective], kind: CollectiveKind, s
         size,
         between(below.latency_s, above.latency_s),
         1 / between(1 / below.bandwidth_bytes_per_s, 1 / above.bandwidth_bytes_per_s),
+        between(below.separate_share, above.separate_share),
     )

@@ -38,6 +38,7 @@ class Collective:
       time_s: Time for all of it.
       fixed_s: The part of it that does not grow with the bytes: latencies and launches.
       buffer_bytes: Size of its larger side on one device, input or result.
+      separate_s: The part of `fixed_s` that it pays even where the compiler could join it with others.
     """
 
     kind: CollectiveKind
@@ -46,6 +47,7 @@ class Collective:
     time_s: float
     fixed_s: float
     buffer_bytes: float
+    separate_s: float = 0.0
 
 
 COMBINED_BYTES = 30 * 2**20
@@ -75,18 +77,20 @@ def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
 
 
 def _ring(kind: CollectiveKind, axes: Sequence[MeshAxis], whole_bytes: float, passes: int) -> Collective:
-    fixed_s = sending_s = wire_bytes = 0.0
+    fixed_s = sending_s = separate_s = wire_bytes = 0.0
     buffer_bytes = whole_bytes
     for level in _levels(axes):
         n = level.size
-        latency_s, bandwidth = level.link.figures(kind, n)
+        figures = level.link.figures(kind, n)
         sent = (n - 1) / n * whole_bytes
-        fixed_s += passes * (n - 1) * latency_s
-        sending_s += passes * sent / bandwidth
+        hops_s = passes * (n - 1) * figures.latency_s
+        fixed_s += hops_s
+        separate_s += hops_s * figures.separate_share
+        sending_s += passes * sent / figures.bandwidth_bytes_per_s
         wire_bytes += passes * sent
         whole_bytes /= n  # the next, slower level handles only one n-th
     names = tuple(a.name for a in axes)
-    return Collective(kind, names, wire_bytes, fixed_s + sending_s, fixed_s, buffer_bytes)
+    return Collective(kind, names, wire_bytes, fixed_s + sending_s, fixed_s, buffer_bytes, separate_s)
 
 
 def all_gather(axes: Sequence[MeshAxis], result_bytes: float) -> Collective:
@@ -106,26 +110,29 @@ def all_reduce(axes: Sequence[MeshAxis], partial_bytes: float) -> Collective:
 
 def all_to_all(axis: MeshAxis, local_bytes: float) -> Collective:
     """Every device exchanges its `local_bytes` in equal parts with all devices along `axis`."""
-    fixed_s = sending_s = wire_bytes = 0.0
+    fixed_s = sending_s = separate_s = wire_bytes = 0.0
     reach = 1  # devices within reach so far
     for level in _levels([axis]):
         wider = reach * level.size
         sent = (wider - reach) / math.prod(l.size for l in axis.levels) * local_bytes
-        latency_s, bandwidth = level.link.figures(CollectiveKind.ALL_TO_ALL, level.size)
-        fixed_s += (level.size - 1) * latency_s
-        sending_s += sent / bandwidth
+        figures = level.link.figures(CollectiveKind.ALL_TO_ALL, level.size)
+        hops_s = (level.size - 1) * figures.latency_s
+        fixed_s += hops_s
+        separate_s += hops_s * figures.separate_share
+        sending_s += sent / figures.bandwidth_bytes_per_s
         wire_bytes += sent
         reach = wider
-    return Collective(CollectiveKind.ALL_TO_ALL, (axis.name,), wire_bytes, fixed_s + sending_s, fixed_s, local_bytes)
+    kind, time_s = CollectiveKind.ALL_TO_ALL, fixed_s + sending_s
+    return Collective(kind, (axis.name,), wire_bytes, time_s, fixed_s, local_bytes, separate_s)
 
 
 def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     """Every device sends its `local_bytes` to one other; the slowest link of `axes` decides."""
     slowest = _levels(axes)[-1]
-    latency_s, bandwidth = slowest.link.figures(CollectiveKind.PERMUTE, slowest.size)
-    names = tuple(a.name for a in axes)
-    time_s = latency_s + local_bytes / bandwidth
-    return Collective(CollectiveKind.PERMUTE, names, local_bytes, time_s, latency_s, local_bytes)
+    figures = slowest.link.figures(CollectiveKind.PERMUTE, slowest.size)
+    names, fixed_s = tuple(a.name for a in axes), figures.latency_s
+    time_s, separate_s = fixed_s + local_bytes / figures.bandwidth_bytes_per_s, fixed_s * figures.separate_share
+    return Collective(CollectiveKind.PERMUTE, names, local_bytes, time_s, fixed_s, local_bytes, separate_s)
 
 
 def launched(collective: Collective, device: DeviceType) -> Collective:
@@ -143,5 +150,6 @@ def joined_share(buffer_bytes: float, num_joined: int) -> float:
 
 def joined(collective: Collective, num_joined: int) -> Collective:
     """The collective as one of `num_joined` that the compiler joins; see `joined_share`."""
-    fixed_s = collective.fixed_s * joined_share(collective.buffer_bytes, num_joined)
+    share, separate_s = joined_share(collective.buffer_bytes, num_joined), collective.separate_s
+    fixed_s = separate_s + (collective.fixed_s - separate_s) * share
     return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)

@@ -93,25 +93,27 @@ class MovePrices:
             axes = len(self.mesh.shape)
             source, target, extents = key[:axes], key[axes : 2 * axes], key[2 * axes :]
             prices = self._prices[key] = tuple(
-                _Price(c.fixed_s, (c.time_s - c.fixed_s) / _PROBE_BYTES, c.buffer_bytes / _PROBE_BYTES)
+                _Price(c.fixed_s, c.separate_s, (c.time_s - c.fixed_s) / _PROBE_BYTES, c.buffer_bytes / _PROBE_BYTES)
                 for c in reshard(extents, _PROBE_BYTES, source, target, self.mesh)
             )
         return prices
 
 
 class _Price(NamedTuple):
-    """The price of one collective: seconds of an empty one, and for each byte of the whole tensor its seconds and the
-    bytes that it handles on each device.
+    """The price of one collective: seconds of an empty one, which of them joining does not save, and for each byte of
+    the whole tensor its seconds and the bytes that it handles on each device.
     """
 
     fixed_s: float
+    separate_s: float
     s_per_byte: float
     buffer_share: float
 
     def seconds(self, size_bytes: float, num_joined: int | None) -> float:
         """The time for a tensor of `size_bytes`."""
         share = 1.0 if num_joined is None else joined_share(self.buffer_share * size_bytes, num_joined)
-        return self.fixed_s * share + self.s_per_byte * size_bytes
+        fixed_s = self.separate_s + (self.fixed_s - self.separate_s) * share
+        return fixed_s + self.s_per_byte * size_bytes
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -376,7 +376,10 @@ def _resolve(
     if shape.is_scalar_sum:
         return tuple(
             dataclasses.replace(
-                c, time_s=c.wire_bytes / mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s, fixed_s=0.0
+                c,
+                time_s=c.wire_bytes / mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s,
+                fixed_s=0.0,
+                separate_s=0.0,
             )
             for c in steps
         ), extra_bytes

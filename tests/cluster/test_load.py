@@ -187,9 +187,10 @@ def test_measured_figures_are_read_and_written(tmp_path):
     rates = cluster.groups[1].device_type.measured
     assert rates.product_rate("bfloat16", 1e6, 8) == pytest.approx((1e9 * 5e10) ** 0.5 * 0.5)
     link = cluster.groups[0].inter_node
-    assert link.figures(CollectiveKind.ALL_GATHER, 4) == pytest.approx((5e-6, 1e9))
-    assert link.figures(CollectiveKind.ALL_GATHER, 64) == pytest.approx((8e-6, 1e9))
-    assert link.figures(CollectiveKind.ALL_REDUCE, 4) == (1e-5, 25e9)  # not measured
+    figures = lambda kind, size: (link.figures(kind, size).latency_s, link.figures(kind, size).bandwidth_bytes_per_s)
+    assert figures(CollectiveKind.ALL_GATHER, 4) == pytest.approx((5e-6, 1e9))
+    assert figures(CollectiveKind.ALL_GATHER, 64) == pytest.approx((8e-6, 1e9))
+    assert figures(CollectiveKind.ALL_REDUCE, 4) == (1e-5, 25e9)  # not measured
     cluster.to_file(tmp_path / "again.yaml")
     assert Cluster.from_file(tmp_path / "again.yaml") == cluster
     assert [c.to_dict()["version"] for c in (cluster, load(tmp_path, VALID))] == [2, 1]
