@@ -11,9 +11,12 @@ JSON line a cell goes to benchmarks/results/verify-matrix.jsonl as soon as it is
 import argparse
 import collections
 import dataclasses
+import datetime
 import json
+import math
 import os
 import pathlib
+import statistics
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -72,6 +75,8 @@ MESHES = {
 PLAN = "plan"
 STRATEGIES = (PLAN, "ddp", "zero3", "megatron", "zero3+megatron")
 PER_NODE = 8
+BUDGET_BYTES = 72e9
+"""What a plan may use of an H100's 80 GB (`PlanOptions.memory_reserve`)."""
 OPTIONS = PlanOptions(time_limit_s=30, cache=True)
 
 
@@ -190,6 +195,96 @@ def measured(key, step, args, subject, keep) -> Cell:
     )
 
 
+UNPREDICTED = 0.01
+"""A kind of collective over some axes counts as not predicted from this share of the cell's bytes on."""
+
+
+def strange(cell: Cell) -> list[Flow]:
+    """The collectives over axes that no collective was predicted for."""
+    predicted = {frozenset(f.axes) for f in cell.flows if f.predicted_bytes > 0}
+    limit_bytes = UNPREDICTED * cell.compiled_bytes
+    return [f for f in cell.flows if f.compiled_bytes > limit_bytes and frozenset(f.axes) not in predicted]
+
+
+def deviation(ours: float, theirs: float) -> float:
+    """How far a prediction is above (or below) what was compiled, as a share of the latter."""
+    if theirs:
+        return ours / theirs - 1
+    return math.inf if ours else 0.0
+
+
+def table(cells: list[Cell]) -> str:
+    """What the cells say, as Markdown: the targets, the plan against the strategies, and every cell."""
+    done = [c for c in cells if not c.reason]
+    sent = [abs(deviation(c.predicted_bytes, c.compiled_bytes)) for c in done]
+    held = [deviation(c.predicted_peak_bytes, c.compiled_total_bytes) for c in done]
+    share = lambda hits: f"{sum(hits)} of {len(done)} ({100 * sum(hits) / max(len(done), 1):.1f} %)"
+    middle = lambda values: f"{100 * statistics.median(values):.2f} %" if values else "-"
+    lines = [
+        f"{len(done)} programs compiled; {len(cells) - len(done)} cells without one.",
+        "",
+        "| what | found |",
+        "| --- | --- |",
+        f"| bytes on the wire within 5 % | {share([d <= 0.05 for d in sent])} |",
+        f"| bytes on the wire, median deviation | {middle(sent)} |",
+        f"| cells with a collective over axes that none was predicted for | {share([bool(strange(c)) for c in done])} |",
+        f"| memory within 10 % | {share([abs(d) <= 0.1 for d in held])} |",
+        f"| memory, median deviation | {middle([abs(d) for d in held])} |",
+        f"| memory predicted more than 3 % under the compiled | {share([d < -0.03 for d in held])} |",
+        "",
+        *_gains(done),
+        "| model | mesh | strategy | sent, MB: predicted | compiled | deviation | memory, GB: predicted | compiled | "
+        "deviation |",
+        "|" + " --- |" * 9,
+    ]
+    for c in done:
+        figures = [
+            f"{c.predicted_bytes / 1e6:.1f}",
+            f"{c.compiled_bytes / 1e6:.1f}",
+            f"{100 * deviation(c.predicted_bytes, c.compiled_bytes):+.1f} %",
+            f"{c.predicted_peak_bytes / 1e9:.3f}",
+            f"{c.compiled_total_bytes / 1e9:.3f}",
+            f"{100 * deviation(c.predicted_peak_bytes, c.compiled_total_bytes):+.1f} %",
+        ]
+        lines.append("| " + " | ".join([*c.key, *figures]) + " |")
+    if len(done) < len(cells):
+        lines += ["", "Without a program:", ""]
+        lines += [f"- {' '.join(c.key)}: {' '.join(c.reason.split())[:200]}" for c in cells if c.reason]
+    return "\n".join(lines) + "\n"
+
+
+def _gains(done: list[Cell]) -> list[str]:
+    """The compiled cost of the plan beside that of the best strategy that fits, on each model and mesh."""
+    by_case: dict[tuple[str, str], list[Cell]] = collections.defaultdict(list)
+    for c in done:
+        by_case[c.model, c.mesh].append(c)
+    cost = lambda c: c.compute_s + c.compiled_comm_s
+    rows, ratios = [], []
+    for (model, mesh), own in by_case.items():
+        plan = next((c for c in own if c.strategy == PLAN), None)
+        others = [c for c in own if c.strategy != PLAN and c.compiled_total_bytes <= BUDGET_BYTES]
+        if plan is None or not others:
+            continue
+        best = min(others, key=cost)
+        ratios.append(cost(best) / cost(plan))
+        cells = [model, mesh, f"{cost(plan) * 1e3:.2f}", f"{plan.compiled_comm_s * 1e3:.2f}", best.strategy]
+        cells += [f"{cost(best) * 1e3:.2f}", f"{ratios[-1]:.3f}", f"{100 * plan.gap:.2f} %"]
+        rows.append("| " + " | ".join(cells) + " |")
+    if not ratios:
+        return []
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    return [
+        "Compiled cost: the collectives that were compiled, by the formulas of the cost model on the cluster's links, "
+        f"and computation by the roofline. Best strategy over plan: geometric mean {mean:.3f}, least "
+        f"{min(ratios):.3f}. The gap is what a better plan could still gain, by proof.",
+        "",
+        "| model | mesh | plan, ms | of it collectives | best strategy | ms | over plan | gap of the plan |",
+        "|" + " --- |" * 8,
+        *rows,
+        "",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="only these, with commas between them")
@@ -197,12 +292,13 @@ def main() -> None:
     parser.add_argument("--only", help=f"only these of {', '.join(STRATEGIES)}")
     parser.add_argument("--again", action="store_true", help="also cells that are known")
     parser.add_argument("--keep", type=pathlib.Path, help="keep plans and compiled programs in this folder")
+    parser.add_argument("--table", action="store_true", help="compile nothing; write the table of what is known")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
     chosen = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 1)
     lines = chosen.out / "verify-matrix.jsonl"
     known = read(lines)
-    for name in chosen.model.split(",") if chosen.model else MODELS:
+    for name in [] if chosen.table else (chosen.model.split(",") if chosen.model else MODELS):
         for mesh in chosen.mesh.split(",") if chosen.mesh else MESHES:
             wanted = [(name, mesh, s) for s in (chosen.only.split(",") if chosen.only else STRATEGIES)]
             if not chosen.again:
@@ -215,10 +311,17 @@ def main() -> None:
             step, args, subject = subject_of(MODELS[name], cluster)
             for key in wanted:
                 cell = measured(key, step, args, subject, chosen.keep)
+                known[cell.key] = cell
                 with lines.open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
                 print(_told(cell), flush=True)
         jax.clear_caches()
+    places = {model: n for n, model in enumerate(MODELS)}
+    ordered = sorted(known.values(), key=lambda c: (places[c.model], list(MESHES).index(c.mesh)))
+    head = (
+        f"Predictions against XLA:GPU, compiled for H100; jax {jax.__version__}, {datetime.date.today().isoformat()}."
+    )
+    (chosen.out / "verify-matrix.md").write_text(head + "\n\n" + table(ordered))
 
 
 def _told(cell: Cell) -> str:

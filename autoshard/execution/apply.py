@@ -5,8 +5,9 @@ the jaxpr is evaluated equation by equation, with `with_sharding_constraint` on 
 operands as the plan reads them. Constraints that agree with their surroundings cost nothing.
 
 A tensor that is gathered for use in two places far apart (a weight in the forward and in the backward pass) would be
-gathered once and kept by the compiler's common-subexpression elimination. The second use is tied to another operand by
-an optimization barrier, so that the copy is made anew, as the plan's memory assumes.
+gathered once and kept by the compiler's common-subexpression elimination, and a weight would be gathered as soon as the
+step begins. Such a use is tied to another operand by an optimization barrier, so that the copy is made when it is read,
+as the plan's memory assumes.
 """
 
 import dataclasses
@@ -119,6 +120,8 @@ class Evaluator:
             number = counter.take()
             wanted = self.shardings.get(number, EquationShardings())
             with jax.named_scope(scope_of(number)):
+                for slot, fresh in self._anew(list(map(read, equation.invars)), wanted).items():
+                    env[equation.invars[slot]] = fresh  # so that what reads it next shares the new copy
                 operands = self._read(list(map(read, equation.invars)), wanted)
                 results = self._evaluate(equation, operands, wanted, counter)
                 entries = dict(wanted.results)
@@ -130,16 +133,20 @@ class Evaluator:
                     env.pop(v, None)
         return list(map(read, jaxpr.outvars))
 
+    def _anew(self, placed: list[_Placed], wanted: EquationShardings) -> dict[int, _Placed]:
+        """Operands whose copies must be made anew, tied to another operand, so that this cannot happen before."""
+        fresh = {}
+        for slot in wanted.again:
+            others = (p.value for s, p in enumerate(placed) if s != slot and isinstance(p.value, jax.Array))
+            if (other := next(others, None)) is not None:
+                value, _ = jax.lax.optimization_barrier((placed[slot].value, other))
+                fresh[slot] = _Placed(value, placed[slot].entries)
+        return fresh
+
     def _read(self, placed: list[_Placed], wanted: EquationShardings) -> list[_Placed]:
         """Operands in the layouts in which the equation reads them."""
         operands = [p.value for p in placed]
         for slot, steps in wanted.operands:
-            if slot in wanted.again:
-                other = next(
-                    (s for s in range(len(operands)) if s != slot and isinstance(operands[s], jax.Array)), None
-                )
-                if other is not None:
-                    operands[slot], operands[other] = jax.lax.optimization_barrier((operands[slot], operands[other]))
             operands[slot] = self.move(operands[slot], steps)
         read_as = {slot: steps[-1] for slot, steps in wanted.operands}
         return [
