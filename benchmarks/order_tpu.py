@@ -26,32 +26,41 @@ from scipy.stats import spearmanr
 
 from autoshard import baselines
 from autoshard.cluster import Cluster
-from autoshard.cost.collectives import Collective, all_gather, all_reduce, all_to_all, launched, permute, reduce_scatter
 from autoshard.errors import AutoshardError
 from autoshard.plans.make import plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
-from autoshard.verify.collectives import CompiledCollective, compiled_collectives
+from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.compile import compile_step
 from autoshard.verify.cycles import estimated_cycles
 from autoshard.verify.devices import devices_for
 from autoshard.verify.hlo import parse
+from autoshard.verify.prices import collectives_s
 from autoshard.verify.tpus import V5E
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 CLUSTER = ROOT / "configs" / "clusters" / "tpu-v5e-x8.yaml"
 MODELS: dict[str, tuple[str, ...]] = {
+    "dlrm": (
+        "dlrm_tiny",
+        "model.overrides={table_rows: [65536, 8192, 1024, 64], num_numbers: 16, embed_dim: 64,"
+        " bottom_dims: [512, 256], top_dims: [1024, 512, 256]}",
+        "data.batch_size=8192",
+    ),
     "gpt": ("gpt_125m", "model.overrides.num_layers=1", "data.batch_size=64", "data.sequence_length=512"),
-    "encoder": ("encoder_base", "model.overrides.num_layers=1", "data.batch_size=64"),
-    "vit": ("vit_b16", "model.overrides.num_layers=1", "data.batch_size=128"),
+    "recurrent": (
+        "recurrent_tiny",
+        "model.overrides={embed_dim: 256, state_dim: 256, hidden_dim: 768}",
+        "data.batch_size=64",
+    ),
 }
 """A file of configs/ and what is changed in it."""
 MESHES = ({"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}, {"tensor": 8})
 PLAN = "plan"
-STRATEGIES = (PLAN, "ddp", "zero1", "zero2", "zero3", "megatron", "ddp+megatron", "zero3+megatron")
+STRATEGIES = (PLAN, "ddp", "zero1", "zero3", "megatron", "ddp+megatron", "zero3+megatron", "ddp+tables")
 OPTIONS = PlanOptions(time_limit_s=30, cache=True)
 
 
@@ -77,24 +86,6 @@ class Row:
         return self.cycles / (V5E.clock_ghz * 1e9) + self.compiled_comm_s
 
 
-def collective_s(found: CompiledCollective, mesh) -> float:
-    """Time of a compiled collective by the ring formulas, all repetitions together."""
-    axes = [a for a in mesh.axes if a.name in found.axes]
-    size_bytes = sum(p.array.size_bytes for p in found.pieces)
-    match found.kind:
-        case "all-gather":
-            made: Collective = all_gather(axes, size_bytes * found.num_devices)
-        case "all-reduce":
-            made = all_reduce(axes, size_bytes)
-        case "reduce-scatter":
-            made = reduce_scatter(axes, size_bytes)
-        case "all-to-all":
-            return sum(launched(all_to_all(a, size_bytes), mesh.device_type).time_s for a in axes) * found.times
-        case _:
-            made = permute(axes, size_bytes)
-    return launched(made, mesh.device_type).time_s * found.times
-
-
 def row_of(model: str, name: str, axes: dict[str, int], step, args, subject) -> Row:
     """Plans and compiles one way to run a model."""
     key = model, name, "x".join(f"{a}={n}" for a, n in axes.items())
@@ -116,7 +107,7 @@ def row_of(model: str, name: str, axes: dict[str, int], step, args, subject) -> 
         predicted_s=plan.estimate.step_s,
         predicted_compute_s=plan.estimate.compute_s,
         cycles=estimated_cycles(module) or 0.0,
-        compiled_comm_s=sum(collective_s(c, mesh) for c in found),
+        compiled_comm_s=collectives_s(found, mesh),
         predicted_bytes=plan.estimate.comm_bytes,
         compiled_bytes=sum(c.wire_bytes for c in found),
         compile_s=round(time.perf_counter() - started, 1),

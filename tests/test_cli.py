@@ -22,7 +22,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "explain", "compare", "diff", "export"])
+@pytest.mark.parametrize("command", ["train", "plan", "explain", "compare", "diff", "export", "verify"])
 def test_help_shows_an_example(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
