@@ -9,6 +9,9 @@ from autoshard.calibration.partial import side_file
 from autoshard.calibration.report import report
 from autoshard.calibration.run import CalibrationProgress, calibrate
 
+DISTURBED = 0.2
+"""A spread of repeated timings above which the user is warned. On an idle machine it is a few per cent."""
+
 
 def calibrate_visibly(
     out: str | os.PathLike[str],
@@ -46,4 +49,12 @@ def calibrate_visibly(
         )
         return None
     console.print(f"Wrote {out}.", markup=False, soft_wrap=True)
+    rates = made.cluster.groups[0].device_type.measured
+    if rates is not None and rates.calibration.spread > DISTURBED:
+        console.print(
+            f"Repeated timings differ by {rates.calibration.spread:.0%}: something else used the machine. Calibrate "
+            "again when it is idle, or do not trust the figures.",
+            markup=False,
+            soft_wrap=True,
+        )
     return report(made)

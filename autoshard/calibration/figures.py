@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from autoshard.calibration.fit import (
     collective_figures,
+    hidden_share,
     narrow_curve,
     product_curve,
     rate_curve,
@@ -63,13 +64,21 @@ def measured_device(device_type: DeviceType, found: Found, launch_s: float, cali
         for p, s in seconds.items()
         if p.measures is measures
     }
+    memory = rate_curve(moved, launch_s)
+    hidden = 1.0
+    for probe, both_s in seconds.items():
+        if probe.measures is Measures.BOTH:
+            elements, moved_bytes = probe.shape[0], 2.0 * 4 * probe.shape[0]
+            functions_s = FUNCTION_CHAIN * elements / per_s[Measures.FUNCTION]
+            hidden = hidden_share(functions_s, moved_bytes / memory.at(moved_bytes), work_s(both_s, launch_s))
     rates = MeasuredRates(
         calibration,
         tuple(curves),
         narrow,
-        rate_curve(moved, launch_s),
+        memory,
         per_s[Measures.ELEMENTWISE],
         per_s[Measures.FUNCTION],
+        hidden,
     )
     return dataclasses.replace(
         device_type,

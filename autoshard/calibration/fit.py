@@ -92,6 +92,14 @@ def line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
     return min(tried, key=lambda ab: float(np.sum(np.abs(ab[0] + ab[1] * x - t) / t)))
 
 
+def hidden_share(arithmetic_s: float, memory_s: float, both_s: float) -> float:
+    """Which share of the lesser of two times hides behind the greater where a kernel does both.
+
+    With the share h, both take T = max(a, m) + (1 - h) min(a, m): h = (a + m - T) / min(a, m), within [0, 1].
+    """
+    return min(max((arithmetic_s + memory_s - both_s) / min(arithmetic_s, memory_s), 0.0), 1.0)
+
+
 def separate_share(one_s: float, many_s: float, count: int) -> float:
     """Which share of a collective's fixed time each of `count` independent ones pays by itself.
 

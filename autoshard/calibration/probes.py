@@ -32,6 +32,7 @@ class Measures(enum.Enum):
     LAUNCH = "launch"  # a product of 8 x 8 matrices: a kernel that has hardly any work
     PRODUCT = "product"  # one matrix product of `shape` (rows, summed, columns)
     MEMORY = "memory"  # reading and writing an array that no cache holds
+    BOTH = "both"  # the functions of `FUNCTION` on an array that no cache holds
     FUNCTION = "function"  # exponentials and the like, `FUNCTION_CHAIN` on each element
     ELEMENTWISE = "elementwise"  # multiplications and additions, `ELEMENTWISE_CHAIN` of each on each element
     COLLECTIVE = "collective"  # one collective on `shape` bytes
@@ -102,7 +103,9 @@ def _memory(device: DeviceType, quick: bool) -> tuple[Probe, ...]:
         device.memory_bandwidth_bytes_per_s * LONGEST_S / 10 / 2,  # read and written
         device.memory_bytes * LARGEST_SHARE,
     )
-    return tuple(Probe(Measures.MEMORY, (size // 4,)) for size in _sizes(most_bytes, 8 if quick else 4))
+    elements = [size // 4 for size in _sizes(most_bytes, 8 if quick else 4)]
+    both = Probe(Measures.BOTH, (elements[-2],))  # large enough that the launch is nothing
+    return (*(Probe(Measures.MEMORY, (n,)) for n in elements), both)
 
 
 def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:
@@ -121,7 +124,8 @@ def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:
                     for size_bytes in _sizes(most_bytes, 16 if quick else 4, parts=size)
                 ]
                 least_bytes = _sizes(SMALLEST_BYTES, 4, parts=size)[0]
-                found.append(Probe(Measures.INDEPENDENT, (least_bytes,), collective=kind, level=index, size=size))
+                if kind is not CollectiveKind.ALL_REDUCE:  # those of the partitioner are joined on every platform
+                    found.append(Probe(Measures.INDEPENDENT, (least_bytes,), collective=kind, level=index, size=size))
     return tuple(found)
 
 

@@ -51,6 +51,7 @@ def report(calibrated: Calibrated) -> str:
     stated = _rate(before.flops_per_s("float32"), "/s")
     add("arithmetic", "elements", _rate(rates.elementwise_per_s, "/s"), spread(Measures.ELEMENTWISE), stated)
     add("functions", "elements", _rate(rates.function_per_s, "/s"), spread(Measures.FUNCTION), stated)
+    add("hidden", "memory or functions", f"{rates.hidden_share:.0%}", spread(Measures.BOTH), "100%")
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False)
     console.print(Text(f"{after.name}, {calibrated.cluster.num_devices} devices, {rates.calibration.date}"))
     console.print(table)

@@ -12,6 +12,7 @@ _RATES_KEYS = (
     "memory_bytes_per_s",
     "elementwise_per_s",
     "function_per_s",
+    "hidden_share",
 )
 _COLLECTIVE_KEYS = ("kind", "size", "latency_s", "bandwidth_bytes_per_s", "separate_share")
 
@@ -34,6 +35,7 @@ def rates_from_fields(fields: Fields) -> MeasuredRates:
         memory_bytes_per_s=_curve(fields, "memory_bytes_per_s"),
         elementwise_per_s=fields.number("elementwise_per_s"),
         function_per_s=fields.number("function_per_s"),
+        hidden_share=fields.number("hidden_share", 1.0),
     )
 
 
@@ -47,6 +49,7 @@ def rates_to_dict(rates: MeasuredRates) -> dict[str, object]:
         "memory_bytes_per_s": _points(rates.memory_bytes_per_s),
         "elementwise_per_s": rates.elementwise_per_s,
         "function_per_s": rates.function_per_s,
+        "hidden_share": rates.hidden_share,
     }
 
 

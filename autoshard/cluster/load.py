@@ -35,6 +35,7 @@ Version 2, as `autoshard calibrate` writes it. A device type may also have:
       memory_bytes_per_s: [[1e4, 2e10], [1e7, 5e9]] # [bytes that a kernel moves, rate]
       elementwise_per_s: 1e10      # additions and the like, where memory does not bind
       function_per_s: 2e8          # exponentials and the like
+      hidden_share: 0.8            # of the lesser of arithmetic and memory time, what hides behind the greater (or 1)
 
 and a link:
 

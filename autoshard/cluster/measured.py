@@ -99,6 +99,8 @@ class MeasuredRates:
       memory_bytes_per_s: Rate of elementwise kernels by the bytes that one reads and writes.
       elementwise_per_s: Additions, multiplications and the like, where memory is not what binds.
       function_per_s: Exponentials, logarithms, roots, hyperbolic functions and the like.
+      hidden_share: Which share of the lesser of a kernel's arithmetic and memory time hides behind the greater: 1 is
+        the roofline, 0 where they take turns.
     """
 
     calibration: Calibration
@@ -107,6 +109,7 @@ class MeasuredRates:
     memory_bytes_per_s: Curve
     elementwise_per_s: float
     function_per_s: float
+    hidden_share: float = 1.0
 
     def __post_init__(self) -> None:
         products = dict(self.product_flops_per_s)
@@ -120,6 +123,11 @@ class MeasuredRates:
             raise ClusterError("measured rates: shares of narrow_share must not be above 1.")
         for field in ("elementwise_per_s", "function_per_s"):
             object.__setattr__(self, field, require_number("measured rates", field, getattr(self, field)))
+
+        hidden = require_number("measured rates", "hidden_share", self.hidden_share, zero_allowed=True)
+        if hidden > 1:
+            raise ClusterError(f"measured rates: hidden_share must be in [0, 1]; received {self.hidden_share!r}.")
+        object.__setattr__(self, "hidden_share", hidden)
 
     def product_rate(self, dtype: str, flops: float, least_dim: float) -> float:
         """Operations per second of one product of `flops` whose least dimension is `least_dim`."""

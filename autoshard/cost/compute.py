@@ -8,6 +8,8 @@ Rates are the vendor's peaks, or where `DeviceType.measured` tells what was meas
     function of an element  rate of exponentials and the like
     other arithmetic        rate of additions and the like
     memory                  rate(bytes that one kernel moves)
+
+and the lesser of the two terms counts too, but for the share of it that was found to hide behind the greater.
 """
 
 import enum
@@ -64,7 +66,9 @@ def flops_s(
 
 def kernel_s(device: DeviceType, arithmetic_s: float, moved_bytes: float, launches: int) -> float:
     """Seconds of `launches` kernels that do `arithmetic_s` of arithmetic and read and write `moved_bytes`."""
-    bandwidth = device.memory_bandwidth_bytes_per_s
-    if device.measured is not None:
-        bandwidth = device.measured.memory_bytes_per_s.at(moved_bytes / max(launches, 1))
-    return launches * device.launch_overhead_s + max(arithmetic_s, moved_bytes / bandwidth)
+    launch_s, measured = launches * device.launch_overhead_s, device.measured
+    if measured is None:
+        return launch_s + max(arithmetic_s, moved_bytes / device.memory_bandwidth_bytes_per_s)
+    memory_s = moved_bytes / measured.memory_bytes_per_s.at(moved_bytes / max(launches, 1))
+    exposed_s = (1 - measured.hidden_share) * min(arithmetic_s, memory_s)
+    return launch_s + max(arithmetic_s, memory_s) + exposed_s

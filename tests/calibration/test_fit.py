@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.calibration.fit import collective_figures, line, narrow_curve, product_curve, rate_curve
+from autoshard.calibration.fit import (
+    collective_figures,
+    hidden_share,
+    line,
+    narrow_curve,
+    product_curve,
+    rate_curve,
+    separate_share,
+)
 from autoshard.cluster import AxisLevel, CollectiveKind, Curve, Link, MeshAxis
 from autoshard.cost import collectives
 
@@ -71,3 +79,14 @@ def test_between_points_a_curve_is_a_power_law():
     curve = Curve(((1e2, 1.0), (1e4, 100.0)))
     assert curve.at(1e3) == pytest.approx(10.0)
     assert (curve.at(1.0), curve.at(1e9)) == (1.0, 100.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_shares_are_found(share):
+    assert hidden_share(3.0, 2.0, 3.0 + (1 - share) * 2.0) == pytest.approx(share)
+    assert separate_share(10.0, 10.0 * (1 + 7 * share), 8) == pytest.approx(share)
+
+
+def test_shares_are_shares():
+    assert (hidden_share(1.0, 1.0, 5.0), hidden_share(1.0, 1.0, 0.5)) == (0.0, 1.0)
+    assert (separate_share(1.0, 99.0, 8), separate_share(1.0, 0.5, 8)) == (1.0, 0.0)
