@@ -14,9 +14,10 @@ from autoshard.cluster import LogicalMesh
 from autoshard.graph.graph import Graph, OperationKind
 from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
+from autoshard.planner.buffers import is_alias
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn
-from autoshard.planner.liveness import is_alias
+from autoshard.planner.partial_sums import partial_sums
 from autoshard.planner.program import Program
 from autoshard.solver.problem import EdgeUsage, Usage
 
@@ -55,7 +56,7 @@ def memory_over_time(
       defined: The decision and layouts of a value; None for a constant.
     """
     first_group = len(program.graph.arguments)
-    values = [*_stored(program, mesh, defined), *_partial_results(program, tables, decisions, first_group)]
+    values = [*_stored(program, mesh, defined), *partial_sums(program, mesh, tables, decisions, first_group)]
     pairs = list(_copies(program, reads, copies, first_group))
     starts = np.array([start for _, start, _, _, _ in values] + [start for _, start, _, _ in pairs], np.int64)
     stops = np.array([stop for _, _, stop, _, _ in values] + [stop for _, _, stop, _ in pairs], np.int64)
@@ -103,34 +104,31 @@ def _stored(program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[
         yield node, life.start, life.stop, cache[key], life.value
 
 
-def _partial_results(program: Program, tables: Sequence[ChoiceTable], decisions: Sequence[Decision], first_group: int):
-    """The same of every partial result that waits for its reduce-scatter."""
-    cache: dict[tuple[int, tuple[int, ...]], np.ndarray | None] = {}
-    for group in program.groups:
-        table, rows = tables[group.index], decisions[first_group + group.index].rows
-        key = id(table), rows
-        if key not in cache:
-            partial = table.partial_bytes[list(rows)]
-            cache[key] = partial if partial.any() else None
-        if cache[key] is not None:
-            at = group.operations[0]
-            yield first_group + group.index, at, at + 1, cache[key], None
-
-
 def _copies(
     program: Program, reads: Sequence[tuple[int, int | None]], copies: Sequence[np.ndarray | None], first_group: int
 ):
-    """(edge, start, stop, bytes of each pair of classes) of every resharded copy."""
+    """(edge, start, stop, bytes of each pair of classes) of every resharded copy.
+
+    XLA:GPU begins a collective as soon as it can, and execution lets a weight be gathered as soon as the reader's other
+    operand is there.
+    """
     graph: Graph = program.graph
     alias_stop = dict(program.live.alias_stop)
+    births = {life.value: life.start for life in program.live.lifetimes}
     for edge, ((target, read), copy_bytes) in enumerate(zip(reads, copies, strict=True)):
         if read is None or copy_bytes is None:
             continue
-        for o in program.groups[target - first_group].reads[read].operations:
+        access = program.groups[target - first_group].reads[read]
+        is_weight = access.value in program.weights
+        for o in access.operations:
             operation = graph.operations[o]
             if operation.kind in (OperationKind.LOOP_CARRY, OperationKind.SCAN_STACK):
                 continue  # the loop's own buffer, counted as a value
             stop = o + 1
             if is_alias(operation):
                 stop = max([stop, *(alias_stop.get(r, 0) for r in operation.results if r is not None)])
-            yield edge, o, stop, copy_bytes
+            start = o
+            if is_weight and operation.rule.is_heavy:
+                others = [v for v in operation.operands if v is not None and v != access.value]
+                start = min(o, births.get(others[0], o) + 1) if others else o
+            yield edge, start, stop, copy_bytes

@@ -1,0 +1,140 @@
+"""What the compiler computes inside the kernels that read it, instead of storing it.
+
+The laws are those of XLA:GPU's fusion, which compares times (OpenXLA, xla/backends/gpu/transforms/priority_fusion.cc):
+kernels of this kind take as long as the bytes that they move.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+
+from autoshard.graph.graph import OperationKind
+from autoshard.graph.groups import is_key_or_random
+from autoshard.planner.buffers import SUMS, is_alias
+from autoshard.planner.reading import Reading
+
+_EXPENSIVE = frozenset(
+    {
+        "erfc",
+        "erf_inv",
+        "pow",
+        "sin",
+        "cos",
+        "tan",
+        "atan2",
+        "cbrt",
+        "lgamma",
+        "digamma",
+        "sort",
+        "transpose",
+    }
+)
+"""Pointwise operations that cost more to compute than to fetch, so that no other kernel repeats them. Exponentials,
+logarithms and logistic functions are not among them: a GPU has units for these, and XLA:GPU's fusion, which compares
+times (`PriorityFusion`), repeats them. Attention keeps its scores, not the exponentials of them.
+"""
+
+_MOST_KERNELS = 6
+"""Up to how many kernels that read a value are told apart; more are as many."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fusion:
+    """What is stored and what is not.
+
+    Attributes:
+      fused: For each value, whether it is computed inside its consumers.
+      sources: For each result of a pointwise operation, the stored values that it is made of.
+    """
+
+    fused: Sequence[int]
+    sources: Mapping[int, frozenset[int]]
+
+
+def _kernels(reading: Reading, can_fuse: Sequence[int]) -> list[frozenset[int]]:
+    """For each value, the stretches in which it is needed, if all that can be fused is."""
+    kernels: list[frozenset[int]] = [frozenset()] * len(reading.graph.values)
+    for operation in reversed(reading.graph.operations):
+        for value in operation.results:
+            if value is None:
+                continue
+            found: set[int] = set()
+            for c, _ in reading.consumers[value]:
+                if len(found) >= _MOST_KERNELS:
+                    break
+                inner = [r for r in c.results if r is not None and can_fuse[r]] if c.index > operation.index else []
+                if inner:
+                    for r in inner:
+                        found |= kernels[r]
+                else:
+                    found.add(reading.stretch[c.index])
+            kernels[value] = frozenset(found)
+    return kernels
+
+
+def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: Mapping[int, int]) -> Fusion:
+    """Decides for each value whether it is stored.
+
+    A pointwise result that only fusible operations read is not, if one kernel needs it, or if the kernels that need it
+    move fewer bytes when each of them computes it again from what it is made of than when it is written once and read
+    by each.
+
+    Args:
+      reading: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.
+      in_place: Results that an operand's buffer receives; these are stored there (`buffers.sums_in_place`).
+    """
+    graph, stretch = reading.graph, reading.stretch
+    size = lambda value: graph.values[value].size_bytes
+    can_fuse = bytearray(len(graph.values))
+    for operation in graph.operations:
+        if pointwise[operation.index]:
+            for value in operation.results:
+                if value is not None and value not in reading.outputs and value not in in_place:
+                    can_fuse[value] = all(
+                        [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in reading.consumers[value]]
+                    )
+    kernels = _kernels(reading, can_fuse)
+    fused = bytearray(len(graph.values))
+    sources: dict[int, frozenset[int]] = {}
+    for operation in graph.operations:
+        if not pointwise[operation.index]:
+            continue
+        made_of: set[int] = set()
+        for o in operation.operands:
+            if o is not None and o not in free:
+                made_of.update(sources[o] if fused[o] else (o,))
+        is_cheap = operation.name not in _EXPENSIVE and not is_key_or_random(operation)
+        own = frozenset(made_of)
+        for value in operation.results:
+            if value is None:
+                continue
+            sources[value] = own
+            if not can_fuse[value]:
+                continue
+            num = len(kernels[value])
+            if num > 1 and not is_alias(operation) and value not in free:
+                if not is_cheap and kernels[value] != {stretch[operation.index]}:
+                    continue
+                if sum(map(size, own)) * (num - 1) > size(value) * (num + 1):
+                    continue
+            fused[value] = True
+    for operation in graph.operations:
+        if operation.name in SUMS:
+            terms = [_summed(reading, o) for o in operation.operands]
+            if all(terms):  # both reductions are part of the kernel that adds them
+                for value in (v for term in terms for v in term):
+                    fused[value] = True
+    return Fusion(fused, sources)
+
+
+def _summed(reading: Reading, value: int | None) -> list[int]:
+    """A value that is a sum over a dimension and what it is another name of, if each of them has one reader."""
+    names: list[int] = []
+    while value is not None and value not in reading.outputs and len(reading.consumers[value]) == 1:
+        operation = reading.producer[value]
+        if operation is None or operation.name not in ("reduce_sum", "reshape"):
+            return []
+        names.append(value)
+        if operation.name == "reduce_sum" and any(f.reduction and f.size > 1 for f in operation.rule.factors):
+            return names if reading.graph.values[value].shape else []
+        value = operation.operands[0]
+    return []

@@ -1,0 +1,141 @@
+"""Partial sums in memory: how long each waits for its reduce-scatter."""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from autoshard.cluster import LogicalMesh
+from autoshard.cost.collectives import COMBINED_BYTES
+from autoshard.graph.graph import Operation
+from autoshard.graph.groups import Group
+from autoshard.graph.layout import shard_bytes
+from autoshard.planner.allowed import Decision
+from autoshard.planner.choices import ChoiceTable
+from autoshard.planner.program import Program
+
+WORKSPACE_BYTES = 32 * 2**20
+"""What XLA gives each cuBLAS product on Hopper and later (OpenXLA, xla/service/gpu/transforms/gemm_rewriter.cc)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Amounts:
+    """Bytes of a partial sum under each choice.
+
+    Attributes:
+      whole: The partial sum.
+      at_once: What of it is there while the product runs; nothing if the product is put off.
+      waiting: What waits from then on: the partial sum, or the operands of a product that is put off.
+    """
+
+    whole: np.ndarray
+    at_once: np.ndarray
+    waiting: np.ndarray
+
+
+def partial_sums(
+    program: Program,
+    mesh: LogicalMesh,
+    tables: Sequence[ChoiceTable],
+    decisions: Sequence[Decision],
+    first_group: int,
+) -> Iterator[tuple[int, int, int, np.ndarray, None]]:
+    """(node, start, stop, bytes of each choice, None) of every partial sum that waits for its reduce-scatter.
+
+    XLA's schedule for least memory looks one step ahead: it puts off a product whose result and workspace take more
+    than the operands that end with it, though the reduce-scatter would then free most of it. Then these operands wait
+    instead.
+
+    Args:
+      program, mesh: What is planned. tables: The choice table of each group. decisions: The nodes of the problem.
+      first_group: The node of the first group.
+    """
+    cache: dict[tuple, _Amounts | None] = {}
+    until, early, stretch = _joined_until(program, mesh), program.live.early_terms, program.live.stretch
+    starts = {life.value: life.start for life in program.live.lifetimes if life.value in early}
+    stops = {life.value: life.stop for life in program.live.lifetimes}
+    for group in program.groups:
+        table, rows = tables[group.index], decisions[first_group + group.index].rows
+        at, is_sum = group.operations[0], len(group.operations) > 1
+        soon = bisect.bisect_right(stretch, stretch[at] + 2)  # the gradient of the other operand comes right after
+        freed = tuple([not is_sum and at < stops.get(a.value, 0) <= soon for a in group.reads])
+        key = id(table), rows, freed
+        if key not in cache:
+            cache[key] = _amounts(program, mesh, group, table, rows, freed)
+        amounts = cache[key]
+        if amounts is None:
+            continue
+        node = first_group + group.index
+        for start, stop in _waiting(program.graph.operations, starts, group, until.get(group.index, 0)):
+            if is_sum or start < at:
+                yield node, start, stop, amounts.whole, None
+                continue
+            yield node, start, start + 1, amounts.at_once, None
+            if stop > start + 1:
+                yield node, start + 1, stop, amounts.waiting, None
+
+
+def _amounts(
+    program: Program, mesh: LogicalMesh, group: Group, table: ChoiceTable, rows: Sequence[int], is_freed: Sequence[bool]
+) -> _Amounts | None:
+    """What `group` has waiting; None if it never has. `is_freed`: for each read, whether it ends with the group."""
+    partial = table.partial_bytes[list(rows)]
+    if not partial.any():
+        return None
+    freed = np.zeros(len(rows))
+    for access, column, is_last in zip(group.reads, table.reads, is_freed, strict=True):
+        if is_last:
+            size_bytes = float(program.graph.values[access.value].size_bytes)
+            freed += [shard_bytes(size_bytes, column[row], mesh.shape) for row in rows]
+    is_late = (freed > 0) & (partial > 0) & (partial + WORKSPACE_BYTES >= freed)
+    return _Amounts(partial, np.where(is_late, 0.0, partial), np.where(is_late, np.minimum(partial, freed), partial))
+
+
+def _joined_until(program: Program, mesh: LogicalMesh) -> dict[int, int]:
+    """For each group that makes a gradient, one past the operation at which its reduce-scatter runs, if it does.
+
+    XLA joins the reduce-scatters of up to `COMBINED_BYTES` of results: it goes through those that are left in program
+    order and takes what fits, and the joined one waits for the last of them with all its operands (OpenXLA,
+    xla/service/reduce_scatter_combiner.cc). A gradient that is scattered is so over all devices, unless something else
+    keeps it whole.
+    """
+    values, num_devices = program.graph.values, math.prod(mesh.shape)
+    left: dict[str, list[tuple[int, int, float]]] = {}
+    for group in program.groups:
+        value = group.writes[-1].value
+        if value in program.gradients and any(f.reduction is not None for f in group.factors):
+            own_bytes = values[value].size_bytes / num_devices
+            left.setdefault(values[value].dtype, []).append((group.index, group.operations[-1], own_bytes))
+    until: dict[int, int] = {}
+    for found in left.values():
+        while found:
+            joined, rest, room_bytes = [found[0]], [], COMBINED_BYTES - found[0][2]
+            for candidate in found[1:]:
+                if candidate[2] <= room_bytes:
+                    room_bytes -= candidate[2]
+                    joined.append(candidate)
+                else:
+                    rest.append(candidate)
+            last = max(index for _, index, _ in joined)
+            until.update((g, last + 1) for g, _, _ in joined)
+            found = rest
+    return until
+
+
+def _waiting(operations: Sequence[Operation], starts: Mapping[int, int], group: Group, until: int):
+    """(start, stop) of each partial result of a group that is reduced at `until` or when the last one is there.
+
+    The terms of a sum wait for each other and are reduced as one.
+    """
+    waiting: dict[int | None, int] = {}
+    for index in group.operations:
+        terms = [waiting.pop(o) for o in operations[index].operands if o in waiting]
+        yield from ((start, index + 1) for start in terms)
+        result = operations[index].results[0]
+        if not terms:
+            waiting[result] = min(index, starts.get(result, index))
+        elif index + 1 < until or index != group.operations[-1]:
+            waiting[result] = index + 1  # the sum is made in the place of a term
+    yield from ((start, max(until, group.operations[-1] + 1)) for start in waiting.values())
