@@ -1,14 +1,16 @@
 """`autoshard verify`: a saved plan, and the configuration it was made from, beside what compilers make of it."""
 
+import contextlib
 import os
 import pathlib
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import rich.console
 import rich.markup
@@ -75,14 +77,11 @@ def _configuration(plan: Plan, path: pathlib.Path, config: pathlib.Path | None) 
 
 def _verified(request: Request, time_limit_s: float | None, console: rich.console.Console) -> Verification | Failure:
     """The outcome of one target, from a process of its own."""
-    target, started = str(request.target), time.perf_counter()
+    target = str(request.target)
     try:
-        kind = target_named(target)
+        environment = _environment(target)
     except VerificationError as error:
         return Failure(target, str(error))
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}  # no device is used, whatever the machine has
-    if isinstance(kind, TpuTarget):
-        environment.pop("XLA_FLAGS", None)  # libtpu ends a process over flags of other compilers
     with tempfile.TemporaryDirectory() as folder, open(pathlib.Path(folder) / "log", "w+b") as log:
         outcome = pathlib.Path(folder) / "outcome.json"
         process = subprocess.Popen(
@@ -94,40 +93,63 @@ def _verified(request: Request, time_limit_s: float | None, console: rich.consol
             env=environment,
         )
         try:
-            stages: queue.SimpleQueue[str] = queue.SimpleQueue()
-            reader = threading.Thread(target=_forward, args=(process.stdout, stages), daemon=True)
-            reader.start()
-            process.stdin.write(request.model_copy(update={"outcome": str(outcome)}).model_dump_json())
-            process.stdin.close()
-            stage = "starting"
-            with console.status("Verifying") as status:
-                while process.poll() is None:
-                    elapsed_s = time.perf_counter() - started
-                    while not stages.empty():
-                        stage = stages.get()
-                    status.update(rich.markup.escape(f"Verifying for {target}, {elapsed_s:.0f} s: {stage}"))
-                    if time_limit_s is not None and elapsed_s > time_limit_s:
-                        return Failure(
-                            target,
-                            f"Verifying may take {time_limit_s:g} s for each target, and took longer; it was {stage}. "
-                            "Raise --time-limit, or verify the model with fewer layers.",
-                        )
-                    time.sleep(0.05)
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, and the log tells why
+                process.stdin.write(request.model_copy(update={"outcome": str(outcome)}).model_dump_json())
+                process.stdin.close()
+            stage, is_late = _watched(process, target, time_limit_s, console)
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait()
         if outcome.exists():
             return Report.load(outcome).outcomes[0]
+        if is_late:
+            return Failure(
+                target,
+                f"Verifying may take {time_limit_s:g} s for each target, and took longer; it was {stage}. Raise "
+                "--time-limit, or verify the model with fewer layers.",
+            )
         log.seek(0)
         lines = log.read().decode(errors="replace").strip().splitlines()
+        told = " / ".join(lines[-_LAST_LINES:])[:600] or "it told nothing"
+        is_killed = process.returncode == -signal.SIGKILL
+        hint = " The system kills so what takes more memory than there is." if is_killed else ""
         return Failure(
-            target,
-            f"The process that compiles ended with status {process.returncode} while it was {stage}: "
-            f"{' / '.join(lines[-_LAST_LINES:])[:600] or 'it told nothing'}. Its memory may not have sufficed.",
+            target, f"The process that compiles ended with status {process.returncode} while {stage}: {told}.{hint}"
         )
 
 
-def _forward(lines, into: queue.SimpleQueue) -> None:
+def _environment(target: str) -> dict[str, str]:
+    """In which a process compiles for a target.
+
+    Raises:
+        VerificationError: there is no such target.
+    """
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}  # no device is used, whatever the machine has
+    if isinstance(target_named(target), TpuTarget):
+        environment.pop("XLA_FLAGS", None)  # libtpu ends a process over flags of other compilers
+    return environment
+
+
+def _watched(
+    process: subprocess.Popen[str], target: str, time_limit_s: float | None, console: rich.console.Console
+) -> tuple[str, bool]:
+    """Tells what the process does until it has ended or takes too long; the last stage, and whether it is late."""
+    started, stage = time.perf_counter(), "starting"
+    stages: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_forward, args=(process.stdout, stages), daemon=True).start()
+    with console.status("Verifying") as status:
+        while process.poll() is None:
+            elapsed_s = time.perf_counter() - started
+            while not stages.empty():
+                stage = stages.get()
+            status.update(rich.markup.escape(f"Verifying for {target}, {elapsed_s:.0f} s: {stage}"))
+            if time_limit_s is not None and elapsed_s > time_limit_s:
+                return stage, True
+            time.sleep(0.05)
+    return stage, False
+
+
+def _forward(lines: Iterable[str], into: queue.SimpleQueue[str]) -> None:
     for line in lines:
         into.put(line.strip())
