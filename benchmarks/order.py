@@ -295,11 +295,11 @@ def main() -> None:
         rows += measure(model, chosen.cluster, chosen.rounds, chosen.most)
         print(json.dumps(dataclasses.asdict(verdict([r for r in rows if r.model == model]))), flush=True)
         jax.clear_caches()
-    title = (
-        f"`python benchmarks/order.py {' '.join(sys.argv[1:])}`, {datetime.date.today().isoformat()}: eight CPU "
-        f"devices of one process on {os.cpu_count()} cores, jax {jax.__version__}, load {before:.1f} before; {chosen.rounds} "
-        "rounds."
+    machine = (
+        f"eight CPU devices of one process on {os.cpu_count()} cores, jax {jax.__version__}, load {before:.1f} before"
     )
+    command = f"python benchmarks/order.py {' '.join(sys.argv[1:])}"
+    title = f"`{command}`, {datetime.date.today().isoformat()}: {machine}; {chosen.rounds} rounds."
     chosen.out.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(dataclasses.asdict(r)) for r in rows)
     (chosen.out / "order.jsonl").write_text("\n".join(lines) + "\n")
