@@ -308,12 +308,8 @@ def invoke(*args):
 def test_a_saved_plan_is_verified_alone(tmp_path):
     """Planned by the command line, whose configuration it carries; one target fails, and the other is kept."""
     path, json_file = tmp_path / "plan.json", tmp_path / "verified.json"
-    small = "model.overrides={num_layers: 1, embed_dim: 32, num_heads: 2, context_length: 16}"
-    made = CliRunner().invoke(
-        app,
-        ["plan", str(CONFIGS / "quickstart.yaml"), small, "data.sequence_length=16", "--mesh", "data=8"]
-        + ["--cluster", str(CLUSTER), "--out", str(path)],
-    )
+    options = ["--mesh", "data=8", "--cluster", str(CLUSTER), "--out", str(path)]
+    made = CliRunner().invoke(app, ["plan", str(CONFIGS / "dlrm_tiny.yaml"), *options])
     assert made.exit_code == 0, made.output
     done = invoke(path, "--target", "abacus", "--target", "cpu", "--json", json_file)
     assert done.exit_code == 2 and "abacus" in done.stderr and "Traceback" not in done.stderr
