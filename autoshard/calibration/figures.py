@@ -16,7 +16,7 @@ from autoshard.calibration.probes import ELEMENTWISE_CHAIN, FUNCTION_CHAIN, NUM_
 from autoshard.cluster import Calibration, Cluster, CollectiveKind, DeviceType, Link, MeasuredCollective, MeasuredRates
 
 Found = Sequence[tuple[Probe, float, float]]
-"""Each probe with the median of its times, in seconds, and their spread."""
+"""Each probe with its typical time, in seconds, and their spread."""
 
 
 def measured_cluster(before: Cluster, found: Found, calibration: Calibration) -> Cluster:

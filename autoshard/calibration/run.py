@@ -11,14 +11,14 @@ import jax
 from autoshard.calibration.figures import measured_cluster
 from autoshard.calibration.partial import Setting, Times, read_times, side_file, write_times
 from autoshard.calibration.probes import Probe, probes
-from autoshard.calibration.programs import Program, median_and_spread, program
+from autoshard.calibration.programs import Program, program, typical_and_spread
 from autoshard.cluster import Calibration, Cluster, Slice
 from autoshard.errors import ClusterError
 from autoshard.interrupts import StopRequest, stop_on_signals
 
 PASSES, REPEATS, TARGET_S = 3, 3, 0.03
 """How often all probes are gone through, how often each is then timed, and how long one timing takes. Passes, since the
-machine may be disturbed for a while; the medians are over all of them."""
+machine may be disturbed for a while; what is typical is found over all of them."""
 QUICK_PASSES, QUICK_TARGET_S = 1, 0.015
 IDLE = "idle"
 """The name under which the loop without an operation is timed."""
@@ -39,7 +39,7 @@ class Calibrated:
 
     Attributes:
       cluster: The devices with measured figures. before: With the figures that they had.
-      seconds: The median time of each probe that was timed, and its spread (range between the quartiles as a share).
+      seconds: The typical time of each probe that was timed, and its spread (range between the quartiles as a share).
     """
 
     cluster: Cluster
@@ -162,10 +162,10 @@ def _timed(
 
 
 def _summary(wanted: tuple[Probe, ...], times: Times) -> tuple[tuple[Probe, float, float], ...]:
-    """Median and spread of each probe, less what the loop takes without an operation."""
-    idle_s, _ = median_and_spread(times[IDLE])
+    """Typical time and spread of each probe, less what the loop takes without an operation."""
+    idle_s, _ = typical_and_spread(times[IDLE])
     rows = []
     for probe in wanted:
-        seconds, spread = median_and_spread(times[probe.name])
+        seconds, spread = typical_and_spread(times[probe.name])
         rows.append((probe, max(seconds - idle_s, 0.1 * seconds, 1e-9), spread))
     return tuple(rows)
