@@ -351,7 +351,7 @@ def calibrate(
 ) -> None:
     """Measure the live devices, and write a cluster file with what they really do.
 
-    Takes two or three minutes on eight CPU devices of an idle machine.
+    Takes minutes; how many depends on how busy the machine is, and it should not be.
     """
     with _errors_shown(traceback):
         _use_cpu_devices(devices)

@@ -63,7 +63,7 @@ def calibrate(
       out: The cluster file to write.
       cluster: What the devices are, with the figures that stand where nothing is measured; a `Cluster`, a cluster file,
         or None to recognise them by the catalogue.
-      quick: Fewer sizes and repetitions: a third of a minute or so on eight CPU devices, and less sure.
+      quick: Fewer sizes and repetitions: sooner, and less sure.
       on_progress: Called as the work goes on.
 
     Returns:
