@@ -48,7 +48,8 @@ def verify(
     """
     say = on_stage or (lambda stage: None)
     chosen = target_of(plan) if target is None else target_named(target)
-    devices = devices_for(chosen, plan.axes, plan.devices_per_node)
+    devices_per_node = plan.devices_per_node if chosen.name == plan.device else None  # nodes of other devices differ
+    devices = devices_for(chosen, plan.axes, devices_per_node)
     started = time.perf_counter()
     say("tracing")
     traced = plan.check(fn, args)
