@@ -120,9 +120,11 @@ class Evaluator:
             number = counter.take()
             wanted = self.shardings.get(number, EquationShardings())
             with jax.named_scope(scope_of(number)):
-                for slot, fresh in self._anew(list(map(read, equation.invars)), wanted).items():
-                    env[equation.invars[slot]] = fresh  # so that what reads it next shares the new copy
-                operands = self._read(list(map(read, equation.invars)), wanted)
+                placed = list(map(read, equation.invars))
+                for slot in wanted.again:
+                    self._tie(placed, slot)
+                    env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
+                operands = self._read(placed, wanted)
                 results = self._evaluate(equation, operands, wanted, counter)
                 entries = dict(wanted.results)
                 for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
@@ -133,15 +135,13 @@ class Evaluator:
                     env.pop(v, None)
         return list(map(read, jaxpr.outvars))
 
-    def _anew(self, placed: list[_Placed], wanted: EquationShardings) -> dict[int, _Placed]:
-        """Operands whose copies must be made anew, tied to another operand, so that this cannot happen before."""
-        fresh = {}
-        for slot in wanted.again:
-            others = (p.value for s, p in enumerate(placed) if s != slot and isinstance(p.value, jax.Array))
-            if (other := next(others, None)) is not None:
-                value, _ = jax.lax.optimization_barrier((placed[slot].value, other))
-                fresh[slot] = _Placed(value, placed[slot].entries)
-        return fresh
+    def _tie(self, placed: list[_Placed], slot: int) -> None:
+        """Ties an operand to another one, so that its copy cannot be made before that is there."""
+        others = (s for s, p in enumerate(placed) if s != slot and isinstance(p.value, jax.Array))
+        if (other := next(others, None)) is not None:
+            tied = jax.lax.optimization_barrier((placed[slot].value, placed[other].value))
+            for s, value in zip((slot, other), tied, strict=True):
+                placed[s] = self._place(value, placed[s].entries)
 
     def _read(self, placed: list[_Placed], wanted: EquationShardings) -> list[_Placed]:
         """Operands in the layouts in which the equation reads them."""

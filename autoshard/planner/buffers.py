@@ -28,6 +28,9 @@ SUMS = frozenset({"add", "add_any"})
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
+_NEAR = 4
+"""How many heavy kernels apart operations may be that become one kernel although others wait for the first."""
+
 
 def is_alias(operation: Operation) -> bool:
     """Whether the results are other names of the operands' memory."""
@@ -100,68 +103,69 @@ def scattered_into(reading: Reading, free: Set[int]) -> dict[int, int]:
 def siblings(
     reading: Reading, fused: Sequence[int], sources: Mapping[int, Set[int]], gradients: Set[int]
 ) -> dict[int, int]:
-    """For each value that one kernel makes together with a later one, the operation that makes the latter.
+    """For each value that one kernel makes together with others, the operation at which it does, if not its own.
 
     Kernels that read one value and do not wait for each other become one kernel of several results
-    (`MultiOutputFusion`). What only weight gradients read is not waited for: the activation of a layer that is computed
-    again in the backward pass is made together with its gradient, of the same value of the same size.
+    (`MultiOutputFusion`), which holds all it reads and all it makes. The gradients of a gated layer's two branches are
+    made together, as soon as what they are made of is there. What only weight gradients read is not waited for: the
+    activation of a layer that is computed again in the backward pass is made together with its gradient.
     """
-    values = reading.graph.values
-    latest: dict[int, int] = {}  # for each source, the last operation that makes something of it which is waited for
+    values, producer, stretch = reading.graph.values, reading.producer, reading.stretch
     stored = [v for v in sources if not fused[v] and values[v].shape]
+    alike = lambda value: [s for s in sources[value] if values[s].shape == values[value].shape]
+    moved: dict[int, int] = {}
+    first: dict[int, int] = {}  # for each source, when the latest kernel that makes what is waited for runs
+    waited = lambda value: (
+        value in reading.outputs
+        or not all([r is None or r in gradients for c, _ in reading.consumers[value] for r in c.results])
+    )
     for value in stored:
-        if value not in gradients:
-            for s in sources[value]:
-                latest[s] = max(latest.get(s, 0), reading.producer[value].index)
-    later: dict[int, int] = {}
+        own = producer[value].index
+        if not waited(value) or value in gradients:
+            continue
+        there = max(map(reading.born, sources[value]), default=own)
+        for s in alike(value):
+            at = first.get(s, -1)
+            if there < at and reading.around[at] == reading.around[own] and stretch[own] - stretch[at] <= _NEAR:
+                moved[value] = min(at, moved.get(value, own))
+        for s in alike(value):
+            first[s] = moved.get(value, own)
     for value in stored:
-        consumers = reading.consumers[value]
-        if value in reading.outputs or not consumers:
+        own = producer[value].index
+        if waited(value) or not reading.consumers[value]:
             continue
-        if not all([r is None or r in gradients for c, _ in consumers for r in c.results]):
-            continue
-        own, shape = reading.producer[value].index, values[value].shape
-        at = max((latest.get(s, 0) for s in sources[value] if values[s].shape == shape), default=0)
+        at = max((first.get(s, 0) for s in alike(value)), default=0)
         if at > own and reading.around[at] == reading.around[own]:
-            later[value] = at
-    return later
+            moved[value] = at
+    return moved
 
 
-def filled(reading: Reading, free: Set[int], gradients: Set[int], made_in: Mapping[int, int]) -> dict[int, int]:
-    """For each gradient that is scattered into a constant, the operation at which the constant is made.
+def zeros(reading: Reading, free: Set[int], gradients: Set[int], made_in: Mapping[int, int]) -> dict[int, int]:
+    """For each value whose buffer is filled with a constant before something is written into it, the operation at which
+    that happens: results of scatters into constants, and the stacked outputs of loops.
 
     XLA's schedule for least memory takes first what waits for nothing: the zeros to which the gradients of a look-up
-    are added are mostly there as soon as the product from which the first gradient comes. Of partial sums this is so
-    where they are added to another gradient: of an embedding that is also the output layer.
+    are added are mostly there as soon as the product from which the first gradient comes. And one kernel makes all
+    constants of one type (`MultiOutputFusion`), in a program of many rounds those of all rounds.
     """
-    operations = reading.graph.operations
+    operations, values = reading.graph.operations, reading.graph.values
     first = next((o.index for o in operations if o.rule.is_heavy and o.results and o.results[0] in gradients), 0)
     first = next((o.index for o in reversed(operations[:first]) if o.name in PRODUCTS), first)
-    return {
-        o.results[0]: first
-        for o in operations
-        if o.name.startswith("scatter")
-        and o.results[0] in gradients
-        and o.operands[0] in free
-        and o.results[0] not in made_in
-        and o.index > first
-        and reading.around[o.index] == reading.around[first]
-    }
-
-
-def stacks(reading: Reading) -> dict[int, int]:
-    """For each stacked output of a loop, the operation at which its buffer is made.
-
-    A loop writes into a buffer of zeros. Those of one type are made by one kernel (XLA:GPU's `MultiOutputFusion`).
-    """
-    values = reading.graph.values
-    alike: dict[tuple[tuple[int, ...], str], list[int]] = {}
-    for operation in reading.graph.operations:
-        if operation.kind is OperationKind.SCAN_STACK and len(reading.around[operation.index]) == 1:
-            for r in operation.results:
-                if r is not None:
-                    alike.setdefault((values[r].shape, values[r].dtype), []).append(r)
-    return {r: min(map(reading.born, stacks)) for stacks in alike.values() for r in stacks}
+    found: dict[int, int] = {}
+    for o in operations:
+        for value in o.results:
+            if value is None or value in made_in or not values[value].shape:
+                continue
+            if o.kind is OperationKind.SCAN_STACK:
+                if len(reading.around[o.index]) == 1:
+                    found[value] = reading.born(value)
+            elif o.name.startswith("scatter") and o.operands[0] in free and not reading.around[o.index]:
+                found[value] = min(o.index, first) if value in gradients else o.index
+    together: dict[tuple[tuple[int, ...], str], int] = {}
+    for value, at in found.items():
+        key = values[value].shape, values[value].dtype
+        together[key] = min(at, together.get(key, at))
+    return {value: together[values[value].shape, values[value].dtype] for value in found}
 
 
 def is_term(reading: Reading, value: int) -> bool:

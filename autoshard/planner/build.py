@@ -19,6 +19,7 @@ All costs are seconds per call of the program on one device; all memory is bytes
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ from autoshard.planner.allowed import Decision, Restrictions, argument_choices, 
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.memory import memory_over_time
+from autoshard.planner.moved import moved_itemsizes, read_itemsize
 from autoshard.planner.overlap import Exposure
 from autoshard.planner.program import Program
 from autoshard.solver.problem import Edge, Node, Problem
@@ -42,7 +44,7 @@ class Flow:
     """One edge of the problem: a value from its definition to one way of reading it.
 
     Attributes:
-      value: Value index. source, target: Decisions.
+      value: Value index. itemsize_bytes: Of an element as it is moved. source, target: Decisions.
       read: Index into the target group's reads; None for a succession edge.
       trips: How often the tensor is moved in one call.
       makings: How often a gathered copy is made on each of these trips, since it is not kept between distant uses.
@@ -50,6 +52,7 @@ class Flow:
     """
 
     value: int
+    itemsize_bytes: int
     source: int
     target: int
     read: int | None
@@ -129,6 +132,7 @@ class _Builder:
                 self.definition[access.value] = (self.first_group + group.index, w)
         self.columns = LayoutColumns()
         self.prices = MovePrices(mesh)
+        self.moved_itemsizes = moved_itemsizes(self.graph)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients, program.num_joined)
@@ -186,7 +190,10 @@ class _Builder:
                     trips = body_trips[operation.index] * group.trips
                 column = self.columns.of(self.tables[group.index].reads[r], rows)
                 makings = len({self.program.live.stretch[o] for o in access.operations})
-                self.connect(flows, edges, copies, access.value, defined, target, column, r, trips, makings)
+                itemsize = read_itemsize(
+                    self.graph, self.moved_itemsizes[access.value], [operations[o] for o in access.operations]
+                )
+                self.connect(flows, edges, copies, access.value, itemsize, defined, target, column, r, trips, makings)
         for output in self.graph.outputs:
             if output.value is None or output.successor_of is None:
                 continue
@@ -195,10 +202,13 @@ class _Builder:
                 continue
             rows = self.decisions[output.successor_of].rows
             column = self.columns.of(self.layouts[output.successor_of], rows)
-            self.connect(flows, edges, copies, output.value, defined, output.successor_of, column, None, 1.0, 1)
+            itemsize = self.moved_itemsizes[output.value]
+            self.connect(
+                flows, edges, copies, output.value, itemsize, defined, output.successor_of, column, None, 1.0, 1
+            )
         return flows, edges, copies
 
-    def connect(self, flows, edges, copies, value, defined, target, column, read, trips, makings) -> None:
+    def connect(self, flows, edges, copies, value, itemsize, defined, target, column, read, trips, makings) -> None:
         """Adds the flow of `value` from where it is defined to `target`, which reads it as `column` says."""
         source, own = defined
         tensor = self.graph.values[value]
@@ -208,18 +218,25 @@ class _Builder:
             self.own_s[target] = self.own_s.get(target, 0.0) + extra
             return
         is_free = self.exposure.is_flow_free(value)
-        key = tensor.shape, tensor.itemsize_bytes, id(own), id(column), trips, makings, is_free
+        key = tensor.shape, itemsize, id(own), id(column), trips, makings, is_free
         move = self.moves.get(key)
         if move is None:
-            move = self.moves[key] = self._move(tensor, own, column, trips, makings, is_free)
-        flows.append(Flow(value, source, target, read, trips, makings, own.layouts, column.layouts))
+            move = self.moves[key] = self._move(tensor, itemsize, own, column, trips, makings, is_free)
+        flows.append(Flow(value, itemsize, source, target, read, trips, makings, own.layouts, column.layouts))
         edges.append(Edge(source, target, move.source_class, move.target_class, move.costs))
         copies.append(move.copy_bytes)
 
     def _move(
-        self, tensor: Value, own: LayoutColumn, column: LayoutColumn, trips: float, makings: int, is_free: bool
+        self,
+        tensor: Value,
+        itemsize: int,
+        own: LayoutColumn,
+        column: LayoutColumn,
+        trips: float,
+        makings: int,
+        is_free: bool,
     ) -> _Move:
-        size_bytes = float(tensor.size_bytes)
+        size_bytes = float(math.prod(tensor.shape) * itemsize)
         times, joined = (trips * self.exposure.share, self.exposure.num_joined) if is_free else (trips, None)
         costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, joined)
         if makings > 1:

@@ -3,11 +3,12 @@
 import bisect
 import collections
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from autoshard.cost.collectives import Collective
+from autoshard.cost.collectives import Collective, CollectiveKind, launched, reduce_scatter
 from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
@@ -82,12 +83,13 @@ class _Reader:
             self._paths[key] = tuple(tuple(tuple(names[a] for a in axes) for axes in w) for w in way)
         return self._paths[key]
 
-    def collectives(self, value: int, target: Layout) -> tuple[Collective, ...]:
-        """The collectives that turn a value into `target`."""
-        tensor, source = self.graph.values[value], self.layout[value]
-        key = tensor.shape, tensor.itemsize_bytes, source, target
+    def collectives(self, flow: Flow, target: Layout) -> tuple[Collective, ...]:
+        """The collectives that turn a flow's value into `target`."""
+        shape, source = self.graph.values[flow.value].shape, self.layout[flow.value]
+        key = shape, flow.itemsize_bytes, source, target
         if key not in self._moves:
-            self._moves[key] = reshard(tensor.shape, float(tensor.size_bytes), source, target, self.f.mesh)
+            size_bytes = float(math.prod(shape) * flow.itemsize_bytes)
+            self._moves[key] = reshard(shape, size_bytes, source, target, self.f.mesh)
         return self._moves[key]
 
 
@@ -144,7 +146,7 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
     slots = _Slots()
     uses = collections.Counter((v, f.program.live.stretch[o.index]) for o in graph.operations for v in o.operands)
-    gathered: dict[tuple[int, Layout], int] = {}  # copy -> stretch of its latest making
+    gathers: list[tuple[int, int, int, Layout]] = []  # operation, slot, value, layout
     for group in f.program.groups:
         operation = graph.operations[group.operations[0]]
         if operation.kind is not OperationKind.EQUATION:  # always a group of its own
@@ -175,12 +177,15 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                     continue
                 slots.operands[operation.equation][slot] = reader.steps(value, wanted)
                 if is_gather(held, wanted):
-                    stretch = f.program.live.stretch[index]
-                    before = gathered.get((value, wanted))
-                    is_early = before is None and value in f.program.weights and uses[value, stretch] == 1
-                    if is_early or before not in (None, stretch):
-                        slots.again[operation.equation].add(slot)
-                    gathered[value, wanted] = stretch
+                    gathers.append((index, slot, value, wanted))
+    made: dict[tuple[int, Layout], int] = {}  # copy -> stretch of its latest making
+    for index, slot, value, wanted in sorted(gathers):
+        stretch = f.program.live.stretch[index]
+        before = made.get((value, wanted))
+        is_early = before is None and value in f.program.weights and uses[value, stretch] == 1
+        if is_early or before not in (None, stretch):
+            slots.again[graph.operations[index].equation].add(slot)
+        made[value, wanted] = stretch
     return slots.freeze()
 
 
@@ -244,6 +249,10 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
     reader = _Reader(f, picks)
     operations = reader.graph.operations
     compute, communication = [], []
+    added_first = _added_first(reader)
+    readers = collections.defaultdict(list)
+    for flow in f.flows:
+        readers[flow.value].append(reader.target(flow))
     for group, table in zip(f.program.groups, f.tables, strict=True):
         row = reader.rows[reader.first + group.index]
         operation = operations[group.operations[0]]
@@ -258,8 +267,8 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
                     compute_s * group.trips,
                 )
             )
-        steps = table.collectives[row]
-        if steps:
+        steps = _sliced_at_once(reader, group, table.collectives[row], readers)
+        if steps and group.index not in added_first:
             is_free = f.exposure.is_group_free(group)
             label = _label(reader, group.writes[0].value, operation.name)
             communication += [
@@ -274,7 +283,7 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
                 operation = operations[f.program.groups[flow.target - reader.first].operations[0]]
             is_free = f.exposure.is_flow_free(value)
             label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
-            steps = [f.exposure.exposed(s, is_free) for s in reader.collectives(value, target)]
+            steps = [f.exposure.exposed(s, is_free) for s in reader.collectives(flow, target)]
             times = flow.trips * (flow.makings if is_gather(reader.layout[value], target) else 1)
             communication += [_item(s, reader, label, value, operation, times) for s in steps]
     peak_bytes, peak_at, memory = _peak(f, picks, reader)
@@ -292,6 +301,63 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
         tuple(sorted(communication, key=lambda c: -c.time_s)),
         memory,
     )
+
+
+def _added_first(reader: _Reader) -> frozenset[int]:
+    """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
+    serves both.
+
+    (OpenXLA, `AllReduceReassociate` and `ReduceScatterReassociate`, xla/service/all_reduce_reassociate.cc.)
+    """
+    f, graph = reader.f, reader.graph
+    uses = collections.Counter(o for operation in graph.operations for o in operation.operands)
+    uses.update(o.value for o in graph.outputs)
+    reduced: dict[int, tuple[int, tuple]] = {}  # value -> the group that reduces it, and how
+    for group, table in zip(f.program.groups, f.tables, strict=True):
+        steps = table.collectives[reader.rows[reader.first + group.index]]
+        if steps and len(group.writes) == 1 and uses[group.writes[0].value] == 1:
+            value = group.writes[0].value
+            how = tuple((s.kind, s.axes, s.buffer_bytes) for s in steps)
+            reduced[value] = group.index, (how, reader.layout[value], group.trips)
+    served = set()
+    for operation in graph.operations:
+        if operation.name not in ("add", "add_any") or any(o not in reduced for o in operation.operands):
+            continue
+        (first, how), (second, other) = (reduced[o] for o in operation.operands)
+        (result,) = operation.results
+        if how == other and first != second and result is not None and reader.layout.get(result) == how[1]:
+            served.add(first)
+            if uses[result] == 1:
+                reduced[result] = second, how
+    return frozenset(served)
+
+
+def _sliced_at_once(
+    reader: _Reader, group: Group, steps: Sequence[Collective], readers: Mapping[int, Sequence[Layout]]
+) -> Sequence[Collective]:
+    """`steps`, where the compiler makes a reduce-scatter of an all-reduce: all that read the sum slice it alike.
+
+    A plan that is free to choose reduce-scatters by itself; strategies that only all-reduce are served so.
+    (OpenXLA, `ReduceScatterCreator`, xla/service/reduce_scatter_creator.cc.)
+    """
+    if not any(s.kind is CollectiveKind.ALL_REDUCE for s in steps) or len(group.writes) != 1:
+        return steps
+    value = group.writes[0].value
+    held, targets = reader.layout[value], readers[value]
+    if not targets or value in {o.value for o in reader.graph.outputs}:
+        return steps
+    mesh = reader.f.mesh
+    found = []
+    for step in steps:
+        axes = [mesh.axis_names.index(name) for name in step.axes]
+        places = {tuple(target[a] for a in axes) for target in targets}
+        is_sliced = len(places) == 1 and WHOLE not in next(iter(places)) and all(held[a] == WHOLE for a in axes)
+        if step.kind is CollectiveKind.ALL_REDUCE and is_sliced:
+            scattered = reduce_scatter([mesh.axes[a] for a in axes], step.buffer_bytes)
+            found.append(launched(scattered, mesh.device_type))
+        else:
+            found.append(step)
+    return found
 
 
 def _label(reader: _Reader, value: int, name: str) -> str:

@@ -37,7 +37,7 @@ class Liveness:
       stretch: For each operation, the number of heavy kernels before it: operations of one stretch fuse.
       alias_stop: For each value that is another name of its operand, when its last use ends.
       early_terms: The values whose buffer is filled with a constant long before they are made, even where they are only
-        partial sums (`_filled`).
+        partial sums (`buffers.zeros`).
     """
 
     lifetimes: tuple[Lifetime, ...]
@@ -89,12 +89,12 @@ def liveness(graph: Graph) -> Liveness:
     fusion = fuse(reading, pointwise, free, in_place)
     root = _roots({**buffers.aliases(graph), **in_place, **scattered})
     until = _last_needs(reading, fusion.fused)
-    later = buffers.siblings(reading, fusion.fused, fusion.sources, gradients)
-    for value, at in later.items():
+    together = buffers.siblings(reading, fusion.fused, fusion.sources, gradients)
+    for value, at in together.items():
         for v in (value, *fusion.sources[value]):
             until[v] = max(until[v], at + 1)
-    filled = buffers.filled(reading, free, gradients, scattered)
-    moved = {**later, **filled, **buffers.stacks(reading)}
+    zeros = buffers.zeros(reading, free, gradients, scattered)
+    moved = {**together, **zeros}
     stops = _stops(reading, until, root)
     unstored = lambda v: fusion.fused[v] or v in root or v in free or buffers.is_reversed_kernel(reading, v)
     lifetimes = [
@@ -107,7 +107,7 @@ def liveness(graph: Graph) -> Liveness:
         frozenset(l.value for l in lifetimes),
         tuple(reading.stretch),
         tuple((v, until[v]) for v in root),
-        frozenset(v for v in filled if buffers.is_term(reading, v)),
+        frozenset(v for v in zeros if v in gradients and buffers.is_term(reading, v)),
     )
 
 
