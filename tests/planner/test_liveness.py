@@ -64,7 +64,36 @@ def reshaped(x, w):
     return (x @ w).reshape(-1).reshape(32, 128) @ jnp.ones((128, 2))
 
 
+def bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def scores(x, w):
+    """Exponentials of 4 bytes that two products need are made twice of scores of 2 bytes."""
+    e = jnp.exp((x @ w).astype(jnp.float32))
+    a = (e * 2).astype(jnp.bfloat16) @ w
+    return (e * 3).astype(jnp.bfloat16) @ a
+
+
+def sums(x, w):
+    """The sum of two products is made in the place of the second, and the first ends."""
+    y = x @ x + x @ w
+    t = w @ w
+    return jnp.sin(y) + t @ t
+
+
+def scattered(table, at, x):
+    """What a plain update adds to a table is added where it is looked up; no gradient of the table is ever there."""
+    return table + jnp.zeros_like(table).at[at].add(x)
+
+
 PEAKS = [
+    # arguments; scores, e * 3, the first product and the result, or scores, the first product and e * 3
+    (scores, (bf16(64, 64),) * 2, (), 2 * M // 2 + 3 * M // 2),
+    # arguments; the sum, w @ w and its square
+    (sums, (SQUARE,) * 2, (), 5 * M),
+    # the table, where it was, and what is added to three of its rows
+    (scattered, (f32(1024, 64), jax.ShapeDtypeStruct((3,), jnp.int32), f32(3, 64)), (0,), (1024 + 3) * 64 * 4),
     # arguments stay (x, a, b); both results at the end
     (chain, (SQUARE,) * 3, (), 5 * M),
     # arguments, the sum of the first product, and tanh of it; or tanh and the second product; or the latter and the sum

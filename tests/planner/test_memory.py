@@ -1,6 +1,9 @@
 """Instants that matter: none too many, none too few."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,3 +26,28 @@ def test_instants_that_matter_are_the_maximal_sets(intervals):
     instants = instants_that_matter(starts, stops)
     assert alive(intervals, instants) == maximal
     assert len(instants) == len(maximal)
+
+
+def updates(state, x):
+    """Gradients of three products, far enough apart to be reduced one by one."""
+    a, b, c = state
+    h = jnp.tanh(x @ a)
+    k = jnp.tanh(h @ b)
+    return a - x.T @ (k @ c), b - h.T @ (k @ c), c - k.T @ (h @ b)
+
+
+@pytest.mark.parametrize(("size", "until"), [(64, {14}), (4096, {6, 10, 14})])
+def test_partial_sums_wait_for_what_they_are_joined_with(formulated, mesh_of, size, until):
+    """The products 6, 10 and 14 make gradients, scattered over 4 devices. Results of 4 kB are joined, and wait for the
+    last product; of results of 16 MiB no two fit into 30 MiB together, so that none waits.
+    """
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    f = formulated(updates, ((f32(size, size),) * 3, f32(8 * size, size)), mesh_of(4), donate=(0,))
+    products = {len(f.program.graph.arguments) + g.index: g.operations[0] for g in f.program.groups}
+    waiting = {
+        products[u.node]: f.instants[u.stop - 1]
+        for u, value in zip(f.problem.usages, f.usage_values, strict=True)
+        if value is None and products[u.node] in (6, 10, 14)
+    }
+    assert set(waiting) == {6, 10, 14}
+    assert set(waiting.values()) == until
