@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
-from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
+from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of, open_jaxpr, scan_counts
 
@@ -77,9 +77,9 @@ class Evaluator:
     mesh: Mesh
     shardings: Mapping[int, EquationShardings]
 
-    def __call__(self, closed: jex.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-        """The outputs of `closed` on flat `args`."""
-        placed = [_Placed(x, None) for x in (*closed.consts, *args)]
+    def __call__(self, closed: jex.ClosedJaxpr, args: Sequence[Any], layouts: Sequence[SpecEntries]) -> list[Any]:
+        """The outputs of `closed` on flat `args`, which have these `layouts`."""
+        placed = [*(_Placed(x, None) for x in closed.consts), *map(_Placed, args, layouts)]
         return [p.value for p in self._run(closed.jaxpr, placed, _Counter())]
 
     def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
@@ -91,11 +91,11 @@ class Evaluator:
     def _result(
         self, equation: jex.JaxprEqn, result: _Placed, entries: SpecEntries | None, wanted: EquationShardings
     ) -> _Placed:
-        """A result in its layout; one that is scattered is first summed where it is."""
+        """A result in its layout; the sum of a scatter-add that is scattered is first made where it is."""
         if entries is None:
             return result
         scattered = [axis for axis, _ in wanted.scatters]
-        if scattered and equation.primitive.name not in SCATTERING:
+        if scattered and equation.primitive.name == "scatter-add":  # XLA would rather move what is added
             local = tuple(tuple(axis for axis in axes if axis not in scattered) for axes in entries)
             minor = tuple(
                 (*own, *(a for a in axes if a in scattered)) for own, axes in zip(local, entries, strict=True)

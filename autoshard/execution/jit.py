@@ -81,7 +81,7 @@ class PlannedFunction:
 
         def planned(*inner):
             flat = jax.tree_util.tree_leaves(inner)
-            results = evaluator(traced.jaxpr, flat)
+            results = evaluator(traced.jaxpr, flat, self._interface.argument_entries)
             moved = [evaluator.move(r, s) for r, s in zip(results, self._interface.output_steps, strict=True)]
             return jax.tree_util.tree_unflatten(traced.out_tree, moved)
 

@@ -33,7 +33,7 @@ from autoshard.planner.allowed import Decision, Restrictions, argument_choices, 
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.memory import memory_over_time
-from autoshard.planner.moved import moved_itemsizes, read_itemsize
+from autoshard.planner.moved import moved_itemsizes
 from autoshard.planner.overlap import Exposure
 from autoshard.planner.program import Program
 from autoshard.solver.problem import Edge, Node, Problem
@@ -190,9 +190,7 @@ class _Builder:
                     trips = body_trips[operation.index] * group.trips
                 column = self.columns.of(self.tables[group.index].reads[r], rows)
                 makings = len({self.program.live.stretch[o] for o in access.operations})
-                itemsize = read_itemsize(
-                    self.graph, self.moved_itemsizes[access.value], [operations[o] for o in access.operations]
-                )
+                itemsize = self.moved_itemsizes[access.value]
                 self.connect(flows, edges, copies, access.value, itemsize, defined, target, column, r, trips, makings)
         for output in self.graph.outputs:
             if output.value is None or output.successor_of is None:

@@ -1,16 +1,15 @@
-"""In which type a value travels: the compiler moves a tensor before it is widened, or after it is narrowed.
+"""In which type a value travels: the compiler moves a tensor before it is widened.
 
-XLA swaps collectives with conversions where that makes them smaller (OpenXLA, `CollectiveQuantizer` in
-xla/hlo/transforms/collectives/collective_quantizer.h).
+XLA swaps collectives with conversions that make a tensor larger (OpenXLA, `CollectiveQuantizer` in
+xla/hlo/transforms/collectives/collective_quantizer.h). A conversion behind the move that makes it smaller was not seen
+to be swapped (jax 0.10.2, XLA:GPU), so that it is for the planner to convert first.
 """
 
-from collections.abc import Sequence
-
-from autoshard.graph.graph import Graph, Operation
+from autoshard.graph.graph import Graph
 
 
 def moved_itemsizes(graph: Graph) -> tuple[int, ...]:
-    """For each value, the bytes of an element as it is moved, were every reader to take it as it is."""
+    """For each value, the bytes of an element as it is moved."""
     sizes = [v.itemsize_bytes for v in graph.values]
     for operation in graph.operations:
         if operation.name == "convert_element_type" and operation.operands[0] is not None:
@@ -18,13 +17,3 @@ def moved_itemsizes(graph: Graph) -> tuple[int, ...]:
             if result is not None and graph.values[result].shape:
                 sizes[result] = min(sizes[result], sizes[operation.operands[0]])
     return tuple(sizes)
-
-
-def read_itemsize(graph: Graph, moved_bytes: int, readers: Sequence[Operation]) -> int:
-    """Bytes of an element of a value on its way to `readers`; `moved_bytes` if they take it as it is."""
-    narrowed = [
-        graph.values[o.results[0]].itemsize_bytes
-        for o in readers
-        if o.name == "convert_element_type" and o.results[0] is not None
-    ]
-    return min(moved_bytes, max(narrowed)) if len(narrowed) == len(readers) and narrowed else moved_bytes
