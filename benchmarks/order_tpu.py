@@ -22,6 +22,7 @@ import time
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jax.numpy as jnp
 from scipy.stats import spearmanr
 
 from autoshard import baselines
@@ -58,6 +59,8 @@ MODELS: dict[str, tuple[str, ...]] = {
     ),
 }
 """A file of configs/ and what is changed in it."""
+MLP = "mlp"
+"""A plain function beside them, which compiles in seconds: four layers of width 4,096, trained with momentum."""
 MESHES = ({"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "tensor": 4})
 PLAN = "plan"
 STRATEGIES = (PLAN, "ddp", "zero1", "zero3", "megatron", "ddp+megatron", "zero3+megatron", "ddp+tables")
@@ -84,6 +87,33 @@ class Row:
     def compiled_s(self) -> float:
         """Seconds of the kernels' cycles, and of the collectives one after another."""
         return self.cycles / (V5E.clock_ghz * 1e9) + self.compiled_comm_s
+
+
+def mlp_step(state, batch):
+    """One step of descent with momentum of a residual multi-layer perceptron."""
+
+    def loss(params):
+        hidden = batch
+        for layer in params.values():
+            hidden = hidden + jax.nn.relu(hidden @ layer["up"]) @ layer["down"]
+        return jnp.mean(jnp.square(hidden - batch[::-1]))
+
+    value, gradients = jax.value_and_grad(loss)(state["params"])
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, state["momentum"], gradients)
+    params = jax.tree.map(lambda p, m: p - 0.01 * m.astype(p.dtype), state["params"], momentum)
+    return {"params": params, "momentum": momentum}, value
+
+
+def program_of(model: str):
+    """The step of a model, and its arguments by shape."""
+    if model == MLP:
+        shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.bfloat16)
+        params = {f"layer{k}": {"up": shape(1024, 4096), "down": shape(4096, 1024)} for k in range(4)}
+        return mlp_step, ({"params": params, "momentum": params}, shape(8192, 1024))
+    name, *overrides = MODELS[model]
+    config = load_config(ROOT / "configs" / f"{name}.yaml", overrides)
+    functions = train_functions(config)
+    return functions.step, arguments(config, functions)
 
 
 def row_of(model: str, name: str, axes: dict[str, int], step, args, subject) -> Row:
@@ -169,18 +199,15 @@ def main() -> None:
     lines = chosen.out / "order-tpu.jsonl"
     known = {(r.model, r.plan, r.mesh) for r in read(lines)}
     cluster = Cluster.from_file(CLUSTER)
-    for model in [] if chosen.table else chosen.model.split(",") if chosen.model else MODELS:
-        name, *overrides = MODELS[model]
-        config = load_config(ROOT / "configs" / f"{name}.yaml", overrides)
-        functions = train_functions(config)
-        args = arguments(config, functions)
-        subject = baselines.prepare_subject(functions.step, *args, cluster=cluster, donate_argnums=0)
+    for model in [] if chosen.table else chosen.model.split(",") if chosen.model else (MLP, *MODELS):
+        step, args = program_of(model)
+        subject = baselines.prepare_subject(step, *args, cluster=cluster, donate_argnums=0)
         for axes in MESHES:
             for plan in STRATEGIES:
                 key = model, plan, "x".join(f"{a}={n}" for a, n in axes.items())
                 if key in known or ("+" in plan and len(axes) == 1):
                     continue
-                row = row_of(model, plan, axes, functions.step, args, subject)
+                row = row_of(model, plan, axes, step, args, subject)
                 with lines.open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(row)) + "\n")
                 times = f"{row.predicted_s * 1e3:.2f} {row.compiled_s * 1e3:.2f} ms {row.compile_s} s"
