@@ -244,12 +244,18 @@ def _loop_shardings(operation: Operation, reader: _Reader, slots: _Slots) -> Non
         table[operation.equation][operation.slot] = reader.entries(value, reader.layout[value])
 
 
-def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
-    """Predicts time, traffic and memory of the solution `picks`."""
+def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> Estimate:
+    """Predicts time, traffic and memory of the solution `picks`.
+
+    Args:
+      f: The formulation. picks: One choice per node.
+      as_compiled: Count reductions as the compiler makes them of all groups together (`_added_first`,
+        `_sliced_at_once`). It saves some that the solver, which sees each group by itself, counts; False counts alike.
+    """
     reader = _Reader(f, picks)
     operations = reader.graph.operations
     compute, communication = [], []
-    added_first = _added_first(reader)
+    added_first = _added_first(reader) if as_compiled else frozenset()
     readers = collections.defaultdict(list)
     for flow in f.flows:
         readers[flow.value].append(reader.target(flow))
@@ -267,7 +273,9 @@ def estimate(f: Formulation, picks: Sequence[int]) -> Estimate:
                     compute_s * group.trips,
                 )
             )
-        steps = _sliced_at_once(reader, group, table.collectives[row], readers)
+        steps = table.collectives[row]
+        if as_compiled:
+            steps = _sliced_at_once(reader, group, steps, readers)
         if steps and group.index not in added_first:
             is_free = f.exposure.is_group_free(group)
             label = _label(reader, group.writes[0].value, operation.name)
