@@ -3,6 +3,7 @@
 Each law is one of XLA:GPU's, observed in its schedules and buffer assignments.
 """
 
+import collections
 from collections.abc import Mapping, Sequence, Set
 
 from autoshard.graph.graph import Graph, Operation, OperationKind
@@ -166,6 +167,16 @@ def zeros(reading: Reading, free: Set[int], gradients: Set[int], made_in: Mappin
         key = values[value].shape, values[value].dtype
         together[key] = min(at, together.get(key, at))
     return {value: together[values[value].shape, values[value].dtype] for value in found}
+
+
+def early_terms(reading: Reading, made: Mapping[int, int], gradients: Set[int]) -> frozenset[int]:
+    """Those of `zeros` that are made early even where they are only to hold partial sums: gradients that are added to
+    another one, such as of an embedding that is also the output layer, and those made together with others.
+    """
+    values = reading.graph.values
+    kind = lambda value: (values[value].shape, values[value].dtype)
+    num = collections.Counter(map(kind, made))
+    return frozenset(v for v in made if num[kind(v)] > 1 or (v in gradients and is_term(reading, v)))
 
 
 def is_term(reading: Reading, value: int) -> bool:

@@ -311,6 +311,10 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
     )
 
 
+_PASSING_ON = frozenset({"add", "add_any", "reshape", "squeeze", "reduce_sum"})
+"""Additions, and what may stand between a sum and its addition: nothing that changes more than the shape."""
+
+
 def _added_first(reader: _Reader) -> frozenset[int]:
     """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
     serves both.
@@ -325,18 +329,24 @@ def _added_first(reader: _Reader) -> frozenset[int]:
         steps = table.collectives[reader.rows[reader.first + group.index]]
         if steps and len(group.writes) == 1 and uses[group.writes[0].value] == 1:
             value = group.writes[0].value
-            how = tuple((s.kind, s.axes, s.buffer_bytes) for s in steps)
-            reduced[value] = group.index, (how, reader.layout[value], group.trips)
+            reduced[value] = group.index, (group.trips, *((s.kind, s.axes, s.buffer_bytes) for s in steps))
     served = set()
     for operation in graph.operations:
-        if operation.name not in ("add", "add_any") or any(o not in reduced for o in operation.operands):
+        if operation.name not in _PASSING_ON or any(o not in reduced for o in operation.operands):
             continue
-        (first, how), (second, other) = (reduced[o] for o in operation.operands)
         (result,) = operation.results
-        if how == other and first != second and result is not None and reader.layout.get(result) == how[1]:
-            served.add(first)
-            if uses[result] == 1:
-                reduced[result] = second, how
+        if result is None or result not in reader.layout:
+            continue
+        (last, how), *others = (reduced[o] for o in operation.operands)
+        if not others:
+            is_same = math.prod(graph.values[operation.operands[0]].shape) == math.prod(graph.values[result].shape)
+        else:
+            layouts = {reader.layout[o] for o in (*operation.operands, result)}
+            is_same = len(layouts) == 1 and all(other == how and group != last for group, other in others)
+            if is_same:
+                served.update(group for group, _ in others)
+        if is_same and uses[result] == 1:
+            reduced.setdefault(result, (last, how))
     return frozenset(served)
 
 

@@ -37,7 +37,7 @@ class Liveness:
       stretch: For each operation, the number of heavy kernels before it: operations of one stretch fuse.
       alias_stop: For each value that is another name of its operand, when its last use ends.
       early_terms: The values whose buffer is filled with a constant long before they are made, even where they are only
-        partial sums (`buffers.zeros`).
+        partial sums (`buffers.early_terms`).
     """
 
     lifetimes: tuple[Lifetime, ...]
@@ -107,7 +107,7 @@ def liveness(graph: Graph) -> Liveness:
         frozenset(l.value for l in lifetimes),
         tuple(reading.stretch),
         tuple((v, until[v]) for v in root),
-        frozenset(v for v in zeros if v in gradients and buffers.is_term(reading, v)),
+        buffers.early_terms(reading, zeros, gradients),
     )
 
 
