@@ -18,7 +18,7 @@ import jax
 from verify_matrix import COMPILER_OPTIONS, CONFIGS, MODELS, OPTIONS, RESULTS, subject_of
 
 from autoshard.cluster import Cluster
-from autoshard.errors import AutoshardError
+from autoshard.errors import MemoryBudgetError
 from autoshard.plans.make import plan_program
 from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import gpu_devices
@@ -52,8 +52,8 @@ def rows(name: str) -> list[str]:
                 None,
                 dataclasses.replace(OPTIONS, cache=False),
             )
-        except AutoshardError as error:
-            lines.append(f"| {name} | {budget / 1e9:.2f} | none: {str(error).split('.')[0]} | | | |")
+        except MemoryBudgetError:
+            lines.append(f"| {name} | {budget / 1e9:.2f} | no plan | | | |")
             break
         predicted = plan.estimate.peak_bytes
         most_bytes = most_bytes or predicted
