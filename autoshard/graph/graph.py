@@ -202,6 +202,8 @@ class Graph:
     Attributes:
       equations: Signature of every traced equation in depth-first order, which identifies the program.
       unknown: Sources of the equations of which no sharding rule is known (kept whole).
+      checkpoints: (first operation, one past the last) of each checkpointed function: the compiler shares nothing that
+        is made inside with what is made outside.
     """
 
     values: tuple[Value, ...]
@@ -211,3 +213,11 @@ class Graph:
     outputs: tuple[Output, ...]
     equations: tuple[str, ...]
     unknown: tuple[str, ...]
+    checkpoints: tuple[tuple[int, int], ...] = ()
+
+    def checkpoint_of(self) -> tuple[int, ...]:
+        """For each operation, the number of the innermost checkpointed function around it; -1 for none."""
+        inside = [-1] * len(self.operations)
+        for number, (start, stop) in sorted(enumerate(self.checkpoints), key=lambda c: c[1][0] - c[1][1]):
+            inside[start:stop] = [number] * (stop - start)
+        return tuple(inside)

@@ -48,6 +48,7 @@ class Flow:
       read: Index into the target group's reads; None for a succession edge.
       trips: How often the tensor is moved in one call.
       makings: How often a gathered copy is made on each of these trips, since it is not kept between distant uses.
+      places: The checkpointed functions (-1 for none) that it is read in; each makes its own copies of any kind.
       source_layouts, target_layouts: The layout of each class of the edge.
     """
 
@@ -58,6 +59,7 @@ class Flow:
     read: int | None
     trips: float
     makings: int
+    places: tuple[int, ...]
     source_layouts: tuple[Layout, ...]
     target_layouts: tuple[Layout, ...]
 
@@ -174,7 +176,7 @@ class _Builder:
         edges: list[Edge] = []
         copies: list[np.ndarray | None] = []
         values, operations = self.graph.values, self.graph.operations
-        body_trips = _body_trips(self.graph)
+        body_trips, checkpoint_of = _body_trips(self.graph), self.graph.checkpoint_of()
         for group in self.program.groups:
             target = self.first_group + group.index
             rows = self.decisions[target].rows
@@ -190,8 +192,11 @@ class _Builder:
                     trips = body_trips[operation.index] * group.trips
                 column = self.columns.of(self.tables[group.index].reads[r], rows)
                 makings = len({self.program.live.stretch[o] for o in access.operations})
+                places = tuple(sorted({checkpoint_of[o] for o in access.operations}))
                 itemsize = self.moved_itemsizes[access.value]
-                self.connect(flows, edges, copies, access.value, itemsize, defined, target, column, r, trips, makings)
+                self.connect(
+                    flows, edges, copies, access.value, itemsize, defined, target, column, r, trips, makings, places
+                )
         for output in self.graph.outputs:
             if output.value is None or output.successor_of is None:
                 continue
@@ -202,11 +207,13 @@ class _Builder:
             column = self.columns.of(self.layouts[output.successor_of], rows)
             itemsize = self.moved_itemsizes[output.value]
             self.connect(
-                flows, edges, copies, output.value, itemsize, defined, output.successor_of, column, None, 1.0, 1
+                flows, edges, copies, output.value, itemsize, defined, output.successor_of, column, None, 1.0, 1, (-1,)
             )
         return flows, edges, copies
 
-    def connect(self, flows, edges, copies, value, itemsize, defined, target, column, read, trips, makings) -> None:
+    def connect(
+        self, flows, edges, copies, value, itemsize, defined, target, column, read, trips, makings, places
+    ) -> None:
         """Adds the flow of `value` from where it is defined to `target`, which reads it as `column` says."""
         source, own = defined
         tensor = self.graph.values[value]
@@ -216,11 +223,11 @@ class _Builder:
             self.own_s[target] = self.own_s.get(target, 0.0) + extra
             return
         is_free = self.exposure.is_flow_free(value)
-        key = tensor.shape, itemsize, id(own), id(column), trips, makings, is_free
+        key = tensor.shape, itemsize, id(own), id(column), trips, makings, len(places), is_free
         move = self.moves.get(key)
         if move is None:
-            move = self.moves[key] = self._move(tensor, itemsize, own, column, trips, makings, is_free)
-        flows.append(Flow(value, itemsize, source, target, read, trips, makings, own.layouts, column.layouts))
+            move = self.moves[key] = self._move(tensor, itemsize, own, column, trips, makings, len(places), is_free)
+        flows.append(Flow(value, itemsize, source, target, read, trips, makings, places, own.layouts, column.layouts))
         edges.append(Edge(source, target, move.source_class, move.target_class, move.costs))
         copies.append(move.copy_bytes)
 
@@ -232,13 +239,15 @@ class _Builder:
         column: LayoutColumn,
         trips: float,
         makings: int,
+        num_places: int,
         is_free: bool,
     ) -> _Move:
         size_bytes = float(math.prod(tensor.shape) * itemsize)
         times, joined = (trips * self.exposure.share, self.exposure.num_joined) if is_free else (trips, None)
         costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, joined)
         if makings > 1:
-            costs = costs * np.array([[makings if is_gather(s, t) else 1 for t in column.layouts] for s in own.layouts])
+            often = [[makings if is_gather(s, t) else num_places for t in column.layouts] for s in own.layouts]
+            costs = costs * np.array(often)
         moved = np.array([[s != t for t in column.layouts] for s in own.layouts], bool)
         copy_bytes = moved * np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
         return _Move(own.of_choice, column.of_choice, costs, copy_bytes if copy_bytes.any() else None)

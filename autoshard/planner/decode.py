@@ -249,13 +249,15 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
 
     Args:
       f: The formulation. picks: One choice per node.
-      as_compiled: Count reductions as the compiler makes them of all groups together (`_added_first`,
-        `_sliced_at_once`). It saves some that the solver, which sees each group by itself, counts; False counts alike.
+      as_compiled: Count collectives as the compiler makes them of all groups together: sums that are added or sliced
+        (`_added_first`, `_sliced_at_once`), and copies that several groups read. The solver, which sees each group by
+        itself, counts all of them; False counts alike.
     """
     reader = _Reader(f, picks)
     operations = reader.graph.operations
     compute, communication = [], []
     added_first = _added_first(reader) if as_compiled else frozenset()
+    moved: set[tuple[int, Layout, float, int]] = set()  # copies that are no larger are shared wherever they can be
     readers = collections.defaultdict(list)
     for flow in f.flows:
         readers[flow.value].append(reader.target(flow))
@@ -292,7 +294,14 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
             is_free = f.exposure.is_flow_free(value)
             label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
             steps = [f.exposure.exposed(s, is_free) for s in reader.collectives(flow, target)]
-            times = flow.trips * (flow.makings if is_gather(reader.layout[value], target) else 1)
+            if is_gather(reader.layout[value], target):
+                times = flow.trips * flow.makings
+            else:
+                fresh = {(value, target, flow.trips, place) for place in flow.places}
+                times = flow.trips * len(fresh - moved if as_compiled else fresh)
+                moved |= fresh
+                if not times:
+                    continue
             communication += [_item(s, reader, label, value, operation, times) for s in steps]
     peak_bytes, peak_at, memory = _peak(f, picks, reader)
     comm_s = sum(c.time_s for c in communication)

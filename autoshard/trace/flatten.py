@@ -88,6 +88,7 @@ class Flattener:
         self.values: list[Value] = []
         self.operations: list[_Draft] = []
         self.loops: list[Loop] = []
+        self.checkpoints: list[tuple[int, int]] = []
         self.equations: list[str] = []
         self.leaves = Leaves()
         self.lines = SourceLines()
@@ -157,8 +158,12 @@ class Flattener:
             case EquationKind.CALL:
                 self.equations.append(f"call {equation.primitive.name}")
                 _, nested = called_jaxpr(equation)
+                start = len(self.operations)
                 with self.called_from(self.lines.of(equation)):
-                    return self.call(nested, called_operands(equation, operands), trips)
+                    results = self.call(nested, called_operands(equation, operands), trips)
+                if "prevent_cse" in equation.params:
+                    self.checkpoints.append((start, len(self.operations)))
+                return results
             case EquationKind.SCAN:
                 self.equations.append(f"scan length={equation.params['length']}")
                 return self.scan(equation, number, operands, trips)
@@ -373,6 +378,7 @@ class Flattener:
             outputs,
             tuple(self.equations),
             tuple(dict.fromkeys(self.unknown)),
+            tuple((int(position[start]), int(position[stop])) for start, stop in self.checkpoints),
         )
 
     def _needed(self, outputs: Sequence[Output]) -> bytearray:
