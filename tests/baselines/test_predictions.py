@@ -61,9 +61,10 @@ def test_data_parallelism_of_the_mlp(mlp_subject, strategy):
     assert local_bytes(plan, "batch.") == BATCH_BYTES / N
     assert local_bytes(plan, ".params.") == STATE_BYTES / (N if rule is DataRule.ZERO3 else 1)
     assert local_bytes(plan, ".momentum.") == STATE_BYTES / (1 if rule is DataRule.DDP else N)
-    # gradients: an all-reduce sends 2 (n-1)/n of the tensor, a reduce-scatter or an all-gather (n-1)/n
-    assert sent(plan, "all-reduce") == ({} if rule.shards_gradients else expected(2 * RING))
-    assert sent(plan, "reduce-scatter") == (expected(RING) if rule.shards_gradients else {})
+    # gradients: an all-reduce sends 2 (n-1)/n of the tensor, a reduce-scatter or an all-gather (n-1)/n; ZeRO-1 slices
+    # what it all-reduces at once, of which the compiler makes reduce-scatters
+    assert sent(plan, "all-reduce") == (expected(2 * RING) if rule is DataRule.DDP else {})
+    assert sent(plan, "reduce-scatter") == ({} if rule is DataRule.DDP else expected(RING))
     gathered = sent(plan, "all-gather")
     if rule in (DataRule.ZERO1, DataRule.ZERO2):
         assert gathered == expected(RING)  # the new parameters
