@@ -6,8 +6,9 @@ operands as the plan reads them. Constraints that agree with their surroundings 
 
 A tensor that is gathered for use in two places far apart (a weight in the forward and in the backward pass) would be
 gathered once and kept by the compiler's common-subexpression elimination, and a weight would be gathered as soon as the
-step begins. Such a use is tied to another operand by an optimization barrier, so that the copy is made when it is read,
-as the plan's memory assumes.
+step begins. Such a use is tied to the other operands by an optimization barrier, so that the copy is made when it is
+read, as the plan's memory assumes. The zeros into which a gradient is scattered are tied likewise, to what is added:
+they would else be made with all others of their type, when the first is needed.
 """
 
 import dataclasses
@@ -53,11 +54,13 @@ class _Placed(NamedTuple):
     """A value and the layout that it is known to have; None where the plan has not said any.
 
     What enters a function that is compiled apart, such as a checkpointed one, is constrained again inside: there the
-    compiler would else give it the layout of any of its uses.
+    compiler would else give it the layout of any of its uses. `filled`: the scalar that fills the value, where the
+    program makes it of one.
     """
 
     value: Any
     entries: SpecEntries | None
+    filled: Any = None
 
 
 def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
@@ -136,12 +139,20 @@ class Evaluator:
         return list(map(read, jaxpr.outvars))
 
     def _tie(self, placed: list[_Placed], slot: int) -> None:
-        """Ties an operand to another one, so that its copy cannot be made before that is there."""
-        others = (s for s, p in enumerate(placed) if s != slot and isinstance(p.value, jax.Array))
-        if (other := next(others, None)) is not None:
-            tied = jax.lax.optimization_barrier((placed[slot].value, placed[other].value))
-            for s, value in zip((slot, other), tied, strict=True):
-                placed[s] = self._place(value, placed[s].entries)
+        """Ties an operand to the others, so that its copy cannot be made before they are there.
+
+        What the program fills with a scalar is filled anew then. XLA ignores operands of a barrier that nothing reads
+        behind it, so all are replaced.
+        """
+        own, entries, filled = placed[slot]
+        others = [s for s, p in enumerate(placed) if s != slot and isinstance(p.value, jax.Array)]
+        if not others:
+            return
+        first = own if filled is None else jax.numpy.asarray(filled, own.dtype)
+        tied, *rest = jax.lax.optimization_barrier((first, *[placed[s].value for s in others]))
+        placed[slot] = self._place(tied if filled is None else jax.lax.broadcast(tied, own.shape), entries)
+        for s, value in zip(others, rest, strict=True):
+            placed[s] = self._place(value, placed[s].entries)
 
     def _read(self, placed: list[_Placed], wanted: EquationShardings) -> list[_Placed]:
         """Operands in the layouts in which the equation reads them."""
@@ -159,7 +170,9 @@ class Evaluator:
         """The results of an equation, and their layouts where an inlined function tells them."""
         if kind_of(equation) is EquationKind.CALL:
             return self._call(equation, placed, counter)
-        return [_Placed(r, None) for r in self._results(equation, placed, wanted, counter)]
+        results = self._results(equation, placed, wanted, counter)
+        is_filled = equation.primitive.name == "broadcast_in_dim" and isinstance(equation.invars[0], jex.Literal)
+        return [_Placed(r, None, equation.invars[0].val if is_filled else None) for r in results]
 
     def _results(
         self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationShardings, counter: _Counter

@@ -4,7 +4,7 @@ Each law is one of XLA:GPU's, observed in its schedules and buffer assignments.
 """
 
 import collections
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.planner.reading import Reading
@@ -28,6 +28,9 @@ _ALIASING = frozenset(
 SUMS = frozenset({"add", "add_any"})
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+_LARGE_BYTES = 2**20
+"""From which size on it matters when a buffer is filled."""
 
 _NEAR = 4
 """How many heavy kernels apart operations may be that become one kernel although others wait for the first."""
@@ -141,13 +144,35 @@ def siblings(
     return moved
 
 
-def zeros(reading: Reading, free: Set[int], gradients: Set[int], made_in: Mapping[int, int]) -> dict[int, int]:
+def filled_late(reading: Reading, made_in: Mapping[int, int]) -> tuple[tuple[int, bool], ...]:
+    """The scatters into a broadcast scalar that execution fills when what is scattered is there: (operation, only if
+    the sum is partial).
+
+    Left alone, XLA's schedule for least memory takes first what waits for nothing, and one kernel makes all constants
+    of one type (`MultiOutputFusion`): the zeros of all rounds of a program would be there from the first one on.
+    `made_in`: results that are scattered into another value; they need zeros only where they are partial sums.
+    """
+    found = []
+    for operation in reading.graph.operations:
+        if operation.name.startswith("scatter") and not reading.around[operation.index]:
+            filled = reading.producer[operation.operands[0]] if operation.operands[0] is not None else None
+            sizes_bytes = [reading.graph.values[r].size_bytes for r in operation.results if r is not None]
+            is_constant = filled is not None and filled.name == "broadcast_in_dim" and filled.operands == (None,)
+            if is_constant and max(sizes_bytes, default=0) >= _LARGE_BYTES:
+                found.append((operation.index, operation.results[0] in made_in))
+    return tuple(found)
+
+
+def zeros(
+    reading: Reading, free: Set[int], gradients: Set[int], made_in: Mapping[int, int], late: Collection[int] = ()
+) -> dict[int, int]:
     """For each value whose buffer is filled with a constant before something is written into it, the operation at which
-    that happens: results of scatters into constants, and the stacked outputs of loops.
+    that happens: results of scatters into constants that are not in `late` (`filled_late`), and the stacked outputs
+    of loops.
 
     XLA's schedule for least memory takes first what waits for nothing: the zeros to which the gradients of a look-up
     are added are mostly there as soon as the product from which the first gradient comes. And one kernel makes all
-    constants of one type (`MultiOutputFusion`), in a program of many rounds those of all rounds.
+    constants of one type (`MultiOutputFusion`).
     """
     operations, values = reading.graph.operations, reading.graph.values
     first = next((o.index for o in operations if o.rule.is_heavy and o.results and o.results[0] in gradients), 0)
@@ -156,6 +181,8 @@ def zeros(reading: Reading, free: Set[int], gradients: Set[int], made_in: Mappin
     for o in operations:
         for value in o.results:
             if value is None or value in made_in or not values[value].shape:
+                continue
+            if o.index in late:
                 continue
             if o.kind is OperationKind.SCAN_STACK:
                 if len(reading.around[o.index]) == 1:

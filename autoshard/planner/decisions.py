@@ -26,7 +26,8 @@ class EquationShardings:
         dimension, one after another. Of an equation in `SCATTERING`, which then runs by shards, all operands are named.
       body: For loops: (input slot of the body, layout inside). A carry has this layout before and after the body too.
       again: Operand slots whose copy must not be made before the other operands are there: it would be kept from an
-        earlier equation that made the same one, or gathered while nobody needs it yet.
+        earlier equation that made the same one, or gathered while nobody needs it yet. Of a scatter, the constant that
+        it begins with, which is filled then.
     """
 
     operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()

@@ -132,7 +132,7 @@ class _Slots:
         listed = lambda table, n: tuple(sorted(table[n].items())) if n in table else ()
         shared: dict[tuple, EquationShardings] = {}
         rows = []
-        for n in sorted({*self.operands, *self.results, *self.body}):
+        for n in sorted({*self.operands, *self.results, *self.body, *self.again}):
             again = tuple(sorted(self.again[n])) if n in self.again else ()
             scatters = self.scatters.get(n, ())
             key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), again, scatters)
@@ -144,7 +144,7 @@ class _Slots:
 
 def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
-    slots = _Slots()
+    slots, late = _Slots(), dict(f.program.live.filled_late)
     uses = collections.Counter((v, f.program.live.stretch[o.index]) for o in graph.operations for v in o.operands)
     gathers: list[tuple[int, int, int, Layout]] = []  # operation, slot, value, layout
     for group in f.program.groups:
@@ -158,6 +158,9 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                 operation = graph.operations[index]
                 slot = operation.results.index(value)
                 slots.results[operation.equation][slot] = reader.entries(value, reader.layout[value])
+        for index in group.operations:
+            if index in late and (not late[index] or _is_partial(reader, group, index)):
+                slots.again[graph.operations[index].equation].add(0)
         for index in _moving(reader, group):
             operation = graph.operations[index]
             factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
@@ -206,6 +209,14 @@ def _moving(reader: _Reader, group: Group) -> Sequence[int]:
         if layout.get(access.value, column[row]) != column[row]:
             moving.extend(access.operations)
     return sorted(set(moving))
+
+
+def _is_partial(reader: _Reader, group: Group, index: int) -> bool:
+    """Whether each device has only a part of the sum that operation `index` of `group` makes."""
+    rule = reader.graph.operations[index].rule
+    factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
+    summed = {factor_map[k] for k, factor in enumerate(rule.factors) if factor.reduction is not None}
+    return any(factor in summed for factor in reader.choice(group.index).assignment)
 
 
 def _scatters(

@@ -38,6 +38,8 @@ class Liveness:
       alias_stop: For each value that is another name of its operand, when its last use ends.
       early_terms: The values whose buffer is filled with a constant long before they are made, even where they are only
         partial sums (`buffers.early_terms`).
+      filled_late: The operations whose first operand execution fills when the others are there, and whether it does so
+        only if the sum is partial (`buffers.filled_late`).
     """
 
     lifetimes: tuple[Lifetime, ...]
@@ -45,6 +47,7 @@ class Liveness:
     stretch: tuple[int, ...]
     alias_stop: tuple[tuple[int, int], ...]
     early_terms: frozenset[int]
+    filled_late: tuple[tuple[int, bool], ...]
 
 
 def _last_needs(reading: Reading, fused: Sequence[int]) -> list[int]:
@@ -93,7 +96,8 @@ def liveness(graph: Graph) -> Liveness:
     for value, at in together.items():
         for v in (value, *fusion.sources[value]):
             until[v] = max(until[v], at + 1)
-    zeros = buffers.zeros(reading, free, gradients, scattered)
+    filled_late = buffers.filled_late(reading, scattered)
+    zeros = buffers.zeros(reading, free, gradients, scattered, dict(filled_late))
     moved = {**together, **zeros}
     stops = _stops(reading, until, root)
     unstored = lambda v: fusion.fused[v] or v in root or v in free or buffers.is_reversed_kernel(reading, v)
@@ -108,6 +112,7 @@ def liveness(graph: Graph) -> Liveness:
         tuple(reading.stretch),
         tuple((v, until[v]) for v in root),
         buffers.early_terms(reading, zeros, gradients),
+        filled_late,
     )
 
 

@@ -40,3 +40,31 @@ def test_memory_is_what_the_compiler_reserves(weights, monkeypatch):
     memory = plan.verify(step, *args, target="h100").compiled_memory
     compiled_bytes = memory.argument_bytes + memory.output_bytes - memory.alias_bytes + memory.temporary_bytes
     assert 0.97 * compiled_bytes <= plan.estimate.peak_bytes <= 1.1 * compiled_bytes
+
+
+def rounds(weights, nodes, ends):
+    """Gradient descent of rounds in which edges read one node and add to it."""
+
+    @jax.checkpoint
+    def round_of(nodes, w):
+        return nodes + jax.ops.segment_sum(jnp.tanh(nodes[ends] @ w), ends, num_segments=nodes.shape[0])
+
+    def loss(weights):
+        return jnp.mean(jnp.square(functools.reduce(round_of, weights, nodes).astype(jnp.float32)))
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+
+@pytest.mark.skipif(not _is_installed("jax_plugins.xla_cuda13"), reason="the compiler for GPUs is not installed")
+def test_zeros_are_not_there_before_they_are_added_to(monkeypatch):
+    """The nodes' input, the first round's output, zeros, the sum, and what is added; not the zeros of all six sums.
+
+    Features that eight devices cannot share leave the plan no other way than to sum over all edges on each device.
+    """
+    monkeypatch.setenv("XLA_FLAGS", "")
+    shape = jax.ShapeDtypeStruct
+    args = [shape((516, 516), jnp.bfloat16)] * 3, shape((2**18, 516), jnp.bfloat16), shape((2**20,), jnp.int32)
+    pins = {"weights.*": P(), "nodes": P("data", None), "ends": P("data")}
+    plan = autoshard.plan(rounds, *args, cluster=CLUSTER, mesh={"data": 8}, donate_argnums=0, pins=pins)
+    temporary_bytes = plan.verify(rounds, *args, target="h100").compiled_memory.temporary_bytes
+    assert temporary_bytes < 5 * (2**18 * 516 * 2)
