@@ -172,7 +172,9 @@ def zeros(
 
     XLA's schedule for least memory takes first what waits for nothing: the zeros to which the gradients of a look-up
     are added are mostly there as soon as the product from which the first gradient comes. And one kernel makes all
-    constants of one type (`MultiOutputFusion`).
+    constants of one type (`MultiOutputFusion`). The gradient of a maximum over windows becomes such a scatter
+    (`SelectAndScatterExpander`); its zeros are made with what the windows slide over, which has the same shape and,
+    behind a ReLU, is compared to zeros.
     """
     operations, values = reading.graph.operations, reading.graph.values
     first = next((o.index for o in operations if o.rule.is_heavy and o.results and o.results[0] in gradients), 0)
@@ -187,6 +189,8 @@ def zeros(
             if o.kind is OperationKind.SCAN_STACK:
                 if len(reading.around[o.index]) == 1:
                     found[value] = reading.born(value)
+            elif o.name == "select_and_scatter_add":
+                found[value] = reading.born(o.operands[1])
             elif o.name.startswith("scatter") and o.operands[0] in free and not reading.around[o.index]:
                 found[value] = min(o.index, first) if value in gradients else o.index
     together: dict[tuple[tuple[int, ...], str], int] = {}

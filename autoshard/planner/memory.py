@@ -110,11 +110,13 @@ def _copies(
     """(edge, start, stop, bytes of each pair of classes) of every resharded copy.
 
     XLA:GPU begins a collective as soon as it can, and execution lets a weight be gathered as soon as the reader's other
-    operand is there.
+    operand is there. Indices that come with the arguments are there from the start: all tables that they are looked up
+    in are gathered before the first is read.
     """
     graph: Graph = program.graph
     alias_stop = dict(program.live.alias_stop)
     births = {life.value: life.start for life in program.live.lifetimes}
+    at_once = _made_at_once(graph)
     for edge, ((target, read), copy_bytes) in enumerate(zip(reads, copies, strict=True)):
         if read is None or copy_bytes is None:
             continue
@@ -131,4 +133,16 @@ def _copies(
             if is_weight and operation.rule.is_heavy:
                 others = [v for v in operation.operands if v is not None and v != access.value]
                 start = min(o, births.get(others[0], o) + 1) if others else o
+                if operation.name == "gather" and all([v in at_once for v in others]):
+                    start = 0
             yield edge, start, stop, copy_bytes
+
+
+def _made_at_once(graph: Graph) -> frozenset[int]:
+    """Values that nothing heavy is needed for but the program's arguments: they are there as soon as it begins."""
+    found = {argument.value for argument in graph.arguments}
+    for operation in graph.operations:
+        if operation.kind is OperationKind.EQUATION and not operation.rule.is_heavy:
+            if all([o is None or o in found for o in operation.operands]):
+                found.update(r for r in operation.results if r is not None)
+    return frozenset(found)

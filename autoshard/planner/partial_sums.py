@@ -68,6 +68,9 @@ def partial_sums(
         if amounts is None:
             continue
         node = first_group + group.index
+        operation = program.graph.operations[at]
+        if operation.name == "conv_general_dilated" and operation.results[0] in program.gradients:
+            yield node, at, at + 1, amounts.whole, None  # cuDNN's layout is not the program's: it is transposed
         for start, stop in _waiting(program.graph.operations, starts, group, until.get(group.index, 0)):
             if is_sum or start < at:
                 yield node, start, stop, amounts.whole, None

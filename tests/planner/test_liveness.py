@@ -93,7 +93,15 @@ def rounds(at, x, w):
     return jnp.zeros((4096, 64)).at[at].add(w @ y)
 
 
+def pooled(x):
+    """The gradient of a maximum over windows is scattered into zeros that are made with x."""
+    pool = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID")
+    return jax.grad(lambda x: jnp.sum(pool(x) ** 2))(x)
+
+
 PEAKS = [
+    # the argument, zeros for its gradient, the maxima, and what is scattered
+    (pooled, (SQUARE,), (), 2 * M + 2 * M // 4),
     # arguments, a sum of 1 MiB, and the product of 3 x 64 that is made of it or added to it
     (rounds, (jax.ShapeDtypeStruct((3,), jnp.int32), f32(3, 64), f32(3, 4096)), (), 12 + (4096 + 3 + 3) * 256 + 49152),
     # arguments; scores, e * 3, the first product and the result, or scores, the first product and e * 3

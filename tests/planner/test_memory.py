@@ -51,3 +51,25 @@ def test_partial_sums_wait_for_what_they_are_joined_with(formulated, mesh_of, si
     }
     assert set(waiting) == {6, 10, 14}
     assert set(waiting.values()) == until
+
+
+def looked_up(tables, at):
+    """The second table is read after two products; its indices are an argument."""
+    first, second = tables
+    x = first[at]
+    return (0.9 * first, 0.9 * second), (x @ x.T) @ second[at]
+
+
+def test_tables_are_gathered_when_their_indices_are_there(formulated, mesh_of):
+    table = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    args = (table, table), jax.ShapeDtypeStruct((64,), jnp.int32)
+    f = formulated(looked_up, args, mesh_of(2), donate=(0,))
+    graph, first_group = f.program.graph, len(f.program.graph.arguments)
+    starts = {}
+    for u in f.problem.edge_usages:
+        flow = f.flows[u.edge]
+        if flow.read is not None and flow.value in f.program.weights:
+            group = f.program.groups[flow.target - first_group]
+            if graph.operations[group.operations[0]].name == "gather":
+                starts[flow.value] = u.start
+    assert starts == {graph.arguments[0].value: 0, graph.arguments[1].value: 0}
