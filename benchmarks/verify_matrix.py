@@ -227,7 +227,7 @@ def table(cells: list[Cell]) -> str:
         "| --- | --- |",
         f"| bytes on the wire within 5 % | {share([d <= 0.05 for d in sent])} |",
         f"| bytes on the wire, median deviation | {middle(sent)} |",
-        f"| cells with a collective over axes that none was predicted for | {share([bool(strange(c)) for c in done])} |",
+        f"| cells with a collective over axes that were not predicted | {share([bool(strange(c)) for c in done])} |",
         f"| memory within 10 % | {share([abs(d) <= 0.1 for d in held])} |",
         f"| memory, median deviation | {middle([abs(d) for d in held])} |",
         f"| memory predicted more than 3 % under the compiled | {share([d < -0.03 for d in held])} |",
