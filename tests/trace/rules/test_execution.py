@@ -53,7 +53,7 @@ def compiled(eqn, rule: FactorRule, ways: dict[int, int]):
         return NamedSharding(mesh, PartitionSpec(*[names or None for names in entries(dims)]))
 
     function, operands = function_of(eqn)
-    if rule_by_shards(eqn) is not None:
+    if rule_by_shards(eqn, EquationShardings()) is not None:
         wanted = EquationShardings(
             operands=tuple((slot, (entries(dims),)) for slot, dims in enumerate(rule.operands)),
             results=tuple((slot, entries(dims)) for slot, dims in enumerate(rule.results)),
