@@ -16,6 +16,7 @@ layer's activations and their gradients stay until then, in spite of gradient ch
 def compiler_options(platform: str) -> dict[str, bool] | None:
     """Compiler options for the devices of a `platform`, as `jax.jit` takes them; None for none.
 
-    XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true takes precedence over them.
+    XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true asks for that scheduler all the same, by XLA's source; this
+    was not tried.
     """
     return dict(_IN_PROGRAM_ORDER) if platform in _GPU_PLATFORMS else None

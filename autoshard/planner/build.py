@@ -193,10 +193,7 @@ class _Builder:
                 column = self.columns.of(self.tables[group.index].reads[r], rows)
                 makings = len({self.program.live.stretch[o] for o in access.operations})
                 places = tuple(sorted({checkpoint_of[o] for o in access.operations}))
-                itemsize = self.moved_itemsizes[access.value]
-                self.connect(
-                    flows, edges, copies, access.value, itemsize, defined, target, column, r, trips, makings, places
-                )
+                self.connect(flows, edges, copies, access.value, defined, target, column, r, trips, makings, places)
         for output in self.graph.outputs:
             if output.value is None or output.successor_of is None:
                 continue
@@ -205,15 +202,10 @@ class _Builder:
                 continue
             rows = self.decisions[output.successor_of].rows
             column = self.columns.of(self.layouts[output.successor_of], rows)
-            itemsize = self.moved_itemsizes[output.value]
-            self.connect(
-                flows, edges, copies, output.value, itemsize, defined, output.successor_of, column, None, 1.0, 1, (-1,)
-            )
+            self.connect(flows, edges, copies, output.value, defined, output.successor_of, column, None, 1.0, 1, (-1,))
         return flows, edges, copies
 
-    def connect(
-        self, flows, edges, copies, value, itemsize, defined, target, column, read, trips, makings, places
-    ) -> None:
+    def connect(self, flows, edges, copies, value, defined, target, column, read, trips, makings, places) -> None:
         """Adds the flow of `value` from where it is defined to `target`, which reads it as `column` says."""
         source, own = defined
         tensor = self.graph.values[value]
@@ -223,6 +215,7 @@ class _Builder:
             self.own_s[target] = self.own_s.get(target, 0.0) + extra
             return
         is_free = self.exposure.is_flow_free(value)
+        itemsize = self.moved_itemsizes[value]
         key = tensor.shape, itemsize, id(own), id(column), trips, makings, len(places), is_free
         move = self.moves.get(key)
         if move is None:

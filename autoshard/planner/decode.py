@@ -78,9 +78,10 @@ class _Reader:
         if key not in self._paths:
             names, sizes = self.f.mesh.axis_names, self.f.mesh.shape
             way = [w for step in path(*key, sizes) for w in waypoints(step, len(shape), sizes)]
-            if way:  # the last one as the plan writes it, axes of one device included
-                way[-1] = tuple(tuple(a for a, d in enumerate(target) if d == dim) for dim in range(len(shape)))
-            self._paths[key] = tuple(tuple(tuple(names[a] for a in axes) for axes in w) for w in way)
+            named = [tuple(tuple(names[a] for a in axes) for axes in w) for w in way]
+            if named:
+                named[-1] = self.entries(value, target)  # as the plan writes it, axes of one device included
+            self._paths[key] = tuple(named)
         return self._paths[key]
 
     def collectives(self, flow: Flow, target: Layout) -> tuple[Collective, ...]:
@@ -213,23 +214,27 @@ def _moving(reader: _Reader, group: Group) -> Sequence[int]:
 
 def _is_partial(reader: _Reader, group: Group, index: int) -> bool:
     """Whether each device has only a part of the sum that operation `index` of `group` makes."""
-    rule = reader.graph.operations[index].rule
     factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
-    summed = {factor_map[k] for k, factor in enumerate(rule.factors) if factor.reduction is not None}
+    summed = _summed(reader.graph.operations[index], factor_map)
     return any(factor in summed for factor in reader.choice(group.index).assignment)
+
+
+def _summed(operation: Operation, factor_map: Sequence[int]) -> set[int]:
+    """The factors of its group that an operation reduces."""
+    return {factor_map[k] for k, factor in enumerate(operation.rule.factors) if factor.reduction is not None}
 
 
 def _scatters(
     reader: _Reader, group: Group, operation: Operation, factor_map: Sequence[int]
 ) -> tuple[tuple[str, int], ...]:
     """`EquationShardings.scatters` of an operation of `group`."""
-    choice, rule, names = reader.choice(group.index), operation.rule, reader.f.mesh.axis_names
+    choice, names = reader.choice(group.index), reader.f.mesh.axis_names
     if all(s == WHOLE for s in choice.scatter):
         return ()
     if operation.name in SCATTERING and any(o not in reader.layout for o in operation.operands):
         return ()
-    summed = {factor_map[k] for k, factor in enumerate(rule.factors) if factor.reduction is not None}
-    own = map_dims(rule.results[0], factor_map)
+    summed = _summed(operation, factor_map)
+    own = map_dims(operation.rule.results[0], factor_map)
     written = group.writes[-1].dims
     found = []
     for axes in scatter_order(choice.scatter):
