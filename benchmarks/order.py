@@ -1,7 +1,7 @@
 """Does the cost model rank plans as the clock does? Predicted against measured step times on eight CPU devices.
 
-    autoshard calibrate --devices 8 --out /tmp/cluster.yaml
-    python benchmarks/order.py --cluster /tmp/cluster.yaml
+    autoshard calibrate --devices 8 --out cluster.yaml
+    python benchmarks/order.py --cluster cluster.yaml
 
 For each of several small models: many different plans (the plan, the best plan of each mesh, hand-written strategies on
 several meshes, plans under pins drawn at random), all compiled, then steps of all of them in rounds of random order in

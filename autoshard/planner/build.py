@@ -238,7 +238,7 @@ class _Builder:
         size_bytes = float(math.prod(tensor.shape) * itemsize)
         times, joined = (trips * self.exposure.share, self.exposure.num_joined) if is_free else (trips, None)
         costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, joined)
-        if makings > 1:
+        if max(makings, num_places) > 1:
             often = [[makings if is_gather(s, t) else num_places for t in column.layouts] for s in own.layouts]
             costs = costs * np.array(often)
         moved = np.array([[s != t for t in column.layouts] for s in own.layouts], bool)
