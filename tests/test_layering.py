@@ -10,14 +10,15 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    {"errors", "files", "garbage", "interrupts", "watchdog"},
-    {"graph", "cluster", "solver"},
+    {"errors", "files", "garbage", "interrupts", "watchdog", "train_step"},
+    {"graph", "cluster", "solver", "schedule"},
     {"trace", "cost"},
     {"planner"},
     {"execution"},
     {"plans"},
     {"baselines", "verify"},
-    {"comparison"},
+    {"comparison", "stages"},
+    {"runtime"},
     {"train", "calibration", "solve_file"},
     {"cli"},
 )
