@@ -62,3 +62,7 @@ class MissingExtraError(AutoshardError):
 
 class VerificationError(AutoshardError):
     """A planned step cannot be compiled ahead of time, or what the compiler made of it cannot be read."""
+
+
+class StageError(AutoshardError):
+    """A training step cannot be cut into stages, shared out over pipelines, or run so; the message names what fails."""

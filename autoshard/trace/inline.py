@@ -1,0 +1,67 @@
+"""Inlines nested `jit` calls, so that a program is one list of equations that can be cut anywhere.
+
+Differentiation rules, checkpoints and control flow stay what they are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.extend.core as jex
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+"""Primitives that only call, and the parameter that holds what they call; `jit` was `pjit` before JAX 0.7."""
+
+
+def inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """`closed` without nested `jit` calls; its inputs and outputs stay the same."""
+    equations: list[jex.JaxprEqn] = []
+    consts: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    renamed = _inline(closed.jaxpr, lambda v: v, equations, consts, is_top=True)
+    jaxpr = closed.jaxpr.replace(
+        constvars=list(consts),
+        eqns=equations,
+        outvars=[v if isinstance(v, jex.Literal) else renamed(v) for v in closed.jaxpr.outvars],
+    )
+    return jex.ClosedJaxpr(jaxpr, list(consts.values()))
+
+
+def _inline(
+    jaxpr: jex.Jaxpr,
+    outer: Callable[[Any], Any],
+    equations: list[jex.JaxprEqn],
+    consts: dict[Any, Any],
+    is_top: bool = False,
+) -> Callable[[Any], Any]:
+    """Appends the equations of `jaxpr` with its variables renamed; returns the renaming.
+
+    A cached jaxpr is the same object in every call, so each call of it gets variables of its own.
+    """
+    names: dict[Any, Any] = {}
+
+    def read(v: Any) -> Any:
+        return v if isinstance(v, jex.Literal) else names.get(v, outer(v))
+
+    for equation in jaxpr.eqns:
+        operands = [read(v) for v in equation.invars]
+        held = _CALLS.get(equation.primitive.name)
+        if held is not None:
+            nested = equation.params[held]
+            inner = nested.jaxpr if isinstance(nested, jex.ClosedJaxpr) else nested
+            inputs = dict(zip(inner.invars, operands, strict=True))
+            for v, value in zip(inner.constvars, getattr(nested, "consts", ()), strict=True):
+                inputs[v] = jex.Var(v.aval)
+                consts[inputs[v]] = value
+            inside = _inline(inner, inputs.__getitem__, equations, consts)
+            for v, result in zip(equation.outvars, inner.outvars, strict=True):
+                names[v] = result if isinstance(result, jex.Literal) else inside(result)
+            continue
+        results = equation.outvars if is_top else [_fresh(v, names) for v in equation.outvars]
+        equations.append(equation.replace(invars=operands, outvars=list(results)))
+    return read
+
+
+def _fresh(v: Any, names: dict[Any, Any]) -> Any:
+    if type(v).__name__ == "DropVar":
+        return v
+    names[v] = jex.Var(v.aval)
+    return names[v]
