@@ -66,3 +66,7 @@ class VerificationError(AutoshardError):
 
 class StageError(AutoshardError):
     """A training step cannot be cut into stages, shared out over pipelines, or run so; the message names what fails."""
+
+
+class ScheduleError(AutoshardError):
+    """A pipeline's schedule cannot be made or run: sizes that do not fit, tasks that are missing or wait in a circle."""

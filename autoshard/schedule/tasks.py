@@ -56,6 +56,16 @@ class Schedule:
     num_micro_batches: int
     order: tuple[tuple[Task, ...], ...]
 
+    def __hash__(self) -> int:
+        """Of its sizes only: to hash every task would take longer than to simulate them."""
+        return hash((self.kind, self.num_stages, self.num_micro_batches, len(self.order)))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind.value}: {self.num_stages} stages on {self.num_places} places, "
+            f"{self.num_micro_batches} micro-batches"
+        )
+
     @property
     def num_places(self) -> int:
         """Number of places."""
@@ -69,3 +79,8 @@ class Schedule:
     def splits_backward(self) -> bool:
         """Whether the gradients of the weights are tasks of their own."""
         return self.kind is ScheduleKind.ZERO_BUBBLE
+
+    @property
+    def last_phase(self) -> Phase:
+        """The phase after which a stage is done with a micro-batch."""
+        return Phase.WEIGHT if self.splits_backward else Phase.BACKWARD

@@ -39,7 +39,9 @@ def _inline(
     names: dict[Any, Any] = {}
 
     def read(v: Any) -> Any:
-        return v if isinstance(v, jex.Literal) else names.get(v, outer(v))
+        if isinstance(v, jex.Literal):
+            return v
+        return names[v] if v in names else outer(v)
 
     for equation in jaxpr.eqns:
         operands = [read(v) for v in equation.invars]
@@ -61,7 +63,7 @@ def _inline(
 
 
 def _fresh(v: Any, names: dict[Any, Any]) -> Any:
-    if type(v).__name__ == "DropVar":
+    if isinstance(v, jex.DropVar):
         return v
     names[v] = jex.Var(v.aval)
     return names[v]
