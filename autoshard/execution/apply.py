@@ -23,7 +23,15 @@ from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
-from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of, open_jaxpr, scan_counts
+from autoshard.trace.walk import (
+    EquationKind,
+    called_jaxpr,
+    called_operands,
+    equation_numbers,
+    kind_of,
+    open_jaxpr,
+    scan_counts,
+)
 
 
 def partition_spec(entries: SpecEntries) -> PartitionSpec:
@@ -85,6 +93,26 @@ class Evaluator:
         placed = [*(_Placed(x, None) for x in closed.consts), *map(_Placed, args, layouts)]
         return [p.value for p in self._run(closed.jaxpr, placed, _Counter())]
 
+    def part(
+        self,
+        jaxpr: jex.Jaxpr,
+        chosen: Sequence[int],
+        known: Mapping[Any, tuple[Any, SpecEntries | None]],
+        wanted: Sequence[Any],
+    ) -> list[Any]:
+        """The values of the variables `wanted`, by the equations `chosen` of a whole program alone.
+
+        Args:
+          jaxpr: The program. chosen: Positions of equations, ascending.
+          known: (value, layout) of the variables that they begin with; the layout is None where it is not known.
+          wanted: Variables among those that are known or made.
+        """
+        numbers = equation_numbers(jaxpr)
+        env = {v: _Placed(*pair) for v, pair in known.items()}
+        for i in chosen:
+            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env)
+        return [v.val if isinstance(v, jex.Literal) else env[v].value for v in wanted]
+
     def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
         """`value` taken through the layouts `steps`, one after another."""
         for entries in steps:
@@ -120,23 +148,28 @@ class Evaluator:
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         for i, equation in enumerate(jaxpr.eqns):
-            number = counter.take()
-            wanted = self.shardings.get(number, EquationShardings())
-            with jax.named_scope(scope_of(number)):
-                placed = list(map(read, equation.invars))
-                for slot in wanted.again:
-                    self._tie(placed, slot)
-                    env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
-                operands = self._read(placed, wanted)
-                results = self._evaluate(equation, operands, wanted, counter)
-                entries = dict(wanted.results)
-                for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
-                    if not isinstance(v, jex.DropVar):
-                        env[v] = self._result(equation, r, entries.get(slot), wanted)
+            self._advance(equation, counter, env)
             for v in equation.invars:
                 if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
                     env.pop(v, None)
         return list(map(read, jaxpr.outvars))
+
+    def _advance(self, equation: jex.JaxprEqn, counter: _Counter, env: dict[Any, _Placed]) -> None:
+        """Evaluates one equation of a program and puts its results into `env`."""
+        read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
+        number = counter.take()
+        wanted = self.shardings.get(number, EquationShardings())
+        with jax.named_scope(scope_of(number)):
+            placed = list(map(read, equation.invars))
+            for slot in wanted.again:
+                self._tie(placed, slot)
+                env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
+            operands = self._read(placed, wanted)
+            results = self._evaluate(equation, operands, wanted, counter)
+            entries = dict(wanted.results)
+            for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
+                if not isinstance(v, jex.DropVar):
+                    env[v] = self._result(equation, r, entries.get(slot), wanted)
 
     def _tie(self, placed: list[_Placed], slot: int) -> None:
         """Ties an operand to the others, so that its copy cannot be made before they are there.

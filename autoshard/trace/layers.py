@@ -67,7 +67,9 @@ def find_layers(forward: Forward) -> LayerCuts:
     starts = (0, *kept)
     warning = None
     if len(starts) == 1:
-        lines = "it has no two heavy operations" if len(heavy) < 2 else "every cut would send more than its surroundings"
+        lines = (
+            "it has no two heavy operations" if len(heavy) < 2 else "every cut would send more than its surroundings"
+        )
         warning = f"No layers were found in `{len(equations)}` equations of the loss: {lines}. It stays one stage."
     return LayerCuts(starts, len(equations), tuple(f"layer {k}" for k in range(len(starts))), warning)
 

@@ -8,7 +8,18 @@ from typing import Any
 
 import jax.extend.core as jex
 
-_LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/optax/", "/autoshard/trace/", "/autoshard/train_step", "/numpy/", "/chex/", "<frozen", "<string")
+_LIBRARIES = (
+    "/jax/",
+    "/jaxlib/",
+    "/flax/",
+    "/optax/",
+    "/autoshard/trace/",
+    "/autoshard/train_step",
+    "/numpy/",
+    "/chex/",
+    "<frozen",
+    "<string",
+)
 
 
 class SourceLines:

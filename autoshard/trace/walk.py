@@ -85,3 +85,28 @@ def scan_counts(equation: jex.JaxprEqn) -> tuple[int, int]:
     carried = sum(rank(o) == rank(i) for o, i in zip(equation.outvars, inner.outvars, strict=True))
     scanned = sum(rank(o) != rank(i) for o, i in zip(equation.invars, inner.invars, strict=True))
     return len(inner.invars) - carried - scanned, carried
+
+
+def equation_numbers(jaxpr: jex.Jaxpr) -> list[int]:
+    """The number of each equation of `jaxpr`, which is a whole program: those nested in earlier ones count too."""
+    numbers, following = [], 0
+    for equation in jaxpr.eqns:
+        numbers.append(following)
+        following += _count(equation)
+    return numbers
+
+
+def _count(equation: jex.JaxprEqn) -> int:
+    """An equation and those nested in it, as tracing and execution number them."""
+    match kind_of(equation):
+        case EquationKind.CALL:
+            nested = [called_jaxpr(equation)[1]]
+        case EquationKind.SCAN:
+            nested = [equation.params["jaxpr"]]
+        case EquationKind.WHILE:
+            nested = [equation.params["cond_jaxpr"], equation.params["body_jaxpr"]]
+        case EquationKind.COND:
+            nested = list(equation.params["branches"])
+        case _:
+            nested = []
+    return 1 + sum(_count(e) for n in nested for e in open_jaxpr(n).eqns)
