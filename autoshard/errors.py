@@ -69,4 +69,8 @@ class StageError(AutoshardError):
 
 
 class ScheduleError(AutoshardError):
-    """A pipeline's schedule cannot be made or run: sizes that do not fit, tasks that are missing or wait in a circle."""
+    """A pipeline's schedule cannot be made or run: its sizes do not fit, or tasks are missing or wait in a circle."""
+
+
+class TransferError(AutoshardError):
+    """A tensor does not arrive from another process, or cannot be moved as asked."""

@@ -9,10 +9,10 @@ from autoshard.schedule.tasks import Phase, Schedule
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holding:
-    """What a place holds at one moment.
+    """What a place holds while a task runs.
 
     Attributes:
-      running: The stage whose task runs; -1 between two tasks.
+      running: The task's stage.
       whole: For each stage of the place, the lowest first, the micro-batches from their forward to their backward task.
       for_weights: Likewise from the backward to the weight task.
     """
@@ -21,11 +21,10 @@ class Holding:
     whole: tuple[int, ...]
     for_weights: tuple[int, ...]
 
-
-@functools.lru_cache(maxsize=16)
-def holdings(schedule: Schedule) -> tuple[frozenset[Holding], ...]:
-    """For each place, all that it ever holds; there are few different ones, as the steady state repeats itself."""
-    return tuple(frozenset(_of_place(schedule, place)) for place in range(schedule.num_places))
+    def covers(self, other: "Holding") -> bool:
+        """Whether it holds at least as much of everything while the same stage runs."""
+        mine, theirs = self.whole + self.for_weights, other.whole + other.for_weights
+        return self.running == other.running and all(a >= b for a, b in zip(mine, theirs, strict=True))
 
 
 def peak_bytes(pipeline: PipelineDurations) -> tuple[float, ...]:
@@ -36,10 +35,10 @@ def peak_bytes(pipeline: PipelineDurations) -> tuple[float, ...]:
     """
     schedule, stages = pipeline.schedule, pipeline.stages
     peaks = []
-    for place, held in enumerate(holdings(schedule)):
+    for place, held in enumerate(greatest_holdings(schedule)):
         here = stages[place :: schedule.num_places]
         most = max(
-            (stages[h.running].working_bytes if h.running >= 0 else 0.0)
+            stages[h.running].working_bytes
             + sum(n * s.residual_bytes for n, s in zip(h.whole, here, strict=True))
             + sum(n * s.weight_residual_bytes for n, s in zip(h.for_weights, here, strict=True))
             for h in held
@@ -48,18 +47,32 @@ def peak_bytes(pipeline: PipelineDurations) -> tuple[float, ...]:
     return tuple(peaks)
 
 
-def _of_place(schedule: Schedule, place: int) -> set[Holding]:
+@functools.lru_cache(maxsize=16)
+def greatest_holdings(schedule: Schedule) -> tuple[tuple[Holding, ...], ...]:
+    """For each place, what it holds at its tasks, without what another covers: few, as the steady state repeats."""
+    return tuple(tuple(_greatest(_holdings(schedule, place))) for place in range(schedule.num_places))
+
+
+def _holdings(schedule: Schedule, place: int) -> set[Holding]:
+    """While each task runs; between two tasks a place holds no more than while the second one runs."""
     num_here = len(range(place, schedule.num_stages, schedule.num_places))
     whole, for_weights = [0] * num_here, [0] * num_here
     found = set()
     for task in schedule.order[place]:
         i = task.stage // schedule.num_places
-        whole[i] += task.phase is Phase.FORWARD  # its residuals are there before it ends
+        whole[i] += task.phase is Phase.FORWARD  # residuals are there before the forward task ends
         found.add((task.stage, tuple(whole), tuple(for_weights)))
         if task.phase is Phase.BACKWARD:
             whole[i] -= 1
             for_weights[i] += schedule.splits_backward
         elif task.phase is Phase.WEIGHT:
             for_weights[i] -= 1
-        found.add((-1, tuple(whole), tuple(for_weights)))
     return {Holding(*state) for state in found}
+
+
+def _greatest(found: set[Holding]) -> list[Holding]:
+    kept: list[Holding] = []
+    for one in sorted(found, key=lambda h: (-sum(h.whole) - sum(h.for_weights), h.running, h.whole)):
+        if not any(other.covers(one) for other in kept):
+            kept.append(one)
+    return kept

@@ -87,24 +87,34 @@ def _one_f_one_b(stage: int, num_stages: int, num_micro_batches: int) -> Iterato
 
 
 def _interleaved(place: int, num_places: int, num_stages: int, num_micro_batches: int) -> Iterator[Task]:
-    """Micro-batches in groups of P: a group passes all stages of a place before the next group comes.
+    """Micro-batches in groups: a group passes all stages of a place before the next group comes.
 
-    This is Megatron's order (arXiv:2104.04473, 2.2) where P divides M; otherwise the last group is smaller. It cannot
-    deadlock: with v stages on a place there are W = min(M v, 2 (P - p - 1) + (v - 1) P) forward tasks before forward
-    and backward take turns. The k-th backward task waits, on any place, for a forward task that is at most the
-    (k + (v - 1) P)-th there, and that one comes after fewer than k backward tasks, since W >= (v - 1) P. So the
-    earliest backward task that is not done never waits for a later one.
+    Where P divides M the groups have P micro-batches, and this is Megatron's order (arXiv:2104.04473, 2.2). Else there
+    are as many groups as can have P, and the rest is spread over them: smaller ones would leave gaps, since a
+    micro-batch that leaves a place is back there only P tasks later. Fewer than P micro-batches are one group.
     """
     per_place = num_stages // num_places
-    groups = [
-        range(first, min(first + num_places, num_micro_batches)) for first in range(0, num_micro_batches, num_places)
-    ]
+    groups = _groups(num_places, num_micro_batches)
     stages = range(place, num_stages, num_places)
+    num_before = num_places - place - 1
+    if per_place > 1:
+        num_before = 2 * num_before + (per_place - 1) * len(groups[0])
     yield from _in_turn(
         [Task(s, Phase.FORWARD, m) for group in groups for s in stages for m in group],
         [Task(s, Phase.BACKWARD, m) for group in groups for s in reversed(stages) for m in group],
-        2 * (num_places - place - 1) + (per_place - 1) * num_places if per_place > 1 else num_places - place - 1,
+        num_before,
     )
+
+
+def _groups(num_places: int, num_micro_batches: int) -> list[range]:
+    """Micro-batches in groups of at least `num_places` if there are so many, the larger groups first."""
+    num_groups = max(1, num_micro_batches // num_places)
+    size, rest = divmod(num_micro_batches, num_groups)
+    groups, first = [], 0
+    for i in range(num_groups):
+        groups.append(range(first, first + size + (i < rest)))
+        first = groups[-1].stop
+    return groups
 
 
 def _zero_bubble(stage: int, num_stages: int, num_micro_batches: int) -> Iterator[Task]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from autoshard.errors import ScheduleError
 from autoshard.schedule.tasks import Phase, Schedule, Task
@@ -11,19 +12,19 @@ _MOST_NAMED = 8
 """Waiting tasks that an error lists."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Arrow:
-    """What one task sends to a later one.
+class Arrow(NamedTuple):
+    """What one task sends to a later one; a tuple, since the replay unpacks very many.
 
     Attributes:
       target: Index of the receiving task.
       link: Index of the link's direction, into `Wiring.links`; -1 for a mere order between tasks, which takes no time.
-      transfer: Index into the transfers of the pipeline; -1 with link -1.
+      time: Where it is found how long it takes: index into the forward times of all transfers of the pipeline, followed
+        by their backward times; -1 with link -1.
     """
 
     target: int
     link: int
-    transfer: int
+    time: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,15 +32,18 @@ class Wiring:
     """The tasks of a pipeline, each after all that it waits for.
 
     Attributes:
-      tasks: In an order in which they could run one by one. Those of one place are in the place's order, so tasks of one
-        place need no arrows between them.
+      tasks: In an order in which they could run one by one. Those of one place are in the place's order, so they need
+        no arrows between them.
       places: For each task, its place.
+      times: For each task, where it is found how long it takes: index into the forward times of all stages, followed by
+        their backward times and their weight times.
       arrows: For each task, what it sends.
       links: Pairs of places, from and to, that transfers go between.
     """
 
     tasks: tuple[Task, ...]
     places: tuple[int, ...]
+    times: tuple[int, ...]
     arrows: tuple[tuple[Arrow, ...], ...]
     links: tuple[tuple[int, int], ...]
 
@@ -70,19 +74,19 @@ def wire(schedule: Schedule, pairs: tuple[tuple[int, int], ...]) -> Wiring:
         index[_number(schedule, task.stage, task.phase, task.micro_batch)] = i
     transfers = {pair: i for i, pair in enumerate(pairs)}
     links: dict[tuple[int, int], int] = {}
-    routes = {
-        Phase.FORWARD: [_routes(schedule, s, receivers[s], transfers, links) for s in range(schedule.num_stages)],
-        Phase.BACKWARD: [_routes(schedule, s, senders[s], transfers, links) for s in range(schedule.num_stages)],
-        Phase.WEIGHT: [()] * schedule.num_stages,
-    }
+    stages = range(schedule.num_stages)
+    routes = [_routes(schedule, s, receivers[s], transfers, 0, links) for s in stages]
+    routes += [_routes(schedule, s, senders[s], transfers, len(pairs), links) for s in stages]
+    routes += [() for _ in stages]
+    times = tuple(_number(schedule, t.stage, t.phase, 0) // schedule.num_micro_batches for t in tasks)
     arrows = tuple(
         tuple(
-            Arrow(index[_number(schedule, route.stage, task.phase, task.micro_batch)], route.link, route.transfer)
-            for route in routes[task.phase][task.stage]
+            Arrow(index[_number(schedule, route.stage, task.phase, task.micro_batch)], route.link, route.time)
+            for route in routes[time]
         )
-        for task in tasks
+        for task, time in zip(tasks, times, strict=True)
     )
-    return Wiring(tasks, tuple(schedule.place_of(t.stage) for t in tasks), arrows, tuple(links))
+    return Wiring(tasks, tuple(schedule.place_of(t.stage) for t in tasks), times, arrows, tuple(links))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class _Route:
 
     stage: int
     link: int
-    transfer: int
+    time: int
 
 
 def _routes(
@@ -99,16 +103,21 @@ def _routes(
     stage: int,
     others: Sequence[int],
     transfers: Mapping[tuple[int, int], int],
+    first_time: int,
     links: dict[tuple[int, int], int],
 ) -> tuple[_Route, ...]:
-    """To `others` that are on another place; adds the links that are new."""
+    """To `others` that are on another place; the times begin at `first_time`. Adds the links that are new."""
     here = schedule.place_of(stage)
     routes = []
     for other in others:
         there = schedule.place_of(other)
-        transfer = transfers.get((min(stage, other), max(stage, other)), -1)
-        if there != here:
-            routes.append(_Route(other, links.setdefault((here, there), len(links)) if transfer >= 0 else -1, transfer))
+        if there == here:
+            continue
+        transfer = transfers.get((min(stage, other), max(stage, other)))
+        if transfer is None:
+            routes.append(_Route(other, -1, -1))
+        else:
+            routes.append(_Route(other, links.setdefault((here, there), len(links)), first_time + transfer))
     return tuple(routes)
 
 
