@@ -7,17 +7,12 @@ piece that reads them, so that nothing large is made where nobody needs it.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from autoshard.trace.steps import Flattening, Step, run_steps
-
-
-class _Site(Protocol):
-    level: int
-    places: frozenset[int]
+from autoshard.trace.steps import Flattening, Site, Step, run_steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,9 +25,9 @@ class Cut:
       joins: For each result, where it is chosen among the branches; None if nothing reads it.
     """
 
-    branches: Sequence[Sequence[tuple[Step, _Site]]]
+    branches: Sequence[Sequence[tuple[Step, Site]]]
     outputs: Sequence[Sequence[int]]
-    joins: Sequence[_Site | None]
+    joins: Sequence[Site | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,14 +39,14 @@ class _Part:
     passes: tuple[int, ...]
 
 
-def cut_conditional(step: Step, cut: Cut, flattening: Flattening) -> list[tuple[Step, Any]]:
+def cut_conditional(step: Step, cut: Cut, flattening: Flattening) -> list[tuple[Step, Site]]:
     """The pieces of a conditional and their sites, in an order in which they can run."""
     sites = {s for s in cut.joins if s is not None}
     sites |= {s for branch in cut.branches for _, s in branch if len(s.places) == 1}
     order = sorted(sites, key=lambda s: (s.level, -len(s.places), sorted(s.places)))
     origins = [{v: (i, s) for i, (x, s) in enumerate(branch) for v in x.results} for branch in cut.branches]
     wanted: list[set[int]] = [set() for _ in cut.branches]  # by the pieces after this one
-    pieces: list[tuple[Step, Any]] = []
+    pieces: list[tuple[Step, Site]] = []
     for site in reversed(order):
         slots = [k for k, s in enumerate(cut.joins) if s == site]
         parts = []
@@ -68,7 +63,7 @@ def cut_conditional(step: Step, cut: Cut, flattening: Flattening) -> list[tuple[
     return pieces[::-1]
 
 
-def _part(branch: Sequence[tuple[Step, _Site]], site: _Site, needed: Sequence[int], passes: list[int]) -> _Part:
+def _part(branch: Sequence[tuple[Step, Site]], site: Site, needed: Sequence[int], passes: list[int]) -> _Part:
     """The steps of a branch that make `needed` at `site`: its own, and those that any place may run."""
     missing, steps = dict.fromkeys(needed), []
     for step, place in reversed(branch):

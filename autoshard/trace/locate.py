@@ -13,25 +13,13 @@ A conditional that reads values of several places is cut into one for each place
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from autoshard.errors import TraceError
 from autoshard.trace.branches import Cut, cut_conditional
-from autoshard.trace.steps import Flattening, Step
+from autoshard.trace.steps import Flattening, Site, Step
 
 SMALL_BYTES = 4096
 """A step all of whose operands are at most this large may run again on several places."""
-
-
-class Site(NamedTuple):
-    """Where a value is there first: on `places` in `level`; on all others, if sent, in the level after."""
-
-    level: int
-    places: frozenset[int]
-
-    def level_on(self, place: int) -> int:
-        """The first level in which the value can be read on `place`."""
-        return self.level + (place not in self.places)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +142,6 @@ class Locator:
             alternatives = tuple(results[slot] for results in outputs)
             site, _ = self.site_of(dataclasses.replace(step, operands=alternatives, branches=()), controls)
             joins.append(site)
-        for cut in cut_conditional(step, Cut(branches, outputs, joins), self._flattening):
-            piece, site = cut
+        for piece, site in cut_conditional(step, Cut(branches, outputs, joins), self._flattening):
             self.sites.update((v, site) for v in piece.results if v is not None)
             yield Located(piece, site, len(site.places) == 1)

@@ -7,8 +7,9 @@ Conditionals and loops stay one step each.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
@@ -42,6 +43,17 @@ class Step:
     arguments: tuple[int | jex.Literal, ...] = ()
 
 
+class Site(NamedTuple):
+    """Where a value is there first: on `places` in `level`; on all others, if sent, in the level after."""
+
+    level: int
+    places: frozenset[int]
+
+    def level_on(self, place: int) -> int:
+        """The first level in which the value can be read on `place`."""
+        return self.level + (place not in self.places)
+
+
 def run_steps(steps: Iterable[Step], arrays: MutableMapping[int, Any]) -> None:
     """Runs `steps` in order; `arrays` holds what they read, and then also what they make."""
     for step in steps:
@@ -67,9 +79,9 @@ class Flattening:
         kind = self._types.type_of(self.avals[value])
         return math.prod(kind.shape) * kind.itemsize_bytes
 
-    def num_elements(self, value: int) -> int:
-        """Number of elements of a value."""
-        return math.prod(self._types.type_of(self.avals[value]).shape)
+    def is_scalar(self, value: int) -> bool:
+        """Whether a value is a single number, of any rank."""
+        return math.prod(self._types.type_of(self.avals[value]).shape) == 1
 
     def flatten(
         self, closed: jex.ClosedJaxpr, inputs: Sequence[int | jex.Literal], line: str = ""
@@ -82,14 +94,12 @@ class Flattening:
           line: The user's line of the call of it; steps without a line of their own get it.
         """
         steps: list[Step] = []
-        constants = [self._constant(v.aval, x, steps) for v, x in zip(closed.jaxpr.constvars, closed.consts, strict=True)]
-        outs = self._inline(closed.jaxpr, [*constants, *inputs], line, steps)
+        outs = self._inline_call(closed, inputs, line, steps)
         return steps, [self._constant(o.aval, o.val, steps) if isinstance(o, jex.Literal) else o for o in outs]
 
     def _constant(self, aval: Any, array: Any, steps: list[Step]) -> int:
         value = self.new_value(aval)
-        is_array = not hasattr(array, "dtype")
-        made = lambda _: (jnp.asarray(array, aval.dtype) if is_array else jnp.asarray(array),)
+        made = lambda _: (array if isinstance(array, jax.Array) else jnp.asarray(array, aval.dtype),)
         steps.append(Step("constant", "", (), (value,), made))
         return value
 

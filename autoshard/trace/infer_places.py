@@ -1,0 +1,118 @@
+"""Where the inputs of a program belong, known the places of some: optimizer state lies with its parameter."""
+
+import collections
+from collections.abc import Mapping, Sequence
+
+import jax.extend.core as jex
+
+from autoshard.errors import TraceError
+from autoshard.trace.steps import Flattening, Step
+
+_SEVERAL = -1
+"""The label of what is computed from scalars of several places."""
+
+
+def infer_places(
+    closed: jex.ClosedJaxpr, known: Sequence[int | None], successors: Mapping[int, int] | None = None
+) -> tuple[int | None, ...]:
+    """A place for each flat input.
+
+    An input belongs where the values are that it is first combined with. A scalar that meets values of several places,
+    or of none, such as a step counter, belongs everywhere. Any other input that meets none belongs where its next
+    version is made, or else on place 0.
+
+    Args:
+      closed: The program. known: For each flat input, its place (of parameters and gradients); None if not known.
+      successors: By the flat position of an output, the input that it is the next version of.
+
+    Returns:
+      For each flat input its place; None for everywhere.
+    """
+    if len(known) != len(closed.jaxpr.invars):
+        raise TraceError(
+            f"Every flat input needs a place or None: the program has {len(closed.jaxpr.invars)} inputs, but "
+            f"{len(known)} places are given. Flatten the arguments with jax.tree.leaves."
+        )
+    flattening = Flattening()
+    inputs = [flattening.new_value(v.aval) for v in closed.jaxpr.invars]
+    steps, outputs = flattening.flatten(closed, inputs)
+    flow = _opened(flattening, steps)
+    places = dict(enumerate(known))
+    while True:  # an input may meet only inputs that are placed themselves by what they meet
+        labels = _labels(flattening, flow, places)
+        found = {v: p for v, p in _meetings(flattening, flow, labels, places).items() if p is not None}
+        if not found:
+            break
+        places.update(found)
+    for output, value in (successors or {}).items():
+        label = labels.get(outputs[output])
+        if places[value] is None and label not in (None, _SEVERAL) and not flattening.is_scalar(value):
+            places[value] = label
+    return tuple(
+        places[v] if places[v] is not None else (None if flattening.is_scalar(v) else 0) for v in range(len(known))
+    )
+
+
+def _opened(flattening: Flattening, steps: Sequence[Step]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(operands, results) of each step, in order, with the steps of both branches in the place of a conditional."""
+    flow: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for step in steps:
+        if not step.branches:
+            flow.append((step.operands, tuple(v for v in step.results if v is not None)))
+            continue
+        ends = []
+        for branch in step.branches:
+            inner, results = flattening.flatten(branch, step.arguments)
+            flow.extend(_opened(flattening, inner))
+            ends.append(results)
+        joins = zip(step.results, zip(*ends, strict=True), strict=True)
+        flow.extend(((step.operands[0], *alternatives), (r,)) for r, alternatives in joins if r is not None)
+    return flow
+
+
+def _labels(
+    flattening: Flattening,
+    flow: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    places: Mapping[int, int | None],
+) -> dict[int, int]:
+    """The places of the values that depend on a placed input; where several meet, that of the largest array."""
+    labels = {v: p for v, p in places.items() if p is not None}
+    for operands, results in flow:
+        met = [(flattening.size_bytes(v), labels[v], flattening.is_scalar(v)) for v in operands if v in labels]
+        if not met:
+            continue
+        arrays = [(size, -label) for size, label, is_scalar in met if not is_scalar and label != _SEVERAL]
+        distinct = {label for _, label, _ in met}
+        if arrays:
+            label = -max(arrays)[1]
+        else:
+            label = distinct.pop() if len(distinct) == 1 else _SEVERAL
+        labels.update(dict.fromkeys(results, label))
+    return labels
+
+
+def _meetings(
+    flattening: Flattening,
+    flow: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    labels: Mapping[int, int],
+    places: Mapping[int, int | None],
+) -> dict[int, int | None]:
+    """For each input without a place, where it meets values that have one; None where that does not tell."""
+    reached: dict[int, set[int]] = {v: {v} for v, p in places.items() if p is None}
+    meets: dict[int, collections.Counter[int]] = {v: collections.Counter() for v in reached}
+    for operands, results in flow:
+        sources = set[int]().union(*(reached[v] for v in operands if v in reached))
+        for r in results:
+            if r in labels:
+                for source in sources:
+                    meets[source][labels[r]] += flattening.size_bytes(r)
+            elif sources:
+                reached[r] = sources
+    chosen: dict[int, int | None] = {}
+    for value, met in meets.items():
+        arrays = {p: size for p, size in met.items() if p != _SEVERAL}
+        if flattening.is_scalar(value):
+            chosen[value] = next(iter(met)) if len(met) == 1 and arrays else None
+        else:
+            chosen[value] = max(arrays, key=lambda p: (arrays[p], -p)) if arrays else None
+    return chosen
