@@ -9,11 +9,19 @@ from autoshard.runtime.pieces import Box, Piece, Pieces
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:
-    """What is taken from the shard of a local device: `boxes` of the tensor, of its own `held`."""
+    """What is taken from the shard of a local device.
+
+    Attributes:
+      device: Which.
+      held: What its shard holds of the tensor.
+      boxes: What is taken of that.
+      is_read_late: Whether some of it stays on the device, or waits there until another process fetches it.
+    """
 
     device: jax.Device
     held: Box
     boxes: tuple[Box, ...]
+    is_read_late: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,9 +80,10 @@ def steps_of(pieces: Pieces, process: int) -> Steps:
     local = [target for target in pieces.targets if target.device.process_index == process]
     cuts = []
     for device, held in pieces.held:
-        boxes = tuple(dict.fromkeys(piece.box for piece in landings if piece.source == device))
-        if boxes and device.process_index == process:
-            cuts.append(Cut(device, held, boxes))
+        given = [piece for piece in landings if piece.source == device]
+        if given and device.process_index == process:
+            boxes = tuple(dict.fromkeys(piece.box for piece in given))
+            cuts.append(Cut(device, held, boxes, any(piece.crosses or piece.landing == device for piece in given)))
     return Steps(
         cuts=tuple(cuts),
         sends=tuple(one for one in crossings if one.piece.source.process_index == process),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import transfer
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -129,6 +130,29 @@ def test_what_lies_right_stays(meshes):
     ]
     alone = meshes.move(array, SingleDeviceSharding(jax.devices()[7]))
     np.testing.assert_array_equal(alone, values((8, 8)))
+
+
+def test_what_is_not_shared_may_be_donated(meshes):
+    array = jax.device_put(values((8, 8)), layout(range(4), (4,), ("x",)))
+    for target in (array.sharding, layout((3, 1, 7), (3,), ())):
+        moved = meshes.move(array, target, may_alias=False)
+        jax.jit(lambda x: x + 1, donate_argnums=0)(jax.device_put(array, array.sharding, may_alias=True))
+        assert array.is_deleted()
+        np.testing.assert_array_equal(moved, values((8, 8)))
+        array = jax.device_put(values((8, 8)), array.sharding)
+
+
+def test_the_host_does_not_wait(meshes):
+    source, target = layout(range(4), (4,), ("x",)), layout((6, 1, 2), (3,), (None, "x"))
+    first = jax.devices()[0]
+    server = transfer.start_transfer_server(first.client, "127.0.0.1:0", ["127.0.0.1:0"])
+    wanted = jax.ShapeDtypeStruct((8, 12), jnp.int32, sharding=SingleDeviceSharding(first))
+    late = server.connect(server.address()).pull(1, wanted)  # is there when something is offered under this number
+    moved = meshes.move(meshes.move(late, source), target)
+    assert not moved.is_ready()
+    server.await_pull(1, jax.device_put(values((8, 12)), first))
+    meshes.wait({"moved": moved, "other": 3})
+    np.testing.assert_array_equal(moved, values((8, 12)))
 
 
 def test_memory_kinds(meshes):

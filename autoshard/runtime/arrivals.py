@@ -1,0 +1,131 @@
+"""Watches what other processes owe this one, so that waiting for it ends."""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+
+from autoshard.errors import TransferError
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1e-5, 1e-2
+"""Between two looks whether an array is ready: short at first, so that little is lost where it nearly is."""
+
+_BLAME_S = 1.0
+"""How long a failed computation waits to learn whether a failed transfer was the cause."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owed:
+    """A part that was asked of another process.
+
+    Attributes:
+      name: Of the tensor.
+      process: Who sends it.
+      asked_s: When it was asked for, on the monotonic clock.
+      sign: A small array that is ready when the part is, and fails when it does. The part itself is not kept: its
+        memory may be needed, and it may be donated.
+    """
+
+    name: str
+    process: int
+    asked_s: float
+    sign: jax.Array
+
+
+class Arrivals:
+    """What is owed to this process.
+
+    Args:
+      timeout_s: How long a process may let this one wait without sending anything.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._owed: list[Owed] = []
+        self._latest_s: dict[int, float] = {}
+        self._sign_of = jax.jit(lambda part: part[(slice(0, 1),) * part.ndim])
+
+    def expect(self, name: str, process: int, part: jax.Array) -> None:
+        """Watches `part`, which `process` sends.
+
+        Raises:
+          TransferError: It has failed already.
+        """
+        now_s = time.monotonic()
+        try:
+            self._owed.append(Owed(name, process, now_s, self._sign_of(part)))
+        except jax.errors.JaxRuntimeError as error:
+            raise _lost(name, process, 0.0, error) from error
+
+    def look(self) -> None:
+        """Strikes out what has arrived, without waiting.
+
+        Raises:
+          TransferError: Something failed to arrive.
+        """
+        now_s = time.monotonic()
+        owed, self._owed = self._owed, []
+        for one in owed:
+            if not one.sign.is_ready():
+                self._owed.append(one)
+                continue
+            try:
+                one.sign.block_until_ready()
+            except jax.errors.JaxRuntimeError as error:
+                self._owed = owed  # whoever asks again is told again
+                raise _lost(one.name, one.process, now_s - one.asked_s, error) from error
+            self._latest_s[one.process] = now_s
+
+    def wait(self, arrays: Any) -> None:
+        """Blocks until all `arrays` are ready.
+
+        Args:
+          arrays: A pytree of arrays, received ones or what was computed from them. Leaves that are no arrays count
+            as ready.
+
+        Raises:
+          TransferError: Something that this process needs failed to arrive, or its sender let it wait for too long.
+        """
+        begin_s = time.monotonic()
+        pause_s = _SHORTEST_PAUSE_S
+        waiting = [leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
+        while waiting := [array for array in waiting if not array.is_ready()]:
+            self.look()
+            self._tell_of_silence(begin_s)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self.look()
+        try:
+            jax.block_until_ready(arrays)
+        except jax.errors.JaxRuntimeError:
+            self._blame()
+            raise
+
+    def _blame(self) -> None:
+        """Raises what failed to arrive, if that is why a computation failed, which may be known a moment earlier."""
+        end_s = time.monotonic() + _BLAME_S
+        while self._owed and time.monotonic() < end_s:
+            self.look()
+            time.sleep(_LONGEST_PAUSE_S)
+
+    def _tell_of_silence(self, begin_s: float) -> None:
+        now_s = time.monotonic()
+        for owed in self._owed:
+            silent_s = now_s - max(owed.asked_s, begin_s, self._latest_s.get(owed.process, begin_s))
+            if silent_s > self._timeout_s:
+                raise TransferError(
+                    f"{owed.name} must come from process {owed.process}, which has sent nothing for {silent_s:.1f} s "
+                    f"(it was asked {now_s - owed.asked_s:.1f} s ago, and {len(self._owed)} parts are awaited in all). "
+                    "Look whether that process still runs, and what it does; all processes must make the same moves "
+                    f"in the same order. If it is only slow, allow more than timeout_s={self._timeout_s:g}."
+                )
+
+
+def _lost(name: str, process: int, after_s: float, error: Exception) -> TransferError:
+    reason = str(error).strip().split("\n")[0].rstrip(".")
+    return TransferError(
+        f"{name} must come from process {process}, but the transfer failed {after_s:.1f} s after it was asked for: "
+        f"{reason}. Most likely that process has ended: look at the end of its log for the cause, then start all "
+        "processes again."
+    )
