@@ -162,7 +162,7 @@ def compare(
     options = settings.get("options") or PlanOptions()
     subject = prepare_subject(fn, *args, **settings)
     hardware = homogeneous_slice(subject.cluster)
-    limit = budget_of(hardware, settings.get("memory_budget_bytes"), options)
+    limit = budget_of(hardware.device_type, settings.get("memory_budget_bytes"), options)
     with stop_on_signals() as stop:
         contenders = [_own(subject, pins, _told(settings, options, NAME))]
         for strategy in suited(subject) if strategies is None else strategies:

@@ -119,6 +119,10 @@ class Evaluator:
             value = self._constrain(value, entries)
         return value
 
+    def place(self, value: Any, entries: SpecEntries | None) -> Any:
+        """`value` in a layout; as it is, if that is None."""
+        return self._constrain(value, entries)
+
     def _result(
         self, equation: jex.JaxprEqn, result: _Placed, entries: SpecEntries | None, wanted: EquationShardings
     ) -> _Placed:

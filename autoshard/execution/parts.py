@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from autoshard.execution.apply import Evaluator, partition_spec
 from autoshard.execution.compiler import compiler_options
+from autoshard.execution.held import held_layouts
 from autoshard.execution.jit import Interface
 from autoshard.trace.parts import Part, Parts
 from autoshard.trace.trace import Trace
@@ -48,20 +49,22 @@ class PlannedPart:
         jaxpr, consts = trace.jaxpr.jaxpr, trace.jaxpr.consts
         evaluator = Evaluator(mesh, dict(interface.shardings))
         entries = interface.argument_entries
-        named = lambda e: NamedSharding(mesh, partition_spec(e))
+        named = lambda e: None if e is None else NamedSharding(mesh, partition_spec(e))
+        before_layouts, after_layouts = (held_layouts(jaxpr, interface, held) for held in (before, after))
 
         def run(given: Sequence[Any], reused: Sequence[Any], held: Sequence[Any]) -> Any:
             flat = {**dict(zip(self._plain, given, strict=True)), **dict(zip(self._donated, reused, strict=True))}
             known = {v: (c, None) for v, c in zip(jaxpr.constvars, consts, strict=True)}
             known |= {jaxpr.invars[n]: (x, entries[n]) for n, x in flat.items()}
-            known |= {v: (x, None) for v, x in zip(before, held, strict=True)}
+            known |= {v: pair for v, *pair in zip(before, held, before_layouts, strict=True)}
             wanted = [*(jaxpr.outvars[n] for n in part.results), *after]
             made = evaluator.part(jaxpr, part.equations, known, wanted)
             results = [
                 evaluator.move(x, interface.output_steps[n])
                 for n, x in zip(part.results, made[: len(part.results)], strict=True)
             ]
-            return results, made[len(part.results) :]
+            kept = map(evaluator.place, made[len(part.results) :], after_layouts)
+            return results, list(kept)
 
         run.__name__ = name
         self._donated = [n for n in part.given if n in set(donated)]
@@ -71,8 +74,8 @@ class PlannedPart:
         self._shardings = dict(zip(part.given, ins(part.given), strict=True))
         self._jitted = jax.jit(
             run,
-            in_shardings=(ins(self._plain), ins(self._donated), [None] * len(before)),
-            out_shardings=(outs, [None] * len(after)),
+            in_shardings=(ins(self._plain), ins(self._donated), list(map(named, before_layouts))),
+            out_shardings=(outs, list(map(named, after_layouts))),
             donate_argnums=(1,),
             compiler_options=compiler_options(mesh.devices.flat[0].platform),
         )

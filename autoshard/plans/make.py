@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from autoshard.cluster import Cluster, Slice
+from autoshard.cluster import Cluster, DeviceType, LogicalMesh, Slice
 from autoshard.errors import ClusterError, MemoryBudgetError, MeshError
 from autoshard.garbage import collection_paused
 from autoshard.graph.layout import spec_entries
@@ -144,26 +144,47 @@ def plan_program(
     """Plans a traced program; what `plan` and the baselines share. See `plan` for the arguments."""
     started = time.perf_counter() if started is None else started
     hardware = homogeneous_slice(cluster)
-    budget_bytes = budget_of(hardware, memory_budget_bytes, options)
+    budget_bytes = budget_of(hardware.device_type, memory_budget_bytes, options)
     meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
     question = Question(traced, program, budget_bytes, pins, options, restrict, started, start)
+    return plan_on(question, cluster.name, meshes, donate_argnums, name, solution)
+
+
+def plan_on(
+    question: Question,
+    cluster_name: str,
+    meshes: Sequence[LogicalMesh],
+    donate_argnums: tuple[int, ...],
+    name: str = "autoshard",
+    solution: str | os.PathLike[str] | None = None,
+) -> Plan:
+    """The best plan of `question` on any of `meshes`."""
+    options = question.options
     with stop_on_signals() as stop:
         found = search_meshes(question, meshes, solution, stop)
     if found.best is None:
         if stop.requested:
             raise KeyboardInterrupt
         raise no_plan_error(question, meshes)
-    report(options, started, "decode", "")
-    certificate = found.certificate(options, time.perf_counter() - started)
-    limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
+    report(options, question.started, "decode", "")
+    certificate = found.certificate(options, time.perf_counter() - question.started)
+    limit_bytes = None if math.isinf(question.budget_bytes) else question.budget_bytes
     return _assemble(
-        name, cluster, traced, *found.best, certificate, found.candidates, donate_argnums, limit_bytes, found.warnings
+        name,
+        cluster_name,
+        question.traced,
+        *found.best,
+        certificate,
+        found.candidates,
+        donate_argnums,
+        limit_bytes,
+        found.warnings,
     )
 
 
-def budget_of(hardware: Slice, memory_budget_bytes: float | None, options: PlanOptions) -> float:
+def budget_of(device: DeviceType, memory_budget_bytes: float | None, options: PlanOptions) -> float:
     """The memory limit per device, in bytes; +inf for none.
 
     Raises:
@@ -171,7 +192,7 @@ def budget_of(hardware: Slice, memory_budget_bytes: float | None, options: PlanO
     """
     budget_bytes = memory_budget_bytes
     if budget_bytes is None:
-        budget_bytes = hardware.device_type.memory_bytes * (1 - options.memory_reserve)
+        budget_bytes = device.memory_bytes * (1 - options.memory_reserve)
     if not budget_bytes > 0:
         raise MemoryBudgetError(
             f"memory_budget_bytes must be a positive number of bytes per device, but got {budget_bytes}."
@@ -219,7 +240,7 @@ def _assemble(
     )
     return Plan(
         name=name,
-        cluster=cluster.name,
+        cluster=cluster,
         device=logical.device_type.name,
         axes=tuple((axis.name, axis.size) for axis in logical.axes),
         mesh_text=str(logical),

@@ -58,7 +58,7 @@ def write_problem(
     if len(meshes) > 1:
         raise MeshError(several_meshes("A problem file", meshes))
     report(options, started, "formulate", f"{len(traced.graph.equations)} equations")
-    budget_bytes = budget_of(hardware, memory_budget_bytes, options)
+    budget_bytes = budget_of(hardware.device_type, memory_budget_bytes, options)
     question = Question(traced, prepare(traced.graph), budget_bytes, pins, options, None, started)
     formulation = question.formulation(meshes[0])
     title = f"{name} on {meshes[0]}, at most {budget_bytes / 1e9:.4g} GB per device; costs in seconds, usage in bytes"

@@ -129,6 +129,18 @@ class Plan:
         """PartitionSpecs of the result: a pytree like it; see `in_specs` for a plan read from a file."""
         return _unflatten(self.out_tree, self.outputs)
 
+    @property
+    def interface(self) -> Interface:
+        """What execution must know of the plan."""
+        return Interface(
+            self.axes,
+            self.shardings,
+            tuple(a.entries for a in self.arguments),
+            tuple(o.entries for o in self.outputs),
+            self.output_steps,
+            self.donate_argnums,
+        )
+
     def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
         """The device mesh of the plan over `devices` (default: all live devices)."""
         return device_mesh(self.axes, devices)
@@ -148,15 +160,7 @@ class Plan:
           MeshError: The number of devices is not the plan's.
           PlanMismatchError: On first use, if `fn` is no longer the planned function; names the first difference.
         """
-        interface = Interface(
-            self.axes,
-            self.shardings,
-            tuple(a.entries for a in self.arguments),
-            tuple(o.entries for o in self.outputs),
-            self.output_steps,
-            self.donate_argnums,
-        )
-        return PlannedFunction(fn, interface, self.mesh(devices), lambda args: self.check(fn, args))
+        return PlannedFunction(fn, self.interface, self.mesh(devices), lambda args: self.check(fn, args))
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace:
         """Traces `fn(*args)` and verifies that it is the planned program.
