@@ -3,10 +3,11 @@
 Between two phases (*levels*) values are exchanged. What a place computes from its own values it has in the same level;
 what another place has made, it has in the next level.
 
-A step on something large runs where most of its bytes are. A step on small values may run on any place that has its
-operands, so that what follows a small exchange (the sum of the places' shares of a norm) is computed again on each
-place that needs it, in the program's own order, and the number of levels is the least possible. A step on values that
-no place owns (step counters, constants) may run on all places at once.
+A step on arrays of one place runs there. A step on scalars, or on small arrays of several places, may run on any place,
+so that what follows a small exchange (the sum of the places' shares of a norm) is computed again on each place that
+needs it, in the program's own order, and the number of levels is the least possible. A step on large arrays of several
+places runs where most of its bytes are. A step on values that no place owns (step counters, constants) may run on all
+places.
 
 A conditional that reads values of several places is cut into one for each place (see `branches.py`).
 """
@@ -19,7 +20,7 @@ from autoshard.trace.branches import Cut, cut_conditional
 from autoshard.trace.steps import Flattening, Site, Step
 
 SMALL_BYTES = 4096
-"""A step all of whose operands are at most this large may run again on several places."""
+"""A step on values of several places that are at most this large may run on any place; they are sent."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -29,29 +30,6 @@ class Located:
     step: Step
     site: Site
     is_fixed: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gathering:
-    """A large value that a step reads on another place than the one that has it.
-
-    Attributes:
-      operation: Primitive name. line: The user's line, or an empty string.
-      value: The value. size_bytes: Its bytes. source, target: The place that has it and the one that reads it.
-    """
-
-    operation: str
-    line: str
-    value: int
-    size_bytes: int
-    source: int
-    target: int
-
-    def __str__(self) -> str:
-        return (
-            f"`{self.operation}` at {self.line or 'an unknown line'} runs on place {self.target} and reads "
-            f"{self.size_bytes} bytes of place {self.source}, which are sent in every step."
-        )
 
 
 class Locator:
@@ -71,7 +49,6 @@ class Locator:
         """The site of each value."""
         self.unowned = {v for v, p in enumerate(inputs) if p is None}
         """The values that depend on no value of a place."""
-        self.gatherings: list[Gathering] = []
 
     def ready(self, value: int, place: int) -> int:
         """The first level in which `place` can read `value`; an input can be sent before the first."""
@@ -95,17 +72,15 @@ class Locator:
         """The site of a step's results, and whether the step runs on one place only."""
         operands = dict.fromkeys((*step.operands, *controls))
         owned = [v for v in operands if self.sites[v].places != self.everywhere]
+        common = self.everywhere.intersection(*(self.sites[v].places for v in owned))
+        if common and not all(map(self._flattening.is_scalar, owned)) and not step.has_effects:
+            return Site(max(self.sites[v].level_on(min(common)) for v in operands), common), len(common) == 1
         is_small = all(self._flattening.size_bytes(v) <= SMALL_BYTES for v in owned)
         if is_small and not step.has_effects:
-            levels = {
-                p: max((self.sites[v].level_on(p) for v in operands), default=0) for p in sorted(self.everywhere)
-            }
+            levels = {p: max((self.sites[v].level_on(p) for v in operands), default=0) for p in sorted(self.everywhere)}
             first = min(levels.values())
             return Site(first, frozenset(p for p, level in levels.items() if level == first)), False
         place = self._place_of(owned)
-        for v in owned:
-            if place not in self.sites[v].places and (size := self._flattening.size_bytes(v)) > SMALL_BYTES:
-                self.gatherings.append(Gathering(step.name, step.line, v, size, min(self.sites[v].places), place))
         return Site(max((self.ready(v, place) for v in operands), default=0), frozenset({place})), True
 
     def _place_of(self, owned: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ import jax
 import jax.extend.core as jex
 
 from autoshard.errors import TraceError
-from autoshard.trace.locate import SMALL_BYTES, Gathering, Located, Locator
+from autoshard.trace.locate import SMALL_BYTES, Located, Locator
 from autoshard.trace.steps import Flattening, Step, run_steps
 
 
@@ -72,6 +72,26 @@ class Level:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LargeMove:
+    """A large value that must be sent from one place to another in every run.
+
+    Attributes:
+      reader: The operation that reads it there, with the user's line; or the output that it is.
+      size_bytes: Its bytes. source, target: The place that has it and the one that gets it.
+    """
+
+    reader: str
+    size_bytes: int
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.reader} on place {self.target} needs {self.size_bytes} bytes of place {self.source} in every run."
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PlacedProgram:
     """A program split by place.
 
@@ -81,7 +101,7 @@ class PlacedProgram:
       inputs: For each flat input, its place; None if every place must have it.
       levels: What runs, in order.
       outputs: For each flat output, its value. output_places: And its place; None if every place has it.
-      notes: Large values that must be sent in every run.
+      notes: Large values (over `SMALL_BYTES`) that must be sent in every run.
     """
 
     num_places: int
@@ -90,7 +110,7 @@ class PlacedProgram:
     levels: tuple[Level, ...]
     outputs: tuple[int, ...]
     output_places: tuple[int | None, ...]
-    notes: tuple[Gathering, ...]
+    notes: tuple[LargeMove, ...]
 
     @property
     def exchanged_bytes(self) -> int:
@@ -149,7 +169,10 @@ def _check(
             f"Every flat input needs a place or None: the program has {len(closed.jaxpr.invars)} inputs, but "
             f"{len(inputs)} places are given. Flatten the arguments with jax.tree.leaves."
         )
-    for what, position, place in (*(("input", *x) for x in enumerate(inputs)), *(("output", *x) for x in outputs.items())):
+    for what, position, place in (
+        *(("input", *x) for x in enumerate(inputs)),
+        *(("output", *x) for x in outputs.items()),
+    ):
         if place is not None and not 0 <= place < num_places:
             raise TraceError(
                 f"A place must be one of 0 to {num_places - 1}, but {what} {position} has {place}. Pass num_places= "
@@ -157,7 +180,8 @@ def _check(
             )
     if any(not 0 <= k < len(closed.jaxpr.outvars) for k in outputs):
         raise TraceError(
-            f"places_of_outputs are by flat position among {len(closed.jaxpr.outvars)} outputs, but hold {max(outputs)}."
+            f"places_of_outputs are by flat position among the {len(closed.jaxpr.outvars)} outputs, but one is for "
+            f"output {max(outputs)}."
         )
 
 
@@ -213,7 +237,7 @@ class _Assembly:
             self._levels(last + 1),
             self.outputs,
             self.output_places,
-            tuple(self.locator.gatherings),
+            self._large_moves(),
         )
 
     def _schedule(self, index: int) -> None:
@@ -244,6 +268,21 @@ class _Assembly:
         size = self.flattening.size_bytes
         missing = {v for v in step.operands if place not in self.locator.sites[v].places}
         return sum(map(size, asked)) <= sum(map(size, missing))
+
+    def _large_moves(self) -> tuple[LargeMove, ...]:
+        large = {k: p for k, p in self.received.items() if self.flattening.size_bytes(k[0]) > SMALL_BYTES}
+        if not large:
+            return ()
+        readers: dict[tuple[int, int], str] = {}
+        for located, runs in zip(self.located, self.runs, strict=True):
+            step = located.step
+            for key in ((v, place) for v in step.operands for place in runs):
+                readers.setdefault(key, f"`{step.name}` at {step.line or 'an unknown line'}")
+        for k, v in enumerate(self.outputs):
+            for place in self.holders(k):
+                readers.setdefault((v, place), f"output {k}")
+        size = self.flattening.size_bytes
+        return tuple(LargeMove(readers[v, p], size(v), source, p) for (v, p), source in sorted(large.items()))
 
     def _levels(self, count: int) -> tuple[Level, ...]:
         made: dict[tuple[int, int], int] = {}  # (value, place) -> level
@@ -294,4 +333,3 @@ class _Assembly:
             size = sum(map(self.flattening.size_bytes, values))
             exchanges[level].append(Exchange(tuple(values), source, places, size))
         return exchanges
-
