@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from autoshard.errors import TransferError
+from autoshard.runtime.parts import plain
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1e-5, 1e-2
 """Between two looks whether an array is ready: short at first, so that little is lost where it nearly is."""
@@ -77,48 +78,54 @@ class Arrivals:
                 raise _lost(one.name, one.process, now_s - one.asked_s, error) from error
             self._latest_s[one.process] = now_s
 
-    def wait(self, arrays: Any) -> None:
+    def wait(self, arrays: Any, timeout_s: float | None = None) -> None:
         """Blocks until all `arrays` are ready.
 
         Args:
           arrays: A pytree of arrays, received ones or what was computed from them. Leaves that are no arrays count
             as ready.
+          timeout_s: Instead of the usual one.
 
         Raises:
           TransferError: Something that this process needs failed to arrive, or its sender let it wait for too long.
         """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         begin_s = time.monotonic()
         pause_s = _SHORTEST_PAUSE_S
-        waiting = [leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
+        waiting = [plain(leaf) for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
         while waiting := [array for array in waiting if not array.is_ready()]:
             self.look()
-            self._tell_of_silence(begin_s)
+            self._tell_of_silence(begin_s, timeout_s)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self.look()
         try:
             jax.block_until_ready(arrays)
         except jax.errors.JaxRuntimeError:
-            self._blame()
+            self.blame()
             raise
 
-    def _blame(self) -> None:
-        """Raises what failed to arrive, if that is why a computation failed, which may be known a moment earlier."""
+    def blame(self) -> None:
+        """To be called when JAX raised an error: returns if no transfer can be the cause.
+
+        Raises:
+          TransferError: A transfer failed, or fails within a moment.
+        """
         end_s = time.monotonic() + _BLAME_S
         while self._owed and time.monotonic() < end_s:
             self.look()
             time.sleep(_LONGEST_PAUSE_S)
 
-    def _tell_of_silence(self, begin_s: float) -> None:
+    def _tell_of_silence(self, begin_s: float, timeout_s: float) -> None:
         now_s = time.monotonic()
         for owed in self._owed:
             silent_s = now_s - max(owed.asked_s, begin_s, self._latest_s.get(owed.process, begin_s))
-            if silent_s > self._timeout_s:
+            if silent_s > timeout_s:
                 raise TransferError(
                     f"{owed.name} must come from process {owed.process}, which has sent nothing for {silent_s:.1f} s "
                     f"(it was asked {now_s - owed.asked_s:.1f} s ago, and {len(self._owed)} parts are awaited in all). "
                     "Look whether that process still runs, and what it does; all processes must make the same moves "
-                    f"in the same order. If it is only slow, allow more than timeout_s={self._timeout_s:g}."
+                    f"in the same order. If it is only slow, allow more than timeout_s={timeout_s:g}."
                 )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from autoshard.errors import TransferError
 from autoshard.runtime.arrivals import Arrivals
-from autoshard.runtime.parts import Parts, impl_of, nothing
+from autoshard.runtime.parts import Parts, impl_of, nothing, plain
 from autoshard.runtime.pieces import Box, Piece, cut
 from autoshard.runtime.steps import Copy, Join, Steps, steps_of
 from autoshard.runtime.wire import Wire
@@ -74,21 +74,13 @@ class CrossMesh:
         steps = self._steps_of(array.shape, array.sharding, target)
         first_number = self._num_crossings
         self._num_crossings += steps.num_crossings
-        held = self._cut(array, steps, name, may_alias)
-        for one in steps.sends:
-            part = held[one.piece.box, one.piece.source]
-            self._open_wire.offer(first_number + one.number, _plain(part))
-        _put(steps.copies, held)
-        for one in steps.receives:
-            piece = one.piece
-            held[piece.box, piece.landing] = self._receive(first_number + one.number, piece, array.dtype, name)
-        _put(steps.copies_on, held)
-        if not steps.joins:
-            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=target)
-        shards = [self._joined(join, held, array.dtype, target.memory_kind) for join in steps.joins]
-        return jax.make_array_from_single_device_arrays(array.shape, target, shards)
+        try:
+            return self._carry_out(array, target, steps, first_number, name, may_alias)
+        except jax.errors.JaxRuntimeError:
+            self._arrivals.blame()
+            raise
 
-    def wait(self, arrays: Any) -> None:
+    def wait(self, arrays: Any, *, timeout_s: float | None = None) -> None:
         """Blocks until all `arrays` are ready, as `jax.block_until_ready`, but not for ever.
 
         Only here, or in a later move, does it show that a process died or stalled: JAX lets every other way of
@@ -96,11 +88,22 @@ class CrossMesh:
 
         Args:
           arrays: A pytree of what was moved, or of what was computed from it.
+          timeout_s: Instead of that of this object.
 
         Raises:
           TransferError: Another process ended, or sent nothing for `timeout_s`.
         """
-        self._arrivals.wait(arrays)
+        self._arrivals.wait(arrays, timeout_s)
+
+    def blame(self) -> None:
+        """To be called where JAX raises an error in work on moved arrays: returns if no transfer can be the cause.
+
+        A computation whose operand failed to arrive fails when it is asked for, or already when it is dispatched.
+
+        Raises:
+          TransferError: A transfer failed.
+        """
+        self._arrivals.blame()
 
     @property
     def _open_wire(self) -> Wire:
@@ -116,6 +119,30 @@ class CrossMesh:
         if key not in self._steps:
             self._steps[key] = steps_of(cut(shape, source, target), jax.process_index())
         return self._steps[key]
+
+    def _carry_out(
+        self,
+        array: jax.Array | jax.ShapeDtypeStruct,
+        target: jax.sharding.Sharding,
+        steps: Steps,
+        first_number: int,
+        name: str,
+        may_alias: bool,
+    ) -> jax.Array | jax.ShapeDtypeStruct:
+        """The work of this process in one move, whose crossings are numbered from `first_number`."""
+        held = self._cut(array, steps, name, may_alias)
+        for one in steps.sends:
+            part = held[one.piece.box, one.piece.source]
+            self._open_wire.offer(first_number + one.number, plain(part))
+        _put(steps.copies, held)
+        for one in steps.receives:
+            piece = one.piece
+            held[piece.box, piece.landing] = self._receive(first_number + one.number, piece, array.dtype, name)
+        _put(steps.copies_on, held)
+        if not steps.joins:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=target)
+        shards = [self._joined(join, held, array.dtype, target.memory_kind) for join in steps.joins]
+        return jax.make_array_from_single_device_arrays(array.shape, target, shards)
 
     def _cut(self, array: jax.Array | jax.ShapeDtypeStruct, steps: Steps, name: str, may_alias: bool) -> _Held:
         """The parts that this process gives."""
@@ -140,10 +167,10 @@ class CrossMesh:
     def _receive(self, number: int, piece: Piece, dtype: jax.typing.DTypeLike, name: str) -> jax.Array:
         """A part that another process sends."""
         process = piece.source.process_index
-        plain = jax.eval_shape(_plain, jax.ShapeDtypeStruct(piece.box.shape, dtype))
-        part = self._open_wire.fetch(number, plain.shape, plain.dtype, piece.landing, process)
+        numbers = jax.eval_shape(plain, jax.ShapeDtypeStruct(piece.box.shape, dtype))
+        part = self._open_wire.fetch(number, numbers.shape, numbers.dtype, piece.landing, process)
         self._arrivals.expect(name, process, part)
-        return jax.random.wrap_key_data(part, impl=impl_of(dtype)) if plain.dtype != dtype else part
+        return jax.random.wrap_key_data(part, impl=impl_of(dtype)) if numbers.dtype != dtype else part
 
     def _joined(self, join: Join, held: _Held, dtype: jax.typing.DTypeLike, memory_kind: str | None) -> jax.Array:
         """What a device ends with, in the memory that the layout names."""
@@ -164,8 +191,3 @@ def _put(copies: tuple[Copy, ...], held: _Held) -> None:
     if copies:
         found = jax.device_put([held[one.box, one.source] for one in copies], [one.target for one in copies])
         held.update({(one.box, one.target): part for one, part in zip(copies, found, strict=True)})
-
-
-def _plain(part: jax.Array) -> jax.Array:
-    """PRNG keys as the numbers that they are made of; other parts as they are."""
-    return jax.random.key_data(part) if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key) else part

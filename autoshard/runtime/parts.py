@@ -53,6 +53,11 @@ def nothing(shape: Sequence[int], dtype: Any, device: jax.Device) -> jax.Array:
     return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype, device=device), impl=impl_of(dtype))
 
 
+def plain(array: jax.Array) -> jax.Array:
+    """PRNG keys as the numbers that they are made of; other arrays as they are."""
+    return jax.random.key_data(array) if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+
+
 def impl_of(dtype: Any) -> Any:
     """The generator of PRNG keys of type `dtype`, as `jax.random.wrap_key_data` takes it."""
     found = []
