@@ -37,6 +37,8 @@ MOST_REPLICAS = 4
 """Of more equal replicas the simulator sees the first and the last."""
 GRID = 12
 """Bounds y that are tried between the least possible and the greatest that could pay."""
+MOST_REMATS = 64
+"""Where stages share places, ways to choose those computed again that are simulated; of more, one is."""
 CLOSE = 1e-9
 """Times nearer than this to each other, relatively, count as equal."""
 
@@ -71,7 +73,10 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Position:
-    """A stage's place in the pipeline, for every run of layers it could have; arrays as in `RunCosts`.
+    """A stage's place in the pipeline, for every run of layers it could have.
+
+    As every stage before and after has a layer, stage s begins with one of the layers s ... s + N, N = layers - stages.
+    Entry [i, j] of every array, of N + 1 rows and columns, is for the layers s + i <= l < s + j + 1.
 
     Attributes:
       is_allowed: Possible, and within memory. needs_remat: Only if it is computed again.
@@ -103,8 +108,7 @@ def best_cut(
       suggestions: Other cuts to look at, as the first layer of each stage and the number of layers.
 
     Returns:
-      The best cut; None if none fits the memory. Of the interleaved schedule, whose stages share places, the least of
-      what has to be computed again is chosen place by place.
+      The best cut; None if none fits the memory.
     """
     effort = effort or CutEffort()
     num_layers, num_stages = scene.runs.layers.num_layers, team.num_stages
@@ -112,13 +116,16 @@ def best_cut(
         return None
     num_cuts = math.comb(num_layers - 1, num_stages - 1)
     is_complete = num_cuts <= effort.most_enumerated
-    positions = _positions(scene, team, shares_memory=not is_complete)
+    positions = _positions(scene, team, shares_memory=False)
     if is_complete:
         inner = itertools.combinations(range(1, num_layers), num_stages - 1)
         cuts = np.array([(0, *c, num_layers) for c in inner], dtype=int).reshape(num_cuts, num_stages + 1)
         bound_s = -math.inf
     else:
         found, bound_s = _program(positions, team)
+        if num_stages > len(team.places[0]):
+            positions = _positions(scene, team, shares_memory=True)
+            found, _ = _program(positions, team)
         cuts = np.array([*found, *suggestions], dtype=int).reshape(-1, num_stages + 1)
     bounds_s = _bounds(positions, team, cuts)
     order = [k for k in np.argsort(bounds_s, kind="stable") if np.isfinite(bounds_s[k])]
@@ -133,23 +140,16 @@ def best_cut(
         if key in seen:
             continue
         seen.add(key)
-        stages = _with_remat(scene, team, positions, [int(c) for c in key])
-        if stages is None:
-            continue
-        arrangement = Arrangement(team.pipelines(stages))
-        step_s = arrangement_step_s(scene, arrangement, MOST_REPLICAS)
         num_simulated += 1
-        if best is None or step_s < best.step_s * (1 - CLOSE):
-            best = Cut(arrangement, stages, step_s, 0.0)
+        for stages in _with_remat(scene, team, positions, [int(c) for c in key]):
+            arrangement = Arrangement(team.pipelines(stages))
+            step_s = arrangement_step_s(scene, arrangement, MOST_REPLICAS)
+            if best is None or step_s < best.step_s * (1 - CLOSE):
+                best = Cut(arrangement, stages, step_s, 0.0)
     if best is None:
         return None
     bound_s = min(best.step_s, rest_s if is_complete else max(bound_s, 0.0))
     return dataclasses.replace(best, bound_s=bound_s)
-
-
-def even_cut(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Equally many layers in each stage, the first ones having one more."""
-    return tuple(-(-num_layers * s // num_stages) for s in range(num_stages + 1))
 
 
 def _positions(scene: Scene, team: Team, *, shares_memory: bool) -> list[_Position]:
@@ -159,7 +159,9 @@ def _positions(scene: Scene, team: Team, *, shares_memory: bool) -> list[_Positi
 def _position(scene: Scene, team: Team, stage: int, shares_memory: bool) -> _Position:
     places, kind = team.places[0], team.schedule
     place = places[stage % len(places)]
-    costs = scene.runs.costs(place.option, team.micro_batch_size)
+    width = scene.runs.layers.num_layers - team.num_stages + 1
+    rows, columns = slice(stage, stage + width), slice(stage + 1, stage + 1 + width)
+    costs = scene.runs.costs(place.option, team.micro_batch_size).window(rows, columns)
     most = team.num_micro_batches[0]
     is_split = kind is ScheduleKind.ZERO_BUBBLE
     is_plain, is_allowed = _memory(scene, team, stage, costs, place, shares_memory)
@@ -169,7 +171,7 @@ def _position(scene: Scene, team: Team, stage: int, shares_memory: bool) -> _Pos
     busy_s = forward_s + backward_s + costs.weight_s
     if not is_split:
         backward_s = backward_s + costs.weight_s
-    there_s, back_s = _boundary_s(scene, team, stage)
+    there_s, back_s = (times_s[rows] for times_s in _boundary_s(scene, team, stage))
     chain_s = forward_s + backward_s + (there_s + back_s)[:, None]
     weights_s, gradients_s = _copies_s(scene, team, stage, costs)
     update_s = costs.update_s / team.num_pipelines
@@ -280,7 +282,7 @@ def _program(positions: list[_Position], team: Team) -> tuple[list[tuple[int, ..
 
 def _least_greatest(keys: list[np.ndarray]) -> float:
     """Least greatest key over all cuts."""
-    best = np.full(keys[0].shape[0], np.inf)
+    best = np.full(len(keys[0]), np.inf)
     best[0] = -np.inf
     for key in keys:
         best = np.maximum(best[:, None], key).min(axis=0)
@@ -291,7 +293,7 @@ def _least_sums(
     costs: list[np.ndarray], keys: list[np.ndarray], ys: np.ndarray
 ) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """For each y, the least sum of costs over cuts whose keys are all at most y; and these cuts, if any."""
-    size = costs[0].shape[0]
+    size = len(costs[0])
     best = np.full((len(ys), size), np.inf)
     best[:, 0] = 0.0
     came_from = []
@@ -305,7 +307,7 @@ def _least_sums(
             cut = [size - 1]
             for origin in reversed(came_from):
                 cut.append(int(origin[k, cut[-1]]))
-            cuts.append(tuple(reversed(cut)))
+            cuts.append(tuple(s + offset for s, offset in enumerate(reversed(cut))))
     return best[:, -1], cuts
 
 
@@ -315,7 +317,8 @@ def _bounds(positions: list[_Position], team: Team, cuts: np.ndarray) -> np.ndar
         return np.zeros(0)
 
     def of(name: str) -> np.ndarray:
-        return np.stack([getattr(p, name)[cuts[:, s], cuts[:, s + 1]] for s, p in enumerate(positions)], axis=1)
+        found = [getattr(p, name)[cuts[:, s] - s, cuts[:, s + 1] - s - 1] for s, p in enumerate(positions)]
+        return np.stack(found, axis=1)
 
     chain_s, busy_s = of("chain_s"), of("busy_s")
     bounds_s = np.maximum(chain_s.sum(axis=1), of("floor_s").max(axis=1))
@@ -330,23 +333,26 @@ def _bounds(positions: list[_Position], team: Team, cuts: np.ndarray) -> np.ndar
     return np.where(of("is_allowed").all(axis=1), bounds_s, np.inf)
 
 
-def _with_remat(scene: Scene, team: Team, positions: list[_Position], cut: Sequence[int]) -> tuple[Stage, ...] | None:
-    """The stages of a cut, those computed again that must be; None if that does not suffice."""
+def _with_remat(scene: Scene, team: Team, positions: list[_Position], cut: Sequence[int]) -> list[tuple[Stage, ...]]:
+    """The stages of a cut, those computed again that must be: all ways to choose them where stages share places."""
     runs = list(itertools.pairwise(cut))
-    if team.num_stages == len(team.places[0]):
-        return tuple(Stage(*r, bool(p.needs_remat[r])) for r, p in zip(runs, positions, strict=True))
     num_places = len(team.places[0])
+    if team.num_stages == num_places:
+        again = [
+            bool(p.needs_remat[i - s, j - s - 1]) for s, ((i, j), p) in enumerate(zip(runs, positions, strict=True))
+        ]
+        return [tuple(Stage(*r, a) for r, a in zip(runs, again, strict=True))]
     limits = tuple(scene.limits_bytes[place.slice] for place in team.places[0])
-    chosen: list[tuple[bool, ...] | None] = [None] * num_places
-    options = sorted(itertools.product((False, True), repeat=team.num_stages // num_places), key=sum)
-    for option in options:
+    chosen: list[list[tuple[bool, ...]]] = [[] for _ in range(num_places)]
+    for option in sorted(itertools.product((False, True), repeat=team.num_stages // num_places), key=sum):
         stages = tuple(Stage(*r, option[s // num_places]) for s, r in enumerate(runs))
         (pipeline,) = step_durations(scene.runs, scene.ground, Arrangement(team.pipelines(stages)), [0]).pipelines
         for place, fit in enumerate(fits(pipeline, limits)):
-            if fit and chosen[place] is None:
-                chosen[place] = option
-        if None not in chosen:
-            break
-    if None in chosen:
-        return None
-    return tuple(Stage(*r, chosen[s % num_places][s // num_places]) for s, r in enumerate(runs))
+            if fit and not any(all(o >= k for o, k in zip(option, kept, strict=True)) for kept in chosen[place]):
+                chosen[place].append(option)
+    if math.prod(len(c) for c in chosen) > MOST_REMATS:
+        chosen = [c[:1] for c in chosen]
+    return [
+        tuple(Stage(*r, ways[s % num_places][s // num_places]) for s, r in enumerate(runs))
+        for ways in itertools.product(*chosen)
+    ]

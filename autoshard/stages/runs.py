@@ -40,6 +40,10 @@ class RunCosts:
     sent_weight_bytes: np.ndarray
     sent_gradient_bytes: np.ndarray
 
+    def window(self, rows: slice, columns: slice) -> "RunCosts":
+        """Some of the entries."""
+        return RunCosts(*(getattr(self, f.name)[rows, columns] for f in dataclasses.fields(self)))
+
 
 class Runs:
     """Run costs by mesh option and micro-batch size, each made when it is first asked for."""
