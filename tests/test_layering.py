@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    {"errors", "files", "garbage", "interrupts", "watchdog", "train_step"},
+    {"errors", "files", "garbage", "interrupts", "printing", "watchdog", "train_step"},
     {"graph", "cluster", "solver", "schedule"},
     {"trace", "cost"},
     {"planner"},
@@ -134,7 +134,7 @@ def test_jaxprs_are_reached_by_no_other_road():
 
 
 @pytest.mark.parametrize(
-    "module", [m for m in MODULES if m.room in ("graph", "solver", "cluster")], ids=lambda m: m.name
+    "module", [m for m in MODULES if m.room in ("graph", "solver", "cluster", "schedule")], ids=lambda m: m.name
 )
 def test_rooms_that_know_nothing_of_jax(module):
     of_jax = [one for one in module.imports for library in ("jax", "flax", "optax") if within(one.target, library)]

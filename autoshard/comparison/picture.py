@@ -13,7 +13,7 @@ from autoshard.comparison.compare import Comparison, Contender
 from autoshard.comparison.table import COLUMNS, cells, heading, ranked, verdict
 from autoshard.errors import ConfigError, MissingExtraError
 from autoshard.files import write_bytes_atomically
-from autoshard.plans.text import amount, seconds
+from autoshard.printing import amount, seconds
 
 FORMATS = ("html", "png", "svg")
 

@@ -7,7 +7,7 @@ import textwrap
 from rich.console import Console
 
 from autoshard.comparison.compare import Comparison, Contender
-from autoshard.plans.text import amount, seconds, table
+from autoshard.printing import amount, seconds, table
 
 _WIDTH = 118
 COLUMNS = ("mesh", "step", "vs plan", "compute", "comm.", "sent", "memory", "fits", "gap")

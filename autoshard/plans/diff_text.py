@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from autoshard.plans.differences import PlanDiff, Side
-from autoshard.plans.text import amount, seconds, table
+from autoshard.printing import amount, seconds, table
 
 _WIDTH = 118
 

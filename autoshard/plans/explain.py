@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from autoshard.plans.plan import Plan
-from autoshard.plans.text import amount, is_companion, layout_text, pattern, seconds, table
+from autoshard.plans.text import is_companion, layout_text, pattern
+from autoshard.printing import amount, seconds, table
 
 _WIDTH = 118
 

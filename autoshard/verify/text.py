@@ -4,7 +4,8 @@ import io
 
 from rich.console import Console
 
-from autoshard.plans.text import amount, pattern, table
+from autoshard.plans.text import pattern
+from autoshard.printing import amount, table
 from autoshard.verify.targets import CpuTarget
 from autoshard.verify.verification import Flow, MemoryFigures, Stray, Verification
 

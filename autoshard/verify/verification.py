@@ -7,7 +7,7 @@ import pydantic
 
 from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
-from autoshard.plans.text import amount
+from autoshard.printing import amount
 
 BYTES_TOLERANCE = 0.05
 """Share of all bytes on the wire by which predicted and compiled traffic over the same mesh axes may differ."""

@@ -19,7 +19,7 @@ from autoshard.comparison import Comparison
 from autoshard.comparison.picture import page, write_picture
 from autoshard.comparison.table import COLUMNS, cells, comparison_text, ranked, verdict
 from autoshard.errors import ConfigError, MissingExtraError
-from autoshard.plans.text import amount, seconds
+from autoshard.printing import amount, seconds
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SETTINGS = {"cluster": CONFIGS / "clusters" / "cpux8.yaml", "donate_argnums": 0}

@@ -12,7 +12,7 @@ from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate,
 from autoshard.plans.diff import diff, fold_paths
 from autoshard.plans.diff_text import signed
 from autoshard.plans.plan import PlannedTensor
-from autoshard.plans.text import seconds
+from autoshard.printing import seconds
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from autoshard.cluster import Cluster
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
 from autoshard.plans.make import _assemble
-from autoshard.plans.text import amount, layout_text, pattern, seconds
+from autoshard.plans.text import layout_text, pattern
+from autoshard.printing import amount, seconds
 from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.trace.trace import trace
 
