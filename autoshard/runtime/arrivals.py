@@ -124,8 +124,9 @@ class Arrivals:
                 raise TransferError(
                     f"{owed.name} must come from process {owed.process}, which has sent nothing for {silent_s:.1f} s "
                     f"(it was asked {now_s - owed.asked_s:.1f} s ago, and {len(self._owed)} parts are awaited in all). "
-                    "Look whether that process still runs, and what it does; all processes must make the same moves "
-                    f"in the same order. If it is only slow, allow more than timeout_s={timeout_s:g}."
+                    "Look whether that process still runs, what it does, and whether this host can reach it; all "
+                    "processes must make the same moves in the same order. If it is only slow, allow more than "
+                    f"timeout_s={timeout_s:g}."
                 )
 
 

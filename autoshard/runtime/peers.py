@@ -1,32 +1,65 @@
 """How the processes of a run find each other for transfers: where this one listens, and where the others do."""
 
+import ipaddress
 import os
 import socket
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-_ADDRESS_BYTES = 64
-"""Room for one address; the longest is an IPv6 one in brackets with its port, 47 characters."""
+from autoshard.errors import TransferError
+
+_TEXT_BYTES = 64
+_NOBODY = "198.51.100.1"
+"""An address that is given to nobody (RFC 5737): the route to it is the default one."""
 
 
-def own_host(coordinator_address: str | None) -> str:
-    """The numeric address under which other hosts reach this one.
+def listening_host(coordinator_address: str | None) -> str:
+    """The numeric address under which the other processes reach this one; all of them must call this together.
 
-    It is that of the interface that leads to the coordinator, so loopback where the coordinator runs here under a
-    loopback address. No packet is sent: the system is only asked for the route.
+    It is that of the interface that leads to the coordinator, so loopback where all processes find the coordinator on
+    their own host. Where some do not, none may listen on loopback: a host's own name often stands for it, in which
+    case the interface of the default route is taken.
+
+    Args:
+      coordinator_address: See `host_towards_coordinator`.
+
+    Raises:
+      TransferError: Processes run on several hosts, but this host has no address besides loopback.
+    """
+    mine = host_towards_coordinator(coordinator_address)
+    hosts = gathered(mine)
+    if not _is_loopback(mine) or all(map(_is_loopback, hosts)):
+        return mine
+    outward = _host_towards(_NOBODY)
+    if outward is None:
+        raise TransferError(
+            f"Processes of this run are on several hosts, but process {jax.process_index()} found no address of its "
+            f"host besides {mine}. Give coordinator_address=host:port with an address, not a name, of the "
+            "coordinator's host."
+        )
+    return outward
+
+
+def host_towards_coordinator(coordinator_address: str | None) -> str:
+    """The address of the interface of this host that leads to the coordinator.
+
+    No packet is sent: the system is only asked for the route.
 
     Args:
       coordinator_address: `host:port` as given to `jax.distributed.initialize`; None for the environment variable
         `JAX_COORDINATOR_ADDRESS`, and where that is not set, for the interface of the default route.
     """
-    towards = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if not towards:
-        return _host_towards("192.0.2.1") or "127.0.0.1"  # RFC 5737: an address that belongs to nobody
-    host = towards.rpartition(":")[0].strip("[]") or towards
+    towards = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS") or f"{_NOBODY}:0"
+    host = towards.rpartition(":")[0].strip("[]")
     return _host_towards(host) or "127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
 
 
 def _host_towards(host: str) -> str | None:
@@ -40,20 +73,20 @@ def _host_towards(host: str) -> str | None:
         return None
 
 
-def gather_addresses(address: str) -> list[str]:
-    """The address of every process, in order; all of them must call this together.
+def gathered(text: str) -> list[str]:
+    """What every process gives, in their order; all of them must call this together.
 
     One device of each process takes part, so that processes may have different numbers of devices, which
     `jax.experimental.multihost_utils.process_allgather` does not allow.
 
     Args:
-      address: Of this process.
+      text: Of this process; at most 64 bytes, which an address and its port do not exceed.
     """
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([firsts[process] for process in sorted(firsts)]), ("process",))
-    row = np.frombuffer(address.encode().ljust(_ADDRESS_BYTES), np.uint8)[None]
+    row = np.frombuffer(text.encode().ljust(_TEXT_BYTES), np.uint8)[None]
     mine = jax.device_put(row, firsts[jax.process_index()])
     split = NamedSharding(mesh, PartitionSpec("process"))
-    rows = jax.make_array_from_single_device_arrays((len(firsts), _ADDRESS_BYTES), split, [mine])
-    everywhere = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(rows)
+    rows = jax.make_array_from_single_device_arrays((len(firsts), _TEXT_BYTES), split, [mine])
+    everywhere = jax.jit(jnp.copy, out_shardings=NamedSharding(mesh, PartitionSpec()))(rows)
     return [bytes(row).decode().strip() for row in np.asarray(everywhere.addressable_data(0))]

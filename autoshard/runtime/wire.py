@@ -18,7 +18,7 @@ import jax
 from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
-from autoshard.runtime.peers import gather_addresses, own_host
+from autoshard.runtime.peers import gathered, listening_host
 
 
 class Wire:
@@ -27,14 +27,14 @@ class Wire:
     All processes must make theirs together: they tell each other their addresses.
 
     Args:
-      coordinator_address: See `own_host`.
+      coordinator_address: See `peers.host_towards_coordinator`.
     """
 
     def __init__(self, coordinator_address: str | None = None) -> None:
-        host = own_host(coordinator_address)
+        host = listening_host(coordinator_address)
         anywhere = f"[{host}]:0" if ":" in host else f"{host}:0"
         self._server = transfer.start_transfer_server(jax.local_devices()[0].client, anywhere, [anywhere])
-        addresses = gather_addresses(self._server.address())
+        addresses = gathered(self._server.address())
         self._connections = {
             process: self._server.connect(address)
             for process, address in enumerate(addresses)

@@ -1,5 +1,6 @@
 """Moves between two processes, and what a process is told when the other one stalls or dies."""
 
+import ipaddress
 import os
 import pathlib
 import signal
@@ -8,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+
+from autoshard.runtime.peers import host_towards_coordinator
 
 TIMEOUT_S = 120
 
@@ -53,3 +56,12 @@ def test_a_process_that_dies_is_named_whenever_one_waits_or_moves(printed):
     lines = [line for line in printed[0].splitlines() if line.startswith("died:")]
     assert len(lines) == 2
     assert all("lost gradients must come from process 1, but the transfer failed" in line for line in lines)
+
+
+def test_a_host_listens_where_the_coordinator_can_reach_it(monkeypatch):
+    assert host_towards_coordinator("127.0.0.1:9") == "127.0.0.1"
+    assert host_towards_coordinator("[::1]:9") in ("::1", "127.0.0.1")  # the latter where there is no IPv6
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:9")
+    assert ipaddress.ip_address(host_towards_coordinator(None)).is_loopback
+    own = host_towards_coordinator("198.51.100.7:9")
+    assert host_towards_coordinator(f"{own}:9") == own
