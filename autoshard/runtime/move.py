@@ -72,6 +72,8 @@ class CrossMesh:
         if array.sharding == target and may_alias:
             return array
         steps = self._steps_of(array.shape, array.sharding, target)
+        if steps.is_shardwise and isinstance(array, jax.Array):
+            return jax.device_put(array, target, may_alias=may_alias)
         first_number = self._num_crossings
         self._num_crossings += steps.num_crossings
         try:
@@ -157,10 +159,11 @@ class CrossMesh:
         held: _Held = {}
         for one in steps.cuts:
             shard = shards[one.device]
-            if one.boxes == (one.held,):
-                held[one.held, one.device] = jnp.copy(shard) if one.is_read_late and not may_alias else shard
+            if one.inside is None:
+                (whole,) = one.boxes
+                held[whole, one.device] = jnp.copy(shard) if one.is_read_late and not may_alias else shard
                 continue
-            found = self._parts.cutter(one.boxes, one.held)(shard)
+            found = self._parts.cutter(one.inside)(shard)
             held.update({(box, one.device): part for box, part in zip(one.boxes, found, strict=True)})
         return held
 
@@ -176,11 +179,11 @@ class CrossMesh:
         """What a device ends with, in the memory that the layout names."""
         parts = [held[box, join.device] for box in join.parts]
         if not parts:
-            shard = nothing(join.box.shape, dtype, join.device)
+            shard = nothing(join.shape, dtype, join.device)
         elif len(parts) == 1:
             (shard,) = parts
         else:
-            shard = self._parts.joiner(join.parts, join.box)(*parts)
+            shard = self._parts.joiner(join.inside)(*parts)
         if shard.sharding.memory_kind == memory_kind:
             return shard
         return jax.device_put(shard, jax.sharding.SingleDeviceSharding(join.device, memory_kind=memory_kind))

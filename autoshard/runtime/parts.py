@@ -19,30 +19,28 @@ class Parts:
     """Programs that were made before, so that they are compiled once for each device that runs them.
 
     Attributes:
-      cutters: By the boxes that are cut out, counted from the start of the shard.
-      joiners: By the boxes that are joined, likewise.
+      cutters: By the boxes that are cut out.
+      joiners: By the boxes that are joined.
     """
 
     cutters: dict[tuple[Box, ...], Cutter] = dataclasses.field(default_factory=dict)
     joiners: dict[tuple[Box, ...], Joiner] = dataclasses.field(default_factory=dict)
 
-    def cutter(self, boxes: Sequence[Box], held: Box) -> Cutter:
-        """The program that takes a shard that holds `held` to the parts of it that lie in `boxes`."""
-        where = tuple(box.inside(held) for box in boxes)
-        if where not in self.cutters:
-            self.cutters[where] = jax.jit(functools.partial(_cut, where))
-        return self.cutters[where]
+    def cutter(self, boxes: tuple[Box, ...]) -> Cutter:
+        """The program that takes a shard to its parts in `boxes`, counted from its start."""
+        if boxes not in self.cutters:
+            self.cutters[boxes] = jax.jit(functools.partial(_cut, boxes))
+        return self.cutters[boxes]
 
-    def joiner(self, boxes: Sequence[Box], whole: Box) -> Joiner:
-        """The program that takes parts that lie in `boxes` to the shard that holds `whole`.
+    def joiner(self, boxes: tuple[Box, ...]) -> Joiner:
+        """The program that takes parts to the shard in which they lie in `boxes`, counted from its start.
 
         The parts are not donated: their memory could not hold the result, and parts that are shards of the moved
         array must outlive this.
         """
-        where = tuple(box.inside(whole) for box in boxes)
-        if where not in self.joiners:
-            self.joiners[where] = jax.jit(functools.partial(_join, where))
-        return self.joiners[where]
+        if boxes not in self.joiners:
+            self.joiners[boxes] = jax.jit(functools.partial(_join, boxes))
+        return self.joiners[boxes]
 
 
 def nothing(shape: Sequence[int], dtype: Any, device: jax.Device) -> jax.Array:
