@@ -134,6 +134,6 @@ def _lost(name: str, process: int, after_s: float, error: Exception) -> Transfer
     reason = str(error).strip().split("\n")[0].rstrip(".")
     return TransferError(
         f"{name} must come from process {process}, but the transfer failed {after_s:.1f} s after it was asked for: "
-        f"{reason}. Most likely that process has ended: look at the end of its log for the cause, then start all "
-        "processes again."
+        f"{reason}. That process has ended, or what it should send failed there: look at the end of its log for the "
+        "cause, then start all processes again."
     )

@@ -8,6 +8,7 @@ as collectives do. What was found out about it (jax 0.10.1, 0.10.2 and 0.12.0, o
   somebody blocks on the array. Hence all connections are made at the start.
 - A peer that never offers the number, or is stopped, makes the array wait for ever: the `timeout` of `pull` does not
   end it. So does connecting to a peer that is gone. Hence `Arrivals`, which keeps time.
+- What is offered need not be computed yet. If that fails, so does the fetch, and all fetches of what depends on it.
 - An array that was offered and then donated or deleted makes the fetch fail; it is never read in a changed state.
 
 There is no encryption and no password: the network between the processes must be trusted, as for
