@@ -23,8 +23,11 @@ FLOORS = (
     {"cli"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""
-UPWARD = {("autoshard.plans.plan", "autoshard.verify.verify.verify")}
-"""The one way up, for a method of `Plan` that users expect there; taken only when it is called."""
+UPWARD = {
+    ("autoshard.plans.plan", "autoshard.verify.verify.verify"),
+    ("autoshard.stages.staged_plan", "autoshard.runtime.staged_function.StagedFunction"),
+}
+"""The ways up, for methods of plans that users expect there; taken only when they are called."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,17 +84,26 @@ def trace_stage(forward: Forward, program: StageProgram, rematerialise: bool = F
     """Traces forward and backward pass of a stage."""
     function = joint_function(forward, program, rematerialise)
     arguments = joint_arguments(forward, program)
-    traced = trace(function, arguments, (0,))
+    return _traced_stage(program, function, arguments, trace(function, arguments, (0,)))
+
+
+def _traced_stage(
+    program: StageProgram, function: JointFunction, arguments: tuple[Any, ...], traced: Trace
+) -> TracedStage:
     slots = _slots(arguments, jax.eval_shape(function, *arguments))
-    return TracedStage(
-        program,
-        function,
-        arguments,
-        traced,
-        slots,
-        parts_of(traced, slots, splits_backward=False),
-        parts_of(traced, slots, splits_backward=True),
-    )
+    parts = [parts_of(traced, slots, splits_backward) for splits_backward in (False, True)]
+    return TracedStage(program, function, arguments, traced, slots, *parts)
+
+
+def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, plan: Plan) -> TracedStage:
+    """A stage traced to be run by `plan`.
+
+    Raises:
+      PlanMismatchError: It is not the stage that was planned.
+    """
+    function = joint_function(forward, program, rematerialise)
+    arguments = joint_arguments(forward, program)
+    return _traced_stage(program, function, arguments, plan.check(function, arguments))
 
 
 def parts_of(traced: Trace, slots: Slots, splits_backward: bool) -> Parts:

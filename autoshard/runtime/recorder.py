@@ -1,0 +1,130 @@
+"""Measures when the tasks of a step ran.
+
+JAX hands work to devices and returns at once, so a task's end is seen by waiting for its result: a thread for each
+place does, in the place's order. A task's beginning is not seen; it is when its place had ended the task before, its
+inputs were made, and it had been handed over.
+"""
+
+import collections
+import dataclasses
+import queue
+import threading
+import time
+from typing import Any
+
+import jax
+
+from autoshard.runtime.fleet import Fleet
+from autoshard.schedule.tasks import Phase, ScheduleKind, Task
+from autoshard.schedule.timeline import Event, PlaceSummary, Timeline, busy_time
+from autoshard.stages.homes import StageId
+from autoshard.stages.staged_plan import StagedPlan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Handed:
+    """A task as it was handed over; `sign` is ready when it has ended."""
+
+    one: StageId
+    phase: Phase
+    micro_batch: int
+    handed_s: float
+    sign: Any
+
+
+class Recorder:
+    """Records one step, from its making to `end`. Only what runs in this process is seen."""
+
+    def __init__(self, plan: StagedPlan, fleet: Fleet):
+        self._plan, self._fleet = plan, fleet
+        self._began_s = time.perf_counter()
+        self._ended: list[tuple[_Handed, float]] = []
+        self._lock = threading.Lock()
+        self._queues: dict[int, queue.SimpleQueue[_Handed | None]] = {}
+        self._threads: list[threading.Thread] = []
+        self._sign_of = jax.jit(lambda x: jax.numpy.ravel(x)[:1])
+        self._step_s = 0.0
+
+    def task(self, one: StageId, phase: Phase, micro_batch: int, arrays: Any) -> None:
+        """Takes note of a task that was handed over, and of arrays that it makes."""
+        place = self._fleet.place_of(one)
+        if place not in self._queues:
+            self._queues[place] = queue.SimpleQueue()
+            self._threads.append(threading.Thread(target=self._watch, args=(self._queues[place],), daemon=True))
+            self._threads[-1].start()
+        handed_s = time.perf_counter() - self._began_s
+        sign = self._sign_of(jax.tree.leaves(arrays)[0])
+        self._queues[place].put(_Handed(one, phase, micro_batch, handed_s, sign))
+
+    def _watch(self, waiting: "queue.SimpleQueue[_Handed | None]") -> None:
+        while (task := waiting.get()) is not None:
+            jax.block_until_ready(task.sign)
+            with self._lock:
+                self._ended.append((task, time.perf_counter() - self._began_s))
+
+    def end(self, arrays: Any) -> None:
+        """Waits for all of it, and for `arrays`: the step is over."""
+        for waiting in self._queues.values():
+            waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        jax.block_until_ready([a for a in jax.tree.leaves(arrays) if isinstance(a, jax.Array)])
+        self._step_s = time.perf_counter() - self._began_s
+
+    def timeline(self) -> Timeline:
+        """What was recorded."""
+        stops: dict[tuple[StageId, Phase, int], float] = {}
+        free: dict[int, float] = collections.defaultdict(float)
+        events: list[Event] = []
+        for task, stop_s in sorted(self._ended, key=lambda pair: pair[1]):
+            place = self._fleet.place_of(task.one)
+            start_s = min(stop_s, max(free[place], task.handed_s, self._inputs_s(task, stops)))
+            free[place] = stop_s
+            stops[task.one, task.phase, task.micro_batch] = stop_s
+            name = str(Task(task.one.stage, task.phase, task.micro_batch))
+            local = task.one.stage % len(self._plan.meshes[task.one.pipeline])
+            events.append(
+                Event(task.one.pipeline, local, name, start_s, stop_s, task.phase, task.one.stage, task.micro_batch)
+            )
+        events.sort(key=lambda e: (e.start_s, e.stop_s))
+        return Timeline(tuple(events), tuple(self._summaries(events)), self._step_s, "recorded")
+
+    def _inputs_s(self, task: _Handed, stops: dict[tuple[StageId, Phase, int], float]) -> float:
+        pipeline, stage, m = task.one.pipeline, task.one.stage, task.micro_batch
+        match task.phase:
+            case Phase.FORWARD:
+                before = [(StageId(pipeline, stage - 1), Phase.FORWARD, m)]
+            case Phase.BACKWARD:
+                before = [(StageId(pipeline, stage + 1), Phase.BACKWARD, m), (task.one, Phase.FORWARD, m)]
+            case Phase.WEIGHT:
+                before = [(task.one, Phase.BACKWARD, m)]
+        return max((stops.get(key, 0.0) for key in before), default=0.0)
+
+    def _summaries(self, events: list[Event]) -> list[PlaceSummary]:
+        found = []
+        for expected in self._plan.timeline.places:
+            own = [e for e in events if (e.pipeline, e.place) == (expected.pipeline, expected.place)]
+            busy_s = busy_time(own)
+            found.append(
+                dataclasses.replace(
+                    expected,
+                    busy_s=busy_s,
+                    bubble_share=max(0.0, 1 - busy_s / self._step_s) if self._step_s else 0.0,
+                    most_in_flight=self._most_in_flight(own, expected.pipeline),
+                )
+            )
+        return found
+
+    def _most_in_flight(self, events: list[Event], pipeline: int) -> int:
+        splits = self._plan.pipeline(pipeline).schedule is ScheduleKind.ZERO_BUBBLE
+        last = Phase.WEIGHT if splits else Phase.BACKWARD
+        most = 0
+        for stage in {e.stage for e in events}:
+            held = 0
+            # at one instant, what ends is let go before what begins is held
+            changes = [(e.stop_s, -1) for e in events if e.stage == stage and e.phase is last]
+            changes += [(e.start_s, 1) for e in events if e.stage == stage and e.phase is Phase.FORWARD]
+            for _, change in sorted(changes):
+                held += change
+                most = max(most, held)
+        return most

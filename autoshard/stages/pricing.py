@@ -1,0 +1,272 @@
+"""Prices the layers of a model on every mesh that a stage could have: the table that the stage search reads.
+
+Layers that are equal programs are one kind, and are planned once a mesh and micro-batch size. So 96 equal blocks cost
+as much as one.
+"""
+
+import dataclasses
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from autoshard.cluster import Cluster, LogicalMesh, Slice
+from autoshard.cluster.mesh import AxisLevel
+from autoshard.errors import AutoshardError, StageError
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.search import report
+from autoshard.stages.costs import CostKey, CostTable, LayerCost, MeshOption
+from autoshard.stages.layers import Crossing, Layers, SharedWeight
+from autoshard.stages.stage_plan import StageCost, TracedStage, plan_stage, stage_cost, trace_stage
+from autoshard.trace.forward import Forward, trace_forward
+from autoshard.trace.layers import LayerCuts, find_layers, size_bytes
+from autoshard.trace.stage import Stages
+from autoshard.train_step import TrainStep
+
+_LITERAL = re.compile(r"\b-?\d+:[iu]\d+\[\]")
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Model:
+    """A model as traced for one micro-batch size, cut into layers."""
+
+    forward: Forward
+    stages: Stages
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Priced:
+    """The layers of a model, and what they cost.
+
+    Attributes:
+      models: The model by micro-batch size.
+      layers: Its layers. table: Their costs.
+      least_bytes: For each kind of layer, the least memory per device of any mesh that was tried.
+      warnings: What the user should know, such as a model without layers.
+    """
+
+    models: dict[int, Model] = dataclasses.field(repr=False)
+    layers: Layers
+    table: CostTable
+    warnings: tuple[str, ...]
+
+
+def trace_model(step: TrainStep, state: Any, batch: Any, micro_batch_size: int, cuts: LayerCuts | None = None) -> Model:
+    """Traces the loss of a micro-batch and finds its layers, or cuts it as `cuts` says."""
+    forward = trace_forward(step, state, batch, micro_batch_size)
+    if cuts is None or cuts.stop != len(forward.main):  # a program of another size may have other equations
+        cuts = find_layers(forward)
+    cuts = dataclasses.replace(cuts, names=_names(forward, cuts))
+    return Model(forward, Stages(forward, cuts))
+
+
+def _names(forward: Forward, cuts: LayerCuts) -> tuple[str, ...]:
+    """Names of the layers: what the paths of their own parameters begin with."""
+    stages = Stages(forward, cuts)
+    names, seen = [], set()
+    for layer in range(cuts.num_layers):
+        read = [forward.params.names[n] for n in stages.program(layer, layer + 1).interface.params]
+        own = [n for n in read if n not in seen] or read
+        seen.update(read)
+        common = os.path.commonprefix([n.rsplit(".", 1)[0] + "." for n in own]).rstrip(".") if own else ""
+        whole = common if not own or all(n.startswith(common + ".") for n in own) else common.rpartition(".")[0]
+        names.append(whole or (own[0].rsplit(".", 1)[0] if own else "no weights"))
+    return tuple(f"{n} ({names[:k].count(n) + 1})" if names.count(n) > 1 else n for k, n in enumerate(names))
+
+
+def price_layers(
+    step: TrainStep,
+    state: Any,
+    batch: Any,
+    cluster: Cluster,
+    micro_batch_sizes: Sequence[int],
+    options: PlanOptions,
+    max_devices_per_stage: int | None = None,
+) -> Priced:
+    """Prices all kinds of layers on all mesh options, for all micro-batch sizes.
+
+    Args:
+      step, state, batch: As for `autoshard.plan`; of the batch only the shapes behind the first dimension count.
+      cluster: The devices. micro_batch_sizes: Examples of a micro-batch, each size that is to be tried.
+      options: Of each solve. max_devices_per_stage: Larger meshes are not tried.
+
+    Raises:
+      StageError: No layer can be planned with any of the micro-batch sizes.
+    """
+    started = time.perf_counter()
+    mesh_options = tuple(
+        MeshOption(k, mesh)
+        for k, part in enumerate(cluster.slices())
+        for mesh in stage_meshes(part, max_devices_per_stage or part.num_devices)
+    )
+    models: dict[int, Model] = {}
+    costs: dict[CostKey, LayerCost] = {}
+    distinct = {(o.mesh.device_type, o.mesh.axes): n for n, o in reversed(list(enumerate(mesh_options)))}
+    ratio = optimizer_ratio(state)
+    cuts: LayerCuts | None = None
+    kinds: tuple[int, ...] = ()
+    failures: list[str] = []
+    for size in micro_batch_sizes:
+        report(options, started, "layers", f"micro-batches of {size}")
+        models[size] = model = trace_model(step, state, batch, size, cuts)
+        if cuts is not None and model.stages.cuts.starts != cuts.starts:
+            failures.append(f"micro-batches of {size} are traced to another program")
+            del models[size]
+            continue
+        cuts = model.stages.cuts
+        traced, kinds_here = _kinds(model)
+        kinds = kinds or kinds_here
+        if kinds_here != kinds:
+            failures.append(f"micro-batches of {size} make other kinds of layers")
+            del models[size]
+            continue
+        for kind, stage in enumerate(traced):
+            for n in distinct.values():
+                report(options, started, "price", f"kind {kind + 1}/{len(traced)} on {mesh_options[n]}, batch {size}")
+                cost = _layer_cost(stage, mesh_options[n].mesh, cluster, options, ratio, failures)
+                if cost is not None:
+                    for k, o in enumerate(mesh_options):
+                        if distinct[o.mesh.device_type, o.mesh.axes] == n:
+                            costs[CostKey(kind, k, size)] = cost
+    if not costs:
+        raise StageError(
+            f"No layer of the model can be planned for micro-batches of {list(micro_batch_sizes)}: "
+            f"{'; '.join(dict.fromkeys(failures))}."
+        )
+    model = next(iter(models.values()))
+    warnings = (model.stages.cuts.warning,) if model.stages.cuts.warning else ()
+    return Priced(models, _layers(model, kinds), CostTable(mesh_options, costs), warnings)
+
+
+def stage_meshes(part: Slice, max_devices: int) -> list[LogicalMesh]:
+    """The meshes that a stage on a slice may have: part of a node, or whole nodes, as one axis or as one for each
+    hardware level.
+    """
+    counts = [n for n in range(1, part.num_devices + 1) if n <= max_devices and part.num_devices % n == 0]
+    inner = part.levels[0].size if part.levels else 1
+    counts += [n for n in range(2, inner + 1) if inner % n == 0 and n <= max_devices]
+    meshes = []
+    for n in sorted(set(counts)):
+        sub = sub_slice(part, n)
+        if sub is None:
+            continue
+        meshes.append(sub.logical_mesh({"data": n}))
+        if len(sub.levels) > 1:
+            sizes = [math.prod(level.size for level in sub.levels[1:]), sub.levels[0].size]
+            meshes.append(sub.logical_mesh(dict(zip(("data", "tensor"), sizes, strict=True))))
+    return meshes
+
+
+def sub_slice(part: Slice, num_devices: int) -> Slice | None:
+    """The first `num_devices` of a slice; None where they are neither part of a node nor whole nodes."""
+    left, levels = num_devices, []
+    for level in part.levels:
+        if left == 1:
+            break
+        taken = min(left, level.size)
+        if left % taken or level.size % taken:
+            return None
+        levels.append(AxisLevel(taken, level.link))
+        left //= taken
+        if taken < level.size and left > 1:
+            return None
+    return None if left > 1 else Slice(part.name, part.device_type, tuple(levels))
+
+
+def _kinds(model: Model) -> tuple[list[TracedStage], tuple[int, ...]]:
+    """One traced layer of each kind, and the kind of each layer."""
+    numbers: dict[str, int] = {}
+    traced, kinds = [], []
+    for layer in range(model.stages.cuts.num_layers):
+        program = model.stages.program(layer, layer + 1)
+        shapes = [(s.shape, s.dtype) for s in (*program.interface.inputs, *program.interface.outputs)]
+        text = _LITERAL.sub("#", _ADDRESS.sub("", f"{program.forward}{shapes}"))
+        if text not in numbers:
+            numbers[text] = len(traced)
+            traced.append(trace_stage(model.forward, program))
+        kinds.append(numbers[text])
+    return traced, tuple(kinds)
+
+
+def _layers(model: Model, kinds: tuple[int, ...]) -> Layers:
+    size = model.forward.micro_batch_size
+    crossings = []
+    for v, readers in model.stages.readers().values():
+        scales = bool(v.aval.shape) and v.aval.shape[0] % size == 0
+        is_float = jax.numpy.issubdtype(v.aval.dtype, jax.numpy.inexact)
+        each = size_bytes(v) / size if scales else size_bytes(v)
+        crossings.append(Crossing(model.stages.layer_of(v), readers, each, not scales, is_float))
+    reading: dict[int, list[int]] = {}
+    for layer in range(len(kinds)):
+        for n in model.stages.program(layer, layer + 1).interface.params:
+            reading.setdefault(n, []).append(layer)
+    shared = tuple(
+        SharedWeight(tuple(layers), float(size_bytes(model.forward.param_vars[n])))
+        for n, layers in sorted(reading.items())
+        if len(layers) > 1
+    )
+    return Layers(kinds, model.stages.cuts.names, tuple(crossings), shared)
+
+
+def optimizer_ratio(state: Any) -> float:
+    """Bytes of the optimizer's state for each byte of parameters."""
+    total = lambda tree: sum(math.prod(x.shape) * getattr(x.dtype, "itemsize", 4) for x in jax.tree.leaves(tree))
+    return total(state.opt_state) / max(1, total(state.params))
+
+
+def _layer_cost(
+    stage: TracedStage,
+    mesh: LogicalMesh,
+    cluster: Cluster,
+    options: PlanOptions,
+    ratio: float,
+    failures: list[str],
+) -> LayerCost | None:
+    try:
+        plan = plan_stage(stage, mesh, cluster.name, math.inf, options)
+    except AutoshardError as error:
+        failures.append(str(error).partition("\n")[0])
+        return None
+    return layer_cost(stage_cost(stage, plan), mesh, ratio, weight_total_bytes(stage))
+
+
+def weight_total_bytes(stage: TracedStage) -> float:
+    """Bytes of all weights that a stage reads, copies not counted."""
+    return float(sum(size_bytes(stage.trace.jaxpr.jaxpr.invars[n]) for n in stage.slots.params))
+
+
+def layer_cost(cost: StageCost, mesh: LogicalMesh, ratio: float, total_bytes: float) -> LayerCost:
+    """A planned stage as the search sees it.
+
+    The optimizer's state lies like the sums of gradients. Its update reads sums, state and weights and writes state and
+    weights, at the memory's bandwidth, and gathers the weights where they lie on more devices than the sums do.
+
+    Args:
+      ratio: Bytes of the optimizer's state for each byte of weights.
+    """
+    device = mesh.device_type
+    optimizer_bytes = ratio * cost.gradient_bytes
+    moved_bytes = 3 * cost.gradient_bytes + 2 * optimizer_bytes
+    gathered_bytes = max(0.0, cost.weight_bytes - cost.gradient_bytes)
+    link = next((level.link for axis in reversed(mesh.axes) for level in axis.levels), None)
+    gather_s = gathered_bytes / link.bandwidth_bytes_per_s + link.latency_s if gathered_bytes and link else 0.0
+    update_s = moved_bytes / device.memory_bandwidth_bytes_per_s + device.launch_overhead_s + gather_s
+    return LayerCost(
+        forward_s=cost.forward_s,
+        backward_s=cost.backward_s,
+        weight_s=cost.weight_s,
+        update_s=update_s if total_bytes else 0.0,
+        weight_bytes=cost.weight_bytes,
+        gradient_bytes=cost.gradient_bytes,
+        optimizer_bytes=optimizer_bytes,
+        weight_total_bytes=total_bytes,
+        residual_bytes=cost.residual_bytes,
+        weight_residual_bytes=cost.weight_residual_bytes,
+        input_bytes=cost.input_bytes,
+        working_bytes=cost.working_bytes,
+    )
