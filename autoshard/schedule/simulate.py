@@ -50,15 +50,15 @@ def simulate(
     _check_places(step, limits_bytes, "limits of memory")
     _check_places(step, names, "names")
     sent: list[list[_Transfer]] = [[] for _ in step.pipelines]
-    stops_s = [_replay(p, _wiring(p), made) for p, made in zip(step.pipelines, sent, strict=True)]
-    ends = _ends(step, stops_s)
+    starts_s = [_replay(p, _wiring(p), made) for p, made in zip(step.pipelines, sent, strict=True)]
+    ends = _ends(step, starts_s)
     events: list[Event] = []
     summaries: list[PlaceSummary] = []
     for i, pipeline in enumerate(step.pipelines):
         schedule, peaks = pipeline.schedule, peak_bytes(pipeline)
         by_place: list[list[Event]] = [[] for _ in schedule.order]
         for event in itertools.chain(
-            _task_events(i, pipeline, stops_s[i]),
+            _task_events(i, pipeline, starts_s[i]),
             _transfer_events(i, pipeline, sent[i]),
             _other_events(i, pipeline, ends.stages_s[i], ends.gathered_s),
         ):
@@ -114,7 +114,7 @@ def _wiring(pipeline: PipelineDurations) -> Wiring:
 
 
 def _replay(pipeline: PipelineDurations, wiring: Wiring, sent: list[_Transfer] | None) -> list[float]:
-    """For each task of `wiring`, when it stops; the transfers are added to `sent`, if given.
+    """For each task of `wiring`, when it starts; the transfers are added to `sent`, if given.
 
     The one loop of this file that must be fast: the planner runs it for hundreds of pipelines.
     """
@@ -125,25 +125,26 @@ def _replay(pipeline: PipelineDurations, wiring: Wiring, sent: list[_Transfer] |
     ready_s = [0.0] * len(wiring.tasks)
     if pipeline.weights_s:  # forward tasks are the first in the list of times
         ready_s = [pipeline.weights_s[k] if k < len(pipeline.stages) else 0.0 for k in wiring.times]
-    stops_s = []
+    starts_s = []
     for ready, place, time, arrows in zip(ready_s, wiring.places, wiring.times, wiring.arrows, strict=True):
         free = places_free_s[place]
-        stop = (ready if ready > free else free) + times_s[time]
+        start = ready if ready > free else free
+        stop = start + times_s[time]
         places_free_s[place] = stop
-        stops_s.append(stop)
+        starts_s.append(start)
         for target, link, transfer in arrows:
             arrived = stop
             if link >= 0 and transfers_s[transfer]:
-                start = links_free_s[link]
-                if start < stop:
-                    start = stop
-                arrived = start + transfers_s[transfer]
+                sending = links_free_s[link]
+                if sending < stop:
+                    sending = stop
+                arrived = sending + transfers_s[transfer]
                 links_free_s[link] = arrived
                 if sent is not None:
-                    sent.append(_Transfer(target, link, start, arrived))
+                    sent.append(_Transfer(target, link, sending, arrived))
             if arrived > ready_s[target]:
                 ready_s[target] = arrived
-    return stops_s
+    return starts_s
 
 
 def _task_times(pipeline: PipelineDurations) -> list[float]:
@@ -153,13 +154,14 @@ def _task_times(pipeline: PipelineDurations) -> list[float]:
     return [s.forward_s for s in stages] + backward_s + [s.weight_s for s in stages]
 
 
-def _ends(step: StepDurations, stops_s: Sequence[Sequence[float]]) -> _Ends:
+def _ends(step: StepDurations, starts_s: Sequence[Sequence[float]]) -> _Ends:
     stages_s = []
     gathered_s = update_s = 0.0
-    for pipeline, stops in zip(step.pipelines, stops_s, strict=True):
+    for pipeline, starts in zip(step.pipelines, starts_s, strict=True):
+        wiring, times_s = _wiring(pipeline), _task_times(pipeline)
         lasts = [0.0] * len(pipeline.stages)
-        for task, stop in zip(_wiring(pipeline).tasks, stops, strict=True):
-            lasts[task.stage] = stop  # tasks of one stage are in the order in which they run
+        for task, time, start in zip(wiring.tasks, wiring.times, starts, strict=True):
+            lasts[task.stage] = start + times_s[time]  # tasks of one stage are in the order in which they run
         stages_s.append(tuple(lasts))
         sums = pipeline.gradients_s or (0.0,) * len(lasts)
         gathered_s = max(gathered_s, *(last + s for last, s in zip(lasts, sums, strict=True)))
@@ -168,11 +170,10 @@ def _ends(step: StepDurations, stops_s: Sequence[Sequence[float]]) -> _Ends:
     return _Ends(tuple(stages_s), gathered_s, gathered_s + update_s)
 
 
-def _task_events(i: int, pipeline: PipelineDurations, stops_s: Sequence[float]) -> Iterator[Event]:
+def _task_events(i: int, pipeline: PipelineDurations, starts_s: Sequence[float]) -> Iterator[Event]:
     wiring, times_s = _wiring(pipeline), _task_times(pipeline)
-    for task, place, time, stop in zip(wiring.tasks, wiring.places, wiring.times, stops_s, strict=True):
-        start_s = max(0.0, stop - times_s[time])
-        yield Event(i, place, str(task), start_s, stop, task.phase, task.stage, task.micro_batch)
+    for task, place, time, start in zip(wiring.tasks, wiring.places, wiring.times, starts_s, strict=True):
+        yield Event(i, place, str(task), start, start + times_s[time], task.phase, task.stage, task.micro_batch)
 
 
 def _transfer_events(i: int, pipeline: PipelineDurations, sent: Sequence[_Transfer]) -> Iterator[Event]:
