@@ -99,6 +99,17 @@ def best_cut(
     effort: CutEffort | None = None,
     suggestions: Sequence[Sequence[int]] = (),
 ) -> Cut | None:
+    """Cuts the layers over the places of a team: the best cut, None if none fits; see `bounded_cut`."""
+    return bounded_cut(scene, team, effort, suggestions)[0]
+
+
+def bounded_cut(
+    scene: Scene,
+    team: Team,
+    effort: CutEffort | None = None,
+    suggestions: Sequence[Sequence[int]] = (),
+    cutoff_s: float = math.inf,
+) -> tuple[Cut | None, float]:
     """Cuts the layers over the places of a team.
 
     Args:
@@ -106,14 +117,15 @@ def best_cut(
       team: The replicas and their places.
       effort: How long to look.
       suggestions: Other cuts to look at, as the first layer of each stage and the number of layers.
+      cutoff_s: Only cuts that are faster are of interest.
 
     Returns:
-      The best cut; None if none fits the memory.
+      The best cut, None if no cut of interest fits the memory; and a bound for all cuts, inf if none fits.
     """
     effort = effort or CutEffort()
     num_layers, num_stages = scene.runs.layers.num_layers, team.num_stages
     if num_stages > num_layers:
-        return None
+        return None, math.inf
     num_cuts = math.comb(num_layers - 1, num_stages - 1)
     is_complete = num_cuts <= effort.most_enumerated
     positions = _positions(scene, team, shares_memory=False)
@@ -133,7 +145,8 @@ def best_cut(
     num_simulated, rest_s = 0, math.inf
     seen = set()
     for k in order:
-        if best is not None and (bounds_s[k] >= best.step_s * (1 - CLOSE) or num_simulated >= effort.most_simulated):
+        limit_s = cutoff_s if best is None else min(cutoff_s, best.step_s)
+        if bounds_s[k] >= limit_s * (1 - CLOSE) or num_simulated >= effort.most_simulated:
             rest_s = float(bounds_s[k])
             break
         key = tuple(cuts[k])
@@ -146,10 +159,12 @@ def best_cut(
             step_s = arrangement_step_s(scene, arrangement, MOST_REPLICAS)
             if best is None or step_s < best.step_s * (1 - CLOSE):
                 best = Cut(arrangement, stages, step_s, 0.0)
+    if is_complete:
+        bound_s = rest_s
     if best is None:
-        return None
-    bound_s = min(best.step_s, rest_s if is_complete else max(bound_s, 0.0))
-    return dataclasses.replace(best, bound_s=bound_s)
+        return None, bound_s
+    bound_s = min(best.step_s, max(bound_s, 0.0))
+    return dataclasses.replace(best, bound_s=bound_s), bound_s
 
 
 def _positions(scene: Scene, team: Team, *, shares_memory: bool) -> list[_Position]:
