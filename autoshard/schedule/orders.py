@@ -8,10 +8,12 @@ import functools
 from collections.abc import Iterator
 
 from autoshard.errors import ScheduleError
+from autoshard.garbage import collection_paused
 from autoshard.schedule.tasks import Phase, Schedule, ScheduleKind, Task
 
 
 @functools.lru_cache(maxsize=16)
+@collection_paused()
 def make_schedule(kind: ScheduleKind, num_places: int, num_stages: int, num_micro_batches: int) -> Schedule:
     """The tasks of one step of a pipeline, in order, for each place.
 

@@ -29,7 +29,7 @@ class Colour(enum.Enum):
     """
 
     FORWARD = "#0072b2"
-    BACKWARD = "#f0b429"
+    BACKWARD = "#e69f00"
     WEIGHT = "#009e73"
     UPDATE = "#d55e00"
     TRANSFER = "#cc79a7"

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autoshard.errors import ScheduleError
+from autoshard.garbage import collection_paused
 from autoshard.schedule.durations import PipelineDurations, StepDurations
 from autoshard.schedule.memory import peak_bytes
 from autoshard.schedule.orders import in_flight_bound
@@ -28,6 +29,7 @@ def step_time(step: StepDurations) -> float:
     return _ends(step, [_replay(p, _wiring(p), None) for p in step.pipelines]).step_s
 
 
+@collection_paused()
 def simulate(
     step: StepDurations,
     limits_bytes: Sequence[Sequence[float]] = (),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.errors import ScheduleError
+from autoshard.garbage import collection_paused
 from autoshard.schedule.tasks import Phase, Schedule, Task
 
 _MOST_NAMED = 8
@@ -49,6 +50,7 @@ class Wiring:
 
 
 @functools.lru_cache(maxsize=16)
+@collection_paused()
 def wire(schedule: Schedule, pairs: tuple[tuple[int, int], ...]) -> Wiring:
     """Finds what every task of a pipeline waits for.
 
@@ -66,34 +68,37 @@ def wire(schedule: Schedule, pairs: tuple[tuple[int, int], ...]) -> Wiring:
         one, or is there twice; if the order deadlocks, with the tasks that wait for each other.
     """
     _check_pairs(schedule, pairs)
-    _check_tasks(schedule)
-    senders, receivers = _neighbours(schedule.num_stages, pairs)
-    tasks = _runnable_order(schedule, senders, receivers)
-    index = [0] * (len(Phase) * schedule.num_stages * schedule.num_micro_batches)
-    for i, task in enumerate(tasks):
-        index[_number(schedule, task.stage, task.phase, task.micro_batch)] = i
+    numbers = _numbers(schedule)
+    count, num_stages = schedule.num_micro_batches, schedule.num_stages
+    senders, receivers = _neighbours(num_stages, pairs)
+    runnable = _runnable_order(schedule, numbers, _needed(senders, receivers))
+    index = [0] * (len(Phase) * num_stages * count)
+    for i, (number, _) in enumerate(runnable):
+        index[number] = i
     transfers = {pair: i for i, pair in enumerate(pairs)}
     links: dict[tuple[int, int], int] = {}
-    stages = range(schedule.num_stages)
-    routes = [_routes(schedule, s, receivers[s], transfers, 0, links) for s in stages]
-    routes += [_routes(schedule, s, senders[s], transfers, len(pairs), links) for s in stages]
-    routes += [() for _ in stages]
-    times = tuple(_number(schedule, t.stage, t.phase, 0) // schedule.num_micro_batches for t in tasks)
+    routes = [_routes(schedule, s, receivers[s], transfers, False, links) for s in range(num_stages)]
+    routes += [_routes(schedule, s, senders[s], transfers, True, links) for s in range(num_stages)]
+    routes += [()] * num_stages
+    times = tuple(number // count for number, _ in runnable)
     arrows = tuple(
-        tuple(
-            Arrow(index[_number(schedule, route.stage, task.phase, task.micro_batch)], route.link, route.time)
-            for route in routes[time]
-        )
-        for task, time in zip(tasks, times, strict=True)
+        tuple([Arrow(index[r.phase * count + number % count], r.link, r.time) for r in routes[number // count]])
+        for number, _ in runnable
     )
-    return Wiring(tasks, tuple(schedule.place_of(t.stage) for t in tasks), times, arrows, tuple(links))
+    places = [schedule.place_of(s) for s in range(num_stages)] * len(Phase)
+    return Wiring(tuple(t for _, t in runnable), tuple(places[t] for t in times), times, arrows, tuple(links))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Route:
-    """Where a stage sends to in one phase, for every micro-batch; the rest as in `Arrow`."""
+    """Where a stage sends to in one phase, for every micro-batch.
 
-    stage: int
+    Attributes:
+      phase: Number of the phase of the receiving stage: forward phases by stage, then backward, then weight phases.
+      link, time: As in `Arrow`.
+    """
+
+    phase: int
     link: int
     time: int
 
@@ -103,21 +108,21 @@ def _routes(
     stage: int,
     others: Sequence[int],
     transfers: Mapping[tuple[int, int], int],
-    first_time: int,
+    is_backward: bool,
     links: dict[tuple[int, int], int],
 ) -> tuple[_Route, ...]:
-    """To `others` that are on another place; the times begin at `first_time`. Adds the links that are new."""
-    here = schedule.place_of(stage)
-    routes = []
+    """To `others` that are on another place. Adds the links that are new."""
+    here, routes = schedule.place_of(stage), []
     for other in others:
-        there = schedule.place_of(other)
+        there, phase = schedule.place_of(other), other + is_backward * schedule.num_stages
+        transfer = transfers.get((min(stage, other), max(stage, other)))
         if there == here:
             continue
-        transfer = transfers.get((min(stage, other), max(stage, other)))
         if transfer is None:
-            routes.append(_Route(other, -1, -1))
+            routes.append(_Route(phase, -1, -1))
         else:
-            routes.append(_Route(other, links.setdefault((here, there), len(links)), first_time + transfer))
+            link = links.setdefault((here, there), len(links))
+            routes.append(_Route(phase, link, transfer + is_backward * len(transfers)))
     return tuple(routes)
 
 
@@ -132,60 +137,49 @@ def _neighbours(num_stages: int, pairs: Sequence[tuple[int, int]]) -> tuple[list
     return senders, receivers
 
 
-def _number(schedule: Schedule, stage: int, phase: Phase, micro_batch: int) -> int:
-    """A number for each task that a pipeline could have; quicker to look up than the task."""
-    rank = 0 if phase is Phase.FORWARD else 1 if phase is Phase.BACKWARD else 2
-    return (rank * schedule.num_stages + stage) * schedule.num_micro_batches + micro_batch
+def _needed(senders: Sequence[Sequence[int]], receivers: Sequence[Sequence[int]]) -> list[list[int]]:
+    """For each phase of each stage, by number, the phases that it waits for with each micro-batch."""
+    num_stages = len(senders)
+    forward = [list(s) for s in senders]
+    backward = [[s, *(num_stages + t for t in receivers[s])] for s in range(num_stages)]
+    return forward + backward + [[num_stages + s] for s in range(num_stages)]
 
 
 def _runnable_order(
-    schedule: Schedule, senders: Sequence[Sequence[int]], receivers: Sequence[Sequence[int]]
-) -> tuple[Task, ...]:
-    """Runs every place as far as it gets, and again when what it stopped for is done."""
-    is_done = bytearray(len(Phase) * schedule.num_stages * schedule.num_micro_batches)
-    found: list[Task] = []
+    schedule: Schedule, numbers: Sequence[Sequence[int]], needed: Sequence[Sequence[int]]
+) -> list[tuple[int, Task]]:
+    """Runs every place as far as it gets, and again when what it stopped for is done: all tasks with their numbers."""
+    count = schedule.num_micro_batches
+    is_done = bytearray(len(needed) * count)
+    found: list[tuple[int, Task]] = []
     positions = [0] * schedule.num_places
     stopped_for: dict[int, list[int]] = {}  # places that wait, by the number of the task that they wait for
     to_run = list(range(schedule.num_places))
     while to_run:
         place = to_run.pop()
-        order = schedule.order[place]
-        while positions[place] < len(order):
-            task = order[positions[place]]
-            missing = next((n for n in _needed(schedule, task, senders, receivers) if not is_done[n]), None)
-            if missing is not None:
-                stopped_for.setdefault(missing, []).append(place)
+        for position in range(positions[place], len(numbers[place])):
+            number = numbers[place][position]
+            phase, m = divmod(number, count)
+            missing = [n for other in needed[phase] if not is_done[n := other * count + m]]
+            if missing:
+                stopped_for.setdefault(missing[0], []).append(place)
+                positions[place] = position
                 break
-            positions[place] += 1
-            number = _number(schedule, task.stage, task.phase, task.micro_batch)
             is_done[number] = True
-            found.append(task)
-            to_run.extend(stopped_for.pop(number, ()))
+            found.append((number, schedule.order[place][position]))
+            if number in stopped_for:
+                to_run += stopped_for.pop(number)
     if stopped_for:
         raise ScheduleError(_deadlock(schedule, positions, stopped_for))
-    return tuple(found)
-
-
-def _needed(
-    schedule: Schedule, task: Task, senders: Sequence[Sequence[int]], receivers: Sequence[Sequence[int]]
-) -> list[int]:
-    """Numbers of the tasks that one waits for."""
-    stage, m = task.stage, task.micro_batch
-    if task.phase is Phase.FORWARD:
-        return [_number(schedule, s, Phase.FORWARD, m) for s in senders[stage]]
-    if task.phase is Phase.BACKWARD:
-        later = [_number(schedule, s, Phase.BACKWARD, m) for s in receivers[stage]]
-        return [_number(schedule, stage, Phase.FORWARD, m), *later]
-    return [_number(schedule, stage, Phase.BACKWARD, m)]
+    return found
 
 
 def _deadlock(schedule: Schedule, positions: Sequence[int], stopped_for: Mapping[int, Sequence[int]]) -> str:
-    waits = []
-    for number, places in stopped_for.items():
-        rest, m = divmod(number, schedule.num_micro_batches)
-        rank, stage = divmod(rest, schedule.num_stages)
-        missing = Task(stage, tuple(Phase)[rank], m)
-        waits += [(p, f"place {p}: {schedule.order[p][positions[p]]} for {missing}") for p in places]
+    waits = [
+        (place, f"place {place}: {schedule.order[place][positions[place]]} for {_task(schedule, number)}")
+        for number, places in stopped_for.items()
+        for place in places
+    ]
     shown = "; ".join(text for _, text in sorted(waits)[:_MOST_NAMED])
     more = f"; and {len(waits) - _MOST_NAMED} more places" if len(waits) > _MOST_NAMED else ""
     return (
@@ -194,33 +188,45 @@ def _deadlock(schedule: Schedule, positions: Sequence[int], stopped_for: Mapping
     )
 
 
-def _check_tasks(schedule: Schedule) -> None:
-    phases = (Phase.FORWARD, Phase.BACKWARD, *([Phase.WEIGHT] if schedule.splits_backward else []))
-    expected = len(phases) * schedule.num_stages * schedule.num_micro_batches
-    seen = bytearray(expected)
+def _task(schedule: Schedule, number: int) -> Task:
+    """The task with a number: forward tasks by stage and micro-batch, then backward tasks, then weight tasks."""
+    phase, m = divmod(number, schedule.num_micro_batches)
+    return Task(phase % schedule.num_stages, tuple(Phase)[phase // schedule.num_stages], m)
+
+
+def _numbers(schedule: Schedule) -> list[list[int]]:
+    """For each place, the numbers of its tasks (`_task`) in order; quicker to look up than the tasks.
+
+    Raises:
+      ScheduleError: If a task is missing or is not where it belongs.
+    """
+    num_stages, count = schedule.num_stages, schedule.num_micro_batches
+    num_phases = 3 if schedule.splits_backward else 2
+    places = [schedule.place_of(s) for s in range(num_stages)]
+    seen = bytearray(num_phases * num_stages * count)
+    numbers: list[list[int]] = []
     for place, order in enumerate(schedule.order):
+        numbers.append([])
         for task in order:
-            is_known = (
-                0 <= task.stage < schedule.num_stages
-                and 0 <= task.micro_batch < schedule.num_micro_batches
-                and task.phase in phases
-            )
-            if not is_known or schedule.place_of(task.stage) != place:
+            stage, m, phase = task.stage, task.micro_batch, task.phase
+            rank = 0 if phase is Phase.FORWARD else 1 if phase is Phase.BACKWARD else 2
+            is_known = 0 <= stage < num_stages and 0 <= m < count and rank < num_phases
+            if not is_known or places[stage] != place:
                 raise ScheduleError(
                     f"Place {place} runs {task}, which does not belong there in this schedule ({schedule}): stage s is "
                     "on place s modulo the number of places. Correct the order."
                 )
-            number = _number(schedule, task.stage, task.phase, task.micro_batch)
+            number = (rank * num_stages + stage) * count + m
             if seen[number]:
                 raise ScheduleError(f"Each task runs once, but place {place} runs {task} again. Correct the order.")
             seen[number] = True
+            numbers[-1].append(number)
     if not all(seen):
-        rest, m = divmod(seen.index(0), schedule.num_micro_batches)
-        rank, stage = divmod(rest, schedule.num_stages)
         raise ScheduleError(
             f"Each task runs once, but {seen.count(0)} never run in this schedule ({schedule}), the first of them "
-            f"{Task(stage, phases[rank], m)}. Add them to the order."
+            f"{_task(schedule, seen.index(0))}. Add them to the order."
         )
+    return numbers
 
 
 def _check_pairs(schedule: Schedule, pairs: Sequence[tuple[int, int]]) -> None:
