@@ -60,8 +60,7 @@ def _compile(
 
     run.__name__ = f"level{level}_place{place}"
     given = [holdings.struct(key, place, left.get((key, place))) for key in inputs]
-    # XLA chooses how to lay what only this place reads; the inputs say on which devices, if there are any.
-    ends = [holdings.struct(v, place) if v in fixed or not inputs else None for v in values]
+    ends = [holdings.struct(v, place) if v in fixed else _like_an_input(holdings, v, place, given) for v in values]
     ends += [holdings.struct(x, place) for x in bundles]
     donated = _reused(holdings, level, place, inputs, given, ends)
     jitted = jax.jit(
@@ -75,6 +74,20 @@ def _compile(
     compiled = lowered.compile()
     left.update(((v, place), s) for v, s in zip(values, compiled.output_shardings, strict=False))
     return Compiled(level, place, lowered, compiled, inputs, (*values, *bundles), donated)
+
+
+def _like_an_input(
+    holdings: Holdings, value: int, place: int, given: Sequence[jax.ShapeDtypeStruct]
+) -> jax.ShapeDtypeStruct | None:
+    """How to lay what only this place reads: like an input of the same type, whose buffer it may take over.
+
+    None: as XLA chooses, on the devices of the inputs.
+    """
+    result = holdings.struct(value, place)
+    for struct in given:
+        if result.shape and (struct.shape, struct.dtype) == (result.shape, result.dtype):
+            return holdings.struct(value, place, struct.sharding)
+    return None if given else result
 
 
 def _read_later(program: PlacedProgram, level: int, place: int) -> Iterator[int]:

@@ -143,7 +143,7 @@ class PlacedFunction:
         if self.program.output_places[k] is None:
             return Copies(tuple(held))
         (array,) = held
-        if end is None or array.sharding.is_equivalent_to(end, len(array.shape)):
+        if end is None or array.sharding == end or array.sharding.is_equivalent_to(end, len(array.shape)):
             return array
         if isinstance(array, jax.Array):  # an input that is returned as it is
             return jax.device_put(array, end)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import jax.extend.core as jex
 
 from autoshard.errors import TraceError
+from autoshard.trace.locate import SMALL_BYTES
 from autoshard.trace.steps import Flattening, Step
 
 _SEVERAL = -1
@@ -17,9 +18,9 @@ def infer_places(
 ) -> tuple[int | None, ...]:
     """A place for each flat input.
 
-    An input belongs where the values are that it is first combined with. A scalar that meets values of several places,
-    or of none, such as a step counter, belongs everywhere. Any other input that meets none belongs where its next
-    version is made, or else on place 0.
+    An input belongs where the values are that it is first combined with. A small one that meets values of several
+    places, such as a step counter, belongs everywhere. What meets none belongs where its next version is made, or else
+    on place 0 (an array) or everywhere (a scalar).
 
     Args:
       closed: The program. known: For each flat input, its place (of parameters and gradients); None if not known.
@@ -40,21 +41,21 @@ def infer_places(
     places = dict(enumerate(known))
     while True:  # an input may meet only inputs that are placed themselves by what they meet
         labels = _labels(flattening, flow, places)
-        found = {v: p for v, p in _meetings(flattening, flow, labels, places).items() if p is not None}
+        met = _meetings(flattening, flow, labels, places)
+        found = {v: p for v, p in met.items() if p not in (None, _SEVERAL)}
         if not found:
             break
         places.update(found)
     for output, value in (successors or {}).items():
         label = labels.get(outputs[output])
-        if places[value] is None and label not in (None, _SEVERAL) and not flattening.is_scalar(value):
+        if value in met and met[value] is None and label not in (None, _SEVERAL):
             places[value] = label
-    return tuple(
-        places[v] if places[v] is not None else (None if flattening.is_scalar(v) else 0) for v in range(len(known))
-    )
+    is_counter = lambda v: met[v] is _SEVERAL or closed.jaxpr.invars[v].aval.shape == ()
+    return tuple(p if p is not None or is_counter(v) else 0 for v, p in sorted(places.items()))
 
 
 def _opened(flattening: Flattening, steps: Sequence[Step]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(operands, results) of each step, in order, with the steps of both branches in the place of a conditional."""
+    """(operands, results) of each step, in order, with the steps of all branches in the place of a conditional."""
     flow: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for step in steps:
         if not step.branches:
@@ -66,7 +67,7 @@ def _opened(flattening: Flattening, steps: Sequence[Step]) -> list[tuple[tuple[i
             flow.extend(_opened(flattening, inner))
             ends.append(results)
         joins = zip(step.results, zip(*ends, strict=True), strict=True)
-        flow.extend(((step.operands[0], *alternatives), (r,)) for r, alternatives in joins if r is not None)
+        flow.extend((alternatives, (r,)) for r, alternatives in joins if r is not None)
     return flow
 
 
@@ -97,7 +98,10 @@ def _meetings(
     labels: Mapping[int, int],
     places: Mapping[int, int | None],
 ) -> dict[int, int | None]:
-    """For each input without a place, where it meets values that have one; None where that does not tell."""
+    """For each input without a place, where it meets values that have one: `_SEVERAL` or None for several or none.
+
+    Of several, a large array belongs where it meets most bytes.
+    """
     reached: dict[int, set[int]] = {v: {v} for v, p in places.items() if p is None}
     meets: dict[int, collections.Counter[int]] = {v: collections.Counter() for v in reached}
     for operands, results in flow:
@@ -111,8 +115,10 @@ def _meetings(
     chosen: dict[int, int | None] = {}
     for value, met in meets.items():
         arrays = {p: size for p, size in met.items() if p != _SEVERAL}
-        if flattening.is_scalar(value):
-            chosen[value] = next(iter(met)) if len(met) == 1 and arrays else None
+        is_small = flattening.size_bytes(value) <= SMALL_BYTES
+        is_one = len(met) == 1 if flattening.is_scalar(value) else len(arrays) == 1
+        if arrays and (is_one or not is_small):
+            chosen[value] = max(arrays, key=lambda p: (arrays[p], -p))
         else:
-            chosen[value] = max(arrays, key=lambda p: (arrays[p], -p)) if arrays else None
+            chosen[value] = _SEVERAL if met and is_small else None
     return chosen

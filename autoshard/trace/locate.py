@@ -68,12 +68,16 @@ class Locator:
             located.append(Located(step, site, is_fixed))
         return located
 
-    def site_of(self, step: Step, controls: tuple[int, ...] = ()) -> tuple[Site, bool]:
-        """The site of a step's results, and whether the step runs on one place only."""
+    def site_of(self, step: Step, controls: tuple[int, ...] = (), is_local: bool = False) -> tuple[Site, bool]:
+        """The site of a step's results, and whether the step runs on one place only.
+
+        `is_local`: it stays with its operands even if these are scalars.
+        """
         operands = dict.fromkeys((*step.operands, *controls))
         owned = [v for v in operands if self.sites[v].places != self.everywhere]
         common = self.everywhere.intersection(*(self.sites[v].places for v in owned))
-        if common and not all(map(self._flattening.is_scalar, owned)) and not step.has_effects:
+        stays = (is_local and owned) or not all(map(self._flattening.is_scalar, owned))
+        if common and stays and not step.has_effects:
             return Site(max(self.sites[v].level_on(min(common)) for v in operands), common), len(common) == 1
         is_small = all(self._flattening.size_bytes(v) <= SMALL_BYTES for v in owned)
         if is_small and not step.has_effects:
@@ -115,7 +119,8 @@ class Locator:
                 joins.append(None)
                 continue
             alternatives = tuple(results[slot] for results in outputs)
-            site, _ = self.site_of(dataclasses.replace(step, operands=alternatives, branches=()), controls)
+            choice = dataclasses.replace(step, operands=alternatives, branches=())
+            site, _ = self.site_of(choice, controls, is_local=True)
             joins.append(site)
         for piece, site in cut_conditional(step, Cut(branches, outputs, joins), self._flattening):
             self.sites.update((v, site) for v in piece.results if v is not None)

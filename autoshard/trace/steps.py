@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 from autoshard.trace.leaves import Leaves
 from autoshard.trace.source import SourceLines
@@ -98,9 +99,11 @@ class Flattening:
         return steps, [self._constant(o.aval, o.val, steps) if isinstance(o, jex.Literal) else o for o in outs]
 
     def _constant(self, aval: Any, array: Any, steps: list[Step]) -> int:
+        """Adds a step that makes a constant, wherever it runs: not tied to the devices that hold `array`."""
         value = self.new_value(aval)
-        made = lambda _: (array if isinstance(array, jax.Array) else jnp.asarray(array, aval.dtype),)
-        steps.append(Step("constant", "", (), (value,), made))
+        if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+            array = np.asarray(array, aval.dtype)
+        steps.append(Step("constant", "", (), (value,), lambda _: (jnp.asarray(array),)))
         return value
 
     def _inline(

@@ -88,9 +88,12 @@ def test_the_state_of_a_mask_or_of_a_group_lies_with_its_parameters():
 
 
 def test_factored_moments_and_their_sums_stay_on_the_place_of_their_parameter():
-    program = split_update(optax.adafactor(1e-3, min_dim_size_to_factor=8))
+    optimizer = optax.adafactor(1e-3, min_dim_size_to_factor=8)
+    program = split_update(optimizer)
     assert len(program.levels) == 1 and program.exchanged_bytes == 0
-    assert program.inputs[4:13] == (None, *HOMES, *HOMES)  # count, rows, columns
+    assert program.inputs[4:17] == (None, *HOMES, *HOMES, *[0] * 4)  # count, rows, columns, stand-ins for moments
+    finite = split_update(optax.apply_if_finite(optimizer, 3))
+    assert finite.exchanged_bytes == 4 * 2  # the flags, as below; no stand-in is sent
 
 
 def test_a_conditional_over_the_whole_state_is_cut_by_place():
@@ -138,6 +141,14 @@ def test_outputs_are_put_where_they_are_wanted():
 def test_an_input_that_meets_nothing_belongs_where_its_next_version_is_made():
     closed = jax.make_jaxpr(lambda g, last, unused: (g * 2, unused))(*[jnp.zeros(5)] * 3)
     assert infer_places(closed, (1, None, None), {0: 1}) == (1, 1, 0)
+
+
+def test_small_state_that_meets_several_places_belongs_everywhere():
+    closed = jax.make_jaxpr(lambda x, y, table, n: (x * table[0], y * table[n], n + 1))(
+        jnp.zeros(5), jnp.zeros(5), jnp.zeros(2), 0
+    )
+    assert infer_places(closed, (1, 0, None, None)) == (1, 0, None, 0)  # the number meets values of place 0 only
+    assert split_by_place(closed, (1, 0, None, 0)).exchanged_bytes == 0
 
 
 def test_side_effects_in_a_conditional_over_several_places_are_refused():
@@ -196,7 +207,7 @@ def random_program(seed: int):
     return function, inputs, places
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_split_program_computes_what_the_whole_does(seed):
     function, inputs, places = random_program(seed)
     closed = jax.make_jaxpr(function)(*inputs)
