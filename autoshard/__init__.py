@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from autoshard.plans.diff import diff
     from autoshard.plans.logical import LogicalAxes
     from autoshard.plans.logical_pins import pins_from_logical_rules
-    from autoshard.plans.make import plan
     from autoshard.plans.naming import logical_axes
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
     from autoshard.plans.plan import Plan
+    from autoshard.stages.plan import plan
+    from autoshard.stages.search import StageOptions
+    from autoshard.stages.staged_plan import StagedPlan
+    from autoshard.train_step import TrainState, TrainStep
 
 __version__ = "0.1.0"
 
@@ -30,6 +33,10 @@ __all__ = [
     "Plan",
     "PlanOptions",
     "PlanProgress",
+    "StageOptions",
+    "StagedPlan",
+    "TrainState",
+    "TrainStep",
     "baselines",
     "calibrate",
     "compare",
@@ -53,7 +60,11 @@ _HOMES = {
     "Plan": "autoshard.plans.plan",
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",
-    "plan": "autoshard.plans.make",
+    "plan": "autoshard.stages.plan",
+    "StageOptions": "autoshard.stages.search",
+    "StagedPlan": "autoshard.stages.staged_plan",
+    "TrainState": "autoshard.train_step",
+    "TrainStep": "autoshard.train_step",
     "write_problem": "autoshard.plans.offline",
 }
 """Where each public name lives; names not listed here are sub-packages."""

@@ -79,7 +79,8 @@ class StagedFunction:
     Args:
       plan: What to do. step: The training step that was planned.
       devices: One for each device of the cluster, in its order; default all live devices.
-      donate: Whether the buffers of the state may be reused; what is passed in must then not be used again.
+      donate: Whether the buffers of the state may be reused; what is passed in must then not be used again. None: as
+        planned.
       timeout_s: How long another process may keep this one waiting.
       record: Whether to measure when each task ran; see `timeline`. It costs a thread for each place.
     """
@@ -90,16 +91,17 @@ class StagedFunction:
         step: TrainStep,
         devices: Sequence[Any] | None = None,
         *,
-        donate: bool = False,
+        donate: bool | None = None,
         timeout_s: float = 300.0,
         record: bool = False,
     ):
         self.plan, self.step = plan, step
         self.fleet = Fleet(plan, devices)
         self.mover = CrossMesh(timeout_s=timeout_s)
-        self._donate, self._records = donate, record
+        self._donate, self._records = plan.donates_state if donate is None else donate, record
         self._recorder: Recorder | None = None
         self._runners: dict[StageId, StageRunner] = {}
+        self._key_makers: dict[tuple[int, int, NamedSharding], Any] = {}
         self._update: Update | None = None
         self._layout: StateLayout | None = None
         timeline = plan.timeline
@@ -293,7 +295,7 @@ class StagedFunction:
         return self._key_maker(state, first, count, total, runner.whole)(rng, number)
 
     def _key_maker(self, state: Any, first: int, count: int, total: int, whole: NamedSharding) -> Any:
-        known = self.__dict__.setdefault("_key_makers", {})
+        known = self._key_makers
         if (first, count, whole) not in known:
             step = self.step
 

@@ -74,6 +74,7 @@ class StagedPlan:
       parameters: Paths of the parameters. homes: Where each lives.
       durations: What everything in a step takes. certificate: How good it is. considered: What else was looked at.
       warnings: What the user should know.
+      donates_state: Whether a step may reuse the buffers of the state that it is given.
       configuration: The training configuration that it was made from, as JSON; None for a function of one's own.
     """
 
@@ -93,6 +94,7 @@ class StagedPlan:
     certificate: StageCertificate
     considered: tuple[Considered, ...] = ()
     warnings: tuple[str, ...] = ()
+    donates_state: bool = False
     configuration: str | None = None
 
     @property
