@@ -62,7 +62,7 @@ class Locator:
                 located.extend(self._cut(step, controls))
                 continue
             site, is_fixed = self.site_of(step, controls)
-            if all(v in self.unowned for v in (*step.operands, *controls)):
+            if not step.has_effects and all(v in self.unowned for v in (*step.operands, *controls)):
                 self.unowned.update(v for v in step.results if v is not None)
             self.sites.update((v, site) for v in step.results if v is not None)
             located.append(Located(step, site, is_fixed))
@@ -76,14 +76,14 @@ class Locator:
         operands = dict.fromkeys((*step.operands, *controls))
         owned = [v for v in operands if self.sites[v].places != self.everywhere]
         common = self.everywhere.intersection(*(self.sites[v].places for v in owned))
-        stays = (is_local and owned) or not all(map(self._flattening.is_scalar, owned))
-        if common and stays and not step.has_effects:
-            return Site(max(self.sites[v].level_on(min(common)) for v in operands), common), len(common) == 1
+        stays = bool(common) and ((is_local and bool(owned)) or not all(map(self._flattening.is_scalar, owned)))
         is_small = all(self._flattening.size_bytes(v) <= SMALL_BYTES for v in owned)
-        if is_small and not step.has_effects:
-            levels = {p: max((self.sites[v].level_on(p) for v in operands), default=0) for p in sorted(self.everywhere)}
+        if (stays or is_small) and not step.has_effects:
+            candidates = sorted(common if stays else self.everywhere)
+            levels = {p: max((self.sites[v].level_on(p) for v in operands), default=0) for p in candidates}
             first = min(levels.values())
-            return Site(first, frozenset(p for p, level in levels.items() if level == first)), False
+            places = frozenset(p for p, level in levels.items() if level == first)
+            return Site(first, places), stays and len(places) == 1
         place = self._place_of(owned)
         return Site(max((self.ready(v, place) for v in operands), default=0), frozenset({place})), True
 

@@ -164,6 +164,19 @@ def test_side_effects_in_a_conditional_over_several_places_are_refused():
         split_by_place(closed, (0, 1, None))
 
 
+def test_a_side_effect_happens_once(capsys):
+    def report(x, y, n):
+        jax.debug.print("step {}", n)
+        return x + n, y + n
+
+    closed = jax.make_jaxpr(report)(jnp.zeros(3), jnp.zeros(3), 1)
+    program = split_by_place(closed, (0, 1, None))
+    assert program.output_places == (0, 1) and len(program.levels) == 1
+    run(program, [jnp.zeros(3), jnp.zeros(3), 7])
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "step 7\n"
+
+
 @pytest.mark.parametrize(
     ("places", "outputs", "message"),
     [((0,), {}, "2 inputs, but 1"), ((0, 2), {}, "input 1 has 2"), ((0, 1), {0: 5}, "output 0 has 5")],
