@@ -19,6 +19,9 @@ from autoshard.plans.plan import Plan, PlannedTensor
 VERSION = 4
 """Changes whenever a file written before could be misread."""
 
+STAGED_FORMAT = "autoshard-staged-plan"
+"""The format of files of plans in stages, which `autoshard.stages.files` reads."""
+
 _DERIVED = frozenset({"in_tree", "out_tree", "equations"})
 
 
@@ -39,8 +42,13 @@ def _document_type() -> type[pydantic.BaseModel]:
 
 def write_plan(plan: Plan, path: str | Path) -> None:
     """Writes `plan` to `path`."""
+    write_text_atomically(path, plan_document(plan).model_dump_json())
+
+
+def plan_document(plan: Plan) -> pydantic.BaseModel:
+    """What a plan's file holds; a document of several plans can hold it too."""
     order = {text: i for i, text in enumerate(dict.fromkeys(plan.equations))}
-    document = _document_type().model_construct(
+    return _document_type().model_construct(
         format="autoshard-plan",
         version=VERSION,
         jax_version=jax.__version__,
@@ -48,7 +56,6 @@ def write_plan(plan: Plan, path: str | Path) -> None:
         equation_order=tuple(order[text] for text in plan.equations),
         **{f.name: getattr(plan, f.name) for f in dataclasses.fields(Plan) if f.name not in _DERIVED},
     )
-    write_text_atomically(path, document.model_dump_json())
 
 
 @collection_paused()
@@ -58,7 +65,23 @@ def read_plan(path: str | Path) -> Plan:
     Raises:
       FileFormatError: If the file is not valid JSON, not a plan, of another version, or contradicts itself.
     """
-    raw = read_json(path)
+    return plan_of_document(read_json(path), path)
+
+
+def plan_of_document(raw: Any, path: str | Path) -> Plan:
+    """The plan of a document as JSON gives it.
+
+    Args:
+      raw: The document. path: Where it stands, for errors.
+
+    Raises:
+      FileFormatError: If it is not a plan, of another version, or contradicts itself.
+    """
+    if isinstance(raw, dict) and raw.get("format") == STAGED_FORMAT:
+        raise FileFormatError(
+            f"`{path}` is a plan in stages, and what was asked for takes a plan of one program only. `autoshard "
+            "explain`, `verify` and `train` take plans in stages; in code, `autoshard.StagedPlan.load` reads them."
+        )
     if not isinstance(raw, dict) or raw.get("format") != "autoshard-plan":
         raise FileFormatError(
             f'`{path}` is not an autoshard plan: it lacks `"format": "autoshard-plan"`. Make one with `autoshard plan`.'
