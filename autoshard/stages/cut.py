@@ -25,10 +25,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.schedule.orders import in_flight_bound, make_schedule
+from autoshard.schedule.orders import make_schedule
 from autoshard.schedule.tasks import ScheduleKind
 from autoshard.stages.arrangement import Arrangement, Place, Stage
-from autoshard.stages.durations import boundary_bytes, step_durations
+from autoshard.stages.durations import stage_durations
 from autoshard.stages.memory import TOLERANCE, InFlight, fits, most_in_flight, run_peak_bytes
 from autoshard.stages.runs import RunCosts
 from autoshard.stages.team import Scene, Team, arrangement_step_s
@@ -219,8 +219,7 @@ def _memory(
     if per_place == 1:
         in_flight = most_in_flight(team.schedule, stage, team.num_stages, most)
     elif shares_memory:  # no more than an equal share of the place: what does not fit so is not found
-        schedule = make_schedule(team.schedule, len(team.places[0]), team.num_stages, most)
-        in_flight, limit = (InFlight(in_flight_bound(schedule, stage)),), limit / per_place
+        in_flight, limit = (InFlight(_interleaved_in_flight(team, stage)),), limit / per_place
     else:
         in_flight = (InFlight(1),)
     plain, again = (
@@ -230,17 +229,26 @@ def _memory(
     return is_plain & costs.is_possible, (plain | again) & costs.is_possible
 
 
+def _interleaved_in_flight(team: Team, stage: int) -> int:
+    """Micro-batches whose forward task on a stage comes before the first backward task of its place (`orders`)."""
+    num_places = len(team.places[0])
+    chunk, place = divmod(stage, num_places)
+    chunks = team.num_stages // num_places
+    rounds, rest = divmod(2 * (num_places - place - 1) + (chunks - 1) * num_places + 1, chunks * num_places)
+    held = rounds * num_places + min(max(rest - chunk * num_places, 0), num_places)
+    return min(max(held, 1), team.num_micro_batches[0])
+
+
 def _boundary_s(scene: Scene, team: Team, stage: int) -> tuple[np.ndarray, np.ndarray]:
     """For each first layer of a stage, the time of what surely is sent from the stage before, and comes back."""
-    num_layers, places = scene.runs.layers.num_layers, team.places[0]
-    times = np.zeros((2, num_layers + 1))
+    places, sizes = team.places[0], scene.runs.boundary_bytes(team.micro_batch_size)
     here, before = places[stage % len(places)], places[(stage - 1) % len(places)]
     if stage == 0 or here == before:
-        return times[0], times[1]
-    for layer in range(1, num_layers):
-        for way, size in enumerate(boundary_bytes(scene.runs.layers, layer, team.micro_batch_size)):
-            times[way, layer] = scene.ground.transfer_s(before, here, size) if size else 0.0
-    return times[0], times[1]
+        return np.zeros(sizes.shape[1]), np.zeros(sizes.shape[1])
+    speed, ground = scene.ground.speed(before, here), scene.ground
+    num_senders = min(ground.num_devices(before), ground.num_devices(here))
+    times_s = np.where(sizes > 0, speed.latency_s + sizes / (num_senders * speed.bandwidth_bytes_per_s), 0.0)
+    return times_s[0], times_s[1]
 
 
 def _copies_s(scene: Scene, team: Team, stage: int, costs: RunCosts) -> tuple[np.ndarray, np.ndarray]:
@@ -358,11 +366,13 @@ def _with_remat(scene: Scene, team: Team, positions: list[_Position], cut: Seque
         ]
         return [tuple(Stage(*r, a) for r, a in zip(runs, again, strict=True))]
     limits = tuple(scene.limits_bytes[place.slice] for place in team.places[0])
+    schedule = make_schedule(team.schedule, num_places, team.num_stages, team.num_micro_batches[0])
     chosen: list[list[tuple[bool, ...]]] = [[] for _ in range(num_places)]
     for option in sorted(itertools.product((False, True), repeat=team.num_stages // num_places), key=sum):
         stages = tuple(Stage(*r, option[s // num_places]) for s, r in enumerate(runs))
-        (pipeline,) = step_durations(scene.runs, scene.ground, Arrangement(team.pipelines(stages)), [0]).pipelines
-        for place, fit in enumerate(fits(pipeline, limits)):
+        pipeline = team.pipelines(stages)[0]
+        parts = tuple(stage_durations(scene.runs, pipeline, s, team.num_pipelines) for s in range(team.num_stages))
+        for place, fit in enumerate(fits(schedule, parts, limits)):
             if fit and not any(all(o >= k for o, k in zip(option, kept, strict=True)) for kept in chosen[place]):
                 chosen[place].append(option)
     if math.prod(len(c) for c in chosen) > MOST_REMATS:

@@ -19,6 +19,7 @@ way, by their own bytes; then an owner adds what it received to its own sum: rea
 3 bytes / memory bandwidth for each copy, for what it owns. Optimizer state and the time of its update are 1/R too.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
 
@@ -81,18 +82,9 @@ def place_of(pipeline: Pipeline, stage: int) -> Place:
     return pipeline.places[stage % len(pipeline.places)]
 
 
-def boundary_bytes(layers: Layers, boundary: int, micro_batch_size: int) -> tuple[float, float]:
-    """Bytes that any cut before layer `boundary` sends to the next stage whatever else is cut, and gradients back.
-
-    These are what the layer just before makes and the one just after reads.
-    """
-    forward = backward = 0.0
-    for crossing in layers.crossings:
-        if crossing.source == boundary - 1 and boundary in crossing.readers:
-            size = crossing.example_bytes * (1 if crossing.is_shared else micro_batch_size)
-            forward += size
-            backward += size * crossing.has_gradient
-    return forward, backward
+def stage_of(pipeline: Pipeline, layer: int) -> int:
+    """The stage that holds a layer."""
+    return bisect.bisect_right(pipeline.stages, layer, key=lambda stage: stage.start) - 1
 
 
 def _pipeline_durations(runs: Runs, ground: Ground, arrangement: Arrangement, index: int) -> PipelineDurations:
@@ -166,10 +158,10 @@ def _peers(arrangement: Arrangement, index: int, part: Stage) -> Iterator[_Peer]
     for i, other in enumerate(arrangement.pipelines):
         if i == index:
             continue
-        for s, stage in enumerate(other.stages):
+        for s in range(stage_of(other, part.start), stage_of(other, part.stop - 1) + 1):
+            stage = other.stages[s]
             start, stop = max(part.start, stage.start), min(part.stop, stage.stop)
-            if start < stop:
-                yield _Peer(place_of(other, s), start, stop)
+            yield _Peer(place_of(other, s), start, stop)
 
 
 def _tied_s(
@@ -182,15 +174,13 @@ def _tied_s(
     if not own or not size_bytes:
         return 0.0, 0
     share = size_bytes / len(arrangement.pipelines)
-    homes = [next(s for s, x in enumerate(p.stages) if x.start <= readers[0] < x.stop) for p in arrangement.pipelines]
     if own[0] != readers[0]:
-        there = [place_of(p, home) for p, home in zip(arrangement.pipelines, homes, strict=True)]
+        there = [place_of(p, stage_of(p, readers[0])) for p in arrangement.pipelines]
         return sum(ground.transfer_s(here, place, share) for place in there if place != here), 0
     there = [
         place_of(p, s)
-        for p, home in zip(arrangement.pipelines, homes, strict=True)
-        for s, x in enumerate(p.stages)
-        if s != home and any(x.start <= r < x.stop for r in readers)
+        for p in arrangement.pipelines
+        for s in sorted({stage_of(p, r) for r in readers} - {stage_of(p, readers[0])})
     ]
     times_s = [ground.transfer_s(here, place, share) for place in there if place != here]
     return sum(times_s), len(times_s)

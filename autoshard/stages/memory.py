@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
 from autoshard.cluster import Cluster
-from autoshard.schedule.durations import PipelineDurations
+from autoshard.schedule.durations import PipelineDurations, StageDurations
 from autoshard.schedule.memory import peak_bytes
-from autoshard.schedule.tasks import ScheduleKind
+from autoshard.schedule.tasks import Schedule, ScheduleKind
 from autoshard.stages.runs import RunCosts
 
 TOLERANCE = 1e-9
@@ -59,6 +60,17 @@ def run_peak_bytes(
     return costs.kept_bytes + costs.optimizer_bytes / num_pipelines + np.maximum.reduce(flying) + working
 
 
-def fits(pipeline: PipelineDurations, limits: tuple[float, ...]) -> tuple[bool, ...]:
+def fits(schedule: Schedule, stages: Sequence[StageDurations], limits: Sequence[float]) -> tuple[bool, ...]:
     """For each place of a pipeline, whether it never needs more than its limit."""
-    return tuple(p <= limit * (1 + TOLERANCE) for p, limit in zip(peak_bytes(pipeline), limits, strict=True))
+    if schedule.num_places == schedule.num_stages:
+        peaks = [_peak_bytes(schedule, s, stage) for s, stage in enumerate(stages)]
+    else:
+        peaks = peak_bytes(PipelineDurations(schedule, tuple(stages)))
+    return tuple(p <= limit * (1 + TOLERANCE) for p, limit in zip(peaks, limits, strict=True))
+
+
+def _peak_bytes(schedule: Schedule, stage: int, durations: StageDurations) -> float:
+    """The peak of a stage that has a place to itself."""
+    flying = most_in_flight(schedule.kind, stage, schedule.num_stages, schedule.num_micro_batches)
+    held = [n.whole * durations.residual_bytes + n.for_weights * durations.weight_residual_bytes for n in flying]
+    return durations.fixed_bytes + max(held) + durations.working_bytes

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import math
 
+import numpy as np
+
 from autoshard.cluster import Cluster, CollectiveKind, Link, Slice
 from autoshard.stages.arrangement import Place
 from autoshard.stages.costs import CostTable
@@ -34,6 +36,18 @@ class Ground:
         return self.cluster.slices()
 
     @functools.cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(option.num_devices for option in self.table.options)
+
+    @functools.cached_property
+    def _fits(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self._fit(option) for option in range(len(self.table.options)))
+
+    @functools.cached_property
+    def _near(self) -> dict[int, np.ndarray]:
+        return {}
+
+    @functools.cached_property
     def _blocks(self) -> tuple[tuple[int, ...], ...]:
         """For each slice, the number of devices that each of its levels joins, innermost first."""
         sizes = ([level.size for level in s.levels] for s in self.slices)
@@ -49,17 +63,17 @@ class Ground:
 
     def num_devices(self, place: Place) -> int:
         """Devices of a place."""
-        return self.table.options[place.option].num_devices
+        return self._sizes[place.option]
 
     def num_places(self, option: int) -> int:
         """How many places of a mesh option its slice has room for, each within the smallest level that holds it."""
-        block, stride = self._fit(option)
+        block, stride = self._fits[option]
         chosen = self.slices[self.table.options[option].slice]
         return 0 if block == 0 else chosen.num_devices // block * (block // stride)
 
     def place(self, option: int, index: int) -> Place:
         """The `index`-th of those places, in the order of the devices."""
-        block, stride = self._fit(option)
+        block, stride = self._fits[option]
         in_block = block // stride
         first = index // in_block * block + index % in_block * stride
         return Place(self.table.options[option].slice, first, option)
@@ -71,27 +85,31 @@ class Ground:
             return self._between
         blocks = self._blocks[one.slice]
         first = min(one.first_device, other.first_device)
-        last = max(one.first_device + self.num_devices(one), other.first_device + self.num_devices(other)) - 1
+        last = max(one.first_device + self._sizes[one.option], other.first_device + self._sizes[other.option]) - 1
         level = next((k for k, block in enumerate(blocks) if first // block == last // block), len(blocks) - 1)
         return self._speeds[one.slice][level]
 
-    def fastest(self) -> Speed:
-        """No two places have a faster link than this; for bounds."""
-        every = [s for row in self._speeds for s in row] + ([self._between] if self._between is not None else [])
-        if not every:
-            return Speed(0.0, math.inf)
-        return Speed(min(s.latency_s for s in every), max(s.bandwidth_bytes_per_s for s in every))
+    def near_s_per_byte(self, option: int) -> np.ndarray:
+        """[r]: seconds a byte to send something to the r nearest other places of the same option, one after the other,
+        by the first place's links; for bounds, hence without latencies.
+        """
+        if option not in self._near:
+            first, number = self.place(option, 0), self.num_places(option)
+            speeds = [self.speed(first, self.place(option, k)) for k in range(1, number)]
+            each = sorted(1 / (self._sizes[option] * s.bandwidth_bytes_per_s) for s in speeds)
+            self._near[option] = np.concatenate([[0.0], np.cumsum(each)])
+        return self._near[option]
 
     def transfer_s(self, one: Place, other: Place, size_bytes: float) -> float:
         """Time to send `size_bytes` from one place to another; every device of the smaller one handles its part."""
         speed = self.speed(one, other)
-        num_senders = min(self.num_devices(one), self.num_devices(other))
+        num_senders = min(self._sizes[one.option], self._sizes[other.option])
         return speed.latency_s + size_bytes / (num_senders * speed.bandwidth_bytes_per_s)
 
     def _fit(self, option: int) -> tuple[int, int]:
         """Devices of the smallest level that holds a place (0: none does), and from one place to the next there."""
         chosen = self.table.options[option]
-        size = chosen.num_devices
+        size = self._sizes[option]
         inner = 1
         for block in (*self._blocks[chosen.slice], self.slices[chosen.slice].num_devices):
             if size <= block:

@@ -52,6 +52,7 @@ class Runs:
         self.layers = layers
         self.table = table
         self._made: dict[tuple[int, int], RunCosts] = {}
+        self._boundaries: dict[int, np.ndarray] = {}
 
     def costs(self, option: int, micro_batch_size: int) -> RunCosts:
         """Costs of all runs on one mesh option."""
@@ -59,6 +60,20 @@ class Runs:
         if key not in self._made:
             self._made[key] = self._make(option, micro_batch_size)
         return self._made[key]
+
+    def boundary_bytes(self, micro_batch_size: int) -> np.ndarray:
+        """[2, layers + 1]: what any cut before a layer sends to the next stage, and the gradients that come back.
+
+        Whatever else is cut: what the layer just before makes and the one just after reads.
+        """
+        if micro_batch_size not in self._boundaries:
+            sizes = np.zeros((2, self.layers.num_layers + 1))
+            for crossing in self.layers.crossings:
+                if crossing.source + 1 in crossing.readers:
+                    size = crossing.example_bytes * (1 if crossing.is_shared else micro_batch_size)
+                    sizes[:, crossing.source + 1] += size, size * crossing.has_gradient
+            self._boundaries[micro_batch_size] = sizes
+        return self._boundaries[micro_batch_size]
 
     def layer_costs(self, option: int, micro_batch_size: int) -> list[LayerCost | None]:
         """The cost of each layer; None where it is not possible."""

@@ -204,70 +204,48 @@ def _families(scene: Scene, form: Sequence[int], sizes: Sequence[int], options: 
 def _search_form(
     scene: Scene, form: Sequence[int], batch_size: int, sizes: Sequence[int], options: StageOptions, cutoff_s: float
 ) -> _Best:
-    """Shapes in the order of their bounds: families first with a bound for all, opened when their turn comes."""
+    """Shapes in the order of what they promise; before them, families with a bound for all their shapes.
+
+    A family is opened when no shape promises more than its bound. Nothing is cut whose bound is not below the best time.
+    """
     limits = _shape_limits(options)
-    heap: list[tuple[float, int, object]] = []
+    opened: list[tuple[float, int, Family | Shape, int, int]] = []
     count = itertools.count()
-    opened: list[tuple[float, Family, int, int]] = []
     for family in _families(scene, form, [s for s in sizes if batch_size % s == 0], options):
         replicas, numbers = _replicas(batch_size // family.micro_batch_size, int(family.slots.min()), limits)
         if len(replicas):
             bounds_s = family.least_s(replicas, numbers)
-            for k in np.flatnonzero(np.isfinite(bounds_s)):
-                opened.append((float(bounds_s[k]), family, int(replicas[k]), int(numbers[k])))
-    for entry in opened:
-        heapq.heappush(heap, (entry[0], next(count), entry))
-    best, description, num_cut = _Best(None, math.inf), "", 0
+            for k in np.flatnonzero(bounds_s < cutoff_s):
+                opened.append((float(bounds_s[k]), next(count), family, int(replicas[k]), int(numbers[k])))
+    heapq.heapify(opened)
+    best, num_cut, num_opened = _Best(None, math.inf), 0, 0
     limit_s, dropped_s = cutoff_s, math.inf
-    guesses = _by_guess(opened, limits)
-    seen: set[Shape] = set()
-    cuts: list[Cut] = []
-
-    def cut(shape: Shape) -> None:
-        nonlocal best, limit_s, num_cut, dropped_s
-        seen.add(shape)
-        num_cut += 1
-        team = shape.team(scene, _spread(batch_size // shape.micro_batch_size, shape.num_pipelines))
-        found, least_s = bounded_cut(scene, team, options.cut_effort, _suggestions(scene, shape), limit_s)
-        dropped_s = min(dropped_s, max(least_s, shape.bound_s) if found is None else least_s)
-        if found is not None:
-            cuts.append(found)
-            if found.step_s < limit_s:
+    while opened and num_cut < options.most_shapes and num_opened < MOST_OPENED:
+        bound_s, _, item, num_pipelines, number = heapq.heappop(opened)
+        if isinstance(item, Family):
+            if bound_s < limit_s * (1 - CLOSE):
+                num_opened += 1
+                shapes, rest_s = item.shapes(num_pipelines, number, limits, limit_s, MOST_OF_FAMILY)
+                dropped_s = min(dropped_s, rest_s)
+                for shape in shapes:
+                    heapq.heappush(opened, (shape.guess_s, next(count), shape, num_pipelines, number))
+        elif item.bound_s < limit_s * (1 - CLOSE):
+            num_cut += 1
+            team = item.team(scene, _spread(batch_size // item.micro_batch_size, num_pipelines))
+            found, least_s = bounded_cut(scene, team, options.cut_effort, _suggestions(scene, item), limit_s)
+            dropped_s = min(dropped_s, max(least_s, item.bound_s))
+            if found is not None and found.step_s < limit_s:
                 limit_s = found.step_s
                 best = _Best(found, 0.0, team.description)
-
-    for shape in guesses:
-        if shape.bound_s < limit_s:
-            cut(shape)
-    while heap and heap[0][0] < limit_s * (1 - CLOSE) and num_cut < options.most_shapes:
-        bound_s, _, item = heapq.heappop(heap)
-        if isinstance(item, Shape):
-            if item not in seen:
-                cut(item)
-            continue
-        _, family, num_pipelines, number = item
-        for shape in family.shapes(num_pipelines, number, limits, limit_s):
-            if shape not in seen:
-                heapq.heappush(heap, (max(bound_s, shape.bound_s), next(count), shape))
-    left_s = heap[0][0] if heap else math.inf
+    left_s = min((x.bound_s if isinstance(x, Shape) else b for b, _, x, _, _ in opened), default=math.inf)
     step_s = best.cut.step_s if best.cut is not None else math.inf
     return dataclasses.replace(best, bound_s=min(left_s, dropped_s, step_s))
 
 
-NUM_GUESSES = 12
-"""Shapes that are cut first, since they promise to be good: a good time early lets bounds drop the others."""
-NUM_OPENED = 60
-"""Families that these shapes are looked for in."""
-
-
-def _by_guess(opened: Sequence[tuple[float, Family, int, int]], limits: ShapeLimits) -> list[Shape]:
-    nearest = heapq.nsmallest(NUM_OPENED, opened, key=lambda entry: entry[0])
-    shapes = [
-        s
-        for _, family, r, m in nearest
-        for s in heapq.nsmallest(NUM_GUESSES, family.shapes(r, m, limits, math.inf), key=lambda s: s.guess_s)
-    ]
-    return heapq.nsmallest(NUM_GUESSES, shapes, key=lambda s: s.guess_s)
+MOST_OPENED = 600
+"""Families, with a number of replicas, whose shapes are looked at, at most, in each form of the step."""
+MOST_OF_FAMILY = 40
+"""Shapes of one of them, and of one schedule, that are kept; what is left out is in the bound."""
 
 
 def _replicas(num_micro_batches: int, most: int, limits: ShapeLimits) -> tuple[np.ndarray, np.ndarray]:

@@ -125,7 +125,6 @@ class Family:
         )
         tied = sum(s.size_bytes * 3 * (len(s.readers) - 1) for s in scene.runs.layers.shared_weights)
         self._sent = max(0.0, self._sent - tied)
-        self._sent_s: dict[int, float] = {}
         self._holds(costs)
 
     def _holds(self, costs: list[list]) -> None:
@@ -137,28 +136,20 @@ class Family:
         self._state = np.array([[c.optimizer_bytes if c else np.inf for c in row] for row in costs])
         working = np.array([min(c.working_bytes for c in row if c) for row in costs])
         self._room = np.maximum(0.0, limits - working)
+        main = [row[self.scene.runs.layers.kinds.index(self.main)] for row in costs]
+        self._main_fixed = np.array([c.weight_bytes + c.gradient_bytes if c else np.inf for c in main])
+        self._main_state = np.array([c.optimizer_bytes if c else np.inf for c in main])
+        self._main_residual = np.array([c.residual_bytes if c else np.inf for c in main])
+        self._least_held = np.array([min(min(c.input_bytes, c.residual_bytes) for c in row if c) for row in costs])
 
     def _slice(self, option: int) -> int:
         return self.scene.ground.table.options[option].slice
 
-    def sent_s(self, num_pipelines: int) -> float:
+    def sent_s(self, num_pipelines: np.ndarray) -> np.ndarray:
         """Least time of copies and gradients, weighted like `work_s`, of a replica of so many."""
-        if num_pipelines == 1:
-            return 0.0
-        if num_pipelines not in self._sent_s:
-            self._sent_s[num_pipelines] = self._send_s(num_pipelines)
-        return self._sent_s[num_pipelines]
-
-    def _send_s(self, num_pipelines: int) -> float:
-        ground = self.scene.ground
-        least = math.inf
-        for weight, option in zip(self.weights, self.options, strict=True):
-            first, here = ground.place(option, 0), 0.0
-            for other in range(1, num_pipelines):
-                speed = ground.speed(first, ground.place(option, other))
-                here += 1 / (num_pipelines * ground.num_devices(first) * speed.bandwidth_bytes_per_s)
-            least = min(least, weight * here)
-        return self._sent * least
+        near = [self.scene.ground.near_s_per_byte(o) for o in self.options]
+        each = [w * row[np.minimum(num_pipelines, len(row)) - 1] for w, row in zip(self.weights, near, strict=True)]
+        return self._sent * np.minimum.reduce(each) / num_pipelines
 
     def counts(self, num_pipelines: int, limits: ShapeLimits) -> np.ndarray:
         """[shapes, parts]: numbers of places that there is room for."""
@@ -184,62 +175,98 @@ class Family:
         tied = sum(s.size_bytes * 4 * len(s.readers) for s in self.scene.runs.layers.shared_weights) * weights.max()
         return counts @ (weights * self._room) >= (least - tied) * (1 - 1e-9)
 
+    def _main_layers(self, counts: np.ndarray, num_pipelines: int, held: np.ndarray, *, plain: bool) -> np.ndarray:
+        """How many layers of the main kind all places of a pipeline have room for, at most.
+
+        Args:
+          counts: [shapes, parts]. num_pipelines: Replicas.
+          held: For the last stage, the last but one, ...: micro-batches in flight.
+          plain: Without computing anything again; else, whatever helps: n layers need at least their residuals once,
+            and for each further micro-batch in flight the inputs or the residuals of a layer.
+        """
+        need = self._main_fixed + self._main_state / num_pipelines
+        if plain:
+            room, need = self._room[:, None], need[:, None] + held[None, :] * self._main_residual[:, None]
+        else:
+            room = self._room[:, None] - (held[None, :] - 1) * self._least_held[:, None]
+            need = (need + self._main_residual)[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = np.where(np.isfinite(need), np.floor(np.maximum(room, 0.0) / need * (1 + 1e-9)), 0.0)
+        ahead = np.concatenate([np.zeros((len(self.options), 1)), np.cumsum(each, axis=1)], axis=1)
+        total, stops = counts.sum(axis=1), np.cumsum(counts, axis=1)
+        parts = np.arange(len(self.options))[None, :]
+        first = total[:, None] - stops
+        return (ahead[parts, first + counts] - ahead[parts, first]).sum(axis=1)
+
     def least_s(self, num_pipelines: np.ndarray, num_micro_batches: np.ndarray) -> np.ndarray:
         """A bound for all shapes with so many replicas; inf where there is no room."""
         most = np.minimum(self.slots[None, :] // num_pipelines[:, None], self.scene.runs.layers.num_layers)
         power = most @ self.weights
-        sent = np.array(
-            [self.sent_s(int(r)) if (m >= 1).all() else 0.0 for r, m in zip(num_pipelines, most, strict=True)]
-        )
+        sent = self.sent_s(num_pipelines)
         with np.errstate(divide="ignore"):
             bound = (num_micro_batches * self.work_s + sent) / power
         return np.where((most >= 1).all(axis=1), np.maximum(bound, self.work_s / self.weights.max()), np.inf)
 
-    def shapes(self, num_pipelines: int, num_micro_batches: int, limits: ShapeLimits, below_s: float) -> list[Shape]:
-        """All shapes with so many replicas whose bound is below a time."""
-        return self.shapes_of(self.counts(num_pipelines, limits), num_pipelines, num_micro_batches, limits, below_s)
+    def shapes(
+        self, num_pipelines: int, num_micro_batches: int, limits: ShapeLimits, below_s: float, most: int
+    ) -> tuple[list[Shape], float]:
+        """Shapes with so many replicas whose bound is below a time: the most promising, and a bound for the others."""
+        counts = self.counts(num_pipelines, limits)
+        return self.shapes_of(counts, num_pipelines, num_micro_batches, limits, below_s, most)
 
     def shapes_of(
-        self, counts: np.ndarray, num_pipelines: int, num_micro_batches: int, limits: ShapeLimits, below_s: float
-    ) -> list[Shape]:
+        self,
+        counts: np.ndarray,
+        num_pipelines: int,
+        num_micro_batches: int,
+        limits: ShapeLimits,
+        below_s: float,
+        most: int,
+    ) -> tuple[list[Shape], float]:
         """Those with the given numbers of places [shapes, parts]."""
         found: list[Shape] = []
+        rest_s = math.inf
         if not len(counts):
-            return found
+            return found, rest_s
         num_layers, total = self.scene.runs.layers.num_layers, counts.sum(axis=1)
         power = counts @ self.weights
-        most = num_micro_batches
-        sent_s = self.sent_s(num_pipelines) / power
+        number = num_micro_batches
+        sent_s = float(self.sent_s(np.array(num_pipelines))) / power
         slowest_s = np.maximum(self.work_s / power, self._whole_s(counts, self.work_s / power))
         chain_s = self.work_s / self.weights.max()
-        reach = np.minimum(most, total)
-        busy_s = np.maximum(most * slowest_s, most * self.work_s / power + sent_s)
+        reach = np.minimum(number, total)
+        busy_s = np.maximum(number * slowest_s, number * self.work_s / power + sent_s)
         for kind, chunks in _orders(limits):
             stages = total * chunks
             if kind is ScheduleKind.GPIPE:
-                bound_s = np.maximum(busy_s, chain_s + (most - 1) * slowest_s)
+                bound_s = np.maximum(busy_s, chain_s + (number - 1) * slowest_s)
                 waits = total - 1.0
             elif kind is ScheduleKind.ONE_F_ONE_B:
-                more = most - reach + self.greater_share * (reach - 1)
+                more = number - reach + self.greater_share * (reach - 1)
                 bound_s = np.maximum(busy_s, chain_s + more * slowest_s)
-                bound_s = np.maximum(bound_s, self._in_turn_s(counts, most))
+                bound_s = np.maximum(bound_s, self._in_turn_s(counts, number))
                 waits = total - 1.0
             else:
                 bound_s = np.maximum(busy_s, 0.0)
                 waits = (total - 1.0) / (3 if kind is ScheduleKind.ZERO_BUBBLE else chunks)
-            guess_s = slowest_s * (most + waits) + sent_s
-            is_wanted = (bound_s < below_s) & (stages <= num_layers)
+            again, is_held = self._memory(counts, num_pipelines, number, kind, chunks)
+            guess_s = slowest_s * (number + waits) * np.where(again, 1 + self.least_head, 1.0) + sent_s
+            is_wanted = (bound_s < below_s) & (stages <= num_layers) & is_held
             if limits.num_stages is not None:
                 is_wanted &= stages == limits.num_stages
             if kind is ScheduleKind.INTERLEAVED or kind is ScheduleKind.ZERO_BUBBLE:
                 is_wanted &= total > 1
-            for k in np.flatnonzero(is_wanted):
+            wanted = np.flatnonzero(is_wanted)
+            if len(wanted) > most:
+                wanted = wanted[np.argsort(guess_s[wanted], kind="stable")]
+                rest_s = min(rest_s, float(bound_s[wanted[most:]].min()))
+            for k in wanted[:most]:
                 found.append(
                     Shape(
                         self.options,
                         tuple(int(c) for c in counts[k]),
                         self.micro_batch_size,
-                        most,
+                        number,
                         num_pipelines,
                         kind,
                         chunks,
@@ -248,7 +275,30 @@ class Family:
                         float(slowest_s[k]),
                     )
                 )
-        return found
+        return found, rest_s
+
+    def _memory(
+        self, counts: np.ndarray, num_pipelines: int, number: int, kind: ScheduleKind, chunks: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which shapes have to compute something again, and which could have room for all layers of the main kind.
+
+        Of interleaved ones as many micro-batches are in flight as if all stages of a place were equal: (v - 1) P + 1
+        of a v-th of it each, or more.
+        """
+        behind, total = np.arange(1, int(counts.sum(axis=1).max()) + 1), counts.sum(axis=1)
+        held = np.full_like(behind, number) if kind is ScheduleKind.GPIPE else np.minimum(behind, number)
+        if kind is not ScheduleKind.INTERLEAVED:
+            plain = self._main_layers(counts, num_pipelines, held, plain=True)
+            return plain < self.num_main, self._main_layers(counts, num_pipelines, held, plain=False) >= self.num_main
+        flying = np.minimum(number, ((chunks - 1) * total + 1) / chunks)[:, None]
+        need = (self._main_fixed + self._main_state / num_pipelines)[None, :]
+        room = self._room[None, :]
+        with np.errstate(invalid="ignore"):
+            plain = counts * room / (need + flying * self._main_residual[None, :])
+            most = (
+                counts * np.maximum(0.0, room - (flying - 1) * self._least_held) / (need + self._main_residual / chunks)
+            )
+        return np.nan_to_num(plain).sum(axis=1) < self.num_main, np.nan_to_num(most).sum(axis=1) >= self.num_main
 
     def _whole_s(self, counts: np.ndarray, from_s: np.ndarray) -> np.ndarray:
         """Least time of the slowest place that has only whole layers of the main kind."""

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.errors import StageError
+from autoshard.schedule.orders import make_schedule
 from autoshard.stages.arrangement import Arrangement, Pipeline, Stage
 from autoshard.stages.cut import MOST_REPLICAS, CutEffort, bounded_cut
-from autoshard.stages.durations import step_durations
+from autoshard.stages.durations import stage_durations
 from autoshard.stages.memory import fits
 from autoshard.stages.shapes import Family, Shape, ShapeLimits
 from autoshard.stages.shares import Pace, best_shares
@@ -18,11 +19,13 @@ from autoshard.stages.team import Scene, arrangement_step_s
 from autoshard.stages.whale import whale_shares
 
 MOST_JOINT = 36
-"""Combinations of teams, one of each slice, that are simulated."""
+"""Combinations of teams, one of each slice, whose shares are found."""
 MOST_TRIED = 40
 """Shapes of a slice that are cut, at most, to find some that fit the memory."""
 SMALL_SLICE = 16
 """On slices of no more places than this, replicas may leave some of them out."""
+MOST_SIMULATED = 6
+"""Of these, those that are simulated."""
 HALVINGS = 50
 """Steps in which the time is found in which all slices together manage the batch."""
 
@@ -97,8 +100,13 @@ def teams_of_slices(
     if not members:
         return Uneven((), bound_s, "no cut of what was tried fits the memory")
     found: list[tuple[str, Arrangement, float]] = []
+    shared = []
     for joint in itertools.product(*members):
-        found += _join(scene, batch_size, joint, limits)
+        shares = _shares(batch_size, joint)
+        if shares is not None:
+            shared.append((_slowest_s(joint, shares), joint, shares))
+    for _, joint, shares in sorted(shared, key=lambda entry: entry[0])[:MOST_SIMULATED]:
+        found += _join(scene, batch_size, joint, shares, limits)
     if not found:
         return Uneven((), bound_s, "the batch cannot be shared out between the slices")
     names = dict.fromkeys(name for name, _, _ in found)
@@ -120,7 +128,7 @@ def _row(scene: Scene, index: int, sizes: Sequence[int], limits: ShapeLimits, mo
                     counts = family.counts(num, limits)
                     if slots > SMALL_SLICE:
                         counts = counts[slots // counts[:, 0] == num]
-                    shapes += family.shapes_of(counts, num, 1, limits, math.inf)
+                    shapes += family.shapes_of(counts, num, 1, limits, math.inf, len(counts))[0]
     each_s = np.array([s.each_s for s in shapes])
     return _Row(tuple(shapes), each_s, np.array([s.guess_s for s in shapes]) - each_s, limits.num_micro_batches)
 
@@ -189,17 +197,33 @@ def _member(scene: Scene, shape: Shape, number: int) -> _Member | None:
     return _Member(shape, cut.stages, Pace(shape.micro_batch_size, fixed_s, each_s))
 
 
-def _join(
-    scene: Scene, batch_size: int, joint: Sequence[_Member], limits: ShapeLimits
-) -> list[tuple[str, Arrangement, float]]:
-    """Teams side by side, their shares by their paces; and, to compare with, even shares and Whale's."""
+def _shares(batch_size: int, joint: Sequence[_Member]) -> tuple[tuple[int, ...], ...] | None:
+    """For each team, the micro-batches of those of its replicas that have any, the greatest first."""
     paces = [(m.pace,) for m in joint for _ in range(m.shape.num_pipelines)]
     try:
-        shares = best_shares(batch_size, paces)
+        rest = [s.num_micro_batches for s in best_shares(batch_size, paces)]
     except StageError:
-        return []
-    numbers = [s.num_micro_batches for s in shares]
-    ways = [("shares by speed", _per_team(joint, numbers))]
+        return None
+    of_teams = []
+    for member in joint:
+        own, rest = rest[: member.shape.num_pipelines], rest[member.shape.num_pipelines :]
+        of_teams.append(tuple(sorted((n for n in own if n), reverse=True)))
+    return tuple(of_teams)
+
+
+def _slowest_s(joint: Sequence[_Member], of_teams: Sequence[Sequence[int]]) -> float:
+    return max(m.pace.time_s(numbers[0]) for m, numbers in zip(joint, of_teams, strict=True) if numbers)
+
+
+def _join(
+    scene: Scene,
+    batch_size: int,
+    joint: Sequence[_Member],
+    shares: tuple[tuple[int, ...], ...],
+    limits: ShapeLimits,
+) -> list[tuple[str, Arrangement, float]]:
+    """Teams side by side with their shares; and, to compare with, even shares and Whale's."""
+    ways = [("shares by speed", shares)]
     options = [scene.ground.table.options[m.shape.options[0]] for m in joint]
     devices = [o.num_devices * m.shape.num_pipelines * sum(m.shape.counts) for o, m in zip(options, joint, strict=True)]
     speeds = [n * o.mesh.device_type.flops_per_s("float32") for n, o in zip(devices, options, strict=True)]
@@ -219,15 +243,7 @@ def _join(
     return found
 
 
-def _per_team(joint: Sequence[_Member], numbers: Sequence[int]) -> list[tuple[int, ...]]:
-    rest, of_teams = list(numbers), []
-    for member in joint:
-        own, rest = rest[: member.shape.num_pipelines], rest[member.shape.num_pipelines :]
-        of_teams.append(tuple(sorted((n for n in own if n), reverse=True)))
-    return of_teams
-
-
-def _rounded(batch_size: int, joint: Sequence[_Member], parts: Sequence[float]) -> list[tuple[int, ...]] | None:
+def _rounded(batch_size: int, joint: Sequence[_Member], parts: Sequence[float]) -> tuple[tuple[int, ...], ...] | None:
     """Parts of a batch in whole micro-batches, spread evenly over each team; None if they do not add up."""
     of_teams, rest, rest_part = [], batch_size, 1.0
     for member, part in zip(joint, parts, strict=True):
@@ -235,7 +251,7 @@ def _rounded(batch_size: int, joint: Sequence[_Member], parts: Sequence[float]) 
         rest, rest_part = rest - number * member.pace.micro_batch_size, rest_part - part
         num = member.shape.num_pipelines
         of_teams.append(tuple(n for i in range(num) if (n := number // num + (i < number % num))))
-    return of_teams if rest == 0 else None
+    return tuple(of_teams) if rest == 0 else None
 
 
 def _arrangement(scene: Scene, joint: Sequence[_Member], of_teams: Sequence[tuple[int, ...]]) -> Arrangement | None:
@@ -246,10 +262,10 @@ def _arrangement(scene: Scene, joint: Sequence[_Member], of_teams: Sequence[tupl
             pipelines += member.shape.team(scene, numbers).pipelines(member.stages)
     arrangement = Arrangement(tuple(pipelines))
     firsts = [i for i, p in enumerate(pipelines) if i == 0 or pipelines[i - 1].places[0].option != p.places[0].option]
-    for i, durations in zip(
-        firsts, step_durations(scene.runs, scene.ground, arrangement, firsts).pipelines, strict=True
-    ):
-        limits = tuple(scene.limits_bytes[place.slice] for place in pipelines[i].places)
-        if not all(fits(durations, limits)):
+    for pipeline in (pipelines[i] for i in firsts):
+        num_stages = len(pipeline.stages)
+        schedule = make_schedule(pipeline.schedule, len(pipeline.places), num_stages, pipeline.num_micro_batches)
+        parts = [stage_durations(scene.runs, pipeline, s, len(pipelines)) for s in range(num_stages)]
+        if not all(fits(schedule, parts, [scene.limits_bytes[place.slice] for place in pipeline.places])):
             return None
     return arrangement
