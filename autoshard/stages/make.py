@@ -141,7 +141,7 @@ def _assemble(
     slices = _slices(cluster, limits)
     cuts = next(iter(priced.models.values())).stages.cuts
     search_s = time.perf_counter() - started
-    gap = (searched_s - bound_s) / searched_s if searched_s and bound_s else math.nan
+    gap = (searched_s - bound_s) / searched_s if searched_s and bound_s else math.inf
     return StagedPlan(
         cluster=cluster.name,
         slices=slices,
