@@ -18,11 +18,11 @@ def held_layouts(jaxpr: jex.Jaxpr, interface: Interface, held: Sequence[Any]) ->
     """
     numbers, shardings = equation_numbers(jaxpr), dict(interface.shardings)
     known: dict[Any, SpecEntries | None] = dict(zip(jaxpr.invars, interface.argument_entries, strict=True))
-    for i, equation in enumerate(jaxpr.eqns):
-        for slot, v in enumerate(equation.outvars):
+    for number, equation in zip(numbers, jaxpr.eqns, strict=True):
+        planned = _planned(equation, number, shardings)
+        for v, entries in zip(equation.outvars, planned, strict=True):
             if isinstance(v, jex.DropVar):
                 continue
-            entries = _planned(equation, numbers[i], slot, shardings)
             if entries is None and kind_of(equation) is EquationKind.LEAF:
                 alike = [o for o in equation.invars if not isinstance(o, jex.Literal) and o.aval.shape == v.aval.shape]
                 entries = next((known[o] for o in alike if known.get(o) is not None), None)
@@ -31,16 +31,15 @@ def held_layouts(jaxpr: jex.Jaxpr, interface: Interface, held: Sequence[Any]) ->
 
 
 def _planned(
-    equation: jex.JaxprEqn, number: int, slot: int, shardings: Mapping[int, EquationShardings]
-) -> SpecEntries | None:
-    """What the plan says of a result; of a call, what it says of the equation inside that makes it."""
+    equation: jex.JaxprEqn, number: int, shardings: Mapping[int, EquationShardings]
+) -> list[SpecEntries | None]:
+    """What the plan says of each result; of those of a call, what it says of the equations inside that make them."""
     if kind_of(equation) is not EquationKind.CALL:
         found = shardings.get(number)
-        return None if found is None else dict(found.results).get(slot)
+        results = {} if found is None else dict(found.results)
+        return [results.get(slot) for slot in range(len(equation.outvars))]
     inner = open_jaxpr(called_jaxpr(equation)[1])
-    v = inner.outvars[slot]
-    following = [number + 1 + n for n in equation_numbers(inner)]
-    for n, nested in zip(following, inner.eqns, strict=True):
-        if v in nested.outvars:
-            return _planned(nested, n, nested.outvars.index(v), shardings)
-    return None
+    made: dict[Any, SpecEntries | None] = {}
+    for n, nested in zip(equation_numbers(inner), inner.eqns, strict=True):
+        made |= dict(zip(nested.outvars, _planned(nested, number + 1 + n, shardings), strict=True))
+    return [None if isinstance(v, jex.Literal) else made.get(v) for v in inner.outvars]

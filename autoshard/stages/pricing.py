@@ -93,7 +93,7 @@ def price_layers(
     Args:
       step, state, batch: As for `autoshard.plan`; of the batch only the shapes behind the first dimension count.
       cluster: The devices. micro_batch_sizes: Examples of a micro-batch, each size that is to be tried.
-      options: Of each solve. max_devices_per_stage: Larger meshes are not tried.
+      options: Of each solve. max_devices_per_stage: Larger meshes are not tried; None: than `usual_devices`.
 
     Raises:
       StageError: No layer can be planned with any of the micro-batch sizes.
@@ -102,7 +102,7 @@ def price_layers(
     mesh_options = tuple(
         MeshOption(k, mesh)
         for k, part in enumerate(cluster.slices())
-        for mesh in stage_meshes(part, max_devices_per_stage or part.num_devices)
+        for mesh in stage_meshes(part, max_devices_per_stage or usual_devices(part))
     )
     models: dict[int, Model] = {}
     costs: dict[CostKey, LayerCost] = {}
@@ -141,6 +141,13 @@ def price_layers(
     model = next(iter(models.values()))
     warnings = (model.stages.cuts.warning,) if model.stages.cuts.warning else ()
     return Priced(models, _layers(model, kinds), CostTable(mesh_options, costs), warnings)
+
+
+def usual_devices(part: Slice) -> int:
+    """The most devices that a stage has unless the caller allows more: two nodes, since more stages and replicas serve
+    larger slices better than collectives across many nodes.
+    """
+    return part.num_devices if len(part.levels) < 2 else 2 * part.levels[0].size
 
 
 def stage_meshes(part: Slice, max_devices: int) -> list[LogicalMesh]:

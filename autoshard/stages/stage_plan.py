@@ -13,7 +13,7 @@ from autoshard.cluster.mesh import LogicalMesh
 from autoshard.execution.held import held_layouts
 from autoshard.planner.decisions import SpecEntries
 from autoshard.planner.estimate import Estimate
-from autoshard.planner.program import prepare
+from autoshard.planner.program import Program, prepare
 from autoshard.plans.make import plan_on
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
@@ -60,6 +60,7 @@ class TracedStage:
     arguments: tuple[Any, ...] = dataclasses.field(repr=False)
     trace: Trace = dataclasses.field(repr=False)
     slots: Slots = dataclasses.field(repr=False)
+    prepared: Program = dataclasses.field(repr=False)
     whole: Parts = dataclasses.field(repr=False)
     split: Parts = dataclasses.field(repr=False)
 
@@ -92,7 +93,7 @@ def _traced_stage(
 ) -> TracedStage:
     slots = _slots(arguments, jax.eval_shape(function, *arguments))
     parts = [parts_of(traced, slots, splits_backward) for splits_backward in (False, True)]
-    return TracedStage(program, function, arguments, traced, slots, *parts)
+    return TracedStage(program, function, arguments, traced, slots, prepare(traced.graph), *parts)
 
 
 def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, plan: Plan) -> TracedStage:
@@ -138,7 +139,7 @@ def plan_stage(
     Raises:
       MemoryBudgetError, SolverError: As for `autoshard.plan`.
     """
-    question = Question(stage.trace, prepare(stage.trace.graph), budget_bytes, None, options, None, 0.0)
+    question = Question(stage.trace, stage.prepared, budget_bytes, None, options, None, 0.0)
     return plan_on(question, cluster_name, [mesh], (0,), stage.function.__name__)
 
 
