@@ -82,6 +82,7 @@ class StagedFunction:
       donate: Whether the buffers of the state may be reused; what is passed in must then not be used again. None: as
         planned.
       timeout_s: How long another process may keep this one waiting.
+      coordinator_address: As given to `jax.distributed.initialize`; see `CrossMesh`.
       record: Whether to measure when each task ran; see `timeline`. It costs a thread for each place.
     """
 
@@ -93,11 +94,12 @@ class StagedFunction:
         *,
         donate: bool | None = None,
         timeout_s: float = 300.0,
+        coordinator_address: str | None = None,
         record: bool = False,
     ):
         self.plan, self.step = plan, step
         self.fleet = Fleet(plan, devices)
-        self.mover = CrossMesh(timeout_s=timeout_s)
+        self.mover = CrossMesh(timeout_s=timeout_s, coordinator_address=coordinator_address)
         self._donate, self._records = plan.donates_state if donate is None else donate, record
         self._recorder: Recorder | None = None
         self._runners: dict[StageId, StageRunner] = {}
