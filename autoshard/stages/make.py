@@ -31,8 +31,10 @@ from autoshard.stages.staged_plan import PlacedMesh, SliceSummary, StageCertific
 from autoshard.trace.layers import size_bytes
 from autoshard.train_step import TrainStep, batch_size
 
-MOST_SIZES = 6
-"""Micro-batch sizes that are tried, at most, if the caller names none."""
+LEAST_SHARE, MOST_SHARE = 0.25, 8.0
+"""Micro-batch sizes that are tried if the caller names none: between these multiples of an equal share of the batch for
+each device. Fewer examples keep the devices idle; more leave no micro-batches to fill a pipeline with.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,12 +92,11 @@ def plan_staged(
 
 
 def default_sizes(examples: int, cluster: Cluster) -> tuple[int, ...]:
-    """Micro-batch sizes to try: powers of two, up to an equal share of the batch for each device of the smallest slice,
-    at most `MOST_SIZES`.
-    """
-    most = max(1, examples // max(1, min(2, len(cluster.slices()))))
-    sizes = [2**k for k in range(int(math.log2(most)) + 1)]
-    return tuple(sizes[-MOST_SIZES:])
+    """Micro-batch sizes to try: powers of two, between `LEAST_SHARE` and `MOST_SHARE` times an equal share."""
+    share = examples / cluster.num_devices
+    powers = [2**k for k in range(examples.bit_length())]
+    most = max(1.0, min(MOST_SHARE * share, examples / len(cluster.slices())))
+    return tuple(n for n in powers if LEAST_SHARE * share <= n <= most) or (1,)
 
 
 @collection_paused()
