@@ -32,6 +32,7 @@ from autoshard.stages.whale import cut_by_shares, even_cut, whale_shares
 Progress = Callable[[str, int, int], None]
 """Told what is being looked at, how much is done, and how much there is at most."""
 
+TEAMS = "a team on each slice"
 MOST_ORDERED = 3
 """Slices that pipelines run across, at most, in all orders; of more slices, pipelines run across all in their order."""
 
@@ -66,7 +67,7 @@ class StageOptions:
     most_chunks: int = 4
     reserve: float = 0.1
     limits_bytes: tuple[float, ...] | None = None
-    most_shapes: int = 120
+    most_shapes: int = 60
     cut_effort: CutEffort = CutEffort(most_enumerated=300, most_simulated=3)
 
 
@@ -139,27 +140,35 @@ def search(
     best: Cut | None = None
     bound_s = math.inf
     forms = list(_forms(len(ground.slices)))
-    for number, form in enumerate(forms):
+    alone, across = [f for f in forms if len(f) == 1], [f for f in forms if len(f) > 1]
+    num_forms = len(forms) + bool(across)
+
+    def look(number: int, form: tuple[int, ...]) -> None:
+        nonlocal best, bound_s
         name = _name(scene, form)
-        tell(name, number, len(forms) + 1)
+        tell(name, number, num_forms)
         cutoff_s = math.inf if len(form) == 1 or best is None else best.step_s
         outcome = _search_form(scene, form, batch_size, sizes, options, cutoff_s)
         bound_s = min(bound_s, outcome.bound_s)
         considered.append(_considered(scene, name, form, outcome, cutoff_s, sizes))
         if outcome.cut is not None and (best is None or outcome.cut.step_s < best.step_s):
             best = outcome.cut
-    if len(ground.slices) > 1:
-        name = "a team on each slice"
-        tell(name, len(forms), len(forms) + 1)
+
+    for number, form in enumerate(alone):
+        look(number, form)
+    if across:  # before pipelines across slices, of which there are most, so that its time drops many of them
+        tell(TEAMS, len(alone), num_forms)
         uneven = teams_of_slices(scene, batch_size, sizes, _shape_limits(options), options.most_devices_per_stage)
         bound_s = min(bound_s, uneven.bound_s)
         for description, arrangement, step_s in uneven.found:
-            considered.append(Considered(f"{name}: {description}", step_s))
+            considered.append(Considered(f"{TEAMS}: {description}", step_s))
             if best is None or step_s < best.step_s:
                 best = Cut(arrangement, (), step_s, 0.0)
         if not uneven.found:
-            considered.append(Considered(name, None, uneven.reason))
-    tell("done", len(forms) + 1, len(forms) + 1)
+            considered.append(Considered(TEAMS, None, uneven.reason))
+    for number, form in enumerate(across, len(alone) + 1):
+        look(number, form)
+    tell("done", num_forms, num_forms)
     if best is None:
         raise StageError(_nothing(scene, batch_size, options, sizes, considered))
     step_s = arrangement_step_s(scene, best.arrangement)
@@ -204,9 +213,10 @@ def _families(scene: Scene, form: Sequence[int], sizes: Sequence[int], options: 
 def _search_form(
     scene: Scene, form: Sequence[int], batch_size: int, sizes: Sequence[int], options: StageOptions, cutoff_s: float
 ) -> _Best:
-    """Shapes in the order of what they promise; before them, families with a bound for all their shapes.
+    """Shapes in the order of what they promise.
 
-    A family is opened when no shape promises more than its bound. Nothing is cut whose bound is not below the best time.
+    Before them are families with a bound for all their shapes. A family is opened when no shape promises more than its
+    bound. Nothing is cut whose bound is not below the best time.
     """
     limits = _shape_limits(options)
     opened: list[tuple[float, int, Family | Shape, int, int]] = []
@@ -220,10 +230,12 @@ def _search_form(
     heapq.heapify(opened)
     best, num_cut, num_opened = _Best(None, math.inf), 0, 0
     limit_s, dropped_s = cutoff_s, math.inf
-    while opened and num_cut < options.most_shapes and num_opened < MOST_OPENED:
+    while opened and num_cut < options.most_shapes:
         bound_s, _, item, num_pipelines, number = heapq.heappop(opened)
         if isinstance(item, Family):
-            if bound_s < limit_s * (1 - CLOSE):
+            if num_opened == MOST_OPENED:
+                dropped_s = min(dropped_s, bound_s)
+            elif bound_s < limit_s * (1 - CLOSE):
                 num_opened += 1
                 shapes, rest_s = item.shapes(num_pipelines, number, limits, limit_s, MOST_OF_FAMILY)
                 dropped_s = min(dropped_s, rest_s)
@@ -242,6 +254,8 @@ def _search_form(
     return dataclasses.replace(best, bound_s=min(left_s, dropped_s, step_s))
 
 
+MOST_MEMORY = 1e4
+"""Times as much memory as there is; if that does not suffice, something else is wrong."""
 MOST_OPENED = 600
 """Families, with a number of replicas, whose shapes are looked at, at most, in each form of the step."""
 MOST_OF_FAMILY = 40
@@ -288,8 +302,10 @@ def _considered(
         return Considered(f"{name}: {outcome.description}", outcome.cut.step_s)
     if math.isfinite(outcome.bound_s) and outcome.bound_s >= cutoff_s * (1 - CLOSE):
         return Considered(name, None, f"takes at least {outcome.bound_s:.3g} s, more than what was found")
-    if not math.isfinite(outcome.bound_s) and math.isfinite(cutoff_s):
-        return Considered(name, None, "does not fit, or is slower than what was found by its bound")
+    if math.isfinite(cutoff_s):
+        return Considered(
+            name, None, "of the shapes that promise most, none fits or none is faster than what was found"
+        )
     return Considered(name, None, _memory_reason(scene, form, sizes))
 
 
@@ -336,14 +352,47 @@ def _nothing(
     if batch_size % step:
         return (
             f"The shares of all pipelines must add up to the batch, in whole micro-batches; a batch of {batch_size} "
-            f"examples cannot be made of micro-batches of {', '.join(map(str, sizes))}. Choose a multiple of {step}, or "
+            f"examples cannot be made of micro-batches of {', '.join(map(str, sizes))}. Choose a multiple of {step}, "
+            "or "
             "allow other sizes of micro-batches."
         )
     small = [(i, least_peak_bytes(scene, i, sizes)) for i in range(len(scene.ground.slices))]
     reasons = [_too_small(scene, i, least) for i, least in small if least > scene.limits_bytes[i]]
     if reasons:
         return (
-            f"Each stage must fit the memory of its devices: {'; '.join(reasons)}. Take devices with more memory, smaller "
-            "micro-batches, or meshes of more devices."
+            f"Each stage must fit the memory of its devices: {'; '.join(reasons)}. Take devices with more memory, "
+            "smaller micro-batches, or meshes of more devices."
         )
-    return "No arrangement fits the devices: " + "; ".join(f"{c.description}: {c.reason}" for c in considered) + "."
+    tried = "; ".join(f"{c.description}: {c.reason}" for c in considered)
+    factor = _enough(scene, batch_size, options, sizes)
+    if factor is None:
+        return f"No arrangement is possible with what is fixed ({options}), however much memory there is: {tried}."
+    needed = ", ".join(
+        f"{limit * factor / 1e9:.3g} GB instead of {limit / 1e9:.3g} GB on {part.name!r}"
+        for part, limit in zip(scene.ground.slices, scene.limits_bytes, strict=True)
+    )
+    return (
+        f"The stages of a pipeline must fit the memory of their devices, and no arrangement does: {tried}. If each "
+        f"device could hold {factor:.3g} times as much, {needed}, one would. Take more devices, smaller micro-batches, or "
+        "meshes of more devices."
+    )
+
+
+def _enough(scene: Scene, batch_size: int, options: StageOptions, sizes: Sequence[int]) -> float | None:
+    """By how much more memory, to a few percent, there would be an arrangement; None if no memory suffices."""
+    few = dataclasses.replace(options, most_shapes=4)
+
+    def suffices(factor: float) -> bool:
+        wider = dataclasses.replace(scene, limits_bytes=tuple(limit * factor for limit in scene.limits_bytes))
+        forms = sorted(_forms(len(scene.ground.slices)), key=len, reverse=True)
+        return any(_search_form(wider, f, batch_size, sizes, few, math.inf).cut is not None for f in forms)
+
+    low, high = 1.0, 2.0
+    while not suffices(high):
+        low, high = high, 2 * high
+        if high > MOST_MEMORY:
+            return None
+    while high / low > 1.05:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high

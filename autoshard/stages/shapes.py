@@ -1,15 +1,16 @@
 """Shapes that a team of pipelines could have, and how fast each could be at best.
 
-A *shape* says on which mesh options the stages of a pipeline run, how many places of each, how many replicas there are,
-and how the batch is divided; not which layers go where. For the bounds here the layers may be divided as one likes: with
-a[k, l] the time of layer l on option k and any weights v[k], stages with P[k] places on option k and the slowest taking
-T satisfy
+A *shape* says on which mesh options the stages of a pipeline run, how many places of each, how many replicas there
+are, and how the batch is divided; not which layers go where. For the bounds here the layers may be divided as one
+likes: with a[k, l] the time of layer l on option k and any weights v[k], stages with P[k] places on option k and the
+slowest taking T satisfy
 
-    sum over k of v[k] P[k] T >= sum over l of min over k of v[k] a[k, l] =: D          (v[k] = 1 / sum over l of a[k, l])
+    sum over k of v[k] P[k] T >= sum over l of min over k of v[k] a[k, l] =: D     (here v[k] = 1 / sum over l of a[k, l])
 
-which is exact for one option. What a replica sends of its weights and gradients is more work of the same kind. A layer
-cannot be divided: of the kind of layer with most work there must be room for all of them in T, whole ones on each place.
-With T bounded, the bounds of `cut` bound the step.
+which is exact for one option. What a replica sends of its weights and gradients is more work of that kind. A layer
+cannot be divided: of the kind of layer with most work there must be room for all of them in T, whole ones on each
+place. With T bounded, the bounds of `cut` bound the step. What could never fit the memory, even computed again, is left
+out; of the interleaved schedule, what would not fit if all stages of a place were equal.
 """
 
 import dataclasses
@@ -318,7 +319,7 @@ class Family:
         return slowest_s
 
     def _in_turn_s(self, counts: np.ndarray, most: int) -> np.ndarray:
-        """1F1B: with t[s] <= (V - X) / more[s], the least V; by linear programming, a prefix of the fastest parts works."""
+        """1F1B: with t[s] <= (V - X) / more[s], the least V: by linear programming, some of the fastest parts work."""
         total = counts.sum(axis=1)
         top = int(total.max())
         held = np.minimum(most, np.arange(1, top + 1))  # K of the last stage, the last but one, ...
