@@ -96,10 +96,11 @@ def read_any_plan(path: str | Path) -> Plan | StagedPlan:
 @collection_paused()
 def _of_document(raw: Any, path: str | Path) -> StagedPlan:
     if not isinstance(raw, dict) or raw.get("format") != STAGED_FORMAT:
-        what = "is a plan of one program" if isinstance(raw, dict) and raw.get("format") == "autoshard-plan" else ""
+        is_plan = isinstance(raw, dict) and raw.get("format") == "autoshard-plan"
+        what = "is a plan of one program" if is_plan else f'lacks `"format": "{STAGED_FORMAT}"`'
         raise FileFormatError(
-            f'`{path}` is not a plan in stages: it {what or f"""lacks `"format": "{STAGED_FORMAT}"`"""}. Read a plan of '
-            "one program with `autoshard.Plan.load`; plan a TrainStep for devices of several kinds to get stages."
+            f"`{path}` is not a plan in stages: it {what}. Read plans of one program with `autoshard.Plan.load`; plan "
+            "a TrainStep for devices of several kinds to get stages."
         )
     if raw.get("version") != VERSION:
         raise FileFormatError(
