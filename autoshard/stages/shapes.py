@@ -5,7 +5,7 @@ are, and how the batch is divided; not which layers go where. For the bounds her
 likes: with a[k, l] the time of layer l on option k and any weights v[k], stages with P[k] places on option k and the
 slowest taking T satisfy
 
-    sum over k of v[k] P[k] T >= sum over l of min over k of v[k] a[k, l] =: D     (here v[k] = 1 / sum over l of a[k, l])
+    sum over k of v[k] P[k] T >= sum over l of min over k of v[k] a[k, l] =: D   (here v[k] = 1 / sum over l of a[k, l])
 
 which is exact for one option. What a replica sends of its weights and gradients is more work of that kind. A layer
 cannot be divided: of the kind of layer with most work there must be room for all of them in T, whole ones on each

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from autoshard.errors import StageError
 
+MOST_MICRO_BATCHES = 1 << 40
+"""Of a pipeline that takes no time for each: as many as there are."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pace:
@@ -23,7 +26,7 @@ class Pace:
         """The most micro-batches that take no more than `time_s`."""
         if self.fixed_s + self.each_s > time_s:
             return 0
-        guess = int((time_s - self.fixed_s) / self.each_s) + 1 if self.each_s > 0 else 1 << 40
+        guess = int((time_s - self.fixed_s) / self.each_s) + 1 if self.each_s > 0 else MOST_MICRO_BATCHES
         while guess and self.time_s(guess) > time_s:
             guess -= 1
         return guess
@@ -90,9 +93,7 @@ def best_shares(batch_size: int, pipelines: Sequence[Sequence[Pace]]) -> tuple[S
 
 def even_shares(batch_size: int, num_pipelines: int) -> tuple[int, ...]:
     """Equally many examples for each pipeline, the first ones having one more."""
-    return tuple(
-        -(-batch_size * (i + 1) // num_pipelines) - -(-batch_size * i // num_pipelines) for i in range(num_pipelines)
-    )
+    return tuple(batch_size // num_pipelines + (i < batch_size % num_pipelines) for i in range(num_pipelines))
 
 
 def _reachable(batch_size: int, pipelines: Sequence[Sequence[Pace]], time_s: float) -> list[int] | None:

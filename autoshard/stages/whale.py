@@ -52,7 +52,7 @@ def whale_order(memory_bytes: Sequence[float]) -> tuple[int, ...]:
 
 def even_cut(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Equally many layers in each stage, the first ones having one more: where each begins, and the end."""
-    return tuple(-(-num_layers * s // num_stages) for s in range(num_stages + 1))
+    return tuple(num_layers // num_stages * s + min(s, num_layers % num_stages) for s in range(num_stages + 1))
 
 
 def cut_by_shares(layer_flops: Sequence[float], shares: Sequence[float]) -> tuple[int, ...]:
