@@ -25,6 +25,14 @@ class LossScaling:
     initial: float = 2.0**15
     growth_steps: int = 2000
 
+    def first(self) -> "LossScale":
+        """The scale before the first step."""
+        return first_scale(self)
+
+    def next(self, current: "LossScale", is_finite: jax.Array) -> "LossScale":
+        """The scale after a step whose gradients were finite or not."""
+        return next_scale(self, current, is_finite)
+
 
 @struct.dataclass
 class LossScale:

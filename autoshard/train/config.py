@@ -117,6 +117,29 @@ class TrainSection(_Section):
     resume: bool = False
 
 
+class StagesSection(_Section):
+    """What is fixed where a training step is cut into stages; null leaves it to the search.
+
+    A stage is a run of consecutive layers on a mesh of its own. Pipelines of stages run side by side, each with its own
+    share of the batch, which it takes in micro-batches. See `autoshard.StageOptions`.
+
+    Attributes:
+        num_stages: stages of each pipeline; 1 for replicas of the whole model only.
+        num_micro_batches: micro-batches of the pipeline that takes most.
+        micro_batch_sizes: numbers of examples of a micro-batch that are tried.
+        schedules: orders of the tasks that are tried: `gpipe`, `1f1b`, `interleaved`, `zb-h1`.
+        most_devices_per_stage: devices of a stage, at most.
+        most_chunks: stages on one mesh, at most, where they are interleaved; null for the default.
+    """
+
+    num_stages: PositiveInt | None = None
+    num_micro_batches: PositiveInt | None = None
+    micro_batch_sizes: list[PositiveInt] | None = Field(default=None, min_length=1)
+    schedules: list[Literal["gpipe", "1f1b", "interleaved", "zb-h1"]] | None = Field(default=None, min_length=1)
+    most_devices_per_stage: PositiveInt | None = None
+    most_chunks: PositiveInt | None = None
+
+
 class PlanSection(_Section):
     """What the planner may use.
 
@@ -130,6 +153,8 @@ class PlanSection(_Section):
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
         start: an earlier plan file, relative to the configuration file, from whose layouts the search starts; or null.
+        stages: cut the step into stages, with what this section fixes (`{}`: nothing); null for one program on one
+            mesh, except where the cluster has devices of several kinds, which needs stages.
     """
 
     cluster: str | None = None
@@ -140,6 +165,7 @@ class PlanSection(_Section):
     cache: bool = True
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None
+    stages: StagesSection | None = None
 
 
 class TrainConfig(_Section):
@@ -258,7 +284,7 @@ def _keys_at(location: Sequence[Any]) -> list[str]:
     model: type[BaseModel] = TrainConfig
     for part in location:
         annotation = model.model_fields[part].annotation
-        model = typing.cast(type[BaseModel], annotation)
+        model = next(kind for kind in (*typing.get_args(annotation), annotation) if hasattr(kind, "model_fields"))
     return list(model.model_fields)
 
 

@@ -14,12 +14,17 @@ from jax.sharding import PartitionSpec
 
 from autoshard.baselines import Strategy
 from autoshard.comparison import Comparison, compare
-from autoshard.plans.make import plan
+from autoshard.errors import ConfigError
 from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.plan import Plan
-from autoshard.train.config import PlanSection, TrainConfig
+from autoshard.schedule.tasks import ScheduleKind
+from autoshard.stages.plan import plan
+from autoshard.stages.search import StageOptions
+from autoshard.stages.staged_plan import StagedPlan
+from autoshard.train.config import PlanSection, StagesSection, TrainConfig
 from autoshard.train.registry import batch_shapes
+from autoshard.train_step import TrainStep
 
 
 def make_plan(
@@ -27,7 +32,7 @@ def make_plan(
     functions: TrainFunctions,
     on_progress: Callable[[PlanProgress], None] | None = None,
     solution: str | os.PathLike[str] | None = None,
-) -> Plan:
+) -> Plan | StagedPlan:
     """Plans one training step of `config`, from shapes alone.
 
     Args:
@@ -49,6 +54,7 @@ def make_plan(
         start=None if config.plan.start is None else Plan.load(config.plan.start),
         options=_options(config.plan, on_progress),
         solution=solution,
+        stages=_stage_options(config.plan.stages) if isinstance(functions.step, TrainStep) else None,
     )
     return dataclasses.replace(made, configuration=config.model_dump_json())
 
@@ -57,6 +63,7 @@ def write_config_problem(
     config: TrainConfig, functions: TrainFunctions, path: str | os.PathLike[str], console: rich.console.Console
 ) -> None:
     """Writes the problem that `make_plan` would solve, for `autoshard solve`; see `autoshard.write_problem`."""
+    _refuse_stages(functions, "A problem file holds the problem of one program")
     with _shown(console) as show:
         options = _options(config.plan, show)
         write_problem(path, functions.step, *arguments(config, functions), **_settings(config), options=options)
@@ -91,7 +98,7 @@ def make_plan_visibly(
     functions: TrainFunctions,
     console: rich.console.Console,
     solution: str | os.PathLike[str] | None = None,
-) -> Plan:
+) -> Plan | StagedPlan:
     """`make_plan`, with a line on the terminal that tells what the planner is doing."""
     with _shown(console) as show:
         return make_plan(config, functions, show, solution)
@@ -104,6 +111,7 @@ def make_comparison_visibly(
     strategies: Sequence[Strategy] | None = None,
 ) -> Comparison:
     """The plan that `make_plan` makes beside hand-written strategies; see `autoshard.compare`."""
+    _refuse_stages(functions, "Strategies are compared as one program on one mesh")
     settings = _settings(config)
     title = f"{config.model.name} {config.model.preset}, batch of {config.data.batch_size}"
     with _shown(console) as show:
@@ -128,6 +136,23 @@ def _shown(console: rich.console.Console) -> Iterator[Callable[[PlanProgress], N
             status.update(rich.markup.escape(line))
 
         yield show
+
+
+def _refuse_stages(functions: TrainFunctions, rule: str) -> None:
+    if isinstance(functions.step, TrainStep):
+        raise ConfigError(
+            f"plan: {rule}; received a step that is cut into stages, since plan.stages is set or the cluster has "
+            "devices of several kinds. Name the cluster of one kind of device with --cluster, and leave plan.stages out."
+        )
+
+
+def _stage_options(section: StagesSection | None) -> StageOptions:
+    given = {} if section is None else {k: v for k, v in section.model_dump().items() if v is not None}
+    if "schedules" in given:
+        given["schedules"] = tuple(ScheduleKind(name) for name in given["schedules"])
+    if "micro_batch_sizes" in given:
+        given["micro_batch_sizes"] = tuple(given["micro_batch_sizes"])
+    return StageOptions(**given)
 
 
 def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:

@@ -7,16 +7,17 @@ no code of theirs.
 import pathlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grain
 import jax
 import numpy as np
 from autoshard_models.loss_scaling import LossScaling
 from autoshard_models.train_step import StepOptions, TrainFunctions, build
-from autoshard_models.zoo import FAMILIES
+from autoshard_models.zoo import FAMILIES, objective_of
 
 from autoshard.errors import ConfigError
+from autoshard.plans.make import load_cluster
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.data.batches import Batch, Part, drawn
@@ -28,6 +29,7 @@ from autoshard.train.data.text import part_of, python_sources, text_files
 from autoshard.train.look_up import look_up
 from autoshard.train.models import batch_config, model_config
 from autoshard.train.optimizers import make_optimizer
+from autoshard.train_step import TrainStep
 
 # ---- data
 
@@ -170,7 +172,22 @@ def _data_name(config: TrainConfig) -> str:
 
 
 def train_functions(config: TrainConfig) -> TrainFunctions:
-    """The two functions of the run that `config` describes: seed -> state, and (state, batch) -> (state, metrics).
+    """The functions of the run that `config` describes, in stages where it runs in stages.
+
+    Raises:
+        ConfigError: an unknown name, or settings that contradict each other.
+        AutoshardError: the cluster cannot be read.
+    """
+    return staged_functions(config) if runs_in_stages(config) else whole_functions(config)
+
+
+def runs_in_stages(config: TrainConfig) -> bool:
+    """Whether the step of a run is cut into stages: where that is asked for, or devices are of several kinds."""
+    return config.plan.stages is not None or not load_cluster(config.plan.cluster).is_homogeneous
+
+
+def whole_functions(config: TrainConfig) -> TrainFunctions:
+    """The functions of a run whose step is one program.
 
     Raises:
         ConfigError: an unknown name, or settings that contradict each other.
@@ -184,6 +201,29 @@ def train_functions(config: TrainConfig) -> TrainFunctions:
         return build(model, optimizer, options)
     except ValueError as error:
         raise ConfigError(f"model.overrides: the model cannot be built: {error} Change one of them.") from error
+
+
+def staged_functions(config: TrainConfig) -> TrainFunctions:
+    """The functions of a run whose step is cut into stages: `step` is an `autoshard.TrainStep`.
+
+    Raises:
+        ConfigError: an unknown name, or settings that contradict each other.
+    """
+    section = config.optimizer
+    if section.num_micro_batches != 1:
+        raise ConfigError(
+            "optimizer.num_micro_batches: a step in stages takes the batch in the micro-batches that its plan says; "
+            f"received {section.num_micro_batches}. Set plan.stages.num_micro_batches instead, or leave both out."
+        )
+    init, _, evaluate = whole_functions(config)
+    objective = objective_of(model_config(config.model))
+
+    def loss(params: Any, mutable: Any, batch: Batch, key: jax.Array) -> Any:
+        return objective.loss(params, mutable, batch, key if objective.is_random else None)
+
+    scaling = LossScaling() if section.loss_scaling else None
+    step = TrainStep(loss, make_optimizer(section, config.train.steps), has_mutable=True, scaling=scaling)
+    return TrainFunctions(init, step, evaluate)
 
 
 def _check_micro_batches(config: TrainConfig) -> None:
