@@ -373,8 +373,8 @@ def _nothing(
     )
     return (
         f"The stages of a pipeline must fit the memory of their devices, and no arrangement does: {tried}. If each "
-        f"device could hold {factor:.3g} times as much, {needed}, one would. Take more devices, smaller micro-batches, or "
-        "meshes of more devices."
+        f"device could hold {factor:.3g} times as much, {needed}, one would. Take more devices, smaller micro-batches, "
+        "or meshes of more devices."
     )
 
 

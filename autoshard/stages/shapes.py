@@ -294,7 +294,7 @@ class Family:
         flying = np.minimum(number, ((chunks - 1) * total + 1) / chunks)[:, None]
         need = (self._main_fixed + self._main_state / num_pipelines)[None, :]
         room = self._room[None, :]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             plain = counts * room / (need + flying * self._main_residual[None, :])
             most = (
                 counts * np.maximum(0.0, room - (flying - 1) * self._least_held) / (need + self._main_residual / chunks)
