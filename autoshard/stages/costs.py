@@ -13,10 +13,13 @@ class MeshOption:
     Attributes:
       slice: Index into `Cluster.slices()`.
       mesh: The logical mesh; its first axis is the major one.
+      is_lean: Whether stages are priced with their weights split over the mesh, also where copies are faster: so the
+        search sees what it costs to fit the memory. A stage is planned within its memory in either case.
     """
 
     slice: int
     mesh: LogicalMesh
+    is_lean: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -24,7 +27,8 @@ class MeshOption:
         return self.mesh.num_devices
 
     def __str__(self) -> str:
-        return f"{self.mesh.device_type.name} " + ",".join(f"{a.name}={a.size}" for a in self.mesh.axes)
+        axes = ",".join(f"{a.name}={a.size}" for a in self.mesh.axes)
+        return f"{self.mesh.device_type.name} {axes}{', weights split' if self.is_lean else ''}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from autoshard.cluster import Cluster
+from autoshard.cluster import Cluster, LogicalMesh
+from autoshard.errors import SolverError
 from autoshard.garbage import collection_paused
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
@@ -132,7 +133,7 @@ def _assemble(
             report(options, started, "plan", f"layers {stage.start} to {stage.stop - 1} on {mesh}")
             model = priced.models[pipeline.micro_batch_size]
             traced = trace_stage(model.forward, model.stages.program(stage.start, stage.stop), stage.rematerialise)
-            plan = plan_stage(traced, mesh, cluster.name, budget, options)
+            plan = fitting_plan(traced, mesh, cluster.name, budget, options)
             cost = layer_cost(stage_cost(traced, plan), mesh, ratio, weight_total_bytes(traced))
             planned[key] = _PlannedStage(traced, plan, cost)
     distinct = list(planned)

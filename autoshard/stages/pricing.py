@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from autoshard.cluster import Cluster, LogicalMesh, Slice
+from autoshard.cluster import Cluster, DeviceType, LogicalMesh, MeshAxis, Slice
 from autoshard.cluster.mesh import AxisLevel
 from autoshard.errors import AutoshardError, StageError
 from autoshard.plans.options import PlanOptions
@@ -99,40 +99,43 @@ def price_layers(
       StageError: No layer can be planned with any of the micro-batch sizes.
     """
     started = time.perf_counter()
-    mesh_options = tuple(
+    most = max_devices_per_stage
+    fast = [
         MeshOption(k, mesh)
         for k, part in enumerate(cluster.slices())
-        for mesh in stage_meshes(part, max_devices_per_stage or usual_devices(part))
-    )
+        for mesh in stage_meshes(part, most or usual_devices(part))
+    ]
+    lean = [dataclasses.replace(o, is_lean=True) for o in fast if o.num_devices > 1]
     models: dict[int, Model] = {}
     costs: dict[CostKey, LayerCost] = {}
-    distinct = {(o.mesh.device_type, o.mesh.axes): n for n, o in reversed(list(enumerate(mesh_options)))}
     ratio = optimizer_ratio(state)
     cuts: LayerCuts | None = None
     kinds: tuple[int, ...] = ()
     failures: list[str] = []
     for size in micro_batch_sizes:
         report(options, started, "layers", f"micro-batches of {size}")
-        models[size] = model = trace_model(step, state, batch, size, cuts)
+        model = trace_model(step, state, batch, size, cuts)
         if cuts is not None and model.stages.cuts.starts != cuts.starts:
             failures.append(f"micro-batches of {size} are traced to another program")
-            del models[size]
             continue
         cuts = model.stages.cuts
         traced, kinds_here = _kinds(model)
         kinds = kinds or kinds_here
         if kinds_here != kinds:
             failures.append(f"micro-batches of {size} make other kinds of layers")
-            del models[size]
             continue
+        models[size] = model
         for kind, stage in enumerate(traced):
-            for n in distinct.values():
-                report(options, started, "price", f"kind {kind + 1}/{len(traced)} on {mesh_options[n]}, batch {size}")
-                cost = _layer_cost(stage, mesh_options[n].mesh, cluster, options, ratio, failures)
-                if cost is not None:
-                    for k, o in enumerate(mesh_options):
-                        if distinct[o.mesh.device_type, o.mesh.axes] == n:
-                            costs[CostKey(kind, k, size)] = cost
+            pricer = _Pricer(stage, cluster.name, options, ratio, failures)
+            known: dict[tuple[DeviceType, tuple[MeshAxis, ...], bool], LayerCost | None] = {}
+            for n, option in enumerate([*fast, *lean]):
+                key = option.mesh.device_type, option.mesh.axes, option.is_lean
+                if key not in known:
+                    report(options, started, "price", f"kind {kind + 1} of {len(traced)} on {option}, {size} examples")
+                    before = known.get((*key[:2], False))
+                    known[key] = pricer.lean(option.mesh, before) if option.is_lean else pricer.fast(option.mesh)
+                if known[key] is not None:
+                    costs[CostKey(kind, n, size)] = known[key]
     if not costs:
         raise StageError(
             f"No layer of the model can be planned for micro-batches of {list(micro_batch_sizes)}: "
@@ -140,7 +143,43 @@ def price_layers(
         )
     model = next(iter(models.values()))
     warnings = (model.stages.cuts.warning,) if model.stages.cuts.warning else ()
-    return Priced(models, _layers(model, kinds), CostTable(mesh_options, costs), warnings)
+    return Priced(models, _layers(model, kinds), CostTable((*fast, *lean), costs), warnings)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pricer:
+    """Prices one kind of layer; what goes wrong is added to `failures`."""
+
+    stage: TracedStage
+    cluster_name: str
+    options: PlanOptions
+    ratio: float
+    failures: list[str]
+
+    def fast(self, mesh: LogicalMesh) -> LayerCost | None:
+        """The fastest plan, whatever memory it takes; None if there is none."""
+        return self._price(mesh, splits_weights=False)
+
+    def lean(self, mesh: LogicalMesh, fast: LayerCost | None) -> LayerCost | None:
+        """The fastest plan that holds no weight twice if it can be split; `fast` where that does not either."""
+        if fast is None:
+            return None
+        copies_bytes = fast.weight_bytes - fast.weight_total_bytes / mesh.num_devices
+        if copies_bytes < SMALL_SHARE * fast.weight_bytes:
+            return fast
+        return self._price(mesh, splits_weights=True) or fast
+
+    def _price(self, mesh: LogicalMesh, splits_weights: bool) -> LayerCost | None:
+        try:
+            plan = plan_stage(self.stage, mesh, self.cluster_name, math.inf, self.options, splits_weights)
+        except AutoshardError as error:
+            self.failures.append(str(error).partition("\n")[0])
+            return None
+        return layer_cost(stage_cost(self.stage, plan), mesh, self.ratio, weight_total_bytes(self.stage))
+
+
+SMALL_SHARE = 0.1
+"""Copies of weights below this share of them are not worth another plan."""
 
 
 def usual_devices(part: Slice) -> int:
@@ -224,22 +263,6 @@ def optimizer_ratio(state: Any) -> float:
     """Bytes of the optimizer's state for each byte of parameters."""
     total = lambda tree: sum(math.prod(x.shape) * getattr(x.dtype, "itemsize", 4) for x in jax.tree.leaves(tree))
     return total(state.opt_state) / max(1, total(state.params))
-
-
-def _layer_cost(
-    stage: TracedStage,
-    mesh: LogicalMesh,
-    cluster: Cluster,
-    options: PlanOptions,
-    ratio: float,
-    failures: list[str],
-) -> LayerCost | None:
-    try:
-        plan = plan_stage(stage, mesh, cluster.name, math.inf, options)
-    except AutoshardError as error:
-        failures.append(str(error).partition("\n")[0])
-        return None
-    return layer_cost(stage_cost(stage, plan), mesh, ratio, weight_total_bytes(stage))
 
 
 def weight_total_bytes(stage: TracedStage) -> float:

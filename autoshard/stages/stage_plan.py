@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +12,15 @@ import numpy as np
 
 from autoshard.cluster.mesh import LogicalMesh
 from autoshard.execution.held import held_layouts
+from autoshard.graph.layout import WHOLE, Layout, all_layouts
+from autoshard.planner.allowed import Restrictions
 from autoshard.planner.decisions import SpecEntries
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.program import Program, prepare
 from autoshard.plans.make import plan_on
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
-from autoshard.plans.search import Question
+from autoshard.plans.search import Question, Restrict
 from autoshard.trace.forward import Forward
 from autoshard.trace.layers import size_bytes
 from autoshard.trace.parts import Parts, split_parts
@@ -132,15 +135,44 @@ def _slots(arguments: Sequence[Any], results: Sequence[Any]) -> Slots:
 
 
 def plan_stage(
-    stage: TracedStage, mesh: LogicalMesh, cluster_name: str, budget_bytes: float, options: PlanOptions
+    stage: TracedStage,
+    mesh: LogicalMesh,
+    cluster_name: str,
+    budget_bytes: float,
+    options: PlanOptions,
+    splits_weights: bool = False,
 ) -> Plan:
-    """The plan of a stage on one mesh; `budget_bytes` (inf: no limit) is for one micro-batch at a time.
+    """The plan of a stage on one mesh.
+
+    Args:
+      budget_bytes: Memory per device for one micro-batch at a time; inf for no limit.
+      splits_weights: Whether every weight must be split over as many devices as can be.
 
     Raises:
       MemoryBudgetError, SolverError: As for `autoshard.plan`.
     """
-    question = Question(stage.trace, stage.prepared, budget_bytes, None, options, None, 0.0)
+    restrict = _weights_split(stage) if splits_weights else None
+    question = Question(stage.trace, stage.prepared, budget_bytes, None, options, restrict, 0.0)
     return plan_on(question, cluster_name, [mesh], (0,), stage.function.__name__)
+
+
+def _weights_split(stage: TracedStage) -> Restrict:
+    """Allows only the layouts of weights that leave least on each device."""
+    params, arguments, values = set(stage.slots.params), stage.trace.graph.arguments, stage.trace.graph.values
+
+    def restrict(program: Program, mesh: LogicalMesh) -> Restrictions:
+        ways = lambda layout: math.prod(n for n, dim in zip(mesh.shape, layout, strict=True) if dim != WHOLE)
+
+        @functools.cache
+        def most(shape: tuple[int, ...]) -> int:
+            return max(map(ways, all_layouts(shape, mesh.shape)))
+
+        def is_allowed(i: int, layout: Layout) -> bool:
+            return i not in params or ways(layout) == most(values[arguments[i].value].shape)
+
+        return Restrictions(argument=is_allowed)
+
+    return restrict
 
 
 def stage_cost(stage: TracedStage, plan: Plan) -> StageCost:
