@@ -164,6 +164,35 @@ def _assemble(
     )
 
 
+BUDGETED_S = 10.0
+"""How long the best plan of a stage under its memory limit is sought, where one that fits is known already."""
+
+
+def fitting_plan(
+    stage: TracedStage, mesh: LogicalMesh, cluster_name: str, budget_bytes: float, options: PlanOptions
+) -> Plan:
+    """The plan of a stage within its memory.
+
+    Without a limit the problem is easy; so that is tried first, and then with every weight split. Only if the first
+    does not fit, the limit itself is put to the solver, which takes long: not too long, if the second fits.
+
+    Raises:
+      MemoryBudgetError, SolverError: Nothing fits, or nothing was found in time.
+    """
+    fastest = plan_stage(stage, mesh, cluster_name, math.inf, options)
+    if fastest.estimate.peak_bytes <= budget_bytes:
+        return fastest
+    lean = plan_stage(stage, mesh, cluster_name, math.inf, options, splits_weights=True)
+    if lean.estimate.peak_bytes > budget_bytes:
+        return plan_stage(stage, mesh, cluster_name, budget_bytes, options)
+    shorter = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, BUDGETED_S))
+    try:
+        limited = plan_stage(stage, mesh, cluster_name, budget_bytes, shorter)
+    except SolverError:
+        return lean
+    return min(lean, limited, key=lambda p: p.estimate.step_s)
+
+
 def _budget(runs: Runs, arrangement: Arrangement, durations: StepDurations, one: StageId, limit_bytes: float) -> float:
     """Memory for one micro-batch of a stage: the limit, less what the place holds besides.
 
