@@ -8,7 +8,7 @@ every place runs its tasks in the schedule's order.
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from autoshard.errors import PlanMismatchError, StageError
+from autoshard.runtime.create import create
 from autoshard.runtime.fleet import Fleet, bring
 from autoshard.runtime.move import CrossMesh
 from autoshard.runtime.recorder import Recorder
@@ -121,8 +122,7 @@ class StagedFunction:
           PlanMismatchError: The step, the state or the batch is not what was planned.
           TransferError: Another process ended or stalled.
         """
-        if self._update is None:
-            self._build(state, batch)
+        self.prepare(state, batch)
         self._check_batch(batch)
         state = self.place(state)
         self._recorder = Recorder(self.plan, self.fleet) if self._records else None
@@ -154,20 +154,62 @@ class StagedFunction:
             raise StageError("No timeline was recorded. Pass record=True to `plan.jit`, and take a step.")
         return self._recorder.timeline()
 
+    def prepare(self, state: Any, batch: Any) -> None:
+        """Traces the step, and works out where everything lies; the first step does so if it was not done before.
+
+        Args:
+          state, batch: Arrays, or their shapes as `jax.ShapeDtypeStruct`.
+
+        Raises:
+          PlanMismatchError: The step, the state or the batch is not what was planned.
+        """
+        if self._update is None:
+            self._build(state, batch)
+
+    @property
+    def shardings(self) -> Any:
+        """Where each leaf of the state lies, in its structure: for creating a state, or restoring a checkpoint."""
+        layout = self._laid_out
+        return jax.tree.unflatten(layout.tree, [located.sharding for located in layout.leaves])
+
+    def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
+        """Creates the state where the plan says: each place makes what lives there, and no device makes it all.
+
+        Args:
+          init_fn: Returns the state, e.g. from a seed. *args: Its arguments.
+
+        Raises:
+          PlanMismatchError: It returns another state than that of `prepare`.
+        """
+        layout = self._laid_out
+        self._check_leaves(jax.eval_shape(init_fn, *args))
+        return create(layout, self.fleet, init_fn, args)
+
     def place(self, state: Any) -> Any:
         """A state laid out as planned; leaves that lie so already stay as they are."""
-        if self._layout is None:
-            raise StageError("A state can be placed after the first step; pass it to the step, which places it.")
-        leaves = jax.tree.leaves(state)
-        if len(leaves) != len(self._layout.leaves):
-            raise PlanMismatchError(
-                f"The state has {len(leaves)} leaves, but the plan was first used with {len(self._layout.leaves)}."
-            )
+        layout = self._laid_out
+        self._check_leaves(state)
         placed = [
             bring(x, l.sharding, self.mover, f"leaf {n} of the state")
-            for n, (x, l) in enumerate(zip(leaves, self._layout.leaves, strict=True))
+            for n, (x, l) in enumerate(zip(jax.tree.leaves(state), layout.leaves, strict=True))
         ]
-        return jax.tree.unflatten(self._layout.tree, placed)
+        return jax.tree.unflatten(layout.tree, placed)
+
+    @property
+    def _laid_out(self) -> StateLayout:
+        if self._layout is None:
+            raise StageError(
+                "Where a state lies is known once the step is prepared: call `prepare(state, batch)` with arrays or "
+                "shapes, or take a step."
+            )
+        return self._layout
+
+    def _check_leaves(self, state: Any) -> None:
+        found, planned = len(jax.tree.leaves(state)), len(self._laid_out.leaves)
+        if found != planned:
+            raise PlanMismatchError(
+                f"The state has {found} leaves, but the step was prepared for one with {planned}. Plan again for it."
+            )
 
     def wait(self, arrays: Any) -> None:
         """Blocks until arrays are ready, as `jax.block_until_ready`, but not for ever if another process has died."""

@@ -142,7 +142,7 @@ def _refuse_stages(functions: TrainFunctions, rule: str) -> None:
     if isinstance(functions.step, TrainStep):
         raise ConfigError(
             f"plan: {rule}; received a step that is cut into stages, since plan.stages is set or the cluster has "
-            "devices of several kinds. Name the cluster of one kind of device with --cluster, and leave plan.stages out."
+            "devices of several kinds. Leave plan.stages out, and name a cluster of one kind of device with --cluster."
         )
 
 
