@@ -202,12 +202,22 @@ def _name(scene: Scene, form: Sequence[int]) -> str:
 def _families(scene: Scene, form: Sequence[int], sizes: Sequence[int], options: StageOptions) -> Iterator[Family]:
     table = scene.ground.table
     most = options.most_devices_per_stage or math.inf
-    choices = [[o for o, x in enumerate(table.options) if x.slice == s and x.num_devices <= most] for s in form]
+    each = [[o for o, x in enumerate(table.options) if x.slice == s and x.num_devices <= most] for s in form]
     for size in sizes:
+        kept = max(1, int(MOST_FAMILIES ** (1 / len(form))))
+        choices = [sorted(of_slice, key=lambda o: _device_s(scene, o, size))[:kept] for of_slice in each]
         for chosen in itertools.product(*choices):
             family = Family(scene, chosen, size)
             if family.is_possible:
                 yield family
+
+
+def _device_s(scene: Scene, option: int, size: int) -> float:
+    """Time of all layers for one micro-batch, over all devices of a place."""
+    costs = scene.runs.layer_costs(option, size)
+    known = [c.forward_s + c.backward_s + c.weight_s for c in costs if c is not None]
+    num_devices = scene.ground.table.options[option].num_devices
+    return sum(known) * len(costs) / len(known) * num_devices if known else math.inf
 
 
 def _search_form(
@@ -254,6 +264,9 @@ def _search_form(
     return dataclasses.replace(best, bound_s=min(left_s, dropped_s, step_s))
 
 
+MOST_FAMILIES = 400
+"""Choices of mesh options, one for each slice, for each size of micro-batches and form of the step; of more, those with
+the options that make best use of their devices are looked at, and the bound is one for these."""
 MOST_MEMORY = 1e4
 """Times as much memory as there is; if that does not suffice, something else is wrong."""
 MOST_OPENED = 600

@@ -26,7 +26,7 @@ from autoshard.stages.team import Scene, Team
 
 ROUNDS = 8
 """Steps from one number of whole layers to the next."""
-MOST_COUNTS = 20_000
+MOST_COUNTS = 10_000
 """Numbers of places that are looked at for one choice of mesh options; of more, a part in even steps."""
 
 
