@@ -175,8 +175,8 @@ class TrainStep:
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Metrics]:
         """Takes one step, as one device would."""
         key, scale = self.key(state), self.scale(state)
-        num_examples = batch_size(batch)
-        sizes = self.parts or (num_examples,)
+        sizes = self.parts or (1,)
+        num_examples = batch_size(batch) if self.parts else 1  # a batch that stays whole need not have examples
         if sum(sizes) != num_examples:
             raise StageError(
                 f"The micro-batches of a TrainStep must have all examples of the batch; received parts of {sizes}, "

@@ -5,7 +5,6 @@ The program is traced jointly, so that one plan decides the layouts of both pass
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,14 +22,14 @@ class Sent:
 
     Attributes:
       number: Position among all values that could cross any cut of the program.
-      name: For people: what makes it. shape, dtype: Of one micro-batch.
+      name: For people: what makes it. shape, dtype: Of one micro-batch; random keys have a type of their own.
       has_gradient: Whether gradients come back.
     """
 
     number: int
     name: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: Any
     has_gradient: bool
 
 
@@ -146,7 +145,7 @@ class Stages:
         ]
         equations, inputs = self._needed(own, results)
         read = {v for i in equations for v in variables(jaxpr.eqns[i].invars)}
-        read |= {v for v in results if not isinstance(v, jex.Literal)}
+        read |= set(variables(results))
         positions = lambda names: tuple(n for n, v in enumerate(names) if v in read)
         crossing = sorted(inputs, key=self._numbers.__getitem__)
         interface = StageInterface(
@@ -182,7 +181,7 @@ class Stages:
         of other stages that these read.
         """
         jaxpr, found, inputs = self.forward.jaxpr, set(), {}
-        pending = [i for i in own] + [self._maker[v] for v in results if v in self._maker]
+        pending = [*own, *(self._maker[v] for v in variables(results) if v in self._maker)]
         while pending:
             i = pending.pop()
             if i in found or (i in self._main and i not in own):
@@ -204,7 +203,7 @@ class Stages:
             self._numbers[v],
             f"{equation.primitive.name} of {self.cuts.names[self.layer_of(v)]}",
             tuple(v.aval.shape),
-            str(v.aval.dtype),
+            v.aval.dtype,
             jnp.issubdtype(v.aval.dtype, jnp.inexact),
         )
 
@@ -320,12 +319,7 @@ def joint_arguments(forward: Forward, program: StageProgram, sum_dtype: Any = No
     mutable = {forward.mutable.names[n]: shape(forward.mutable_vars[n]) for n in i.mutable_in}
     batch = {forward.batch.names[n]: shape(forward.batch_vars[n]) for n in i.batch}
     key = {"key": shape(forward.key_var)} if i.reads_key else {}
-    struct = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype))
+    struct = lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype)
     inputs = {sent_name(s): struct(s) for s in i.inputs}
     gradients = {sent_name(s): struct(s) for s in i.outputs if s.has_gradient}
     return sums, params, mutable, batch, key, inputs, jax.ShapeDtypeStruct((), jnp.float32), gradients
-
-
-def sent_bytes(sent: Sent) -> int:
-    """Bytes of a crossing value for one micro-batch."""
-    return math.prod(sent.shape) * jnp.dtype(sent.dtype).itemsize
