@@ -17,6 +17,7 @@ class Fleet:
     """Devices and meshes of a plan.
 
     Attributes:
+      devices: One for each device of the cluster, in its order.
       meshes: The mesh of every place, all pipelines one after another.
       everywhere: The sharding of what every device has a copy of, such as the step counter.
     """
@@ -30,6 +31,7 @@ class Fleet:
                 f"{len(chosen)} are given. Pass devices= with that many, slice after slice, or plan again for the "
                 "devices at hand."
             )
+        self.devices = chosen
         self.meshes: list[Mesh] = []
         self._place_of: dict[tuple[int, int], int] = {}
         for p, places in enumerate(plan.meshes):
@@ -52,6 +54,11 @@ class Fleet:
         """Whether this process has any devices of a place."""
         here = jax.process_index()
         return any(d.process_index == here for d in self.meshes[place].devices.flat)
+
+    def others(self, place: int) -> list[int]:
+        """The processes that run the programs of a place together with this one; none if this one has no part."""
+        found = {d.process_index for d in self.meshes[place].devices.flat}
+        return sorted(found - {jax.process_index()}) if self.is_local(place) else []
 
     def copy_on(self, array: jax.Array, place: int) -> jax.Array | jax.ShapeDtypeStruct:
         """The copies on one place of an array that lies `everywhere`; no data moves."""

@@ -1,44 +1,73 @@
-"""Evaluation on held-out data: the forward pass alone, where the plan put the state."""
+"""Evaluation on held-out data: the forward pass alone, where the plan put the state, or on one mesh."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from autoshard_models.train_step import TrainFunctions
+import numpy as np
 
-from autoshard.train.data import TrainData
 from autoshard.train.feed import place
 from autoshard.train.metrics import EvalReport
+from autoshard.train.one_mesh import OneMesh
+from autoshard.train.run import Run
 
 
-def evaluator(
-    functions: TrainFunctions, data: TrainData, num_batches: int, items: int, shardings: tuple[Any, Any]
-) -> Callable[[int, Any], EvalReport]:
+def evaluator(run: Run, num_batches: int, items: int) -> Callable[[int, Any], EvalReport]:
     """A function that evaluates a state and leaves it as it is.
 
     Every evaluation sees the same batches. The model is used as after training: no dropout, running averages.
 
     Args:
-        functions: of the run.
-        data: whose `eval_batches` are used, from the first on.
+        run: on whose `eval_batches` to evaluate, from the first on.
         num_batches: how many.
         items: tokens, images, ... in a batch.
-        shardings: of the state and of a batch, as in the plan; the compiler shards what lies between.
 
     Returns:
         (steps taken, state) -> the means over the batches.
     """
-    compiled = jax.jit(functions.evaluate, in_shardings=shardings)
+    take = _in_place(run) if run.one_mesh is None else _on_one_mesh(run, run.one_mesh)
 
     def evaluate(step: int, state: Any) -> EvalReport:
         started_s, sums = time.perf_counter(), {}
+        one = take(state)
         for number in range(num_batches):
             # Each waits for the one before; see `trainer.py`.
-            metrics = jax.block_until_ready(compiled(state, place(data.eval_batches[number], shardings[1])))
+            metrics = jax.block_until_ready(one(run.data.eval_batches[number]))
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         means = {name: value / num_batches for name, value in sums.items()}
         return EvalReport(step, means, num_batches * items, time.perf_counter() - started_s)
 
     return evaluate
+
+
+_Evaluation = Callable[[Any], Callable[[Mapping[str, np.ndarray]], Any]]
+"""state -> (batch -> metrics)"""
+
+
+def _in_place(run: Run) -> _Evaluation:
+    """As the plan lays state and batch out; the compiler shards what lies between."""
+    compiled = jax.jit(run.functions.evaluate, in_shardings=run.shardings)
+    return lambda state: lambda batch: compiled(state, place(batch, run.shardings[1]))
+
+
+def _on_one_mesh(run: Run, mesh: OneMesh) -> _Evaluation:
+    """Brings what the model is made of onto one mesh; the optimizer's state stays behind."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(run.data.eval_batches[0]))
+    batch_shardings = mesh.shardings(shapes)
+    compiled = jax.jit(run.functions.evaluate, out_shardings=mesh.whole)
+
+    def take(state: Any) -> Callable[[Mapping[str, np.ndarray]], Any]:
+        held = mesh.bring(state.replace(opt_state=()))
+
+        def one(batch: Mapping[str, np.ndarray]) -> Any:
+            if mesh.is_local:
+                metrics = compiled(held, place(batch, batch_shardings))
+            else:
+                metrics = mesh.absent(jax.eval_shape(run.functions.evaluate, held, shapes))
+            return mesh.everywhere(metrics)
+
+        return one
+
+    return take

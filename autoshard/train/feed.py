@@ -29,7 +29,7 @@ def feed(dataset: grain.MapDataset, first: int, shardings: Any) -> Iterator[Iter
     Args:
         dataset: element n is the batch of step n.
         first: the first element wanted.
-        shardings: the sharding of each array of a batch.
+        shardings: the sharding of each array of a batch; None to leave them on the host.
 
     Yields:
         The batches. Its `next` raises TrainingError if a batch cannot be read.
@@ -60,7 +60,12 @@ def feed(dataset: grain.MapDataset, first: int, shardings: Any) -> Iterator[Iter
 
 
 def place(batch: Mapping[str, np.ndarray], shardings: Any) -> Any:
-    """A batch on the devices; of several processes, each places the shards of its own devices."""
+    """A batch on the devices; of several processes, each places the shards of its own devices.
+
+    With None for shardings the batch stays as it is: a step in stages shares it out itself.
+    """
+    if shardings is None:
+        return dict(batch)
 
     def placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from autoshard.errors import TrainingError
 from autoshard.execution.nonfinite import NonFiniteOrigin, find_nonfinite
@@ -34,8 +35,17 @@ def bad_leaves(tree: Any) -> frozenset[str]:
     floats = [(name, leaf) for name, leaf in named if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
     if not floats:
         return frozenset()
-    finite = jax.device_get(_are_finite([leaf for _, leaf in floats]))
-    return frozenset(name for (name, _), good in zip(floats, finite, strict=True) if not good)
+    together: dict[frozenset[Any], list[int]] = {}  # a state in stages lies on several meshes
+    for n, (_, leaf) in enumerate(floats):
+        devices = leaf.sharding.device_set if isinstance(leaf, jax.Array) else ()
+        together.setdefault(frozenset(devices), []).append(n)
+    bad = np.zeros(len(floats), bool)
+    for devices, numbers in together.items():
+        if not devices or any(d.process_index == jax.process_index() for d in devices):
+            bad[numbers] = ~np.array(jax.device_get(_are_finite([floats[n][1] for n in numbers])))
+    if jax.process_count() > 1 and len(together) > 1:
+        bad = np.any(multihost_utils.process_allgather(bad), axis=0)
+    return frozenset(name for (name, _), found in zip(floats, bad, strict=True) if found)
 
 
 @jax.jit
@@ -100,7 +110,10 @@ def diagnose(run: Run, checkpoints: Checkpoints, noticed_at: int) -> Diagnosis:
 
 def _of_step(run: Run, noticed_at: int, since: int, step: int, state: Any) -> Diagnosis:
     """The diagnosis of the step that is taken from `state`."""
-    origin = find_nonfinite(run.functions.step, (state, run.batch(step - 1)))
+    fn, batch = run.functions.step, run.batch(step - 1)
+    if run.one_mesh is not None:
+        fn, state, batch = fn.in_parts(run.plan.parts), run.one_mesh.bring(state), jax.tree.map(jnp.asarray, batch)
+    origin = find_nonfinite(fn, (state, batch))
     place = ""
     if origin is not None and origin.argument.startswith("batch."):
         array = run.data.batches[step - 1][origin.argument.removeprefix("batch.")]

@@ -9,8 +9,11 @@ from autoshard_models.train_step import TrainFunctions
 from autoshard.cluster.detect import detect_cluster
 from autoshard.errors import AutoshardError, PlanMismatchError
 from autoshard.plans.plan import Plan
+from autoshard.stages.files import read_any_plan
+from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.registry import batch_shapes
+from autoshard.train_step import TrainStep
 
 DECISIVE = ("model", "optimizer", "data", "plan")
 """The parts of a configuration that a plan depends on, or may depend on."""
@@ -20,7 +23,7 @@ DECISIVE = ("model", "optimizer", "data", "plan")
 class KeptPlan:
     """The plan of an earlier run: itself, or the reason why it cannot be used."""
 
-    plan: Plan | None
+    plan: Plan | StagedPlan | None
     reason: str
 
 
@@ -32,7 +35,7 @@ def kept_plan(config: TrainConfig, functions: TrainFunctions, folder: pathlib.Pa
     """
     try:
         before = load_config(folder / "config.yaml")
-        plan = Plan.load(folder / "plan.json")
+        plan = read_any_plan(folder / "plan.json")
     except AutoshardError as error:
         return KeptPlan(None, str(error).partition("\n")[0])
     old, new = before.model_dump(mode="json"), config.model_dump(mode="json")
@@ -41,12 +44,18 @@ def kept_plan(config: TrainConfig, functions: TrainFunctions, folder: pathlib.Pa
         return KeptPlan(None, f"the configuration has another {' and '.join(changed)}")
     if plan.num_devices != jax.device_count():
         return KeptPlan(None, f"the plan is for {plan.num_devices} devices, and there are {jax.device_count()}")
-    kind = detect_cluster().groups[0].device_type.name if config.plan.cluster is None else plan.device
-    if kind != plan.device:
-        return KeptPlan(None, f"the plan is for devices of type {plan.device}, and these are {kind}")
-    state = jax.eval_shape(functions.init, config.train.seed)
+    if isinstance(plan, StagedPlan) != isinstance(functions.step, TrainStep):
+        return KeptPlan(None, "one of plan and step is in stages, the other is not")
+    kinds = [s.device for s in plan.slices] if isinstance(plan, StagedPlan) else [plan.device]
+    found = [s.device_type.name for s in detect_cluster().slices()] if config.plan.cluster is None else kinds
+    if found != kinds:
+        return KeptPlan(None, f"the plan is for devices of type {', '.join(kinds)}, and these are {', '.join(found)}")
+    arguments = jax.eval_shape(functions.init, config.train.seed), batch_shapes(config)
     try:
-        plan.check(functions.step, (state, batch_shapes(config)))
+        if isinstance(plan, StagedPlan):
+            plan.jit(functions.step).prepare(*arguments)
+        else:
+            plan.check(functions.step, arguments)
     except PlanMismatchError as error:
         return KeptPlan(None, str(error).partition("\n")[0])
     return KeptPlan(plan, "")

@@ -10,10 +10,13 @@ from autoshard_models.train_step import TrainFunctions
 
 from autoshard.execution.jit import PlannedFunction
 from autoshard.plans.plan import Plan
+from autoshard.runtime.staged_function import StagedFunction
+from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.feed import place
+from autoshard.train.one_mesh import OneMesh
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,16 +27,18 @@ class Run:
         config, functions, data, plan: what it is made of.
         folder: where its results go.
         step: the training step as planned; it donates the state.
-        shardings: of the state and of a batch.
+        shardings: of the state and of a batch; None for a batch that stays on the host.
+        one_mesh: where a run in stages does what lies outside of its step; None for one program, whose mesh serves.
     """
 
     config: TrainConfig
     functions: TrainFunctions
     data: TrainData
-    plan: Plan
+    plan: Plan | StagedPlan
     folder: pathlib.Path
-    step: PlannedFunction
-    shardings: tuple[Any, Any]
+    step: PlannedFunction | StagedFunction
+    shardings: tuple[Any, Any | None]
+    one_mesh: OneMesh | None = None
 
     def state_at(self, step: int, checkpoints: Checkpoints) -> Any:
         """The state after `step` steps: the initial one, or the checkpoint of that step.
@@ -43,6 +48,8 @@ class Run:
         """
         seed = self.config.train.seed
         if not step:
+            if isinstance(self.step, StagedFunction):
+                return self.step.init(self.functions.init, seed)
             return self.plan.init(self.functions.init, seed)
         placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         return checkpoints.restore(
@@ -60,10 +67,18 @@ class Run:
 
 
 def planned_run(
-    config: TrainConfig, functions: TrainFunctions, data: TrainData, plan: Plan, folder: pathlib.Path
+    config: TrainConfig, functions: TrainFunctions, data: TrainData, plan: Plan | StagedPlan, folder: pathlib.Path
 ) -> Run:
-    """The run of `config` under `plan`, whose file is in `folder`."""
+    """The run of `config` under `plan`, whose file is in `folder`.
+
+    Raises:
+        PlanMismatchError, MeshError: a plan in stages fits neither the program nor the devices.
+    """
     state = jax.eval_shape(functions.init, config.train.seed)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(data.batches[0]))
+    if isinstance(plan, StagedPlan):
+        step = plan.jit(functions.step)
+        step.prepare(state, batch)
+        return Run(config, functions, data, plan, folder, step, (step.shardings, None), OneMesh(step))
     shardings = (plan.in_shardings(state, 0), plan.in_shardings(batch, 1))
     return Run(config, functions, data, plan, folder, plan.jit(functions.step), shardings)

@@ -15,6 +15,8 @@ from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.plans.plan import Plan
+from autoshard.stages.files import read_any_plan
+from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
@@ -117,7 +119,7 @@ def _open_checkpoints(config: TrainConfig, folder: pathlib.Path) -> Checkpoints:
 
 def _plan(
     config: TrainConfig, functions: TrainFunctions, folder: pathlib.Path, first_step: int, console: rich.console.Console
-) -> Plan:
+) -> Plan | StagedPlan:
     """The plan of the run, written to its folder; one for all processes, since two searches may end differently."""
     say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     path = folder / "plan.json"
@@ -143,7 +145,7 @@ def _plan(
             f"train.output_dir: all processes need the same folder, for plan and checkpoints; {folder} is not that of "
             "the first process. Choose one on a file system that all of them see."
         )
-    return Plan.load(path)
+    return read_any_plan(path)
 
 
 class _Loop:
@@ -155,7 +157,7 @@ class _Loop:
         self._section, self._identity = section, run.identity()
         self._evaluate: Callable[[int, Any], EvalReport] | None = None
         if section.eval_every is not None:
-            self._evaluate = evaluator(run.functions, run.data, section.eval_batches, work.items, run.shardings)
+            self._evaluate = evaluator(run, section.eval_batches, work.items)
         self._by_design: frozenset[str] = frozenset()
         """Leaves of the state that are not finite from the start."""
 
