@@ -243,7 +243,7 @@ def _search_form(
     while opened and num_cut < options.most_shapes:
         bound_s, _, item, num_pipelines, number = heapq.heappop(opened)
         if isinstance(item, Family):
-            if num_opened == MOST_OPENED:
+            if num_opened == (MOST_OPENED if len(form) <= 2 else MOST_OPENED_OF_MANY):
                 dropped_s = min(dropped_s, bound_s)
             elif bound_s < limit_s * (1 - CLOSE):
                 num_opened += 1
@@ -271,6 +271,8 @@ MOST_MEMORY = 1e4
 """Times as much memory as there is; if that does not suffice, something else is wrong."""
 MOST_OPENED = 600
 """Families, with a number of replicas, whose shapes are looked at, at most, in each form of the step."""
+MOST_OPENED_OF_MANY = 100
+"""The same across three slices and more, where each has many more shapes."""
 MOST_OF_FAMILY = 40
 """Shapes of one of them, and of one schedule, that are kept; what is left out is in the bound."""
 
