@@ -49,7 +49,7 @@ Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in the 
     )
 )
 def train(config: Config, overrides: Overrides = None, devices: Devices = None, traceback: Traceback = False) -> None:
-    """Plan a training run for this machine's devices and carry it out.
+    """Plan a training run for this machine's devices and carry it out, in stages where they are of several kinds.
 
     The output folder (train.output_dir) receives config.yaml, plan.json, metrics.jsonl and checkpoints/, and what
     else is asked for: tensorboard/ and profile/.
@@ -77,6 +77,10 @@ def train(config: Config, overrides: Overrides = None, devices: Devices = None, 
         "    autoshard plan configs/gpt3_175b.yaml\n\n"
         "    autoshard plan configs/gpt_1.3b.yaml --cluster configs/clusters/h100x16.yaml --mesh data=4,tensor=4\n\n"
         "    autoshard plan configs/quickstart.yaml --devices 8 --budget-gb 0.02 --out plan.json\n\n"
+        "    autoshard plan configs/gpt_350m.yaml --cluster configs/clusters/v100x8_p100x8.yaml --out staged.json\n\n"
+        "    autoshard plan configs/gpt_350m.yaml --cluster configs/clusters/v100x8.yaml plan.stages.num_stages=2\n\n"
+        "On a cluster with several kinds of devices, as in the last example but one, the step is cut into stages, each "
+        "on a mesh of its own; with plan.stages it is on one kind too (plan.stages={} fixes nothing).\n\n"
         "To solve on another machine:"
         "\n\n"
         "    autoshard plan configs/gpt_125m.yaml --mesh data=4,tensor=2 --problem-only problem.npz\n\n"
@@ -143,15 +147,32 @@ def plan(
             made.save(out)
 
 
-@app.command(epilog="Example:\n\n    autoshard explain runs/quickstart/plan.json")
+@app.command(
+    epilog=(
+        "Examples:\n\n"
+        "    autoshard explain runs/quickstart/plan.json\n\n"
+        "    autoshard explain staged.json --timeline step.html\n\n"
+        "    autoshard explain staged.json --program 0\n\n"
+        "A plan in stages, as it is made for clusters with several kinds of devices, is told as a whole: slices, "
+        "pipelines, stages, what crosses between them. --program tells one of its stages as any plan is told."
+    )
+)
 def explain(
-    plan: Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")], traceback: Traceback = False
+    plan: Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
+    timeline: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Draw the step of a plan in stages into this .html or .png file."),
+    ] = None,
+    program: Annotated[
+        int | None, typer.Option(metavar="N", help="Explain only this program of a plan in stages.")
+    ] = None,
+    traceback: Traceback = False,
 ) -> None:
     """Explain a saved plan: what it decides, what it costs, and why."""
     with _errors_shown(traceback):
-        from autoshard.plans.plan import Plan
+        from autoshard.stages.explain_file import explain_file
 
-        typer.echo(Plan.load(plan).explain())
+        typer.echo(explain_file(plan, program, timeline))
 
 
 @app.command(
@@ -219,7 +240,8 @@ def compare(
         "    autoshard verify plan.json --target h100 --target tpu-v5e --json verified.json\n\n"
         "    autoshard verify runs/quickstart/plan.json --target cpu --time-limit 300\n\n"
         "No device is needed: XLA's own compilers run without them. For GPUs, pip install 'autoshard[verify-gpu]'; for "
-        "TPUs, pip install 'autoshard[verify-tpu]'; cpu always works.\n\n"
+        "TPUs, pip install 'autoshard[verify-tpu]'; cpu always works. Of a plan in stages every program is verified, "
+        "for its own kind of device or for --target.\n\n"
         "The exit status is 0 if every target confirms the prediction: over each set of mesh axes, traffic within 5 % "
         "of all that is sent, and no more than 3 % more memory than predicted; 1 if one does not; 2 if one cannot be "
         "verified."

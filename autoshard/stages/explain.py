@@ -223,17 +223,22 @@ def _weights(console: Console, plan: StagedPlan, groups: Sequence[Replicas]) -> 
 def _programs(console: Console, plan: StagedPlan) -> None:
     """How each distinct stage is sharded."""
     for number, program in enumerate(plan.programs):
-        users = [one for one in plan.stage_ids if plan.program_of[one.pipeline][one.stage] == number]
-        part = plan.pipeline(users[0].pipeline).stages[users[0].stage]
-        size = plan.pipeline(users[0].pipeline).micro_batch_size
         e = program.estimate
-        console.print(
-            f"Program {number} ({len(users)} x): layers {_layers(plan, part.start, part.stop)}, {size} examples, "
-            f"{program.mesh_text}"
-        )
+        console.print(program_text(plan, number))
         traffic = f"{amount(e.comm_bytes)} sent in {seconds(e.comm_s)}" if e.comm_bytes else "no communication"
         console.print(f"{seconds(e.compute_s)} compute, {traffic}, {amount(e.flops, 'FLOP')} per device")
         _layouts(console, program)
+
+
+def program_text(plan: StagedPlan, number: int) -> str:
+    """What a program of a plan is, in a line."""
+    users = [one for one in plan.stage_ids if plan.program_of[one.pipeline][one.stage] == number]
+    pipeline = plan.pipeline(users[0].pipeline)
+    part = pipeline.stages[users[0].stage]
+    return (
+        f"Program {number} ({len(users)} x): layers {_layers(plan, part.start, part.stop)}, "
+        f"{pipeline.micro_batch_size} examples, {plan.programs[number].mesh_text}"
+    )
 
 
 def _layouts(console: Console, program: Plan) -> None:

@@ -213,6 +213,8 @@ def _check(plan: Any, programs: Sequence[Plan], path: str | Path) -> None:
     taken.sort()
     for (_, stop, one), (start, _, other) in zip(taken, taken[1:], strict=False):
         hold(stop <= start, f"device {start} belongs to `{one}` and to `{other}`")
+    used = {number for row in plan.program_of for number in row}
+    hold(len(used) == len(programs), f"{len(programs)} programs, of which {len(used)} are run")
     hold(
         len(plan.homes) == len(plan.parameters),
         f"{len(plan.parameters)} parameters, but homes of {len(plan.homes)}",

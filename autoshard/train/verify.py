@@ -10,13 +10,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import rich.console
 import rich.markup
 
 from autoshard.errors import ConfigError, VerificationError
 from autoshard.plans.plan import Plan
+from autoshard.stages.explain import program_text
+from autoshard.stages.files import read_any_plan
+from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.config import load_config
 from autoshard.train.verify_process import Request
 from autoshard.verify.targets import target_named
@@ -48,11 +51,12 @@ def verify_visibly(
     Raises:
         FileFormatError, ConfigError: plan or configuration cannot be read.
     """
-    plan = Plan.load(path)
+    plan = read_any_plan(path)
     configuration = _configuration(plan, path, config)
     outcomes: list[Verification | Failure] = []
-    for target in targets or [plan.device]:
-        request = Request(plan=str(path), configuration=configuration, target=target, outcome="")
+    for request in _requests(plan, path, configuration, targets):
+        if isinstance(plan, StagedPlan):
+            print(program_text(plan, request.program or 0), flush=True)
         outcome = _verified(request, time_limit_s, console)
         outcomes.append(outcome)
         if isinstance(outcome, Failure):
@@ -64,7 +68,18 @@ def verify_visibly(
     return Report(tuple(outcomes))
 
 
-def _configuration(plan: Plan, path: pathlib.Path, config: pathlib.Path | None) -> str:
+def _requests(
+    plan: Plan | StagedPlan, path: pathlib.Path, configuration: str, targets: Sequence[str]
+) -> Iterator[Request]:
+    """One for each target; of a plan in stages for each program too, by default for its own kind of device."""
+    programs = plan.programs if isinstance(plan, StagedPlan) else (plan,)
+    for number, program in enumerate(programs):
+        for target in targets or [program.device]:
+            which = number if isinstance(plan, StagedPlan) else None
+            yield Request(plan=str(path), configuration=configuration, target=target, outcome="", program=which)
+
+
+def _configuration(plan: Plan | StagedPlan, path: pathlib.Path, config: pathlib.Path | None) -> str:
     if config is not None:
         return load_config(config).model_dump_json()
     if plan.configuration is None:

@@ -20,12 +20,14 @@ class Request(pydantic.BaseModel):
         configuration: the training configuration, as JSON.
         target: what to compile for; null for the plan's own device type.
         outcome: path of the file to write.
+        program: which program of a plan in stages; null for a plan of one program.
     """
 
     plan: str
     configuration: str
     target: str | None
     outcome: str
+    program: int | None = None
 
 
 def main() -> None:
@@ -33,24 +35,31 @@ def main() -> None:
     request = Request.model_validate_json(sys.stdin.read())
     import jax
 
-    from autoshard.plans.plan import Plan
+    from autoshard.stages.files import read_any_plan
+    from autoshard.stages.rebuild import program_function
+    from autoshard.stages.staged_plan import StagedPlan
     from autoshard.train.config import config_of_text
     from autoshard.train.planning import arguments
-    from autoshard.train.registry import train_functions
+    from autoshard.train.registry import staged_functions, whole_functions
     from autoshard.verify.verification import Failure, Report
     from autoshard.verify.verify import verify
 
     say = lambda stage: print(stage, flush=True)
     say("building the model")
-    plan = Plan.load(request.plan)
+    found = read_any_plan(request.plan)
+    plan = found.programs[request.program or 0] if isinstance(found, StagedPlan) else found
     jax.config.update("jax_num_cpu_devices", plan.num_devices)
     try:
         config = config_of_text(request.configuration, request.plan)
-        functions = train_functions(config)
-        found = verify(
-            plan, functions.step, *arguments(config, functions), target=request.target, on_stage=say
-        )  # the parent keeps the time limit
-        report = Report((found,))
+        if isinstance(found, StagedPlan):
+            functions = staged_functions(config)
+            state, batch = arguments(config, functions)
+            step, shapes = program_function(found, functions.step, state, batch, request.program or 0)
+        else:
+            functions = whole_functions(config)
+            step, shapes = functions.step, arguments(config, functions)
+        # the parent keeps the time limit
+        report = Report((verify(plan, step, *shapes, target=request.target, on_stage=say),))
     except AutoshardError as error:
         report = Report((Failure(request.target or plan.device, str(error)),))
     report.save(request.outcome)

@@ -195,10 +195,16 @@ class Report:
             version=1,
             verified=tuple(o for o in self.outcomes if isinstance(o, Verification)),
             failed=tuple(o for o in self.outcomes if isinstance(o, Failure)),
-            disagreements={o.target: o.disagreements for o in self.outcomes if isinstance(o, Verification)},
+            disagreements=self._disagreements(),
             exit_status=self.exit_status,
         )
         write_text_atomically(path, document.model_dump_json(indent=1) + "\n")
+
+    def _disagreements(self) -> dict[str, tuple[str, ...]]:
+        """By target; where several plans were verified for one, by plan and target."""
+        verified = [o for o in self.outcomes if isinstance(o, Verification)]
+        are_alone = len({o.target for o in verified}) == len(verified)
+        return {o.target if are_alone else f"{o.plan} for {o.target}": o.disagreements for o in verified}
 
     @classmethod
     def load(cls, path: str | Path) -> "Report":
