@@ -194,10 +194,10 @@ def _weights(console: Console, plan: StagedPlan, groups: Sequence[Replicas]) -> 
         console.print("Every weight is read only where it lives: none is sent.\n")
         return
     console.print(
-        "Weights: where they live, and the copies that other places read; of alike pipelines, the most of one"
+        "Weights: where they live, what else is read as copies, and how long copies and gradients are on their way"
     )
     columns = [("pipeline", "left"), ("place", "right"), ("live here", "right"), ("copies", "right")]
-    rows = table("", [*columns, ("come in", "right"), ("gradients go in", "right"), ("update", "right")])
+    rows = table("", [*columns, ("weights in", "right"), ("gradients in", "right"), ("update", "right")])
     for group in groups:
         schedule = plan.durations.pipelines[group.first].schedule
         for place in range(schedule.num_places):

@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,7 +153,7 @@ def plan_stage(
       MemoryBudgetError, SolverError: As for `autoshard.plan`.
     """
     restrict = _weights_split(stage) if splits_weights else None
-    question = Question(stage.trace, stage.prepared, budget_bytes, None, options, restrict, 0.0)
+    question = Question(stage.trace, stage.prepared, budget_bytes, None, options, restrict, time.perf_counter())
     return plan_on(question, cluster_name, [mesh], (0,), stage.function.__name__)
 
 
