@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import autoshard
-from autoshard import PlanOptions, StageOptions, StagedPlan
+from autoshard import PlanOptions, StagedPlan, StageOptions
 from autoshard.cluster import Cluster, NodeGroup
 from autoshard.schedule.tasks import ScheduleKind
 from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
@@ -54,9 +54,7 @@ def subject() -> Subject:
     state = jax.eval_shape(lambda: step.init({f"layer{n}": layer() for n in range(NUM_LAYERS)}))
     batch = {k: jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32) for k in "xy"}
     fast, slow = 0, 2  # mesh options: one fast device, both, the slow one
-    first = Pipeline(
-        (Place(0, 0, fast), Place(1, 0, slow)), (Stage(0, 3), Stage(3, 4)), 2, 2, ScheduleKind.ONE_F_ONE_B
-    )
+    first = Pipeline((Place(0, 0, fast), Place(1, 0, slow)), (Stage(0, 3), Stage(3, 4)), 2, 2, ScheduleKind.ONE_F_ONE_B)
     second = Pipeline((Place(0, 1, fast),), (Stage(0, 4),), 2, 1, ScheduleKind.GPIPE)
     plan = plan_staged(
         step,
