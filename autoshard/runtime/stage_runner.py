@@ -59,10 +59,6 @@ class StageRunner:
         """Whether this process has any of its devices."""
         return any(d.process_index == jax.process_index() for d in self.mesh.devices.flat)
 
-    def shape_of(self, positions: Sequence[int], name: str) -> PlannedTensor:
-        """The argument called `name` among those at `positions`."""
-        return next(t for t in (self.plan.arguments[n] for n in positions) if t.name.partition(".")[2] == name)
-
     def zeros(self) -> dict[str, jax.Array]:
         """Sums of gradients before the first micro-batch."""
         return dict(zip(self.sums, self._zeros(), strict=True))

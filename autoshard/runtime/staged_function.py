@@ -250,12 +250,17 @@ class StagedFunction:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         self._unread_shapes = dict(zip(plan.parameters, jax.tree.leaves(shapes.params), strict=True))
         self._layout = state_layout(shapes, parameters, sums, mutable, self.fleet)
+        types = map(self._metric_type, forward.metric_dtypes)
+        self._metric_types = dict(zip(forward.metrics.names, types, strict=True))
         where = {}
         for name in forward.metrics.names:
             home = self._metric_home(name)
-            where[name] = Located(self.fleet.place_of(home), self._runners[home].whole), self._metric_type(name)
+            where[name] = Located(self.fleet.place_of(home), self._runners[home].whole), self._metric_types[name]
         gradients = [sums[name] for name in plan.parameters]
-        self._update = Update(self.step, shapes, self._layout, gradients, where, self.fleet, self.mover, self._donate)
+        unchanged = [n for n, name in enumerate(self._mutable_names) if not self._is_changed(name)]
+        self._update = Update(
+            self.step, shapes, self._layout, gradients, where, unchanged, self.fleet, self.mover, self._donate
+        )
 
     def _homes(self, state: Any) -> tuple[dict[str, Located], dict[str, Located]]:
         """Where each parameter lives, and its sum of gradients."""
@@ -289,13 +294,16 @@ class StagedFunction:
         changing = [o for o in first if name in self._runners[o].new_mutable]
         return next(iter(changing or [o for o in first if name in self._runners[o].mutable]), None)
 
+    def _is_changed(self, name: str) -> bool:
+        """Whether any stage changes a leaf of the mutable state."""
+        return any(name in runner.new_mutable for runner in self._runners.values())
+
     def _metric_home(self, name: str) -> StageId:
         return next(o for o in self._runners if name in self._runners[o].metrics)
 
-    def _metric_type(self, name: str) -> Any:
-        runner = self._runners[self._metric_home(name)]
-        position = runner.stage.slots.metrics[list(runner.metrics).index(name)]
-        return jnp.dtype(runner.plan.outputs[position].dtype)
+    def _metric_type(self, dtype: Any) -> Any:
+        """The type of a metric's mean: of several whole numbers it is no whole number."""
+        return dtype if jnp.issubdtype(dtype, jnp.inexact) or len(self.plan.parts) == 1 else jnp.dtype(jnp.float32)
 
     # ---- one step
 
@@ -416,16 +424,8 @@ class StagedFunction:
         return part
 
     def _gradients_of(self, flight: _InFlight, runner: StageRunner) -> _Named:
-        """The gradients of a stage's outputs: what all readers sent, added up; zero for what nobody differentiates."""
-        found = {}
-        for name, sharding in runner.gradients.items():
-            arrived = flight.gradients.get(name)
-            if arrived:
-                found[name] = runner.add(arrived)
-            else:
-                planned = runner.shape_of(runner.stage.slots.gradients, name)
-                found[name] = jnp.zeros(planned.shape, planned.dtype, device=sharding)
-        return found
+        """The gradients of a stage's outputs: what all readers sent, added up; there is one at least."""
+        return {name: runner.add(flight.gradients[name]) for name in runner.gradients}
 
     def _take(self, running: _Step, one: StageId, phase: Phase, micro_batch: int, results: Mapping[int, Any]) -> None:
         """Sends on the results of a task. Every process comes here for every task, and makes the same moves."""
@@ -500,10 +500,10 @@ class StagedFunction:
         before = dict(zip(self._mutable_names, jax.tree.leaves(state.mutable), strict=True))
         found = []
         for name in self._mutable_names:
-            home = self._mutable_stage(name)
-            if home is None or name not in self._runners[home].new_mutable:
+            if not self._is_changed(name):
                 found.append(before[name])
                 continue
+            home = self._mutable_stage(name)
             runner, arrays, shares = self._runners[home], [], []
             for one, other in self._runners.items():
                 if name not in other.new_mutable:
@@ -524,15 +524,15 @@ class StagedFunction:
             by_stage: dict[StageId, list[tuple[float, Any]]] = collections.defaultdict(list)
             for one, share, value in values:
                 by_stage[one].append((share, value))
-            home = self._metric_home(name)
+            home, dtype = self._metric_home(name), self._metric_types[name]
             target = self._runners[home].whole
             sums = []
             for one, parts in by_stage.items():
                 runner = self._runners[one]
                 own = None
                 if runner.is_local:
-                    own = _weighted([v for _, v in parts], [s for s, _ in parts])
-                shape = jax.ShapeDtypeStruct((), self._metric_type(name), sharding=runner.whole)
+                    own = _weighted([v.astype(dtype) for _, v in parts], [s for s, _ in parts])
+                shape = jax.ShapeDtypeStruct((), dtype, sharding=runner.whole)
                 sums.append(self.mover.move(shape if own is None else own, target, name=f"metric {name} of {one}"))
             found[name] = sum(sums[1:], sums[0]) if self._runners[home].is_local else sums[0]
         return found

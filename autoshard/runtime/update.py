@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -88,6 +88,7 @@ class Update:
       step: The training step. state: Its state, arrays or shapes. layout: Where the state lives.
       gradients: Where the sum of gradients of each parameter lives, in the order of the parameters' leaves.
       metrics: Where each metric is made, and its type, by name.
+      unchanged: Leaves of the mutable state, by position, that no stage changes: they are passed on as they are.
       fleet, mover: Devices, and what moves between them. donate: Whether the state's buffers may be reused.
     """
 
@@ -98,6 +99,7 @@ class Update:
         layout: StateLayout,
         gradients: Sequence[Located],
         metrics: Mapping[str, tuple[Located, Any]],
+        unchanged: Collection[int],
         fleet: Fleet,
         mover: CrossMesh,
         donate: bool,
@@ -114,7 +116,8 @@ class Update:
                 "A training step must return a state like the one that it takes, but the update of this one returns "
                 "another structure. Let the optimizer keep the structure of its state."
             )
-        mutable = [l for l, name in zip(layout.leaves, _heads(state), strict=True) if name == "mutable"]
+        mutable_slots = [k for k, name in enumerate(_heads(state)) if name == "mutable"]
+        mutable = [layout.leaves[k] for k in mutable_slots]
         inputs = [*layout.leaves, *gradients, *mutable, *(metrics[name][0] for name in sorted(metrics))]
         num_state, num_outs = len(layout.leaves), len(closed.jaxpr.outvars)
         wanted: dict[int, int | None] = {k: l.place for k, l in enumerate(layout.leaves)}
@@ -123,7 +126,9 @@ class Update:
         ends = [None if l.place is None else l.sharding for l in layout.leaves]
         # the new mutable state and the gradients are the step's own: they may always be reused
         own = range(num_state, len(inputs) - len(metrics))
-        donated = [*(range(num_state) if donate else ()), *own]
+        first_mutable = num_state + len(gradients)
+        twice = {k for n in unchanged for k in (mutable_slots[n], first_mutable + n)}  # one buffer as old and as new
+        donated = [k for k in (*(range(num_state) if donate else ()), *own) if k not in twice]
         self._function = PlacedFunction(
             self.program,
             fleet.meshes,

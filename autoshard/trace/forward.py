@@ -88,6 +88,11 @@ class Forward:
         """The metrics."""
         return self.jaxpr.outvars[1 + len(self.mutable.names) :]
 
+    @property
+    def metric_dtypes(self) -> tuple[Any, ...]:
+        """The types of the metrics."""
+        return tuple(v.aval.dtype for v in self.metric_outs)
+
 
 @collection_paused()
 def trace_forward(step: TrainStep, state: Any, batch: Any, micro_batch_size: int) -> Forward:
