@@ -4,9 +4,9 @@ Layers that are equal programs are one kind, and are planned once a mesh and mic
 as much as one.
 """
 
+import collections
 import dataclasses
 import math
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -46,7 +46,6 @@ class Priced:
     Attributes:
       models: The model by micro-batch size.
       layers: Its layers. table: Their costs.
-      least_bytes: For each kind of layer, the least memory per device of any mesh that was tried.
       warnings: What the user should know, such as a model without layers.
     """
 
@@ -66,17 +65,26 @@ def trace_model(step: TrainStep, state: Any, batch: Any, micro_batch_size: int, 
 
 
 def _names(forward: Forward, cuts: LayerCuts) -> tuple[str, ...]:
-    """Names of the layers: what the paths of their own parameters begin with."""
+    """Names of the layers: the longest path that most of their own parameters lie below."""
     stages = Stages(forward, cuts)
     names, seen = [], set()
     for layer in range(cuts.num_layers):
         read = [forward.params.names[n] for n in stages.program(layer, layer + 1).interface.params]
         own = [n for n in read if n not in seen] or read
         seen.update(read)
-        common = os.path.commonprefix([n.rsplit(".", 1)[0] + "." for n in own]).rstrip(".") if own else ""
-        whole = common if not own or all(n.startswith(common + ".") for n in own) else common.rpartition(".")[0]
-        names.append(whole or (own[0].rsplit(".", 1)[0] if own else "no weights"))
+        names.append(_common_path(own))
     return tuple(f"{n} ({names[:k].count(n) + 1})" if names.count(n) > 1 else n for k, n in enumerate(names))
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """The longest path that more than half of `paths` lie below."""
+    if not paths:
+        return "no weights"
+    above = collections.Counter(
+        ".".join(keys[:depth]) for keys in (p.split(".") for p in paths) for depth in range(1, max(2, len(keys)))
+    )
+    shared = [path for path, count in above.items() if 2 * count > len(paths)]
+    return max(shared, key=len) if shared else paths[0].rpartition(".")[0] or paths[0]
 
 
 def price_layers(
