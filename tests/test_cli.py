@@ -1,4 +1,4 @@
-"""The `autoshard` command: its three sub-commands, its help and its errors."""
+"""The `autoshard` command: its sub-commands, its help and its errors."""
 
 import pathlib
 import subprocess
@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from autoshard.cli import app
 from autoshard.plans.plan import Plan
+from autoshard.stages.staged_plan import StagedPlan
+from autoshard.verify.verification import Report
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 SMALL = ["model.overrides={num_layers: 1, embed_dim: 32, num_heads: 2}", "data.sequence_length=16"]
@@ -62,6 +64,56 @@ def test_errors_are_one_message_and_status_2(args, told):
     assert told in one_line(result.stderr) and "Traceback" not in result.stderr
     assert result.stderr.startswith("error: ")
     assert invoke(*args, "--traceback").exception is not None
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory):
+    """A plan in stages for two kinds of devices, of which one takes the whole batch; and what was printed."""
+    out = tmp_path_factory.mktemp("staged") / "staged.json"
+    result = invoke(
+        "plan", CONFIGS / "gpt_125m.yaml", *SMALL, "data.batch_size=8", "plan.stages.micro_batch_sizes=[8]",
+        "plan.stages.num_stages=1", "plan.stages.most_devices_per_stage=1", "--time-limit", "5",
+        "--cluster", CONFIGS / "clusters" / "v100x8_p100x8.yaml", "--out", out,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return out, result.stdout
+
+
+def test_a_cluster_of_several_kinds_gets_a_plan_in_stages(staged, tmp_path):
+    path, printed = staged
+    plan = StagedPlan.load(path)
+    assert [s.device for s in plan.slices] == ["V100-SXM2-32GB", "P100-SXM2"] and plan.parts == (8,)
+    assert invoke("explain", path).stdout == printed
+    drawn = invoke("explain", path, "--timeline", tmp_path / "step.html", "--program", "0")
+    assert drawn.stdout.startswith(plan.programs[0].explain())
+    assert (tmp_path / "step.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_the_programs_of_a_plan_in_stages_are_verified(staged, tmp_path):
+    result = invoke("verify", staged[0], "--target", "cpu", "--json", tmp_path / "verified.json")
+    assert result.exit_code in (0, 1), result.stderr
+    assert "Program 0 (1 x)" in result.stdout and "Memory and work of one device" in result.stdout
+    found = Report.load(tmp_path / "verified.json")
+    assert found.exit_status == result.exit_code and [v.plan for v in found.outcomes] == ["stage_0_3"]
+
+
+def test_what_takes_one_program_says_so_of_a_plan_in_stages(staged, tmp_path):
+    mixed = ["--cluster", CONFIGS / "clusters" / "v100x8_p100x8.yaml"]
+    for args, told in [
+        (["diff", staged[0], staged[0]], "is a plan in stages"),
+        (["export", staged[0], "--to", "shardings"], "is a plan in stages"),
+        (["explain", staged[0], "--program", "3"], "has the programs 0 to 0"),
+        (["explain", staged[0], "--timeline", tmp_path / "step.svg"], ".html or .png"),
+        (["compare", CONFIGS / "gpt_125m.yaml", *SMALL, *mixed], "one program on one mesh"),
+        (["plan", CONFIGS / "gpt_125m.yaml", *SMALL, *mixed, "--problem-only", tmp_path / "p.npz"], "one program"),
+        (["plan", CONFIGS / "gpt_125m.yaml", *SMALL, *mixed, "--mesh", "data=8"], "mesh speak of one program"),
+        (["plan", CONFIGS / "gpt_125m.yaml", *SMALL, "plan.stages.schedules=[eager]"], "plan.stages.schedules"),
+        (["plan", CONFIGS / "gpt_125m.yaml", *SMALL, "plan.stages.num_stage=2"], "`num_stages`"),
+    ]:
+        result = invoke(*args)
+        assert result.exit_code == 2 and told in one_line(result.stderr), (args, result.output, result.stderr)
+        assert result.stderr.startswith("error: ")
 
 
 def test_training_on_other_devices_than_the_machine_s(tmp_path):
