@@ -239,7 +239,9 @@ def _kinds(model: Model) -> tuple[list[TracedStage], tuple[int, ...]]:
     for layer in range(model.stages.cuts.num_layers):
         program = model.stages.program(layer, layer + 1)
         shapes = [(s.shape, s.dtype) for s in (*program.interface.inputs, *program.interface.outputs)]
-        text = _LITERAL.sub("#", _ADDRESS.sub("", f"{program.forward}{shapes}"))
+        own = program.interface
+        counts = len(own.params), len(own.mutable_in), len(own.batch), len(own.inputs), len(own.mutable_out)
+        text = _LITERAL.sub("#", _ADDRESS.sub("", f"{program.forward}{shapes}{counts}"))
         if text not in numbers:
             numbers[text] = len(traced)
             traced.append(trace_stage(model.forward, program))
