@@ -1,5 +1,6 @@
 """Brings an array into another layout, over the same devices or others."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ class CrossMesh:
     those in which they have no part: this is how the two ends of a transfer know it for the same one.
 
     Args:
-      timeout_s: How long another process may let this one wait without sending anything.
+      timeout_s: How long another process may let this one wait without sending anything; can be set later too.
       coordinator_address: `host:port` as given to `jax.distributed.initialize`. Transfers use the network interface
         that leads there; None for `JAX_COORDINATOR_ADDRESS`, or else the default route.
     """
@@ -82,6 +83,15 @@ class CrossMesh:
             self._arrivals.blame()
             raise
 
+    @property
+    def timeout_s(self) -> float:
+        """How long another process may let this one wait without sending anything."""
+        return self._arrivals.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self._arrivals.timeout_s = timeout_s
+
     def wait(self, arrays: Any, *, timeout_s: float | None = None) -> None:
         """Blocks until all `arrays` are ready, as `jax.block_until_ready`, but not for ever.
 
@@ -96,6 +106,14 @@ class CrossMesh:
           TransferError: Another process ended, or sent nothing for `timeout_s`.
         """
         self._arrivals.wait(arrays, timeout_s)
+
+    def watch(self, name: str, processes: Sequence[int], array: jax.Array) -> None:
+        """Takes note of what a program that several processes run makes: if it does not come, the others are to blame.
+
+        Args:
+          name: Of the program, for errors. processes: The others. array: On a device of this process.
+        """
+        self._arrivals.expect(name, processes, plain(array))
 
     def blame(self) -> None:
         """To be called where JAX raises an error in work on moved arrays: returns if no transfer can be the cause.
@@ -172,7 +190,7 @@ class CrossMesh:
         process = piece.source.process_index
         numbers = jax.eval_shape(plain, jax.ShapeDtypeStruct(piece.box.shape, dtype))
         part = self._open_wire.fetch(number, numbers.shape, numbers.dtype, piece.landing, process)
-        self._arrivals.expect(name, process, part)
+        self._arrivals.expect(name, [process], part)
         return jax.random.wrap_key_data(part, impl=impl_of(dtype)) if numbers.dtype != dtype else part
 
     def _joined(self, join: Join, held: _Held, dtype: jax.typing.DTypeLike, memory_kind: str | None) -> jax.Array:

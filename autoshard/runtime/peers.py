@@ -76,17 +76,38 @@ def _host_towards(host: str) -> str | None:
 def gathered(text: str) -> list[str]:
     """What every process gives, in their order; all of them must call this together.
 
-    One device of each process takes part, so that processes may have different numbers of devices, which
-    `jax.experimental.multihost_utils.process_allgather` does not allow.
-
     Args:
       text: Of this process; at most 64 bytes, which an address and its port do not exceed.
     """
+    rows = _rows(np.frombuffer(text.encode().ljust(_TEXT_BYTES), np.uint8))
+    everywhere = jax.jit(jnp.copy, out_shardings=_everywhere(rows))(rows)
+    return [bytes(row).decode().strip() for row in np.asarray(everywhere.addressable_data(0))]
+
+
+def sent_by_first(data: bytes) -> bytes:
+    """What process 0 gives, in every process; all of them must call this together. What others give does not matter."""
+    size = int(gathered(str(len(data)))[0])
+    if jax.process_count() == 1 or not size:
+        return data[:size]
+    is_first = jax.process_index() == 0
+    rows = _rows(np.frombuffer(data, np.uint8) if is_first else np.zeros(size, np.uint8))
+    added = jax.jit(lambda rows: rows.sum(0, dtype=np.uint8), out_shardings=_everywhere(rows))(rows)
+    return bytes(np.asarray(added.addressable_data(0)))
+
+
+def _rows(row: np.ndarray) -> jax.Array:
+    """An array with a row for each process, which gives its own.
+
+    One device of each process takes part, so that processes may have different numbers of devices, which
+    `jax.experimental.multihost_utils.process_allgather` does not allow.
+    """
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([firsts[process] for process in sorted(firsts)]), ("process",))
-    row = np.frombuffer(text.encode().ljust(_TEXT_BYTES), np.uint8)[None]
-    mine = jax.device_put(row, firsts[jax.process_index()])
+    mine = jax.device_put(row[None], firsts[jax.process_index()])
     split = NamedSharding(mesh, PartitionSpec("process"))
-    rows = jax.make_array_from_single_device_arrays((len(firsts), _TEXT_BYTES), split, [mine])
-    everywhere = jax.jit(jnp.copy, out_shardings=NamedSharding(mesh, PartitionSpec()))(rows)
-    return [bytes(row).decode().strip() for row in np.asarray(everywhere.addressable_data(0))]
+    return jax.make_array_from_single_device_arrays((len(firsts), row.size), split, [mine])
+
+
+def _everywhere(rows: jax.Array) -> NamedSharding:
+    """A copy on each device that has a row."""
+    return NamedSharding(rows.sharding.mesh, PartitionSpec())

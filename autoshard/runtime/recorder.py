@@ -42,33 +42,33 @@ class Recorder:
         self._lock = threading.Lock()
         self._queues: dict[int, queue.SimpleQueue[_Handed | None]] = {}
         self._threads: list[threading.Thread] = []
-        self._sign_of = jax.jit(lambda x: jax.numpy.ravel(x)[:1])
         self._step_s = 0.0
 
-    def task(self, one: StageId, phase: Phase, micro_batch: int, arrays: Any) -> None:
-        """Takes note of a task that was handed over, and of arrays that it makes."""
+    def task(self, one: StageId, phase: Phase, micro_batch: int, sign: jax.Array) -> None:
+        """Takes note of a task that was handed over; `sign` is ready when it has ended."""
         place = self._fleet.place_of(one)
         if place not in self._queues:
             self._queues[place] = queue.SimpleQueue()
             self._threads.append(threading.Thread(target=self._watch, args=(self._queues[place],), daemon=True))
             self._threads[-1].start()
         handed_s = time.perf_counter() - self._began_s
-        sign = self._sign_of(jax.tree.leaves(arrays)[0])
         self._queues[place].put(_Handed(one, phase, micro_batch, handed_s, sign))
 
     def _watch(self, waiting: "queue.SimpleQueue[_Handed | None]") -> None:
         while (task := waiting.get()) is not None:
-            jax.block_until_ready(task.sign)
+            try:
+                jax.block_until_ready(task.sign)
+            except jax.errors.JaxRuntimeError:
+                return  # the step fails, which is told where it is waited for
             with self._lock:
                 self._ended.append((task, time.perf_counter() - self._began_s))
 
-    def end(self, arrays: Any) -> None:
-        """Waits for all of it, and for `arrays`: the step is over."""
+    def end(self) -> None:
+        """The step is over: all that it makes is ready."""
         for waiting in self._queues.values():
             waiting.put(None)
         for thread in self._threads:
             thread.join()
-        jax.block_until_ready([a for a in jax.tree.leaves(arrays) if isinstance(a, jax.Array)])
         self._step_s = time.perf_counter() - self._began_s
 
     def timeline(self) -> Timeline:

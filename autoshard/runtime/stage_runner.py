@@ -83,6 +83,17 @@ class StageRunner:
                 part = self._parts.weight
         return None if part is None else part(arguments, held)
 
+    def held_after(self, phase: Phase, held: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+        """What is held of a micro-batch after a phase.
+
+        Args:
+          held: Before the phase. made: By it.
+        """
+        if phase is not Phase.BACKWARD:
+            return list(made)
+        parts = self._parts.parts
+        return [*(dict(zip(parts.held, held, strict=True))[v] for v in parts.kept), *made]
+
     def given(self, phase: Phase) -> tuple[int, ...]:
         """Positions of the arguments that a phase reads."""
         parts = self._parts.parts

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from autoshard.errors import PlanMismatchError, StageError
+from autoshard.errors import PlanMismatchError, StageError, TransferError
+from autoshard.runtime.agree import check_same_plan
 from autoshard.runtime.create import create
 from autoshard.runtime.fleet import Fleet, bring
 from autoshard.runtime.move import CrossMesh
@@ -34,6 +35,12 @@ from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep, batch_size
 
 _Named = dict[str, Any]
+
+COMPILING_S = 3600.0
+"""How long processes wait for each other at least in the first step, in which each compiles its own programs."""
+
+_MOST_QUEUED = 4
+"""Tasks of a place that are handed over before the first of them has ended, in a run of several processes."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,14 +82,15 @@ class StagedFunction:
 
     The state that it returns lies where the plan says, and is best passed on as it is; a state that lies otherwise is
     moved first. In a run of several processes all of them call it with equal host values or with the arrays that it
-    returned, and with the whole batch.
+    returned, and with the whole batch. Each step then waits for its metrics, so that reading them cannot hang; to wait
+    for other results use `wait`. After a TransferError the run is over: the processes no longer agree on what moves.
 
     Args:
       plan: What to do. step: The training step that was planned.
       devices: One for each device of the cluster, in its order; default all live devices.
       donate: Whether the buffers of the state may be reused; what is passed in must then not be used again. None: as
         planned.
-      timeout_s: How long another process may keep this one waiting.
+      timeout_s: How long another process may keep this one waiting after the first step; longer than its longest task.
       coordinator_address: As given to `jax.distributed.initialize`; see `CrossMesh`.
       record: Whether to measure when each task ran; see `timeline`. It costs a thread for each place.
     """
@@ -100,7 +108,8 @@ class StagedFunction:
     ):
         self.plan, self.step = plan, step
         self.fleet = Fleet(plan, devices)
-        self.mover = CrossMesh(timeout_s=timeout_s, coordinator_address=coordinator_address)
+        self._timeout_s = timeout_s
+        self.mover = CrossMesh(timeout_s=max(timeout_s, COMPILING_S), coordinator_address=coordinator_address)
         self._donate, self._records = plan.donates_state if donate is None else donate, record
         self._recorder: Recorder | None = None
         self._runners: dict[StageId, StageRunner] = {}
@@ -113,7 +122,15 @@ class StagedFunction:
             for e in sorted(timeline.events, key=lambda e: (e.start_s, e.stop_s, e.pipeline, e.place))
             if e.phase is not None and e.to_place is None
         ]
-        self._waits = self.fleet.meshes[0].devices.flat[0].platform == "cpu"
+        self._sign_of = jax.jit(lambda x: jnp.ravel(x)[:1])
+        self._is_shared = jax.process_count() > 1
+        self._failure: TransferError | None = None
+        if self._is_shared:
+            check_same_plan(plan)
+        # XLA:CPU may run what is queued in any order, and run out of threads. In a run of several processes little may
+        # be queued, see `arrivals.MOST_OWED`.
+        is_cpu = self.fleet.meshes[0].devices.flat[0].platform == "cpu"
+        self._most_queued = 1 if is_cpu else _MOST_QUEUED if self._is_shared else None
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
         """Takes one step: `(new state, metrics)`.
@@ -122,26 +139,63 @@ class StagedFunction:
           PlanMismatchError: The step, the state or the batch is not what was planned.
           TransferError: Another process ended or stalled.
         """
+        if self._failure is not None:
+            raise TransferError("An earlier step failed. Start all processes again.") from self._failure
+        try:
+            return self._take_step(state, batch)
+        except TransferError as error:
+            self._failure = error
+            raise
+        except jax.errors.JaxRuntimeError:
+            self.mover.blame()
+            raise
+
+    def _take_step(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
         self.prepare(state, batch)
         self._check_batch(batch)
         state = self.place(state)
         self._recorder = Recorder(self.plan, self.fleet) if self._records else None
         running = self._begin(state, batch)
-        last: dict[int, Any] = {}
-        for one, phase, micro_batch in self._tasks:
-            place = self.fleet.place_of(one)
-            if self._waits and place in last:  # XLA:CPU may run what is queued in any order, and run out of threads
-                self.mover.wait(last[place])
-            last[place] = self._run(running, one, phase, micro_batch)
-            if self._recorder is not None and last[place] is not None:
-                self._recorder.task(one, phase, micro_batch, last[place])
+        self._run_tasks(running)
         gradients = self._reduce(running)
         mutable = self._new_mutable(running, state)
         metrics = self._metrics(running)
         result = self._update(state, gradients, mutable, metrics)
+        if self._is_shared:
+            self._watch_update(result[0])
+            self.wait(result[1])
+            self.mover.timeout_s = self._timeout_s
         if self._recorder is not None:
-            self._recorder.end(result)
+            self.wait(result)
+            self._recorder.end()
         return result
+
+    def _run_tasks(self, running: _Step) -> None:
+        queues: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)
+        for one, phase, micro_batch in self._tasks:
+            place = self.fleet.place_of(one)
+            queue = queues[place]
+            if self._most_queued is not None and len(queue) >= self._most_queued:
+                self.wait(queue.popleft())
+            made = self._run(running, one, phase, micro_batch)
+            if made is None:
+                continue
+            sign = self._sign_of(made.addressable_shards[0].data)  # for `made` itself may be donated to the next task
+            queue.append(sign)
+            if others := self.fleet.others(place):
+                self.mover.watch(f"{phase.name.lower()} {micro_batch} of {one}", others, sign)
+            if self._recorder is not None:
+                self._recorder.task(one, phase, micro_batch, sign)
+        if self._is_shared:
+            self.wait(list(queues.values()))
+
+    def _watch_update(self, state: Any) -> None:
+        """Watches a result of the update on each mesh of which other processes have a part."""
+        by_mesh = {x.sharding.mesh: x for x in jax.tree.leaves(state)}
+        for place, mesh in enumerate(self.fleet.meshes):
+            if mesh in by_mesh and (others := self.fleet.others(place)):
+                part = by_mesh[mesh].addressable_shards[0].data
+                self.mover.watch("the optimizer's update", others, self._sign_of(part))
 
     @property
     def timeline(self) -> Timeline:
@@ -370,8 +424,8 @@ class StagedFunction:
             return jax.make_array_from_callback((), whole, lambda _: share, dtype=np.float32)
         return self.fleet.copy_on(scale, self.fleet.place_of(one)) * share
 
-    def _run(self, running: _Step, one: StageId, phase: Phase, micro_batch: int) -> Any:
-        """Runs a task, and sends on what others wait for; gives something to wait for, or None."""
+    def _run(self, running: _Step, one: StageId, phase: Phase, micro_batch: int) -> jax.Array | None:
+        """Runs a task, and sends on what others wait for; gives an array that it makes, if it does here."""
         runner = self._runners[one]
         flight = running.flights[one, micro_batch]
         done = None
@@ -399,11 +453,11 @@ class StagedFunction:
             done = runner.run(phase, arguments, flight.held)
         results = {} if done is None else done.results
         if done is not None:
-            flight.held = [*flight.held, *done.held] if phase is Phase.BACKWARD else list(done.held)
+            flight.held = runner.held_after(phase, flight.held, done.held)
         self._take(running, one, phase, micro_batch, results)
         if phase is self._last_phase(one):
             running.flights.pop((one, micro_batch), None)
-        return None if done is None else jax.tree.leaves((results, done.held))[:1]
+        return None if done is None else next(iter(jax.tree.leaves((results, done.held))), None)
 
     def _last_phase(self, one: StageId) -> Phase:
         splits = self.plan.pipeline(one.pipeline).schedule is ScheduleKind.ZERO_BUBBLE
@@ -491,7 +545,7 @@ class StagedFunction:
                     own.append(moved)
             if not own:  # nobody reads it, so nothing depends on it
                 shape = self._unread_shapes[name]
-                own = [jnp.zeros(shape.shape, shape.dtype, device=runner.whole)]
+                own = [jnp.zeros(shape.shape, shape.dtype, device=runner.whole) if runner.is_local else shape]
             gradients.append(runner.add(own) if runner.is_local else own[0])
         return gradients
 
@@ -558,5 +612,10 @@ def _or_shape(array: Any, planned: Any, sharding: NamedSharding) -> Any:
 
 
 def _on_host(x: Any) -> np.ndarray:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        raise StageError(
+            "In a run of several processes each must be given the whole batch, on its host or its devices; received an "
+            f"array of shape {x.shape} whose sharding is {x.sharding}. Load all examples in every process."
+        )
     host = np.asarray(x)
     return host.astype(jax.dtypes.canonicalize_dtype(host.dtype))

@@ -1,0 +1,57 @@
+"""Staged steps in several processes equal those on one device; if one dies or stalls amid one, the others are told."""
+
+import itertools
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+TIMEOUT_S = 240
+TOLD_S = 3
+"""`timeout_s` of the steps after the first."""
+
+
+def run_processes(devices, event, folder):
+    """What all but the last of some processes print, which have these numbers of devices; see staged_process.py."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    program = pathlib.Path(__file__).with_name("staged_process.py")
+    arguments = [",".join(map(str, devices)), event, str(TOLD_S)]
+    logs = [folder / f"{number}.log" for number in range(len(devices))]
+    processes = []
+    for number, log in enumerate(logs):
+        command = [sys.executable, str(program), f"127.0.0.1:{port}", str(number), *arguments]
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        with log.open("w") as errors:
+            processes.append(
+                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+            )
+    kill_all = lambda: [process.kill() for process in processes]
+    late = threading.Timer(TIMEOUT_S, kill_all)
+    late.start()
+    try:
+        # nobody ends before all are over, so each is read up to there
+        return [list(itertools.takewhile(lambda line: line != "over\n", process.stdout)) for process in processes[:-1]]
+    finally:
+        late.cancel()
+        kill_all()
+        for process in processes:
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "event", "words"),
+    [((2, 1), "killed", "the transfer failed"), ((2, 1, 1), "stopped", "which has sent nothing for")],
+)
+def test_steps_in_several_processes(devices, event, words, tmp_path):
+    for lines in run_processes(devices, event, tmp_path):
+        agree, told, again = [line for line in lines if "[Gloo]" not in line]
+        assert agree == "steps agree\n"
+        assert told.startswith("after ") and "must come from process" in told and words in told
+        assert again.startswith("again: An earlier step failed")
