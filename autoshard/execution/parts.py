@@ -128,5 +128,5 @@ def planned_parts(
     if parts.weight is None:
         return PlannedParts(parts, forward, make(parts.backward, parts.held, (), "backward"), None)
     backward = make(parts.backward, parts.held, parts.handed, "backward")
-    weight = make(parts.weight, (*parts.held, *parts.handed), (), "weight")
+    weight = make(parts.weight, (*parts.kept, *parts.handed), (), "weight")
     return PlannedParts(parts, forward, backward, weight)

@@ -196,19 +196,11 @@ def stage_cost(stage: TracedStage, plan: Plan) -> StageCost:
         weight_bytes=weights,
         gradient_bytes=sums,
         residual_bytes=residual,
-        weight_residual_bytes=_held_bytes(jaxpr, plan, (*parts.handed, *_read_by(parts, jaxpr))),
+        weight_residual_bytes=_held_bytes(jaxpr, plan, (*parts.handed, *parts.kept)),
         input_bytes=inputs,
         working_bytes=max(0.0, peak - resident - residual),
         peak_bytes=peak,
     )
-
-
-def _read_by(parts: Parts, jaxpr: Any) -> list[Any]:
-    """What the weight part reads of what the forward pass holds."""
-    if parts.weight is None:
-        return []
-    read = {v for i in parts.weight.equations for v in jaxpr.eqns[i].invars if not hasattr(v, "val")}
-    return [v for v in parts.held if v in read]
 
 
 def _held_bytes(jaxpr: Any, plan: Plan, held: Sequence[Any]) -> float:

@@ -66,11 +66,11 @@ def find_layers(forward: Forward) -> LayerCuts:
     kept = [g for k, g in enumerate(gaps) if counts[g] == 1 or _is_valley([crossing[x] for x in gaps], k)]
     starts = (0, *kept)
     warning = None
-    if len(starts) == 1:
-        lines = (
-            "it has no two heavy operations" if len(heavy) < 2 else "every cut would send more than its surroundings"
+    if len(heavy) < 2:  # of several, there is a lowest place between two
+        warning = (
+            f"No layers were found in the {len(equations)} equations of the loss: fewer than two of them are heavy "
+            "(products, convolutions, loops, checkpointed functions). It stays one stage."
         )
-        warning = f"No layers were found in `{len(equations)}` equations of the loss: {lines}. It stays one stage."
     return LayerCuts(starts, len(equations), tuple(f"layer {k}" for k in range(len(starts))), warning)
 
 

@@ -47,6 +47,7 @@ class Parts:
     Attributes:
       forward, backward: The passes. weight: The gradients of the weights, if they are apart; else None.
       held: The variables that the forward pass makes for the later parts.
+      kept: Those of them that the weight part reads, and that are held until then.
       handed: Those that the backward pass makes for the weight part.
     """
 
@@ -54,6 +55,7 @@ class Parts:
     backward: Part
     weight: Part | None
     held: tuple[Any, ...] = dataclasses.field(repr=False)
+    kept: tuple[Any, ...] = dataclasses.field(repr=False)
     handed: tuple[Any, ...] = dataclasses.field(repr=False)
 
 
@@ -80,7 +82,7 @@ def split_parts(
     forward = all_of(forward_outs)
     backward = all_of(input_outs) - forward
     rest = all_of(sum_outs) - forward - backward
-    groups = [forward, backward, rest] if splits_backward and backward else [forward, backward | rest]
+    groups = [forward, backward, rest] if splits_backward and backward and rest else [forward, backward | rest]
     dear_inputs = {jaxpr.invars[n] for n in held_in}
     results = [list(forward_outs), list(input_outs), list(sum_outs)]
     if len(groups) == 2:
@@ -97,10 +99,10 @@ def split_parts(
     parts = [_part(jaxpr, g, outs(r), r) for g, r in zip(groups, results, strict=True)]
     made_by_forward = lambda v: maker[v] in groups[0]
     if len(parts) == 2:
-        return Parts(parts[0], parts[1], None, tuple(held[0]), ())
-    of_forward = list(dict.fromkeys([*held[0], *(v for v in held[1] if made_by_forward(v))]))
+        return Parts(parts[0], parts[1], None, tuple(held[0]), (), ())
+    kept = tuple(v for v in held[1] if made_by_forward(v))
     handed = tuple(v for v in held[1] if not made_by_forward(v))
-    return Parts(*parts, tuple(of_forward), handed)
+    return Parts(*parts, tuple(dict.fromkeys([*held[0], *kept])), kept, handed)
 
 
 def _ancestors(jaxpr: jex.Jaxpr, maker: dict[Any, int], wanted: Iterable[Any]) -> set[int]:
