@@ -2,7 +2,7 @@
 
 What the forward pass makes and the others read must be held between them, for every micro-batch in flight. Most of it
 need not be: what is made by mapping elements can be made again from what is held. Which values to hold is a minimum
-cut: sources are the values that cannot be made again cheaply (products, reductions of them, random numbers, what comes
+cut: sources are the values that cannot be made again cheaply (products, reductions, random numbers, what comes
 from other stages), sinks the values that the later pass reads, and a value's capacity is its size. The same cut is what
 PyTorch's AOTAutograd makes ("min-cut rematerialization", torch/_functorch/partitioners.py).
 """
@@ -23,9 +23,12 @@ from autoshard.trace.walk import EquationKind, kind_of
 _NEVER_AGAIN = frozenset(
     "dot_general conv_general_dilated ragged_dot_general sort top_k gather scatter scatter-add scatter_add cumsum "
     "cumlogsumexp cummax cumprod random_bits random_wrap random_fold_in random_split threefry2x32 fft "
-    "reduce_window_sum reduce_window_max select_and_scatter_add custom_linear_solve".split()
+    "reduce_window_sum reduce_window_max select_and_scatter_add custom_linear_solve reduce_sum reduce_max reduce_min "
+    "reduce_prod reduce_and reduce_or argmax argmin".split()
 )
-"""Equations that are too dear to run twice; so is everything that nests a program."""
+"""Equations that are too dear to run twice; so is everything that nests a program. Reductions are, because their
+results are small to hold, and on several devices each costs a collective.
+"""
 _UNCUT = 2**30
 
 
@@ -127,7 +130,7 @@ def _part(jaxpr: jex.Jaxpr, group: Collection[int], outs: Iterable[Any], results
 
 
 def is_cheap(equation: jex.JaxprEqn) -> bool:
-    """Whether it may run again in a later pass: it maps elements, moves them, or reduces what was mapped."""
+    """Whether it may run again in a later pass: it maps elements, or moves them."""
     return kind_of(equation) is EquationKind.LEAF and equation.primitive.name not in _NEVER_AGAIN
 
 
