@@ -60,8 +60,9 @@ class TrainStep:
 
     Attributes:
       loss_fn: `(params, batch, rng) -> (loss, aux)`, or with `has_mutable` `(params, mutable, batch, rng) -> (loss,
-        (mutable, aux))`. `loss` is a scalar, a mean over the batch; `aux` a dict of scalars, means too. `batch` is a
-        pytree whose leaves have the examples as their first dimension. `rng` is a key; each micro-batch has its own.
+        (mutable, aux))`. `loss` is a scalar, a mean over the batch; `aux` a dict of scalars, means too, or None.
+        `batch` is a pytree whose leaves have the examples as their first dimension. `rng` is a key; each micro-batch
+        has its own.
       optimizer: Any Optax transformation.
       has_mutable: Whether the model has state of its own, such as batch norm's averages.
       scaling: Scales the loss, and leaves out steps with infinite gradients; None: neither.
@@ -111,7 +112,12 @@ class TrainStep:
             if not (isinstance(aux, tuple) and len(aux) == 2):
                 raise StageError(f"`loss_fn` of a TrainStep must return {what}; received (loss, {type(aux).__name__}).")
             mutable, aux = aux
-        metrics = dict(aux) if isinstance(aux, Mapping) else {}
+        if not (aux is None or isinstance(aux, Mapping)):
+            raise StageError(
+                "`aux` of the `loss_fn` of a TrainStep must be a dict of scalars by name, or None; received "
+                f"{type(aux).__name__}. Give each of them a name."
+            )
+        metrics = dict(aux or {})
         for name, value in [("loss", loss), *metrics.items()]:
             if jnp.shape(value):
                 raise StageError(
@@ -132,9 +138,7 @@ class TrainStep:
         """The factor of the loss; None for 1."""
         return None if self.scaling is None else state.loss_scale.scale
 
-    def gradients(
-        self, params: Any, mutable: Any, batch: Any, key: jax.Array, factor: Any
-    ) -> tuple[Any, Any, Metrics]:
+    def gradients(self, params: Any, mutable: Any, batch: Any, key: jax.Array, factor: Any) -> tuple[Any, Any, Metrics]:
         """(gradients of `factor` times the loss, new mutable state, metrics) of a micro-batch."""
 
         def scaled(params: Any) -> Any:
