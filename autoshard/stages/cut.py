@@ -21,7 +21,7 @@ bounds, until no bound is below the best time: then the best is exact.
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -39,6 +39,8 @@ GRID = 12
 """Bounds y that are tried between the least possible and the greatest that could pay."""
 MOST_REMATS = 64
 """Where stages share places, ways to choose those computed again that are simulated; of more, one is."""
+MOST_MOVED = 16
+"""Neighbouring boundaries that are moved at once."""
 CLOSE = 1e-9
 """Times nearer than this to each other, relatively, count as equal."""
 
@@ -165,6 +167,67 @@ def bounded_cut(
         return None, bound_s
     bound_s = min(best.step_s, max(bound_s, 0.0))
     return dataclasses.replace(best, bound_s=bound_s), bound_s
+
+
+def improved_cut(
+    scene: Scene, team: Team, cut: Cut, suggestions: Sequence[Sequence[int]] = (), most_simulated: int = 40
+) -> Cut:
+    """A cut after its boundaries were moved by single layers, as long as the simulator says that this helps.
+
+    Neighbouring boundaries also move together, so that a stage can give a layer to any other.
+
+    Args:
+      scene: Costs, cluster, memory.
+      team: The replicas and their places.
+      cut: Where to begin. suggestions: Other cuts to look at first, as for `bounded_cut`.
+      most_simulated: Cuts to run through the simulator at most.
+    """
+    positions = _positions(scene, team, shares_memory=team.num_stages > len(team.places[0]))
+    best, seen = cut, {_starts(cut)}
+
+    def look(cuts: Iterable[tuple[int, ...]]) -> bool:
+        """Whether one of some cuts is better; simulates those that could be, by their bounds, until one is."""
+        nonlocal best
+        new = np.array([c for c in cuts if c not in seen], dtype=int).reshape(-1, team.num_stages + 1)
+        bounds_s = _bounds(positions, team, new)
+        before_s = best.step_s
+        for k in np.argsort(bounds_s, kind="stable"):
+            if bounds_s[k] >= before_s * (1 - CLOSE) or len(seen) > most_simulated:
+                break
+            starts = tuple(new[k].tolist())
+            seen.add(starts)
+            for stages in _with_remat(scene, team, positions, starts):
+                arrangement = Arrangement(team.pipelines(stages))
+                step_s = arrangement_step_s(scene, arrangement, MOST_REPLICAS)
+                if step_s < best.step_s * (1 - CLOSE):
+                    best = dataclasses.replace(best, arrangement=arrangement, stages=stages, step_s=step_s)
+            if best.step_s < before_s:
+                return True
+        return False
+
+    for suggestion in suggestions:
+        look([tuple(suggestion)])
+    while look(_moved(_starts(best))):
+        pass
+    return best
+
+
+def _starts(cut: Cut) -> tuple[int, ...]:
+    """The first layer of each stage, and the number of layers."""
+    return (*(s.start for s in cut.stages), cut.stages[-1].stop)
+
+
+def _moved(starts: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Cuts with some neighbouring boundaries moved by one layer, each stage keeping one at least."""
+    num_stages = len(starts) - 1
+    found = []
+    for first in range(1, num_stages):
+        for stop in range(first + 1, min(num_stages, first + MOST_MOVED) + 1):
+            for by in (-1, 1):
+                moved = (*starts[:first], *(x + by for x in starts[first:stop]), *starts[stop:])
+                if moved[first - 1] < moved[first] and moved[stop - 1] < moved[stop]:
+                    found.append(moved)
+    return found
 
 
 def _positions(scene: Scene, team: Team, *, shares_memory: bool) -> list[_Position]:

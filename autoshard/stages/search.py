@@ -19,13 +19,13 @@ from autoshard.errors import StageError
 from autoshard.schedule.tasks import ScheduleKind
 from autoshard.stages.arrangement import Arrangement
 from autoshard.stages.costs import CostTable
-from autoshard.stages.cut import CLOSE, Cut, CutEffort, bounded_cut
+from autoshard.stages.cut import CLOSE, Cut, CutEffort, bounded_cut, improved_cut
 from autoshard.stages.layers import Layers
 from autoshard.stages.memory import limits_bytes
 from autoshard.stages.places import Ground
 from autoshard.stages.runs import Runs
 from autoshard.stages.shapes import Family, Shape, ShapeLimits, least_peak_bytes
-from autoshard.stages.team import Scene, arrangement_step_s
+from autoshard.stages.team import Scene, Team, arrangement_step_s
 from autoshard.stages.uneven import teams_of_slices
 from autoshard.stages.whale import cut_by_shares, even_cut, whale_shares
 
@@ -240,6 +240,7 @@ def _search_form(
     heapq.heapify(opened)
     best, num_cut, num_opened = _Best(None, math.inf), 0, 0
     limit_s, dropped_s = cutoff_s, math.inf
+    cuts: list[tuple[Cut, Team, Shape]] = []
     while opened and num_cut < options.most_shapes:
         bound_s, _, item, num_pipelines, number = heapq.heappop(opened)
         if isinstance(item, Family):
@@ -256,9 +257,13 @@ def _search_form(
             team = item.team(scene, _spread(batch_size // item.micro_batch_size, num_pipelines))
             found, least_s = bounded_cut(scene, team, options.cut_effort, _suggestions(scene, item), limit_s)
             dropped_s = min(dropped_s, max(least_s, item.bound_s))
-            if found is not None and found.step_s < limit_s:
-                limit_s = found.step_s
-                best = _Best(found, 0.0, team.description)
+            if found is not None:
+                limit_s = min(limit_s, found.step_s)
+                cuts.append((found, team, item))
+    for found, team, shape in sorted(cuts, key=lambda entry: entry[0].step_s)[:MOST_IMPROVED]:
+        improved = improved_cut(scene, team, found, _suggestions(scene, shape))
+        if improved.step_s < (cutoff_s if best.cut is None else best.cut.step_s):
+            best = _Best(improved, 0.0, team.description)
     left_s = min((x.bound_s if isinstance(x, Shape) else b for b, _, x, _, _ in opened), default=math.inf)
     step_s = best.cut.step_s if best.cut is not None else math.inf
     return dataclasses.replace(best, bound_s=min(left_s, dropped_s, step_s))
@@ -273,6 +278,8 @@ MOST_OPENED = 600
 """Families, with a number of replicas, whose shapes are looked at, at most, in each form of the step."""
 MOST_OPENED_OF_MANY = 100
 """The same across three slices and more, where each has many more shapes."""
+MOST_IMPROVED = 4
+"""Cuts of each form of the step, the best ones, of different shapes, that are improved layer by layer."""
 MOST_OF_FAMILY = 40
 """Shapes of one of them, and of one schedule, that are kept; what is left out is in the bound."""
 
