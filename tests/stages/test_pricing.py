@@ -88,7 +88,8 @@ def test_every_kind_has_a_cost_for_every_mesh_and_size(priced):
             assert (cost.residual_bytes > 0) == (kind > 0)  # an embedding holds words alone, which are an argument
             assert cost.optimizer_bytes == pytest.approx(2 * cost.gradient_bytes, rel=0.01)  # two moments
         fast, slow = costs[0], costs[2]
-        assert fast.forward_s < slow.forward_s and fast.residual_bytes == slow.residual_bytes
+        assert (fast.forward_s < slow.forward_s) == (kind > 0)  # memory is what an embedding waits for
+        assert fast.residual_bytes == slow.residual_bytes
         assert costs[3].weight_bytes <= costs[1].weight_bytes  # lean: split over both devices
     assert priced.models.keys() == {2, 4}
 
