@@ -75,11 +75,11 @@ What was considered, by the costs of single layers
 Pipeline 0: 4 examples as 2 x 2, 1f1b
 stage  layers                     place    mesh    forward  backward  memory   limit  in flight  idle
     0  0-2: layer0 (1) .. layer1  fast[0]  data=1     1 ms      2 ms    6 MB  7.2 GB          2   58%
-    1  3: layer2                  slow[0]  data=1     2 ms      4 ms    6 MB  7.2 GB          1   32%
+    1  3: layer3                  slow[0]  data=1     2 ms      4 ms    6 MB  7.2 GB          1   32%
 
 Pipeline 1: 2 examples as 1 x 2, gpipe
 stage  layers                     place    mesh    forward  backward  memory   limit  in flight  idle
-    0  0-3: layer0 (1) .. layer2  fast[1]  data=1     2 ms      4 ms    6 MB  7.2 GB          1   63%
+    0  0-3: layer0 (1) .. layer3  fast[1]  data=1     2 ms      4 ms    6 MB  7.2 GB          1   63%
 
 What crosses the boundaries between stages, for each micro-batch
 pipeline  stages   sent      in  sent back      in  made by
