@@ -84,6 +84,14 @@ def gathered(text: str) -> list[str]:
     return [bytes(row).decode().strip() for row in np.asarray(everywhere.addressable_data(0))]
 
 
+def gathered_bytes(data: bytes) -> list[bytes]:
+    """As `gathered`, for data of any length."""
+    sizes = list(map(int, gathered(str(len(data)))))
+    rows = _rows(np.frombuffer(data.ljust(max(sizes), b"\0"), np.uint8))
+    everywhere = jax.jit(jnp.copy, out_shardings=_everywhere(rows))(rows)
+    return [bytes(row)[:size] for row, size in zip(np.asarray(everywhere.addressable_data(0)), sizes, strict=True)]
+
+
 def sent_by_first(data: bytes) -> bytes:
     """What process 0 gives, in every process; all of them must call this together. What others give does not matter."""
     size = int(gathered(str(len(data)))[0])

@@ -199,7 +199,7 @@ class StagedFunction:
 
     @property
     def timeline(self) -> Timeline:
-        """What was measured of the last step; needs `record`.
+        """What was measured of the last step; needs `record`. All processes of a run must ask for it together.
 
         Raises:
           StageError: Nothing was recorded.
@@ -298,7 +298,6 @@ class StagedFunction:
             self._runners[one] = StageRunner(stage, plan.plan_of(one), self.fleet.mesh_of(one), splits)
         forward = next(iter(models.values())).forward
         self._mutable_names = forward.mutable.names
-        self._check_mutable()
         parameters, sums = self._homes(state)
         mutable = {n: self._mutable_home(n) for n in self._mutable_names}
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
@@ -324,16 +323,6 @@ class StagedFunction:
             parameters[name] = Located(place, runner.params.get(name, runner.whole))
             sums[name] = Located(place, runner.new_sums.get(name, parameters[name].sharding))
         return parameters, sums
-
-    def _check_mutable(self) -> None:
-        for one, runner in self._runners.items():
-            for name in runner.mutable:
-                writers = {o for o, r in self._runners.items() if o.pipeline == one.pipeline and name in r.new_mutable}
-                if writers - {one}:
-                    raise StageError(
-                        f"The mutable state `{name}` is read by {one} and changed by {sorted(writers)[0]}. Stages "
-                        "cannot share mutable state within a step; plan with fewer stages."
-                    )
 
     def _mutable_home(self, name: str) -> Located:
         one = self._mutable_stage(name)
