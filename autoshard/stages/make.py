@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autoshard.cluster import Cluster, LogicalMesh
-from autoshard.errors import SolverError
+from autoshard.errors import SolverError, StageError
 from autoshard.garbage import collection_paused
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
@@ -18,13 +18,13 @@ from autoshard.plans.search import report
 from autoshard.schedule.durations import StageDurations, StepDurations
 from autoshard.schedule.orders import in_flight_bound
 from autoshard.schedule.simulate import step_time
-from autoshard.stages.arrangement import Arrangement
+from autoshard.stages.arrangement import Arrangement, Pipeline
 from autoshard.stages.costs import LayerCost
 from autoshard.stages.durations import step_durations
 from autoshard.stages.homes import StageId, choose_homes
 from autoshard.stages.memory import limits_bytes
 from autoshard.stages.places import Ground
-from autoshard.stages.pricing import Priced, layer_cost, optimizer_ratio, price_layers, weight_total_bytes
+from autoshard.stages.pricing import Model, Priced, layer_cost, optimizer_ratio, price_layers, weight_total_bytes
 from autoshard.stages.runs import Runs
 from autoshard.stages.search import Considered, StageOptions, search
 from autoshard.stages.stage_plan import TracedStage, plan_stage, stage_cost, trace_stage
@@ -114,6 +114,8 @@ def _assemble(
     searched_s: float | None,
     started: float,
 ) -> StagedPlan:
+    for p, pipeline in enumerate(arrangement.pipelines):
+        _check_mutable(priced.models[pipeline.micro_batch_size], p, pipeline)
     ground, runs = Ground(cluster, priced.table), Runs(priced.layers, priced.table)
     by_layers = step_durations(runs, ground, arrangement)
     searched_s = step_time(by_layers) if searched_s is None else searched_s
@@ -191,6 +193,22 @@ def fitting_plan(
     except SolverError:
         return lean
     return min(lean, limited, key=lambda p: p.estimate.step_s)
+
+
+def _check_mutable(model: Model, number: int, pipeline: Pipeline) -> None:
+    """Refuses stages of which one reads mutable state that another changes: the next micro-batch is on its way in the
+    first before this one has reached the second.
+    """
+    interfaces = [model.stages.program(stage.start, stage.stop).interface for stage in pipeline.stages]
+    changed_by = {n: s for s, interface in enumerate(interfaces) for n in interface.mutable_out}
+    for s, interface in enumerate(interfaces):
+        for n in interface.mutable_in:
+            if changed_by.get(n, s) != s:
+                raise StageError(
+                    f"The mutable state `{model.forward.mutable.names[n]}` is read by {StageId(number, s)} and changed "
+                    f"by {StageId(number, changed_by[n])}. Stages cannot share mutable state within a step; plan with "
+                    "one stage (StageOptions(num_stages=1)), or let each part of the model keep its own."
+                )
 
 
 def _budget(runs: Runs, arrangement: Arrangement, durations: StepDurations, one: StageId, limit_bytes: float) -> float:
