@@ -1,18 +1,39 @@
 """One stage on its devices: its compiled phases, and where its arguments and results are."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.execution.apply import partition_spec
-from autoshard.execution.parts import PlannedParts, Ran, planned_parts
+from autoshard.execution.parts import PlannedPart, PlannedParts, Ran, planned_parts
 from autoshard.plans.plan import Plan, PlannedTensor
 from autoshard.schedule.tasks import Phase
 from autoshard.stages.stage_plan import TracedStage
 
-_Layouts = dict[str, NamedSharding]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """An argument or a result of a stage: its position among them, its type as the plan writes it, and its layout."""
+
+    position: int
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: NamedSharding
+
+    def or_shape(self, array: jax.Array | None) -> jax.Array | jax.ShapeDtypeStruct:
+        """An array of this leaf, or what stands for it in a process that does not have it."""
+        if array is not None:
+            return array
+        dtype = jax.random.key(0).dtype if self.dtype.startswith("key<") else jnp.dtype(self.dtype)
+        return jax.ShapeDtypeStruct(self.shape, dtype, sharding=self.sharding)
+
+
+Leaves = dict[str, Leaf]
+"""By the name of each leaf, without that of the argument or result that it belongs to."""
 
 
 class StageRunner:
@@ -23,41 +44,61 @@ class StageRunner:
         weights are a phase of their own.
 
     Attributes:
-      params, sums, mutable, batch, inputs, gradients: The layout of each argument, by the name of its leaf.
+      params, sums, mutable, batch, inputs, gradients: The leaves of each argument; key and factor have no names.
       new_sums, outputs, input_gradients, new_mutable, metrics: Likewise of each result.
+      whole: The layout of what lies whole on each of its devices.
+      last_phase: The phase after which nothing is held of a micro-batch.
     """
 
     def __init__(self, stage: TracedStage, plan: Plan, mesh: Mesh, splits_backward: bool):
-        self.stage, self.plan, self.mesh = stage, plan, mesh
+        self.mesh, self._slots = mesh, stage.slots
         slots = stage.slots
         parts = stage.split if splits_backward else stage.whole
         name = stage.function.__name__
         self._parts: PlannedParts = planned_parts(stage.trace, plan.interface, mesh, parts, list(slots.sums), name)
-        arguments = lambda positions: self._layouts(plan.arguments, positions)
-        results = lambda positions: self._layouts(plan.outputs, positions)
+        arguments = lambda positions: self._leaves(plan.arguments, positions)
+        results = lambda positions: self._leaves(plan.outputs, positions)
         self.sums, self.params = arguments(slots.sums), arguments(slots.params)
         self.mutable, self.batch = arguments(slots.mutable), arguments(slots.batch)
         self.inputs, self.gradients = arguments(slots.inputs), arguments(slots.gradients)
         self.new_sums, self.outputs = results(slots.new_sums), results(slots.outputs)
         self.input_gradients = results(slots.input_gradients)
         self.new_mutable, self.metrics = results(slots.new_mutable), results(slots.metrics)
-        self.reads_key = bool(slots.key)
         self.whole = NamedSharding(mesh, PartitionSpec())
+        self.last_phase = Phase.WEIGHT if splits_backward else Phase.BACKWARD
         self._zeros = jax.jit(
-            lambda: [jax.numpy.zeros(t.shape, t.dtype) for t in (plan.arguments[n] for n in slots.sums)],
-            out_shardings=list(self.sums.values()),
+            lambda: [jnp.zeros(l.shape, l.dtype) for l in self.sums.values()],
+            out_shardings=[l.sharding for l in self.sums.values()],
         )
         self._add = jax.jit(lambda xs: sum(xs[1:], xs[0]))
 
-    def _layouts(self, tensors: Sequence[PlannedTensor], positions: Sequence[int]) -> _Layouts:
-        """By the name of each leaf, without that of the argument that it belongs to."""
-        named = [tensors[n] for n in positions]
-        return {t.name.partition(".")[2]: NamedSharding(self.mesh, partition_spec(t.entries)) for t in named}
+    def _leaves(self, tensors: Sequence[PlannedTensor], positions: Sequence[int]) -> Leaves:
+        found = {}
+        for n in positions:
+            tensor = tensors[n]
+            sharding = NamedSharding(self.mesh, partition_spec(tensor.entries))
+            found[tensor.name.partition(".")[2]] = Leaf(n, tensor.shape, tensor.dtype, sharding)
+        return found
 
     @property
     def is_local(self) -> bool:
         """Whether this process has any of its devices."""
         return any(d.process_index == jax.process_index() for d in self.mesh.devices.flat)
+
+    @property
+    def reads_key(self) -> bool:
+        """Whether it draws random numbers."""
+        return bool(self._slots.key)
+
+    @property
+    def key_position(self) -> int:
+        """Position of the random key among the arguments."""
+        return self._slots.key.start
+
+    @property
+    def factor_position(self) -> int:
+        """Position of a micro-batch's weight in the loss among the arguments."""
+        return self._slots.factor
 
     def zeros(self) -> dict[str, jax.Array]:
         """Sums of gradients before the first micro-batch."""
@@ -71,16 +112,10 @@ class StageRunner:
         """Runs a phase; None if it has nothing to do of its own.
 
         Args:
-          arguments: By position among the joint function's flat arguments; see `TracedStage.slots`.
+          arguments: By position among the stage's flat arguments; more than the phase reads may be there.
           held: What earlier phases of the micro-batch hold for it.
         """
-        match phase:
-            case Phase.FORWARD:
-                part = self._parts.forward
-            case Phase.BACKWARD:
-                part = self._parts.backward
-            case Phase.WEIGHT:
-                part = self._parts.weight
+        part = self._part(phase)
         return None if part is None else part(arguments, held)
 
     def held_after(self, phase: Phase, held: Sequence[Any], made: Sequence[Any]) -> list[Any]:
@@ -94,18 +129,20 @@ class StageRunner:
         parts = self._parts.parts
         return [*(dict(zip(parts.held, held, strict=True))[v] for v in parts.kept), *made]
 
-    def given(self, phase: Phase) -> tuple[int, ...]:
+    def reads(self, phase: Phase) -> frozenset[int]:
         """Positions of the arguments that a phase reads."""
-        parts = self._parts.parts
-        part = {Phase.FORWARD: parts.forward, Phase.BACKWARD: parts.backward, Phase.WEIGHT: parts.weight}[phase]
-        return () if part is None else part.given
+        part = self._part(phase)
+        return frozenset() if part is None else frozenset(part.part.given)
 
     def lower(self, phase: Phase, arguments: Mapping[int, Any], held: Sequence[Any]) -> Any:
         """Lowers a phase for arrays or shapes, as `jax.jit(f).lower`."""
+        return self._part(phase).lower(arguments, held)
+
+    def _part(self, phase: Phase) -> PlannedPart | None:
         match phase:
             case Phase.FORWARD:
-                return self._parts.forward.lower(arguments, held)
+                return self._parts.forward
             case Phase.BACKWARD:
-                return self._parts.backward.lower(arguments, held)
+                return self._parts.backward
             case Phase.WEIGHT:
-                return self._parts.weight.lower(arguments, held)
+                return self._parts.weight
