@@ -5,6 +5,7 @@ The program is traced jointly, so that one plan decides the layouts of both pass
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,7 +84,7 @@ class Stages:
         self._numbers = {v: n for n, v in enumerate(self._made_by_main())}
         self._last_read: dict[Any, int] = {}
         for k, i in enumerate(forward.main):
-            for v in self._main_operands(i):
+            for v in self._sources[i]:
                 self._last_read[v] = k
 
     def _main_sources(self, equation: jex.JaxprEqn) -> tuple[Any, ...]:
@@ -92,12 +93,9 @@ class Stages:
     def _made_by_main(self) -> list[Any]:
         return [v for i in self.forward.main for v in variables(self.forward.jaxpr.eqns[i].outvars)]
 
-    def _main_operands(self, i: int) -> tuple[Any, ...]:
-        return self._sources[i]
-
     def readers(self) -> dict[int, tuple[Any, tuple[int, ...]]]:
         """For each value that layers other than its own read: its number -> (variable, layers that read it)."""
-        layer_of = self._layer_of_position()
+        layer_of = self._layer_of_position
         found: dict[int, tuple[Any, set[int]]] = {}
         for k, i in enumerate(self.forward.main):
             for v in self._sources[i]:
@@ -108,8 +106,9 @@ class Stages:
 
     def layer_of(self, v: Any) -> int:
         """The layer that makes a main value."""
-        return self._layer_of_position()[self._position[self._maker[v]]]
+        return self._layer_of_position[self._position[self._maker[v]]]
 
+    @functools.cached_property
     def _layer_of_position(self) -> list[int]:
         layers = []
         for layer in range(self.cuts.num_layers):
