@@ -28,7 +28,8 @@ from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train_step import TrainStep, batch_size
 
 COMPILING_S = 3600.0
-"""How long processes wait for each other at least in the first step, in which each compiles its own programs."""
+"""How long processes wait for each other at least in the first two steps: each compiles its programs in the first, and
+the others may meanwhile be in the second."""
 
 _MOST_QUEUED = 4
 """Tasks of a place that are handed over before the first of them has ended, in a run of several processes."""
@@ -47,7 +48,7 @@ class StagedFunction:
       devices: One for each device of the cluster, in its order; default all live devices.
       donate: Whether the buffers of the state may be reused; what is passed in must then not be used again. None: as
         planned.
-      timeout_s: How long another process may keep this one waiting after the first step; longer than its longest task.
+      timeout_s: How long another process may keep this one waiting, from the third step on; more than its longest task.
       coordinator_address: As given to `jax.distributed.initialize`; see `CrossMesh`.
       record: Whether to measure when each task ran; see `timeline`. It costs a thread for each place.
     """
@@ -65,7 +66,7 @@ class StagedFunction:
     ):
         self.plan, self.step = plan, step
         self.fleet = Fleet(plan, devices)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._num_steps = timeout_s, 0
         self.mover = CrossMesh(timeout_s=max(timeout_s, COMPILING_S), coordinator_address=coordinator_address)
         self._donate, self._records = plan.donates_state if donate is None else donate, record
         self._recorder: Recorder | None = None
@@ -118,7 +119,9 @@ class StagedFunction:
         if self._is_shared:
             self._watch_update(result[0])
             self.wait(result[1])
-            self.mover.timeout_s = self._timeout_s
+            self._num_steps += 1
+            if self._num_steps == 2:
+                self.mover.timeout_s = self._timeout_s
         if self._recorder is not None:
             self.wait(result)
             self._recorder.end()

@@ -18,8 +18,8 @@ import optax
 
 from autoshard import PlanOptions
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
-from autoshard.errors import TransferError
-from autoshard.runtime.agree import plan_of_first
+from autoshard.errors import PlanMismatchError, TransferError
+from autoshard.runtime.agree import check_same_plan, plan_of_first
 from autoshard.schedule.tasks import ScheduleKind
 from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
 from autoshard.stages.make import plan_staged
@@ -35,7 +35,7 @@ WORDS, WIDTH, LENGTH = 16, 8, 4
 def loss_fn(params, mutable, batch, rng):
     """A language model of residual layers with dropout, tied embeddings, and a running mean of its activations."""
     x = params["embedding"][batch["words"]]
-    for n in range(3):
+    for n in range(2):
         layer = params[f"layer{n}"]
         kept = jax.random.bernoulli(jax.random.fold_in(rng, n), 0.9, x.shape)
         x = x + jnp.where(kept, jnp.tanh(x @ layer["up"]) @ layer["down"], 0)
@@ -52,10 +52,10 @@ def training():
     step = TrainStep(loss_fn, optimizer, has_mutable=True)
     rng = np.random.default_rng(0)
     draw = lambda *shape: (rng.normal(size=shape) / 2).astype(np.float32)
-    layers = {f"layer{n}": {"up": draw(WIDTH, 2 * WIDTH), "down": draw(2 * WIDTH, WIDTH)} for n in range(3)}
+    layers = {f"layer{n}": {"up": draw(WIDTH, 2 * WIDTH), "down": draw(2 * WIDTH, WIDTH)} for n in range(2)}
     params = {"embedding": draw(WORDS, WIDTH), "unread": draw(3), **layers}
     state = step.init(params, jax.random.key(1), {"mean": np.zeros(WIDTH, np.float32)})
-    words = rng.integers(0, WORDS, (2, 8, LENGTH), dtype=np.int32)
+    words = rng.integers(0, WORDS, (2, 5, LENGTH), dtype=np.int32)
     return step, state, {"words": words[0], "next": words[1]}
 
 
@@ -68,7 +68,7 @@ def cluster(fast, slow):
 
 
 def planned(step, state, batch):
-    """Three examples on the second fast device; five through two stages, the second on all slow devices."""
+    """One example on the second fast device; four through two stages, the second on all slow devices."""
     hardware = cluster(2, sum(DEVICES) - 2)
     options = [(k, m) for k, part in enumerate(hardware.slices()) for m in stage_meshes(part, part.num_devices)]
     place = lambda part, first, n: Place(
@@ -77,8 +77,8 @@ def planned(step, state, batch):
     both = (place(0, 0, 1), place(1, 0, sum(DEVICES) - 2))
     arrangement = Arrangement(
         (
-            Pipeline(both, (Stage(0, 3), Stage(3, 6)), 2, 3, ScheduleKind.ONE_F_ONE_B),
-            Pipeline((place(0, 1, 1),), (Stage(0, 6),), 1, 2, ScheduleKind.ONE_F_ONE_B),
+            Pipeline(both, (Stage(0, 2), Stage(2, 5)), 2, 2, ScheduleKind.ONE_F_ONE_B),
+            Pipeline((place(0, 1, 1),), (Stage(0, 5),), 1, 1, ScheduleKind.ONE_F_ONE_B),
         )
     )
     return plan_staged(step, state, batch, hardware, PlanOptions(cache=False), StageOptions(), arrangement=arrangement)
@@ -129,7 +129,20 @@ def agree():
         assert sorted(metrics) == ["loss", "right"]
         for name, value in expected_metrics.items():
             np.testing.assert_allclose(float(metrics[name]), float(value), 1e-4)
+    timeline = run.timeline
+    assert len(timeline.events) == 2 * (2 * 2 + 1), timeline.events  # of all processes: two phases of each micro-batch
+    assert [place.most_in_flight for place in timeline.places] == [2, 1, 1]
     print("steps agree")
+
+
+def quarrel():
+    """Processes with different plans are told so."""
+    other = dataclasses.replace(plan, homes=tuple(reversed(plan.homes))) if NUMBER == 1 else plan
+    try:
+        check_same_plan(other)
+    except PlanMismatchError as error:
+        assert "that of process 1 differs" in str(error)
+        print("plans differ")
 
 
 def interrupted(sign):
@@ -160,7 +173,8 @@ jax.config.update("jax_num_cpu_devices", DEVICES[NUMBER])
 jax.distributed.initialize(ADDRESS, len(DEVICES), NUMBER, heartbeat_timeout_seconds=1000)
 step, state, batch = training()
 plan = plan_of_first(planned(step, state, batch) if NUMBER == 0 else None)
-run = plan.jit(step, timeout_s=float(sys.argv[5]), coordinator_address=ADDRESS)
+run = plan.jit(step, timeout_s=float(sys.argv[5]), coordinator_address=ADDRESS, record=True)
+quarrel()
 agree()
 sys.stdout.flush()
 interrupted(signal.SIGKILL if WHAT == "killed" else signal.SIGSTOP)
