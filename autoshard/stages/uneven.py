@@ -20,6 +20,8 @@ from autoshard.stages.whale import whale_shares
 
 MOST_JOINT = 36
 """Combinations of teams, one of each slice, whose shares are found."""
+MOST_MATCHED = 4
+"""Combinations of teams, at most, that are looked at because their examples add up."""
 MOST_TRIED = 40
 """Shapes of a slice that are cut, at most, to find some that fit the memory."""
 SMALL_SLICE = 16
@@ -101,7 +103,11 @@ def teams_of_slices(
         return Uneven((), bound_s, "no cut of what was tried fits the memory")
     found: list[tuple[str, Arrangement, float]] = []
     shared = []
-    for joint in itertools.product(*members):
+    matched: list[tuple[_Member, ...]] = []
+    if len(members) == len(live):
+        for most_replicas in (math.inf, 1):  # one replica a slice exchanges least, which times expected do not show
+            matched += _matched(scene, live, batch_size, limits, most_replicas)
+    for joint in [*itertools.product(*members), *matched]:
         shares = _shares(batch_size, joint)
         if shares is not None:
             shared.append((_slowest_s(joint, shares), joint, shares))
@@ -182,6 +188,60 @@ def _members(scene: Scene, row: _Row, aim_s: float, most: int, limits: ShapeLimi
                 members.append(member)
                 num_left -= 1
     return members
+
+
+def _matched(
+    scene: Scene, rows: Sequence[_Row], batch_size: int, limits: ShapeLimits, most_replicas: float
+) -> list[tuple[_Member, ...]]:
+    """Teams whose whole rounds, as many micro-batches on each replica, add up to the batch: the fastest.
+
+    What manages most in a time need not add up, least of all where a micro-batch is a great part of the batch. For each
+    number of examples, the shape of a slice that is expected to do it soonest is known; so the least time of the first
+    slices together for each number follows, slice by slice.
+    """
+    by_number = [_soonest(row, batch_size, limits, most_replicas) for row in rows]
+    together_s, taken = by_number[0][0], []
+    for times_s, _ in by_number[1:-1]:
+        next_s, least = np.full(batch_size + 1, np.inf), np.zeros(batch_size + 1, dtype=int)
+        for number in np.flatnonzero(np.isfinite(times_s)):
+            both_s = np.maximum(together_s[: batch_size + 1 - number], times_s[number])
+            is_less = both_s < next_s[number:]
+            next_s[number:][is_less], least[number:][is_less] = both_s[is_less], number
+        together_s = next_s
+        taken.append(least)
+    last_s = np.maximum(together_s[::-1], by_number[-1][0]) if len(rows) > 1 else together_s
+    found: list[tuple[_Member, ...]] = []
+    for number in np.argsort(last_s, kind="stable")[:MOST_TRIED]:
+        if len(found) == MOST_MATCHED or not np.isfinite(last_s[number]):
+            break
+        numbers = [int(number)] if len(rows) > 1 else [batch_size]
+        for least in reversed(taken):
+            numbers.insert(0, int(least[batch_size - sum(numbers)]))
+        if len(rows) > 1:
+            numbers.insert(0, batch_size - sum(numbers))
+        joint = []
+        for row, (_, chosen), n in zip(rows, by_number, numbers, strict=True):
+            shape = row.shapes[chosen[n]]
+            joint.append(_member(scene, shape, n // (shape.micro_batch_size * shape.num_pipelines)))
+        if all(member is not None for member in joint):
+            found.append(tuple(joint))
+    return found
+
+
+def _soonest(row: _Row, batch_size: int, limits: ShapeLimits, most_replicas: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each number of examples up to a batch, the least time expected of a shape in whole rounds; and the shape."""
+    times_s, chosen = np.full(batch_size + 1, np.inf), np.zeros(batch_size + 1, dtype=int)
+    per_round = row.per_round
+    replicas = np.array([s.num_pipelines for s in row.shapes])
+    for k in np.flatnonzero((per_round <= batch_size) & (replicas <= most_replicas)):
+        most = batch_size // per_round[k]
+        rounds = np.arange(1, most + 1) if limits.num_micro_batches is None else np.array([limits.num_micro_batches])
+        rounds = rounds[rounds <= most]
+        own_s = row.waits_s[k] + rounds * row.each_s[k]
+        is_less = own_s < times_s[rounds * per_round[k]]
+        numbers = rounds[is_less] * per_round[k]
+        times_s[numbers], chosen[numbers] = own_s[is_less], k
+    return times_s, chosen
 
 
 def _member(scene: Scene, shape: Shape, number: int) -> _Member | None:

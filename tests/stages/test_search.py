@@ -113,6 +113,15 @@ def test_shares_in_proportion_to_speed():
     assert found.bound_s == pytest.approx(found.step_s)
 
 
+def test_teams_whose_sizes_add_up():
+    """What each device does fastest by itself does not add up to 34 examples; 22 and 12, as 2 x 11 and 2 x 6, do."""
+    cluster = case.cluster(1, 1)
+    table = case.plain_table(cluster, 1, (6, 11, 18, 19, 21, 24, 27, 31))
+    found = search(case.chain([0]), table, cluster, 34)
+    assert sorted(p.num_examples for p in found.arrangement.pipelines) == [12, 22]
+    assert found.step_s == pytest.approx(12 * 3e-3)
+
+
 def test_a_slice_behind_a_slow_link_is_left_out():
     slow = case.Link(10.0, 1e3, 1, "made up")
     cluster = case.cluster(2, 2, between=slow)
