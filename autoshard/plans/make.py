@@ -120,8 +120,9 @@ def homogeneous_slice(cluster: Cluster) -> Slice:
     if len(slices) != 1:
         kinds = ", ".join(f"{s.num_devices} x {s.device_type.name}" for s in slices)
         raise ClusterError(
-            f"One plan covers devices of one kind, but cluster `{cluster.name}` has {kinds}. "
-            "Plan for one of its slices: write that group of nodes into a cluster file of its own."
+            f"A plan of one program covers devices of one kind, but cluster `{cluster.name}` has {kinds}. "
+            "Write the training step as autoshard.TrainStep(loss_fn, optimizer), which can be cut into stages, or plan "
+            "for one of the slices: write that group of nodes into a cluster file of its own."
         )
     return slices[0]
 

@@ -331,12 +331,23 @@ def _considered(
     return Considered(name, None, _memory_reason(scene, form, sizes))
 
 
+def _fixed(options: StageOptions, sizes: Sequence[int]) -> str:
+    """What the caller fixes, in the words of the options."""
+    fixed = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name in _FIXABLE}
+    told = [f"{name}={value}" for name, value in fixed.items() if value is not None]
+    return ", ".join([*told, f"micro-batches of {', '.join(map(str, sizes))}"])
+
+
+_FIXABLE = ("num_stages", "num_micro_batches", "most_devices_per_stage")
+"""Options that leave no choice if they are given."""
+
+
 def _memory_reason(scene: Scene, form: Sequence[int], sizes: Sequence[int]) -> str:
     for index in form:
         least = least_peak_bytes(scene, index, sizes)
         if least > scene.limits_bytes[index]:
             return _too_small(scene, index, least)
-    return "does not fit the memory"
+    return "no shape fits the devices, the batch, and the memory"
 
 
 def _too_small(scene: Scene, index: int, least: float) -> str:
@@ -388,7 +399,11 @@ def _nothing(
     tried = "; ".join(f"{c.description}: {c.reason}" for c in considered)
     factor = _enough(scene, batch_size, options, sizes)
     if factor is None:
-        return f"No arrangement is possible with what is fixed ({options}), however much memory there is: {tried}."
+        return (
+            f"No arrangement of {batch_size} examples is possible with what is fixed ({_fixed(options, sizes)}), "
+            "however much memory there is: the micro-batches of all pipelines must make up the batch, and every "
+            "pipeline needs places for its stages. Leave something out."
+        )
     needed = ", ".join(
         f"{limit * factor / 1e9:.3g} GB instead of {limit / 1e9:.3g} GB on {part.name!r}"
         for part, limit in zip(scene.ground.slices, scene.limits_bytes, strict=True)
