@@ -195,7 +195,10 @@ def whole_plan() -> str:
     starts: dict[str, float] = {}
     for stage, at_s in marks:
         starts.setdefault(stage, at_s - began_cpu)
-    parts = ", ".join(f"{stage} from {at_s:.0f} s" for stage, at_s in starts.items())
+    parts = (
+        f"layers priced from {starts['price']:.0f} s, stages searched from {starts['stages']:.0f} s, each planned "
+        f"from {starts['plan']:.0f} s"
+    )
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return (
         f"GPT-3 175B, 96 layers, batch 1,536, on 512 A100 + 512 H100: {cpu_s:.0f} s of the processor ({parts}), "

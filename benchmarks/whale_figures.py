@@ -48,7 +48,7 @@ RESERVE = 0.1
 NUM_STAGES, NUM_REPLICAS = 4, 2
 ONE_F_ONE_B = ScheduleKind.ONE_F_ONE_B
 EVEN, EVEN_WORK = "even splitting", "even work"
-WHALE, WHALE_FITTED = "Algorithm 1", "Algorithm 1, moved on until it fits"
+WHALE, WHALE_FITTED = "Algorithm 1", "Algorithm 1, moved on until the P100s fit"
 SAME, PLANNER = "planner, same structure", "planner"
 """Contenders. Even splitting gives stages equally many layers; even work, equal times on one kind of device."""
 
