@@ -12,6 +12,7 @@ from typing import Any
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import SolverError, StageError
 from autoshard.garbage import collection_paused
+from autoshard.plans.make import budget_of
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
 from autoshard.plans.search import report
@@ -22,7 +23,6 @@ from autoshard.stages.arrangement import Arrangement, Pipeline
 from autoshard.stages.costs import LayerCost
 from autoshard.stages.durations import step_durations
 from autoshard.stages.homes import StageId, choose_homes
-from autoshard.stages.memory import limits_bytes
 from autoshard.stages.places import Ground
 from autoshard.stages.pricing import Model, Priced, layer_cost, optimizer_ratio, price_layers, weight_total_bytes
 from autoshard.stages.runs import Runs
@@ -62,24 +62,23 @@ def plan_staged(
     Args:
       step, state, batch, cluster: As for `autoshard.plan`.
       options: Of each solve. stages: What is fixed of the search, and how long to look.
-      memory_budget_bytes: Limit for each device of every slice; None for what the devices have, less the reserve.
+      memory_budget_bytes: Limit for each device of every slice; None for what the devices have, less the reserve of
+        `options`. `stages.limits_bytes`, if given, takes its place.
       arrangement: What to run where, if it is not to be searched; its mesh options count those of `pricing`.
 
     Raises:
       StageError: Nothing fits; names the slice or the layer, and what would help.
-      MemoryBudgetError, SolverError: A stage cannot be planned.
+      MemoryBudgetError: A stage cannot be planned in its memory, or the limit is not positive.
+      SolverError: A stage cannot be planned in time.
     """
     started = time.perf_counter()
     examples = batch_size(batch)
+    budgets = tuple(budget_of(s.device_type, memory_budget_bytes, options) for s in cluster.slices())
+    limits = stages.limits_bytes or budgets
     sizes = stages.micro_batch_sizes or default_sizes(examples, cluster)
     if arrangement is not None:
         sizes = tuple(sorted({p.micro_batch_size for p in arrangement.pipelines}))
     priced = price_layers(step, state, batch, cluster, sizes, options, stages.most_devices_per_stage)
-    if memory_budget_bytes is None:
-        stages = dataclasses.replace(stages, reserve=options.memory_reserve)
-        limits = limits_bytes(cluster, stages.reserve)
-    else:
-        limits = (float(memory_budget_bytes),) * len(cluster.slices())
     stages = dataclasses.replace(stages, limits_bytes=limits)
     bound_s, considered, searched_s = 0.0, (), None
     if arrangement is None:

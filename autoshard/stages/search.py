@@ -48,8 +48,8 @@ class StageOptions:
       schedules: Orders to try.
       most_devices_per_stage: None: as many as an option of the table has.
       most_chunks: Stages on one place, at most, where they are interleaved.
-      reserve: Share of each device's memory that is left free. limits_bytes: For each slice, what one device may hold,
-        in place of its memory less the reserve.
+      reserve: Share of each device's memory that `search` by itself leaves free; `autoshard.plan` goes by
+        `PlanOptions.memory_reserve`. limits_bytes: For each slice, what one device may hold, in place of all that.
       most_shapes: Shapes to cut, at most, in each form of the step.
       cut_effort: How long to look at each.
     """
