@@ -123,6 +123,7 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(address, total, number)
     from quota import CpuQuota
+    from residual_mlp import training
 
     from autoshard.runtime.agree import plan_of_first
     from autoshard.runtime.peers import gathered
@@ -133,7 +134,7 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
     try:
         for count in counts:
             for kind in ScheduleKind:
-                step, state, batch = training(count)
+                step, state, batch = training(LAYERS, EXAMPLES * count, TOKENS, WIDTH)
                 plan = plan_of_first(planned(step, state, batch, total, count, kind) if number == 0 else None)
                 run = plan.jit(step, coordinator_address=address, record=True)
                 for _ in range(2):  # compiles
@@ -153,31 +154,6 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
         gathered("over")
     finally:
         quota.close()
-
-
-def training(count: int):
-    """(step, state, batch) for so many micro-batches."""
-    import jax
-    import numpy as np
-    import optax
-
-    from autoshard.train_step import TrainStep
-
-    def loss_fn(params, batch, rng):
-        x = batch["x"]
-        for n in range(LAYERS):
-            layer = params[f"layer{n}"]
-            x = x + jax.nn.relu(x @ layer["up"]) @ layer["down"]
-        return ((x - batch["y"]) ** 2).mean(), {}
-
-    step = TrainStep(loss_fn, optax.sgd(1e-3))
-    rng = np.random.default_rng(0)
-    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    params = {
-        f"layer{n}": {"up": draw(WIDTH, 4 * WIDTH) / 16, "down": draw(4 * WIDTH, WIDTH) / 320} for n in range(LAYERS)
-    }
-    shape = EXAMPLES * count, TOKENS, WIDTH
-    return step, step.init(params), {"x": draw(*shape), "y": draw(*shape)}
 
 
 def planned(step, state, batch, total, count, kind):

@@ -154,6 +154,7 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(address, 2, number)
     from quota import CpuQuota
+    from residual_mlp import training
 
     from autoshard.runtime.agree import plan_of_first
     from autoshard.runtime.peers import gathered
@@ -161,7 +162,7 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
     quota = CpuQuota(f"autoshard-unequal-{number}")
     cores = [FAST_CORES, FAST_CORES / ratio]
     try:
-        step, state, batch = training()
+        step, state, batch = training(LAYERS, EXAMPLES, TOKENS, WIDTH)
         alone = Alone(step, state, batch, quota)
         quota.limit(cores[number])
         speeds = [statistics.median(s) for s in zip(*(in_turn(alone, number)[0] for _ in range(5)), strict=True)]
@@ -202,30 +203,6 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
         gathered("over")
     finally:
         quota.close()
-
-
-def training():
-    """(step, state, batch)."""
-    import jax
-    import numpy as np
-    import optax
-
-    from autoshard.train_step import TrainStep
-
-    def loss_fn(params, batch, rng):
-        x = batch["x"]
-        for n in range(LAYERS):
-            layer = params[f"layer{n:02}"]
-            x = x + jax.nn.relu(x @ layer["up"]) @ layer["down"]
-        return ((x - batch["y"]) ** 2).mean(), {}
-
-    step = TrainStep(loss_fn, optax.sgd(1e-3))
-    rng = np.random.default_rng(0)
-    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    params = {
-        f"layer{n:02}": {"up": draw(WIDTH, 4 * WIDTH) / 16, "down": draw(4 * WIDTH, WIDTH) / 320} for n in range(LAYERS)
-    }
-    return step, step.init(params), {"x": draw(EXAMPLES, TOKENS, WIDTH), "y": draw(EXAMPLES, TOKENS, WIDTH)}
 
 
 class Alone:
