@@ -51,7 +51,8 @@ class Holdings:
         """How each place holds the values that it must have in the end."""
         for k, value in enumerate(program.outputs):
             for place in program.holders(k):
-                self.results.setdefault((value, place), output_shardings[k])
+                is_everywhere = program.output_places[k] is None
+                self.results.setdefault((value, place), self.whole[place] if is_everywhere else output_shardings[k])
 
     def key(self, value: int, place: int) -> Key:
         """What a program on a place reads to get a value."""

@@ -45,7 +45,8 @@ class PlacedFunction:
       meshes: The mesh of each place.
       input_shardings: For each flat input its sharding, on the mesh of its place; None: whole on every device.
       output_shardings: Likewise for the flat outputs. One that succeeds an input should have that one's sharding. For
-        None: that of the first input of the same shape on the same place, or else whole on every device.
+        None: that of the first input of the same shape on the same place, or else whole on every device; always whole
+        where every place has it.
       donated: Flat inputs, by position, whose buffers may be reused or freed. Values that every place has are not.
       send: Moves an array to another place, see `Send`; in every process it is called for the same transfers in the
         same order.

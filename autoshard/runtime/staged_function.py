@@ -21,7 +21,7 @@ from autoshard.runtime.fleet import Fleet, bring
 from autoshard.runtime.move import CrossMesh
 from autoshard.runtime.recorder import Recorder
 from autoshard.runtime.running import Keys, RunningStep
-from autoshard.runtime.update import Located, StateLayout, Update, state_layout
+from autoshard.runtime.update import Located, StateLayout, Update, state_layout, trace_finish
 from autoshard.schedule.timeline import Timeline
 from autoshard.stages.homes import StageId
 from autoshard.stages.staged_plan import StagedPlan
@@ -237,14 +237,12 @@ class StagedFunction:
         crew = self._crew = Crew(self.plan, self.step, self.fleet, state, batch)
         parameters, sums = crew.parameter_homes()
         mutable = {name: crew.mutable_home(name) for name in crew.mutable_names}
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        self._layout = state_layout(shapes, parameters, sums, mutable, self.fleet)
+        finish = trace_finish(self.step, state, crew.metric_types)
+        self._layout = state_layout(finish, parameters, sums, mutable, self.fleet)
         metrics = {}
-        for name, dtype in crew.metric_types.items():
+        for name in crew.metric_types:
             home = crew.metric_stage(name)
-            metrics[name] = Located(self.fleet.place_of(home), crew[home].whole), dtype
+            metrics[name] = Located(self.fleet.place_of(home), crew[home].whole)
         gradients = [sums[name] for name in self.plan.parameters]
         unchanged = [n for n, name in enumerate(crew.mutable_names) if not crew.is_changed(name)]
-        self._update = Update(
-            self.step, shapes, self._layout, gradients, metrics, unchanged, self.fleet, self.mover, self._donate
-        )
+        self._update = Update(finish, self._layout, gradients, metrics, unchanged, self.fleet, self.mover, self._donate)

@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.errors import PlanMismatchError
 from autoshard.execution.placed import Copies, PlacedFunction
 from autoshard.runtime.fleet import Fleet, as_array
 from autoshard.runtime.move import CrossMesh
+from autoshard.trace.infer_places import infer_places
 from autoshard.trace.placed import PlacedProgram, split_by_place
 from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep
@@ -36,8 +38,42 @@ class StateLayout:
     tree: Any
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finish:
+    """`TrainStep.finish`, traced: (state, gradients, mutable state, metrics) -> (state, metrics), on flat leaves.
+
+    Attributes:
+      closed: The program. state: Shapes of the state. out_tree: Structure of what it returns.
+    """
+
+    closed: jex.ClosedJaxpr
+    state: Any
+    out_tree: Any
+
+
+def trace_finish(step: TrainStep, state: Any, metric_types: Mapping[str, Any]) -> Finish:
+    """Traces the end of a step.
+
+    Args:
+      step: The training step. state: Its state, arrays or shapes. metric_types: By name.
+
+    Raises:
+      PlanMismatchError: The state that it returns is built otherwise than the one that it takes.
+    """
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+    state = jax.tree.map(shape, state)
+    scalars = {name: jax.ShapeDtypeStruct((), metric_types[name]) for name in sorted(metric_types)}
+    closed, shapes = jax.make_jaxpr(step.finish, return_shape=True)(state, state.params, state.mutable, scalars)
+    if jax.tree.structure(shapes[0]) != jax.tree.structure(state):
+        raise PlanMismatchError(
+            "A training step must return a state like the one that it takes, but the update of this one returns "
+            "another structure. Let the optimizer keep the structure of its state."
+        )
+    return Finish(closed, state, jax.tree.structure(shapes))
+
+
 def state_layout(
-    state: Any,
+    finish: Finish,
     parameters: Mapping[str, Located],
     sums: Mapping[str, Located],
     mutable: Mapping[str, Located],
@@ -46,14 +82,16 @@ def state_layout(
     """Where a training state lives.
 
     The optimizer's state of a parameter is known by its path, which ends like the parameter's, and lies like its sum of
-    gradients. What is left is kept everywhere if it is small, and whole on the first place if not.
+    gradients. Of what is left, small leaves are kept everywhere, and a large one where the update combines it with
+    gradients and parameters.
 
     Args:
-      state: Arrays or shapes. parameters, sums, mutable: Where each leaf lives, by path.
+      finish: The end of the step. parameters, sums, mutable: Where each leaf lives, by path.
     """
-    found = []
-    shapes = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(state.params)}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    found: list[Located | None] = []
+    shapes = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(finish.state.params)}
+    leaves = jax.tree_util.tree_leaves_with_path(finish.state)
+    for path, leaf in leaves:
         head, _, name = path_name(path).partition(".")
         if head == "params":
             found.append(parameters[name])
@@ -61,12 +99,19 @@ def state_layout(
             found.append(mutable[name])
         else:
             found.append(_of_optimizer(name, leaf, shapes, sums, fleet))
-    return StateLayout(tuple(found), jax.tree.structure(state))
+    if None in found:
+        gradients = [sums[name] for name in shapes]
+        places = _inferred(finish, found, gradients)
+        for n, (_, leaf) in enumerate(leaves):
+            if found[n] is None:
+                found[n] = _like_a_sum(places[n] or 0, leaf, shapes, sums, fleet)
+    return StateLayout(tuple(found), jax.tree.structure(finish.state))
 
 
 def _of_optimizer(
     name: str, leaf: Any, shapes: Mapping[str, Any], sums: Mapping[str, Located], fleet: Fleet
-) -> Located:
+) -> Located | None:
+    """Where a leaf of the optimizer's state lives by its path or its size; None if neither tells."""
     keys = name.split(".")
     for first in range(len(keys)):
         own = ".".join(keys[first:])
@@ -78,47 +123,49 @@ def _of_optimizer(
             return Located(home.place, NamedSharding(home.sharding.mesh, PartitionSpec()))
     if math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 8) <= SMALL_BYTES:
         return Located(None, fleet.everywhere)
-    return Located(0, NamedSharding(fleet.meshes[0], PartitionSpec()))
+    return None
+
+
+def _inferred(finish: Finish, state: Sequence[Located | None], gradients: Sequence[Located]) -> tuple[int | None, ...]:
+    """The place of each leaf of the state, from where the values are that the update combines it with."""
+    known = [None if located is None else located.place for located in (*state, *gradients)]
+    rest = len(finish.closed.jaxpr.invars) - len(known)
+    return infer_places(finish.closed, (*known, *[None] * rest), {n: n for n in range(len(state))})
+
+
+def _like_a_sum(place: int, leaf: Any, shapes: Mapping[str, Any], sums: Mapping[str, Located], fleet: Fleet) -> Located:
+    """A leaf on a place, split like the first sum of gradients of its shape there; whole if there is none."""
+    alike = (s for name, s in sums.items() if s.place == place and shapes[name].shape == leaf.shape)
+    return next(alike, Located(place, NamedSharding(fleet.meshes[place], PartitionSpec())))
 
 
 class Update:
     """`TrainStep.finish` over the places of a plan.
 
     Args:
-      step: The training step. state: Its state, arrays or shapes. layout: Where the state lives.
+      finish: The end of the step. layout: Where the state lives.
       gradients: Where the sum of gradients of each parameter lives, in the order of the parameters' leaves.
-      metrics: Where each metric is made, and its type, by name.
+      metrics: Where each metric is made, by name.
       unchanged: Leaves of the mutable state, by position, that no stage changes: they are passed on as they are.
       fleet, mover: Devices, and what moves between them. donate: Whether the state's buffers may be reused.
     """
 
     def __init__(
         self,
-        step: TrainStep,
-        state: Any,
+        finish: Finish,
         layout: StateLayout,
         gradients: Sequence[Located],
-        metrics: Mapping[str, tuple[Located, Any]],
+        metrics: Mapping[str, Located],
         unchanged: Collection[int],
         fleet: Fleet,
         mover: CrossMesh,
         donate: bool,
     ):
-        self._fleet, self._layout = fleet, layout
-        shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
-        state = jax.tree.map(shape, state)
-        scalars = {name: jax.ShapeDtypeStruct((), metrics[name][1]) for name in sorted(metrics)}
-        arguments = (state, state.params, state.mutable, scalars)
-        closed, shapes = jax.make_jaxpr(step.finish, return_shape=True)(*arguments)
-        self._out_tree = jax.tree.structure(shapes)
-        if jax.tree.structure(shapes[0]) != layout.tree:
-            raise PlanMismatchError(
-                "A training step must return a state like the one that it takes, but the update of this one returns "
-                "another structure. Let the optimizer keep the structure of its state."
-            )
+        self._fleet, self._layout, self._out_tree = fleet, layout, finish.out_tree
+        closed, state = finish.closed, finish.state
         mutable_slots = [k for k, name in enumerate(_heads(state)) if name == "mutable"]
         mutable = [layout.leaves[k] for k in mutable_slots]
-        inputs = [*layout.leaves, *gradients, *mutable, *(metrics[name][0] for name in sorted(metrics))]
+        inputs = [*layout.leaves, *gradients, *mutable, *(metrics[name] for name in sorted(metrics))]
         num_state, num_outs = len(layout.leaves), len(closed.jaxpr.outvars)
         wanted: dict[int, int | None] = {k: l.place for k, l in enumerate(layout.leaves)}
         wanted |= dict.fromkeys(range(num_state, num_outs))

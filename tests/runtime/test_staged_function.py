@@ -21,6 +21,7 @@ from flax import struct
 from autoshard import PlanOptions
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
 from autoshard.errors import MeshError, PlanMismatchError, StageError
+from autoshard.runtime.update import SMALL_BYTES
 from autoshard.schedule.tasks import Phase, ScheduleKind
 from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
 from autoshard.stages.make import plan_staged
@@ -28,7 +29,7 @@ from autoshard.stages.search import StageOptions
 from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train_step import TrainStep
 
-WIDTH, LENGTH = 32, 3
+WIDTH, LENGTH = 36, 3
 FAST_1, FAST_2, SLOW_1, SLOW_2 = range(4)
 """Meshes of one and of two devices, as planning counts them."""
 
@@ -102,6 +103,17 @@ class Halving:
         return Scale(jnp.where(is_finite, current.scale, current.scale / 2))
 
 
+def nameless_momentum() -> optax.GradientTransformation:
+    """Momentum that is kept in the order of the leaves, so that its paths tell nothing of the parameters."""
+
+    def update(gradients: Any, state: Any, params: Any = None) -> Any:
+        leaves, tree = jax.tree.flatten(gradients)
+        new = tuple(0.5 * m + g for m, g in zip(state, leaves, strict=True))
+        return jax.tree.unflatten(tree, new), new
+
+    return optax.GradientTransformation(lambda params: tuple(map(jnp.zeros_like, jax.tree.leaves(params))), update)
+
+
 def language_loss(params: Any, batch: Any, key: Any) -> Any:
     """Blocks between tied embeddings, with dropout; each example has a weight, by which a test makes it overflow."""
     x = params["table"][batch["words"]]
@@ -134,7 +146,7 @@ def language() -> Run:
         "blocks": [block(1), block(2), block(3)],
         "unread": jnp.ones(5),
     }
-    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-4))
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-4), nameless_momentum())
     step = TrainStep(language_loss, optimizer, scaling=Halving())
     words = np.random.default_rng(0).integers(16, size=(6, LENGTH + 1), dtype=np.int64)
     batch = {"words": words[:, :-1], "next": words[:, 1:], "weight": np.linspace(0.5, 1.5, 6)}
@@ -193,6 +205,10 @@ def test_each_parameter_lives_in_one_place_with_its_optimizer_state(language):
     moments = state.opt_state[1][0]
     for parameter, moment in zip(*map(jax.tree.leaves, (state.params, moments.mu)), strict=True):
         assert where(parameter) == where(moment) and len(where(parameter)) <= 2
+    large = [k for k, m in enumerate(state.opt_state[2]) if m.nbytes > SMALL_BYTES]
+    assert len(large) == 3
+    for k in large:  # by what they are added to
+        assert state.opt_state[2][k].sharding == jax.tree.leaves(moments.mu)[k].sharding
     assert where(state.step) == where(state.rng) == {0, 1, 2, 3, 4, 6, 7}  # device 5 is idle
     homes = {language.plan.parameters[n]: h for n, h in enumerate(language.plan.homes)}
     assert {h.pipeline for h in homes.values()} == {0, 1}  # the optimizer's state is shared out
