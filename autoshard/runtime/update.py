@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.errors import PlanMismatchError
@@ -43,10 +42,10 @@ class Finish:
     """`TrainStep.finish`, traced: (state, gradients, mutable state, metrics) -> (state, metrics), on flat leaves.
 
     Attributes:
-      closed: The program. state: Shapes of the state. out_tree: Structure of what it returns.
+      closed: The program, a closed jaxpr. state: Shapes of the state. out_tree: Structure of what it returns.
     """
 
-    closed: jex.ClosedJaxpr
+    closed: Any
     state: Any
     out_tree: Any
 
