@@ -95,16 +95,6 @@ class _Position:
     head_s: np.ndarray
 
 
-def best_cut(
-    scene: Scene,
-    team: Team,
-    effort: CutEffort | None = None,
-    suggestions: Sequence[Sequence[int]] = (),
-) -> Cut | None:
-    """Cuts the layers over the places of a team: the best cut, None if none fits; see `bounded_cut`."""
-    return bounded_cut(scene, team, effort, suggestions)[0]
-
-
 def bounded_cut(
     scene: Scene,
     team: Team,

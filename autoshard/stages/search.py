@@ -16,6 +16,7 @@ import numpy as np
 
 from autoshard.cluster import Cluster
 from autoshard.errors import StageError
+from autoshard.plans.options import PlanOptions
 from autoshard.schedule.tasks import ScheduleKind
 from autoshard.stages.arrangement import Arrangement
 from autoshard.stages.costs import CostTable
@@ -48,8 +49,7 @@ class StageOptions:
       schedules: Orders to try.
       most_devices_per_stage: None: as many as an option of the table has.
       most_chunks: Stages on one place, at most, where they are interleaved.
-      reserve: Share of each device's memory that `search` by itself leaves free; `autoshard.plan` goes by
-        `PlanOptions.memory_reserve`. limits_bytes: For each slice, what one device may hold, in place of all that.
+      limits_bytes: For each slice, what one device may hold; None: its memory less `PlanOptions.memory_reserve`.
       most_shapes: Shapes to cut, at most, in each form of the step.
       cut_effort: How long to look at each.
     """
@@ -65,7 +65,6 @@ class StageOptions:
     )
     most_devices_per_stage: int | None = None
     most_chunks: int = 4
-    reserve: float = 0.1
     limits_bytes: tuple[float, ...] | None = None
     most_shapes: int = 60
     cut_effort: CutEffort = CutEffort(most_enumerated=300, most_simulated=3)
@@ -126,7 +125,7 @@ def search(
     """
     options = options or StageOptions()
     tell = progress or (lambda text, done, total: None)
-    limits = options.limits_bytes or limits_bytes(cluster, options.reserve)
+    limits = options.limits_bytes or limits_bytes(cluster, PlanOptions().memory_reserve)
     ground = Ground(cluster, table)
     if len(limits) != len(ground.slices):
         raise StageError(

@@ -91,11 +91,6 @@ def best_shares(batch_size: int, pipelines: Sequence[Sequence[Pace]]) -> tuple[S
     return tuple(reversed(shares))
 
 
-def even_shares(batch_size: int, num_pipelines: int) -> tuple[int, ...]:
-    """Equally many examples for each pipeline, the first ones having one more."""
-    return tuple(batch_size // num_pipelines + (i < batch_size % num_pipelines) for i in range(num_pipelines))
-
-
 def _reachable(batch_size: int, pipelines: Sequence[Sequence[Pace]], time_s: float) -> list[int] | None:
     """Before each pipeline, the sums of examples that those before it can make in `time_s`, as bits; None if all of
     them together cannot make the batch.

@@ -14,7 +14,7 @@ from autoshard.schedule.orders import make_schedule
 from autoshard.schedule.simulate import step_time
 from autoshard.schedule.tasks import ScheduleKind
 from autoshard.stages.arrangement import Arrangement, Place, Stage
-from autoshard.stages.cut import Cut, CutEffort, best_cut, bounded_cut, improved_cut
+from autoshard.stages.cut import Cut, CutEffort, bounded_cut, improved_cut
 from autoshard.stages.durations import step_durations
 from autoshard.stages.memory import fits
 from autoshard.stages.team import Team, arrangement_step_s
@@ -42,6 +42,10 @@ def random_team(rng, table, kind, num_layers):
         replicas.append(tuple(row))
     numbers = (int(rng.integers(1, 6)),) * len(replicas)
     return Team(tuple(replicas), int(rng.integers(1, 3)), numbers, kind, num_places * chunks)
+
+
+def best_cut(scene, team):
+    return bounded_cut(scene, team)[0]
 
 
 def brute_force_s(scene, team):

@@ -16,6 +16,7 @@ from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
 from autoshard.stages.costs import CostKey, CostTable
 from autoshard.stages.durations import step_durations
 from autoshard.stages.layers import Layers
+from autoshard.stages.memory import limits_bytes
 from autoshard.stages.places import Ground
 from autoshard.stages.runs import Runs
 from autoshard.stages.search import StageOptions, search
@@ -74,7 +75,7 @@ def test_never_worse_than_what_is_simpler(seed):
     layers = case.random_layers(rng, int(rng.integers(4, 7)))
     table = case.random_table(rng, cluster, sizes=(1, 2, 3))
     limits = tuple(s.device_type.memory_bytes for s in cluster.slices())
-    found = search(layers, table, cluster, BATCH, StageOptions(reserve=0.0))
+    found = search(layers, table, cluster, BATCH, StageOptions(limits_bytes=limits_bytes(cluster, 0.0)))
     assert found.arrangement.batch_size == BATCH
     assert (
         found.bound_s <= found.step_s == pytest.approx(step_time(durations(layers, table, cluster, found.arrangement)))

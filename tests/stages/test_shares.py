@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autoshard.errors import StageError
-from autoshard.stages.shares import Pace, best_shares, even_shares
+from autoshard.stages.shares import Pace, best_shares
 from autoshard.stages.whale import cut_by_shares, even_cut, whale_order, whale_shares
 
 
@@ -86,7 +86,6 @@ def test_whale_gives_up_when_nobody_has_room():
 
 
 def test_splittings_without_search():
-    assert even_shares(10, 4) == (3, 3, 2, 2)
     assert even_cut(7, 3) == (0, 3, 5, 7)
     assert whale_order([16.0, 32.0, 16.0]) == (1, 0, 2)
     assert cut_by_shares([1.0] * 6, [0.5, 1 / 3, 1 / 6]) == (0, 3, 5, 6)

@@ -1,4 +1,4 @@
-"""Times that a step cannot fall below, in closed form: so that most candidates of a search need not be simulated.
+"""Times that a step cannot fall below, in closed form: what the simulator is held against.
 
 Write F_s, B_s, W_s for the times of a stage's phases, where B_s is the sum of both and W_s = 0 if the schedule does not
 split the backward pass; x and y for the time of a transfer forward and of its gradients back; M for the micro-batches,
