@@ -17,6 +17,7 @@ from autoshard.planner.build import Flow, Formulation, is_gather
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate, MemoryItem
+from autoshard.planner.tied_copies import tied_copies
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,8 +147,7 @@ class _Slots:
 def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
     slots, late = _Slots(), dict(f.program.live.filled_late)
-    uses = collections.Counter((v, f.program.live.stretch[o.index]) for o in graph.operations for v in o.operands)
-    gathers: list[tuple[int, int, int, Layout]] = []  # operation, slot, value, layout
+    gathers: list[tuple[int, int, Layout]] = []  # operation, slot, layout
     for group in f.program.groups:
         operation = graph.operations[group.operations[0]]
         if operation.kind is not OperationKind.EQUATION:  # always a group of its own
@@ -181,15 +181,9 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                     continue
                 slots.operands[operation.equation][slot] = reader.steps(value, wanted)
                 if is_gather(held, wanted):
-                    gathers.append((index, slot, value, wanted))
-    made: dict[tuple[int, Layout], int] = {}  # copy -> stretch of its latest making
-    for index, slot, value, wanted in sorted(gathers):
-        stretch = f.program.live.stretch[index]
-        before = made.get((value, wanted))
-        is_early = before is None and value in f.program.weights and uses[value, stretch] == 1
-        if is_early or before not in (None, stretch):
-            slots.again[graph.operations[index].equation].add(slot)
-        made[value, wanted] = stretch
+                    gathers.append((index, slot, wanted))
+    for index, slot in tied_copies(f.program, f.mesh, reader.layout, gathers):
+        slots.again[graph.operations[index].equation].add(slot)
     return slots.freeze()
 
 

@@ -1,0 +1,52 @@
+"""Which gathered copies execution ties to what is read with them, so that they are not made before (`Evaluator`)."""
+
+import collections
+from collections.abc import Iterable, Mapping
+
+from autoshard.cluster import LogicalMesh
+from autoshard.graph.layout import Layout, shard_bytes
+from autoshard.planner.program import Program
+
+
+def tied_copies(
+    program: Program, mesh: LogicalMesh, layouts: Mapping[int, Layout], gathers: Iterable[tuple[int, int, Layout]]
+) -> list[tuple[int, int]]:
+    """(operation, slot) of each operand whose copy is tied to the other operands.
+
+    Those are weights that are read once in a stretch, and everything that is gathered a second time for a later stretch
+    (the compiler would else make one copy and keep it). But the compiler fuses nothing across the barrier that ties
+    them: other operands that it would compute inside their reader are then stored, such as all activations of a layer
+    in float32 for the sake of a layer norm's scale. A copy is not tied where they would take more memory than it.
+
+    Args:
+      program, mesh: What is planned. layouts: The layout of each value where it is defined.
+      gathers: (operation, slot, layout) of each operand that is gathered for its reader.
+    """
+    graph, stretches, unstored = program.graph, program.live.stretch, _unstored(program)
+    uses = collections.Counter((v, stretches[o.index]) for o in graph.operations for v in o.operands)
+    bytes_in = lambda value, layout: shard_bytes(float(graph.values[value].size_bytes), layout, mesh.shape)
+    made: dict[tuple[int, Layout], int] = {}  # copy -> stretch of its latest making
+    tied = []
+    for index, slot, layout in sorted(gathers):
+        operands, stretch = graph.operations[index].operands, stretches[index]
+        value = operands[slot]
+        before = made.get((value, layout))
+        is_early = before is None and value in program.weights and uses[value, stretch] == 1
+        if is_early or before not in (None, stretch):
+            others = [v for k, v in enumerate(operands) if k != slot and v in unstored and v in layouts]
+            if sum([bytes_in(v, layouts[v]) for v in others]) <= bytes_in(value, layout):
+                tied.append((index, slot))
+        made[value, layout] = stretch
+    return tied
+
+
+def _unstored(program: Program) -> frozenset[int]:
+    """The values that the compiler computes inside their readers."""
+    stored, names = program.live.stored, {value for value, _ in program.live.alias_stop}
+    found: set[int] = set()
+    for operation in program.graph.operations:
+        for value in operation.results:
+            is_name = value in names and not any([o in found for o in operation.operands])
+            if value is not None and value not in stored and not is_name:
+                found.add(value)
+    return frozenset(found)
