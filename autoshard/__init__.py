@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
     from autoshard.plans.plan import Plan
+    from autoshard.stages.options import StageOptions
     from autoshard.stages.plan import plan
-    from autoshard.stages.search import StageOptions
     from autoshard.stages.staged_plan import StagedPlan
     from autoshard.train_step import TrainState, TrainStep
 

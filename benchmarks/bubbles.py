@@ -163,7 +163,7 @@ def planned(step, state, batch, total, count, kind):
     from autoshard.schedule.tasks import ScheduleKind
     from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
     from autoshard.stages.make import plan_staged
-    from autoshard.stages.search import StageOptions
+    from autoshard.stages.options import StageOptions
 
     link = Link(1e-3, 1e9, 0, "estimated")
     device = DeviceType("share of a core", (("float32", 1e10),), 2**34, 1e11, 1e-5, "estimated")

@@ -209,7 +209,7 @@ def measure(family: str, case: Case, subject: Subject) -> Cell:
     """Takes two staged steps and two plain ones, and compares them."""
     from autoshard import PlanOptions
     from autoshard.stages.make import plan_staged
-    from autoshard.stages.search import StageOptions
+    from autoshard.stages.options import StageOptions
 
     if subject.num_layers < case.num_stages:
         return Cell(family, str(case), "too few layers", subject.num_layers)

@@ -252,7 +252,7 @@ def planned(step, state, batch, speeds):
     from autoshard.schedule.tasks import ScheduleKind
     from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
     from autoshard.stages.make import plan_staged
-    from autoshard.stages.search import StageOptions
+    from autoshard.stages.options import StageOptions
 
     order = ScheduleKind.ONE_F_ONE_B
     options = PlanOptions(cache=False)

@@ -33,10 +33,11 @@ from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
 from autoshard.stages.costs import CostTable
 from autoshard.stages.durations import step_durations
 from autoshard.stages.memory import limits_bytes
+from autoshard.stages.options import StageOptions
 from autoshard.stages.places import Ground
 from autoshard.stages.pricing import price_layers
 from autoshard.stages.runs import Runs
-from autoshard.stages.search import StageOptions, search
+from autoshard.stages.search import search
 from autoshard.stages.team import Scene, arrangement_step_s
 from autoshard.stages.whale import cut_by_shares, even_cut, whale_order, whale_shares
 from autoshard.train_step import TrainStep

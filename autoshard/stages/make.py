@@ -20,13 +20,15 @@ from autoshard.schedule.durations import StageDurations, StepDurations
 from autoshard.schedule.orders import in_flight_bound
 from autoshard.schedule.simulate import step_time
 from autoshard.stages.arrangement import Arrangement, Pipeline
+from autoshard.stages.considered import Considered
 from autoshard.stages.costs import LayerCost
 from autoshard.stages.durations import step_durations
 from autoshard.stages.homes import StageId, choose_homes
+from autoshard.stages.options import StageOptions
 from autoshard.stages.places import Ground
 from autoshard.stages.pricing import Model, Priced, layer_cost, optimizer_ratio, price_layers, weight_total_bytes
 from autoshard.stages.runs import Runs
-from autoshard.stages.search import Considered, StageOptions, search
+from autoshard.stages.search import search
 from autoshard.stages.stage_plan import TracedStage, plan_stage, stage_cost, trace_stage
 from autoshard.stages.staged_plan import PlacedMesh, SliceSummary, StageCertificate, StagedPlan
 from autoshard.trace.layers import size_bytes

@@ -14,7 +14,7 @@ from autoshard.plans.make import plan as plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
 from autoshard.stages.make import plan_staged
-from autoshard.stages.search import StageOptions
+from autoshard.stages.options import StageOptions
 from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train_step import TrainStep
 

@@ -10,9 +10,9 @@ from autoshard.schedule.durations import StepDurations
 from autoshard.schedule.simulate import simulate, step_time
 from autoshard.schedule.timeline import Timeline
 from autoshard.stages.arrangement import Arrangement, Pipeline
+from autoshard.stages.considered import Considered
 from autoshard.stages.homes import StageId
 from autoshard.stages.layers import Layers
-from autoshard.stages.search import Considered
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.plan import Plan
 from autoshard.schedule.tasks import ScheduleKind
+from autoshard.stages.options import StageOptions
 from autoshard.stages.plan import plan
-from autoshard.stages.search import StageOptions
 from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.config import PlanSection, StagesSection, TrainConfig
 from autoshard.train.registry import batch_shapes

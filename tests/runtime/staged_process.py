@@ -23,8 +23,8 @@ from autoshard.runtime.agree import check_same_plan, plan_of_first
 from autoshard.schedule.tasks import ScheduleKind
 from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
 from autoshard.stages.make import plan_staged
+from autoshard.stages.options import StageOptions
 from autoshard.stages.pricing import stage_meshes
-from autoshard.stages.search import StageOptions
 from autoshard.train_step import TrainStep
 
 ADDRESS, NUMBER, WHAT = sys.argv[1], int(sys.argv[2]), sys.argv[4]

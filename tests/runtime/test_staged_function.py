@@ -25,7 +25,7 @@ from autoshard.runtime.update import SMALL_BYTES
 from autoshard.schedule.tasks import Phase, ScheduleKind
 from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
 from autoshard.stages.make import plan_staged
-from autoshard.stages.search import StageOptions
+from autoshard.stages.options import StageOptions
 from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train_step import TrainStep
 

@@ -14,8 +14,9 @@ from autoshard.schedule.orders import make_schedule
 from autoshard.schedule.simulate import step_time
 from autoshard.schedule.tasks import ScheduleKind
 from autoshard.stages.arrangement import Arrangement, Place, Stage
-from autoshard.stages.cut import Cut, CutEffort, bounded_cut, improved_cut
+from autoshard.stages.cut import Cut, CutEffort, bounded_cut
 from autoshard.stages.durations import step_durations
+from autoshard.stages.improve import improved_cut
 from autoshard.stages.memory import fits
 from autoshard.stages.team import Team, arrangement_step_s
 from autoshard.stages.whale import even_cut

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from autoshard.schedule.durations import StageDurations, TransferDurations
+from autoshard.stages.considered import Considered
 from autoshard.stages.explain import explain
 from autoshard.stages.replicas import crossing, replicas_of, weights_of
-from autoshard.stages.search import Considered
 from autoshard.stages.staged_plan import StageCertificate, StagedPlan
 
 

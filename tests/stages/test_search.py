@@ -17,9 +17,10 @@ from autoshard.stages.costs import CostKey, CostTable
 from autoshard.stages.durations import step_durations
 from autoshard.stages.layers import Layers
 from autoshard.stages.memory import limits_bytes
+from autoshard.stages.options import StageOptions
 from autoshard.stages.places import Ground
 from autoshard.stages.runs import Runs
-from autoshard.stages.search import StageOptions, search
+from autoshard.stages.search import search
 from autoshard.stages.whale import cut_by_shares, even_cut, whale_shares
 
 _spec = importlib.util.spec_from_file_location("case", pathlib.Path(__file__).with_name("case.py"))
