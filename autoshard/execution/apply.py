@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
+from autoshard.execution.order import used_up_first
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import (
@@ -109,8 +110,10 @@ class Evaluator:
         """
         numbers = equation_numbers(jaxpr)
         env = {v: _Placed(*pair) for v, pair in known.items()}
-        for i in chosen:
-            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env)
+        equations = [jaxpr.eqns[i] for i in chosen]
+        used_up = used_up_first(equations, [numbers[i] for i in chosen], self.shardings)
+        for position, i in enumerate(chosen):
+            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, used_up.get(position, ()))
         return [v.val if isinstance(v, jex.Literal) else env[v].value for v in wanted]
 
     def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
@@ -151,15 +154,21 @@ class Evaluator:
         last_use = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if not isinstance(v, jex.Literal)}
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
+        used_up = used_up_first(jaxpr.eqns, [counter.next + n for n in equation_numbers(jaxpr)], self.shardings)
         for i, equation in enumerate(jaxpr.eqns):
-            self._advance(equation, counter, env)
+            self._advance(equation, counter, env, used_up.get(i, ()))
             for v in equation.invars:
                 if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
                     env.pop(v, None)
         return list(map(read, jaxpr.outvars))
 
-    def _advance(self, equation: jex.JaxprEqn, counter: _Counter, env: dict[Any, _Placed]) -> None:
-        """Evaluates one equation of a program and puts its results into `env`."""
+    def _advance(
+        self, equation: jex.JaxprEqn, counter: _Counter, env: dict[Any, _Placed], used_up: Sequence[Any] = ()
+    ) -> None:
+        """Evaluates one equation of a program and puts its results into `env`.
+
+        The variables `used_up` are from then on tied to its results, so that copies of them wait for these.
+        """
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         number = counter.take()
         wanted = self.shardings.get(number, EquationShardings())
@@ -174,6 +183,10 @@ class Evaluator:
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
                     env[v] = self._result(equation, r, entries.get(slot), wanted)
+            for v in used_up:
+                bound = [v, *(r for r in equation.outvars if not isinstance(r, jex.DropVar))]
+                tied = jax.lax.optimization_barrier([env[b].value for b in bound])
+                env.update((b, self._place(t, env[b].entries)) for b, t in zip(bound, tied, strict=True))
 
     def _tie(self, placed: list[_Placed], slot: int) -> None:
         """Ties an operand to the others, so that its copy cannot be made before they are there.

@@ -1,0 +1,28 @@
+"""Copies that are used up before they are made again."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autoshard.execution.order import used_up_first
+from autoshard.planner.decisions import EquationShardings
+
+GATHERED = ((1, (((), ()),)),)
+"""Operand 1, a matrix, is read whole."""
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_copy_is_used_up_first_unless_the_second_use_waits_anyway(waits):
+    def f(x, y, w):
+        first = x @ w  # equation 0
+        other = jnp.sin(first if waits else y)
+        return first, other @ w  # equation 2
+
+    jaxpr = jax.make_jaxpr(f)(*[jnp.ones((2, 2))] * 3).jaxpr
+    again = EquationShardings(operands=GATHERED, again=(1,))
+    shardings = {0: EquationShardings(operands=GATHERED), 2: again}
+    found = used_up_first(jaxpr.eqns, [0, 1, 2], shardings)
+    assert found == ({} if waits else {0: [jaxpr.invars[2]]})
+    elsewhere = {0: EquationShardings(operands=((1, ((("data",), ()),)),)), 2: again}
+    assert used_up_first(jaxpr.eqns, [0, 1, 2], elsewhere) == {}  # not the same copy
+    assert used_up_first(jaxpr.eqns, [0, 1, 2], {2: EquationShardings(operands=GATHERED)}) == {}  # made once for both
