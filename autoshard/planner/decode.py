@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from autoshard.cost.collectives import Collective, CollectiveKind, launched, reduce_scatter
 from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.graph import Operation, OperationKind
@@ -16,7 +14,8 @@ from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
 from autoshard.planner.build import Flow, Formulation, is_gather
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
-from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate, MemoryItem
+from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate
+from autoshard.planner.holdings import held_bytes, peak, reserved_bytes
 from autoshard.planner.tied_copies import tied_copies
 
 
@@ -313,7 +312,8 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
                 if not times:
                     continue
             communication += [_item(s, reader, label, value, operation, times) for s in steps]
-    peak_bytes, peak_at, memory = _peak(f, picks, reader)
+    held = held_bytes(f, picks)
+    peak_bytes, peak_at, memory = peak(f, held)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)
     return Estimate(
@@ -327,6 +327,7 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
         tuple(sorted(compute, key=lambda c: -c.compute_s)),
         tuple(sorted(communication, key=lambda c: -c.time_s)),
         memory,
+        reserved_bytes(f, held, reader.layout),
     )
 
 
@@ -418,48 +419,3 @@ def _item(
         trips,
         operation.equation if operation else None,
     )
-
-
-def _peak(f: Formulation, picks: Sequence[int], reader: _Reader) -> tuple[float, str, tuple[MemoryItem, ...]]:
-    """The most memory alive at once, where, and what it is made of."""
-    problem, graph = f.problem, reader.graph
-    total = np.zeros(max(len(f.instants), 1) + 1)
-    amounts = [float(u.amounts[picks[u.node]]) for u in problem.usages]
-    copies = []
-    for u in problem.edge_usages:
-        e = problem.edges[u.edge]
-        copies.append(float(u.amounts[e.source_class[picks[e.source]], e.target_class[picks[e.target]]]))
-    for u, amount in [*zip(problem.usages, amounts, strict=True), *zip(problem.edge_usages, copies, strict=True)]:
-        total[u.start] += amount
-        total[u.stop] -= amount
-    usage = np.cumsum(total)[:-1]
-    at = int(np.argmax(usage))
-    successors = {o.successor_of for o in graph.outputs}
-    state = {a.value for i, a in enumerate(graph.arguments) if i in successors}
-    arguments = {a.value for a in graph.arguments}
-    producer = {r: o for o in graph.operations for r in o.results if r is not None}
-    items = []
-    for u, amount, value in zip(problem.usages, amounts, f.usage_values, strict=True):
-        if u.start <= at < u.stop and amount:
-            if value is None:
-                group = f.program.groups[u.node - reader.first]
-                operation = graph.operations[group.operations[0]]
-                shape = graph.values[group.writes[0].value].shape
-                items.append(MemoryItem(f"{operation.name} at {operation.source}", "partial sums", shape, amount))
-                continue
-            tensor = graph.values[value]
-            kind = "state" if value in state else "inputs" if value in arguments else "intermediates"
-            name = tensor.name
-            if kind == "intermediates":
-                operation = producer[value]
-                name = f"{operation.name} at {operation.source}"
-            items.append(MemoryItem(name, kind, tensor.shape, amount))
-    for u, amount in zip(problem.edge_usages, copies, strict=True):
-        if u.start <= at < u.stop and amount:
-            tensor = graph.values[f.flows[u.edge].value]
-            items.append(MemoryItem(f"copy of {tensor.name}", "resharded copies", tensor.shape, amount))
-    peak_at = ""
-    if f.instants and graph.operations:
-        operation = graph.operations[f.instants[at]]
-        peak_at = f"{operation.name} at {operation.source}" if operation.source else operation.name
-    return float(usage[at]), peak_at, tuple(sorted(items, key=lambda m: -m.size_bytes))

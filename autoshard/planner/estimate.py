@@ -60,6 +60,8 @@ class Estimate:
       compute: Breakdown of compute_s by group of equations, largest first.
       communication: Breakdown of comm_s by collective, largest first.
       memory: What is alive at the peak, largest first.
+      reserved_bytes: What must be there for the program to run: peak_bytes and the gaps that stay between buffers with
+        fixed places (`holdings.py`); None in a plan from a file that does not tell.
     """
 
     step_s: float
@@ -72,3 +74,4 @@ class Estimate:
     compute: tuple[ComputeItem, ...]
     communication: tuple[CommunicationItem, ...]
     memory: tuple[MemoryItem, ...]
+    reserved_bytes: float | None = None

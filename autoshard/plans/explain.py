@@ -41,6 +41,8 @@ def _summary(console: Console, plan: Plan) -> None:
     console.print(f"  traffic  {amount(e.comm_bytes)} sent per device and step; {amount(e.flops, 'FLOP')} computed")
     limit = f" of {amount(plan.budget_bytes)} allowed" if plan.budget_bytes else ""
     console.print(f"  memory   {amount(e.peak_bytes)} per device at the peak{limit}, at {e.peak_at or 'the start'}")
+    if e.reserved_bytes is not None:
+        console.print(f"  reserved {amount(e.reserved_bytes)} per device, with gaps between buffers")
     gap = f"{c.gap:.3%}" if math.isfinite(c.gap) else "unknown"
     console.print(
         f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} "

@@ -93,6 +93,7 @@ def plan_of_document(raw: Any, path: str | Path) -> Plan:
             f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} and 3. "
             "Plan again."
         )
+    raw = _with_reserved(raw)
     try:
         document = _document_type().model_validate(raw)
     except pydantic.ValidationError as error:
@@ -110,6 +111,12 @@ def plan_of_document(raw: Any, path: str | Path) -> Plan:
     )
     _check(plan, path)
     return plan
+
+
+def _with_reserved(raw: dict[str, Any]) -> dict[str, Any]:
+    """A document in which the estimate tells what is reserved, which it did not always: then it is not known."""
+    estimate = raw.get("estimate")
+    return {**raw, "estimate": {"reserved_bytes": None, **estimate}} if isinstance(estimate, dict) else raw
 
 
 def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:

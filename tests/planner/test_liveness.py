@@ -137,6 +137,7 @@ def test_peaks_by_hand(fn, args, donate, peak_bytes, formulated, mesh_of):
     figures = estimate(f, [0] * len(f.problem.nodes))
     assert peak_bytes <= figures.peak_bytes <= peak_bytes + 64, "up to a few scalars"
     assert sum(m.size_bytes for m in figures.memory) == pytest.approx(figures.peak_bytes)
+    assert figures.peak_bytes <= figures.reserved_bytes <= peak_bytes + 512, "what fits into results lies there"
 
 
 def test_reshapes_are_other_names(formulated, mesh_of):
