@@ -9,6 +9,7 @@ it fits in (`GlobalDecreasingSizeBestFitHeap` in xla/service/heap_simulator).
 
 from collections.abc import Sequence
 
+import numba
 import numpy as np
 
 ALIGNMENT_BYTES = 256
@@ -65,6 +66,7 @@ def _durations(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     return freed - made
 
 
+@numba.njit(cache=True, nogil=True)
 def offsets(starts: np.ndarray, stops: np.ndarray, sizes: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Where each buffer begins, if they are placed in `order`, each into the smallest gap that it fits in, the lowest
     of equal ones.
@@ -75,18 +77,23 @@ def offsets(starts: np.ndarray, stops: np.ndarray, sizes: np.ndarray, order: np.
     Returns:
       int64 [n], in the unit of `sizes`.
     """
-    found = np.zeros(len(sizes), np.int64)
-    begins, ends, lows, highs = (np.zeros(len(sizes) + 1, np.int64) for _ in range(4))  # of those placed, in order
-    for count, k in enumerate(order.tolist()):
+    lows = np.zeros(len(sizes), np.int64)
+    placed = np.zeros(len(sizes), np.int64)  # by rising place
+    for count, k in enumerate(order):
         start, stop, size = starts[k], stops[k], sizes[k]
-        near = np.flatnonzero((begins[:count] < stop) & (ends[:count] > start))
-        low = 0
-        if len(near):
-            near = near[np.argsort(lows[near])]
-            taken = np.concatenate(([0], np.maximum.accumulate(highs[near])))  # all below is in use or too small
-            gaps = lows[near] - taken[:-1]
-            fitting = np.flatnonzero(gaps >= size)
-            low = taken[fitting[np.argmin(gaps[fitting])]] if len(fitting) else taken[-1]
-        begins[count], ends[count], lows[count], highs[count] = start, stop, low, low + size
-        found[k] = low
-    return found
+        taken, found, least = 0, -1, 0  # all below `taken` is in use or too small
+        for other in placed[:count]:
+            if starts[other] < stop and stops[other] > start:
+                gap = lows[other] - taken
+                if gap >= size and (found < 0 or gap < least):
+                    found, least = taken, gap
+                    if gap == size:
+                        break
+                taken = max(taken, lows[other] + sizes[other])
+        lows[k] = taken if found < 0 else found
+        at = count
+        while at > 0 and lows[placed[at - 1]] > lows[k]:
+            placed[at] = placed[at - 1]
+            at -= 1
+        placed[at] = k
+    return lows
