@@ -4,13 +4,14 @@ import bisect
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from autoshard.cost.collectives import Collective, CollectiveKind, launched, reduce_scatter
+from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
+from autoshard.planner.as_compiled import Choosing, compiled, counted
 from autoshard.planner.build import Flow, Formulation, is_gather
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
@@ -92,6 +93,16 @@ class _Reader:
             size_bytes = float(math.prod(shape) * flow.itemsize_bytes)
             self._moves[key] = reshard(shape, size_bytes, source, target, self.f.mesh)
         return self._moves[key]
+
+    def choosing(self) -> Choosing:
+        """The collectives of every group and flow, as the solver counts them."""
+        f = self.f
+        targets = tuple([self.target(flow) for flow in f.flows])
+        steps = tuple(
+            [t.collectives[self.rows[self.first + g.index]] for g, t in zip(f.program.groups, f.tables, strict=True)]
+        )
+        moves = tuple([self.collectives(flow, target) for flow, target in zip(f.flows, targets, strict=True)])
+        return Choosing(f, self.layout, steps, targets, moves)
 
 
 def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
@@ -258,18 +269,16 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
 
     Args:
       f: The formulation. picks: One choice per node.
-      as_compiled: Count collectives as the compiler makes them of all groups together: sums that are added or sliced
-        (`_added_first`, `_sliced_at_once`), and copies that several groups read. The solver, which sees each group by
-        itself, counts all of them; False counts alike.
+      as_compiled: Count collectives as the compiler makes them of all groups together (`as_compiled.py`), and copies
+        that several groups read once. The solver, which sees each group by itself, counts all of them; False counts
+        alike.
     """
     reader = _Reader(f, picks)
     operations = reader.graph.operations
     compute, communication = [], []
-    added_first = _added_first(reader) if as_compiled else frozenset()
+    choosing = reader.choosing()
+    made = (compiled if as_compiled else counted)(choosing)
     moved: set[tuple[int, Layout, float, int]] = set()  # copies that are no larger are shared wherever they can be
-    readers = collections.defaultdict(list)
-    for flow in f.flows:
-        readers[flow.value].append(reader.target(flow))
     for group, table in zip(f.program.groups, f.tables, strict=True):
         row = reader.rows[reader.first + group.index]
         operation = operations[group.operations[0]]
@@ -284,25 +293,23 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
                     compute_s * group.trips,
                 )
             )
-        steps = table.collectives[row]
-        if as_compiled:
-            steps = _sliced_at_once(reader, group, steps, readers)
-        if steps and group.index not in added_first:
+        steps, trips = made.steps[group.index], made.trips[group.index]
+        if steps:
             is_free = f.exposure.is_group_free(group)
             label = _label(reader, group.writes[0].value, operation.name)
             communication += [
-                _item(f.exposure.exposed(s, is_free), reader, label, group.writes[0].value, operation, group.trips)
+                _item(f.exposure.exposed(s, is_free), reader, label, group.writes[0].value, operation, trips)
                 for s in steps
             ]
-    for flow in f.flows:
-        value, target = flow.value, reader.target(flow)
+    for flow, target, move in zip(f.flows, choosing.targets, made.moves, strict=True):
+        value = flow.value
         if reader.layout[value] != target:
             operation = None
             if flow.read is not None:
                 operation = operations[f.program.groups[flow.target - reader.first].operations[0]]
             is_free = f.exposure.is_flow_free(value)
             label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
-            steps = [f.exposure.exposed(s, is_free) for s in reader.collectives(flow, target)]
+            steps = [f.exposure.exposed(s, is_free) for s in move]
             if is_gather(reader.layout[value], target):
                 times = flow.trips * flow.makings
             else:
@@ -329,73 +336,6 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
         memory,
         reserved_bytes(f, held, reader.layout),
     )
-
-
-_PASSING_ON = frozenset({"add", "add_any", "reshape", "squeeze", "reduce_sum"})
-"""Additions, and what may stand between a sum and its addition: nothing that changes more than the shape."""
-
-
-def _added_first(reader: _Reader) -> frozenset[int]:
-    """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
-    serves both.
-
-    (OpenXLA, `AllReduceReassociate` and `ReduceScatterReassociate`, xla/service/all_reduce_reassociate.cc.)
-    """
-    f, graph = reader.f, reader.graph
-    uses = collections.Counter(o for operation in graph.operations for o in operation.operands)
-    uses.update(o.value for o in graph.outputs)
-    reduced: dict[int, tuple[int, tuple]] = {}  # value -> the group that reduces it, and how
-    for group, table in zip(f.program.groups, f.tables, strict=True):
-        steps = table.collectives[reader.rows[reader.first + group.index]]
-        if steps and len(group.writes) == 1 and uses[group.writes[0].value] == 1:
-            value = group.writes[0].value
-            reduced[value] = group.index, (group.trips, *((s.kind, s.axes, s.buffer_bytes) for s in steps))
-    served = set()
-    for operation in graph.operations:
-        if operation.name not in _PASSING_ON or any(o not in reduced for o in operation.operands):
-            continue
-        (result,) = operation.results
-        if result is None or result not in reader.layout:
-            continue
-        (last, how), *others = (reduced[o] for o in operation.operands)
-        if not others:
-            is_same = math.prod(graph.values[operation.operands[0]].shape) == math.prod(graph.values[result].shape)
-        else:
-            layouts = {reader.layout[o] for o in (*operation.operands, result)}
-            is_same = len(layouts) == 1 and all(other == how and group != last for group, other in others)
-            if is_same:
-                served.update(group for group, _ in others)
-        if is_same and uses[result] == 1:
-            reduced.setdefault(result, (last, how))
-    return frozenset(served)
-
-
-def _sliced_at_once(
-    reader: _Reader, group: Group, steps: Sequence[Collective], readers: Mapping[int, Sequence[Layout]]
-) -> Sequence[Collective]:
-    """`steps`, where the compiler makes a reduce-scatter of an all-reduce: all that read the sum slice it alike.
-
-    A plan that is free to choose reduce-scatters by itself; strategies that only all-reduce are served so.
-    (OpenXLA, `ReduceScatterCreator`, xla/service/reduce_scatter_creator.cc.)
-    """
-    if not any(s.kind is CollectiveKind.ALL_REDUCE for s in steps) or len(group.writes) != 1:
-        return steps
-    value = group.writes[0].value
-    held, targets = reader.layout[value], readers[value]
-    if not targets or value in {o.value for o in reader.graph.outputs}:
-        return steps
-    mesh = reader.f.mesh
-    found = []
-    for step in steps:
-        axes = [mesh.axis_names.index(name) for name in step.axes]
-        places = {tuple(target[a] for a in axes) for target in targets}
-        is_sliced = len(places) == 1 and WHOLE not in next(iter(places)) and all(held[a] == WHOLE for a in axes)
-        if step.kind is CollectiveKind.ALL_REDUCE and is_sliced:
-            scattered = reduce_scatter([mesh.axes[a] for a in axes], step.buffer_bytes)
-            found.append(launched(scattered, mesh.device_type))
-        else:
-            found.append(step)
-    return found
 
 
 def _label(reader: _Reader, value: int, name: str) -> str:

@@ -1,0 +1,266 @@
+"""Which collectives of a solution the compiler spares, since it sees all groups together where the solver sees each by
+itself: sums that are added, sliced or accumulated, and copies that are added.
+
+Each law is a pass of OpenXLA; none makes more than the solver counted.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence, Set
+
+from autoshard.cost.collectives import Collective, CollectiveKind, launched, reduce_scatter
+from autoshard.graph.graph import Operation, OperationKind
+from autoshard.graph.groups import Group
+from autoshard.graph.layout import WHOLE, Layout
+from autoshard.planner.build import Formulation
+
+_ADDITIONS = frozenset({"add", "add_any"})
+_SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
+"""What changes the shape alone."""
+_COMMUTATIVE = _ADDITIONS | {"mul", "max", "min", "and", "or", "xor"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choosing:
+    """What a solution makes of each part of its problem.
+
+    Attributes:
+      formulation: The problem.
+      layout: The layout of each value.
+      steps: The collectives of each group.
+      targets, moves: For each flow, the layout in which its value is read, and the collectives that make it so.
+    """
+
+    formulation: Formulation
+    layout: Mapping[int, Layout]
+    steps: tuple[Sequence[Collective], ...]
+    targets: tuple[Layout, ...]
+    moves: tuple[Sequence[Collective], ...]
+
+    def resharded(self) -> Set[int]:
+        """The values that something reads in another layout than they have."""
+        flows = zip(self.formulation.flows, self.targets, strict=True)
+        return {flow.value for flow, target in flows if self.layout[flow.value] != target}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """What the compiler makes of the collectives of a solution.
+
+    Attributes:
+      steps: The collectives of each group. trips: How often each group's run.
+      moves: The collectives of each flow.
+    """
+
+    steps: tuple[Sequence[Collective], ...]
+    trips: tuple[float, ...]
+    moves: tuple[Sequence[Collective], ...]
+
+
+def counted(c: Choosing) -> Made:
+    """The collectives as the solver counts them."""
+    return Made(c.steps, tuple([g.trips for g in c.formulation.program.groups]), c.moves)
+
+
+def compiled(c: Choosing) -> Made:
+    """The collectives as the compiler makes them."""
+    uses, resharded = _uses(c), c.resharded()
+    merged = _gathered_last(c, uses)
+    served, total_of = _added_first(c, uses, merged)
+    slicing = collections.defaultdict(list)
+    for flow, target in zip(c.formulation.flows, c.targets, strict=True):
+        slicing[flow.value].append(target)
+    graph = c.formulation.program.graph
+    alike = (o for o in graph.operations if o.name in _SAME_ELEMENTS and o.operands[0] not in resharded)
+    reshaped = {o.operands[0]: o.results[0] for o in alike if uses[o.operands[0]] == 1}
+    loops = _Loops(c, uses, resharded)
+    steps, trips = [], []
+    for group, own in zip(c.formulation.program.groups, c.steps, strict=True):
+        own = () if group.index in served else own
+        if own and (value := _sum_of(group)) is not None:
+            own = _sliced_at_once(c, _last_of(c, total_of.get(value, value), reshaped), own, slicing)
+        steps.append(own)
+        trips.append(loops.trips(group, own))
+    moves = [move[:-1] if n in merged.flows else move for n, move in enumerate(c.moves)]
+    return Made(tuple(steps), tuple(trips), tuple(moves))
+
+
+def _uses(c: Choosing) -> collections.Counter[int | None]:
+    """How often each value is read."""
+    graph = c.formulation.program.graph
+    uses = collections.Counter(o for operation in graph.operations for o in operation.operands)
+    uses.update(o.value for o in graph.outputs)
+    return uses
+
+
+def _sum_of(group: Group) -> int | None:
+    """The value that a group's collectives sum: its result, or the last of the terms that it adds; None if several."""
+    return group.writes[-1].value if len({a.dims for a in group.writes}) == 1 else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Merged:
+    """Gathers that happen behind what reads them: the flows that need none of their own, and the operations."""
+
+    flows: Set[int]
+    operations: Set[int]
+
+
+def _gathered_last(c: Choosing, uses: Mapping[int | None, int]) -> _Merged:
+    """Where two operands of an operation are gathered alike and nothing else reads the copies, the operation runs on
+    the pieces, and its result is gathered.
+
+    (OpenXLA, `AllGatherOptimizer`, xla/service/gpu/transforms/all_gather_optimizer.cc.)
+    """
+    f, graph = c.formulation, c.formulation.program.graph
+    first = len(graph.arguments)
+    copies = collections.Counter((flow.value, target) for flow, target in zip(f.flows, c.targets, strict=True))
+    gathered: dict[tuple[int, int], tuple[int, tuple]] = {}  # (operation, value) -> flow, and how it is gathered
+    for n, (flow, target, move) in enumerate(zip(f.flows, c.targets, c.moves, strict=True)):
+        if flow.read is None or not move or move[-1].kind is not CollectiveKind.ALL_GATHER:
+            continue
+        value = graph.values[flow.value]
+        readers = f.program.groups[flow.target - first].reads[flow.read].operations
+        if len(readers) == 1 and copies[flow.value, target] == 1 and flow.itemsize_bytes == value.itemsize_bytes:
+            how = value.shape, value.dtype, c.layout[flow.value], target, flow.trips
+            gathered[readers[0], flow.value] = n, how
+    flows: set[int] = set()
+    merged: set[int] = set()
+    behind: dict[int, tuple[int, tuple]] = {}  # results that are gathered by themselves
+    for operation in graph.operations:
+        if operation.name not in _COMMUTATIVE or len(set(operation.operands)) != 2:
+            continue
+        own = (gathered.get((operation.index, o)) for o in operation.operands)
+        late = (behind.get(o) if uses[o] == 1 else None for o in operation.operands)
+        found = [copy or other for copy, other in zip(own, late, strict=True)]
+        if None in found or found[0][1] != found[1][1]:
+            continue
+        flows.add(found[1][0])
+        merged.add(operation.index)
+        behind[operation.results[0]] = found[0]
+    return _Merged(flows, merged)
+
+
+def _added_first(c: Choosing, uses: Mapping[int | None, int], merged: _Merged) -> tuple[frozenset[int], dict[int, int]]:
+    """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
+    serves both; and for the sum of each group that does serve, the total that is reduced.
+
+    (OpenXLA, `AllReduceReassociate` and `ReduceScatterReassociate`, xla/service/all_reduce_reassociate.cc.)
+    """
+    f, graph = c.formulation, c.formulation.program.graph
+    reduced: dict[int, tuple[int, int, tuple]] = {}  # value -> the group that reduces it, its sum, and how
+    for group, steps in zip(f.program.groups, c.steps, strict=True):
+        value = _sum_of(group)
+        if steps and value is not None and uses[value] == 1:
+            reduced[value] = group.index, value, (group.trips, *((s.kind, s.axes, s.buffer_bytes) for s in steps))
+    served: set[int] = set()
+    total_of: dict[int, int] = {}
+    for operation in graph.operations:
+        is_addition = operation.name in _ADDITIONS
+        if not is_addition and operation.name not in ("reshape", "squeeze", "reduce_sum"):
+            continue
+        if any(o not in reduced for o in operation.operands):
+            continue
+        (result,) = operation.results
+        if result is None or result not in c.layout:
+            continue
+        (last, value, how), *others = (reduced[o] for o in operation.operands)
+        if not others:
+            is_same = math.prod(graph.values[operation.operands[0]].shape) == math.prod(graph.values[result].shape)
+        else:
+            is_late = operation.index in merged.operations
+            layouts = {c.layout[o] for o in (*operation.operands, *(() if is_late else (result,)))}
+            is_same = len(layouts) == 1 and all(other == how and group != last for group, _, other in others)
+            if is_same:
+                served.update(group for group, _, _ in others)
+                if not is_late:
+                    total_of[value] = result
+            is_same = is_same and not is_late
+        if is_same and uses[result] == 1:
+            reduced.setdefault(result, (last, value, how))
+    return frozenset(served), total_of
+
+
+def _last_of(c: Choosing, value: int, reshaped: Mapping[int | None, int | None]) -> int:
+    """What `value` becomes by mere changes of shape; `reshaped` tells the results of those that alone read a value."""
+    while reshaped.get(value) in c.layout:
+        value = reshaped[value]
+    return value
+
+
+def _sliced_at_once(
+    c: Choosing, value: int, steps: Sequence[Collective], readers: Mapping[int, Sequence[Layout]]
+) -> Sequence[Collective]:
+    """`steps`, where the compiler makes a reduce-scatter of an all-reduce: all that read the sum slice it alike.
+
+    A plan is free to choose reduce-scatters by itself; strategies that only all-reduce are served so.
+    (OpenXLA, `ReduceScatterCreator`, xla/service/reduce_scatter_creator.cc.)
+    """
+    if not any(s.kind is CollectiveKind.ALL_REDUCE for s in steps):
+        return steps
+    held, targets = c.layout[value], readers[value]
+    if not targets or value in {o.value for o in c.formulation.program.graph.outputs}:
+        return steps
+    mesh = c.formulation.mesh
+    found = []
+    for step in steps:
+        axes = [mesh.axis_names.index(name) for name in step.axes]
+        places = {tuple(target[a] for a in axes) for target in targets}
+        is_sliced = len(places) == 1 and WHOLE not in next(iter(places)) and all(held[a] == WHOLE for a in axes)
+        if step.kind is CollectiveKind.ALL_REDUCE and is_sliced:
+            scattered = reduce_scatter([mesh.axes[a] for a in axes], step.buffer_bytes)
+            found.append(launched(scattered, mesh.device_type))
+        else:
+            found.append(step)
+    return found
+
+
+class _Loops:
+    """How often collectives in loops run: an all-reduce whose sum is only added to what a loop carries round happens
+    once, behind the loop, of the whole sum.
+
+    (OpenXLA, `WhileLoopAllReduceCodeMotion`, xla/service/while_loop_all_reduce_code_motion.cc; of reduce-scatters it is
+    off by default.)
+    """
+
+    def __init__(self, c: Choosing, uses: Mapping[int | None, int], resharded: Set[int]):
+        self.uses, self.resharded, self.graph = uses, resharded, c.formulation.program.graph
+        self.reader: dict[int, Operation] = {}
+        self.carry: dict[int, Operation] = {}  # by what the body hands on
+        for operation in self.graph.operations:
+            if operation.kind is OperationKind.LOOP_CARRY:
+                self.carry[operation.operands[1]] = operation
+            else:
+                self.reader.update((o, operation) for o in operation.operands if o is not None)
+        self.loops = sorted(self.graph.loops, key=lambda l: l.start - l.stop)
+
+    def trips(self, group: Group, steps: Sequence[Collective]) -> float:
+        """How often the collectives `steps` of `group` run."""
+        is_all_reduce = bool(steps) and all(s.kind is CollectiveKind.ALL_REDUCE for s in steps)
+        value = _sum_of(group)
+        if group.trips == 1 or not is_all_reduce or value is None or not self._is_accumulated(value):
+            return group.trips
+        around = [l for l in self.loops if l.start <= group.operations[0] < l.stop]
+        return group.trips / around[-1].trips
+
+    def _is_accumulated(self, value: int) -> bool:
+        """Whether `value` is added to what its loop carries, and serves nothing else."""
+        while self.uses[value] == 1 and value not in self.resharded and value in self.reader:
+            operation = self.reader[value]
+            result = operation.results[0]
+            if operation.name in _ADDITIONS:
+                carry = self.carry.get(result)
+                others = [o for o in operation.operands if o != value]
+                return (
+                    carry is not None
+                    and self.uses[result] == 1
+                    and result not in self.resharded
+                    and others == [carry.results[0]]
+                    and self.uses[carry.results[0]] == 1
+                    and carry.results[0] not in self.resharded
+                )
+            if operation.name not in _SAME_ELEMENTS:
+                return False
+            value = result
+        return False

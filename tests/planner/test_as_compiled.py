@@ -1,0 +1,86 @@
+"""Collectives that the compiler spares, on hand-made layouts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autoshard.cost.collectives import CollectiveKind, all_gather, all_reduce
+from autoshard.graph.layout import WHOLE
+from autoshard.planner.as_compiled import Choosing, compiled, counted
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def plainly(f) -> Choosing:
+    """Everything whole, and no collectives."""
+    layout = {v: (WHOLE,) for v in range(len(f.program.graph.values))}
+    return Choosing(f, layout, ((),) * len(f.program.groups), ((WHOLE,),) * len(f.flows), ((),) * len(f.flows))
+
+
+def summed(c: Choosing, name: str) -> Choosing:
+    """The operations `name` make partial sums of 4096 bytes, which are all-reduced."""
+    f = c.formulation
+    operations = f.program.graph.operations
+    step = all_reduce(f.mesh.axes, 4096.0)
+    is_sum = [operations[g.operations[0]].name == name for g in f.program.groups]
+    return dataclasses.replace(c, steps=tuple((step,) if own else () for own in is_sum))
+
+
+def test_two_copies_that_are_added_are_gathered_as_one(formulated, mesh_of):
+    """a + b of two gathered arguments: the sum is gathered. Where a is read again, or b is held otherwise, nothing is
+    spared.
+    """
+    for fn, held, expected in (
+        (lambda a, b: a + b, 0, 1),
+        (lambda a, b: (a + b, jnp.sort(a)), 0, 3),
+        (lambda a, b: a + b, 1, 2),
+    ):
+        f = formulated(fn, (f32(64, 64), f32(64, 64)), mesh_of(8))
+        c = plainly(f)
+        a, b = (x.value for x in f.program.graph.arguments)
+        gather = (all_gather(f.mesh.axes, 64.0 * 64 * 4),)
+        moves = tuple(gather if flow.value in (a, b) else () for flow in f.flows)
+        c = dataclasses.replace(c, layout={**c.layout, a: (0,), b: (held,)}, moves=moves)
+        assert sum(map(len, compiled(c).moves)) == expected
+        assert counted(c).moves == c.moves
+
+
+@pytest.mark.parametrize(("held", "expected"), [((WHOLE, 1), (1, 1)), ((WHOLE, 0), (2, 2))])
+def test_sums_that_are_added_behind_one_gather_are_reduced_once(formulated, mesh_of, held, expected):
+    """Two products, each summed over a, held along b and read whole by their addition: pieces are added, reduced once
+    and gathered once. Where the second is held along another dimension, nothing is spared.
+    """
+
+    def fn(x, v, y, w):
+        return jnp.sum(x @ v + jax.lax.dot_general(y, w, (((1, 2), (0, 1)), ((), ()))))
+
+    f = formulated(fn, (f32(64, 64), f32(64, 64), f32(64, 4, 8), f32(4, 8, 64)), mesh_of(2, 4))
+    c = summed(plainly(f), "dot_general")
+    one, two = (g.writes[-1].value for g, steps in zip(f.program.groups, c.steps, strict=True) if steps)
+    gather = (all_gather(f.mesh.axes[1:], 64.0 * 64 * 4),)
+    layout = {**dict.fromkeys(c.layout, (WHOLE, WHOLE)), one: (WHOLE, 1), two: held}
+    moves = tuple(gather if flow.value in (one, two) else () for flow in f.flows)
+    c = dataclasses.replace(c, layout=layout, targets=((WHOLE, WHOLE),) * len(f.flows), moves=moves)
+    made = compiled(c)
+    assert (sum(map(len, made.steps)), sum(map(len, made.moves))) == expected
+
+
+@pytest.mark.parametrize("use", ["carry", "carry and stack"])
+def test_a_sum_that_a_loop_only_accumulates_is_reduced_behind_it(formulated, mesh_of, use):
+    """Four products are added to what the loop carries: one all-reduce of their sum; four if each is read besides."""
+
+    def body(carry, x):
+        term = x @ x
+        return carry + term.T, (term if use == "carry and stack" else None)
+
+    f = formulated(lambda xs: jax.lax.scan(body, jnp.zeros((32, 32)), xs), (f32(4, 32, 32),), mesh_of(8))
+    c = summed(plainly(f), "dot_general")
+    made = compiled(c)
+    (group,) = (g.index for g, steps in zip(f.program.groups, c.steps, strict=True) if steps)
+    assert counted(c).trips[group] == 4
+    assert made.steps[group][0].kind is CollectiveKind.ALL_REDUCE
+    assert made.trips[group] == (1 if use == "carry" else 4)
