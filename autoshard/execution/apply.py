@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.order import used_up_first
+from autoshard.execution.products_first import products_first
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import (
@@ -77,6 +78,17 @@ def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
     return {slot: p.entries for slot, p in enumerate(placed) if p.entries is not None}
 
 
+def _tied_after(
+    equations: Sequence[jex.JaxprEqn], numbers: Sequence[int], shardings: Mapping[int, EquationShardings]
+) -> dict[int, list[Any]]:
+    """For positions of equations, the variables whose later readers wait for its results."""
+    found = used_up_first(equations, numbers, shardings)
+    for at, variables in products_first(equations, numbers, shardings).items():
+        known = found.setdefault(at, [])
+        known += [v for v in variables if v not in known]
+    return found
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluator:
     """Evaluates jaxprs under the shardings of a plan on one mesh.
@@ -111,9 +123,9 @@ class Evaluator:
         numbers = equation_numbers(jaxpr)
         env = {v: _Placed(*pair) for v, pair in known.items()}
         equations = [jaxpr.eqns[i] for i in chosen]
-        used_up = used_up_first(equations, [numbers[i] for i in chosen], self.shardings)
+        tied = _tied_after(equations, [numbers[i] for i in chosen], self.shardings)
         for position, i in enumerate(chosen):
-            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, used_up.get(position, ()))
+            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, tied.get(position, ()))
         return [v.val if isinstance(v, jex.Literal) else env[v].value for v in wanted]
 
     def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
@@ -154,20 +166,20 @@ class Evaluator:
         last_use = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if not isinstance(v, jex.Literal)}
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
-        used_up = used_up_first(jaxpr.eqns, [counter.next + n for n in equation_numbers(jaxpr)], self.shardings)
+        tied = _tied_after(jaxpr.eqns, [counter.next + n for n in equation_numbers(jaxpr)], self.shardings)
         for i, equation in enumerate(jaxpr.eqns):
-            self._advance(equation, counter, env, used_up.get(i, ()))
+            self._advance(equation, counter, env, tied.get(i, ()))
             for v in equation.invars:
                 if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
                     env.pop(v, None)
         return list(map(read, jaxpr.outvars))
 
     def _advance(
-        self, equation: jex.JaxprEqn, counter: _Counter, env: dict[Any, _Placed], used_up: Sequence[Any] = ()
+        self, equation: jex.JaxprEqn, counter: _Counter, env: dict[Any, _Placed], tied: Sequence[Any] = ()
     ) -> None:
         """Evaluates one equation of a program and puts its results into `env`.
 
-        The variables `used_up` are from then on tied to its results, so that copies of them wait for these.
+        The variables `tied` are from then on tied to its results, so that what reads them waits for these.
         """
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         number = counter.take()
@@ -183,10 +195,10 @@ class Evaluator:
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
                     env[v] = self._result(equation, r, entries.get(slot), wanted)
-            for v in used_up:
+            for v in tied:
                 bound = [v, *(r for r in equation.outvars if not isinstance(r, jex.DropVar))]
-                tied = jax.lax.optimization_barrier([env[b].value for b in bound])
-                env.update((b, self._place(t, env[b].entries)) for b, t in zip(bound, tied, strict=True))
+                values = jax.lax.optimization_barrier([env[b].value for b in bound])
+                env.update((b, self._place(x, env[b].entries)) for b, x in zip(bound, values, strict=True))
 
     def _tie(self, placed: list[_Placed], slot: int) -> None:
         """Ties an operand to the others, so that its copy cannot be made before they are there.

@@ -96,17 +96,21 @@ def equation_numbers(jaxpr: jex.Jaxpr) -> list[int]:
     return numbers
 
 
-def _count(equation: jex.JaxprEqn) -> int:
-    """An equation and those nested in it, as tracing and execution number them."""
+def nested_programs(equation: jex.JaxprEqn) -> list[jex.Jaxpr | jex.ClosedJaxpr]:
+    """The programs nested in an equation that run under the plan, in the order in which they are numbered."""
     match kind_of(equation):
         case EquationKind.CALL:
-            nested = [called_jaxpr(equation)[1]]
+            return [called_jaxpr(equation)[1]]
         case EquationKind.SCAN:
-            nested = [equation.params["jaxpr"]]
+            return [equation.params["jaxpr"]]
         case EquationKind.WHILE:
-            nested = [equation.params["cond_jaxpr"], equation.params["body_jaxpr"]]
+            return [equation.params["cond_jaxpr"], equation.params["body_jaxpr"]]
         case EquationKind.COND:
-            nested = list(equation.params["branches"])
+            return list(equation.params["branches"])
         case _:
-            nested = []
-    return 1 + sum(_count(e) for n in nested for e in open_jaxpr(n).eqns)
+            return []
+
+
+def _count(equation: jex.JaxprEqn) -> int:
+    """An equation and those nested in it, as tracing and execution number them."""
+    return 1 + sum(_count(e) for n in nested_programs(equation) for e in open_jaxpr(n).eqns)
