@@ -1,8 +1,8 @@
-"""Which gathered copies must be used up before the same copy is made again.
+"""Which equations must have read a weight before the next one does.
 
-A copy that is gathered for two uses far apart is made twice, so that it need not be kept. Where the first use is a
-forward pass that is computed again, only to be multiplied with a gradient, nothing makes the second use wait for the
-first, and both copies would be there at once.
+A forward pass that is computed again, only for what its result was multiplied with, has nothing that makes the backward
+product with the same weight wait for it. XLA then does the backward product first and keeps what both need; and if the
+weight is gathered for each of them, both copies are there at once.
 """
 
 import collections
@@ -21,13 +21,14 @@ and the backward pass, of which the second waits for the first."""
 def used_up_first(
     equations: Sequence[jex.JaxprEqn], numbers: Sequence[int], shardings: Mapping[int, EquationShardings]
 ) -> dict[int, list[Any]]:
-    """For positions of equations, the variables whose copies the equation must use up before they are made again.
+    """For positions of equations, the variables that the equation must have read before the next one reads them: whose
+    copy is then made again, or with which the next one multiplies the gradient of what it was multiplied with.
 
     Args:
       equations: Those of one jaxpr, in order. numbers: Of each. shardings: What the plan says, by equation number.
     """
     wanted = [shardings.get(number, EquationShardings()) for number in numbers]
-    latest: dict[tuple[Any, Any], int] = {}  # a variable and its layout -> the position that read it so
+    latest: dict[tuple[Any, Any], tuple[int, int]] = {}  # a variable and its layout -> who read it so, in which slot
     found: dict[int, list[Any]] = collections.defaultdict(list)
     for at, (equation, own) in enumerate(zip(equations, wanted, strict=True)):
         for slot, steps in own.operands:
@@ -35,12 +36,26 @@ def used_up_first(
             if isinstance(variable, jex.Literal):
                 continue
             before = latest.get((variable, steps[-1]))
-            if slot in own.again and before is not None and at - before <= _REACH:
+            if before is not None and at - before[0] <= _REACH:
+                first = equations[before[0]]
                 others = {v for s, v in enumerate(equation.invars) if s != slot and not isinstance(v, jex.Literal)}
-                if not _is_made_of(equations[before].outvars, equations[before + 1 : at], others):
-                    found[before].append(variable)
-            latest[variable, steps[-1]] = at
+                if slot in own.again or _is_backward(equations, before, (at, slot)):
+                    if not _is_made_of(first.outvars, equations[before[0] + 1 : at], others):
+                        found[before[0]].append(variable)
+            latest[variable, steps[-1]] = at, slot
     return dict(found)
+
+
+def _is_backward(equations: Sequence[jex.JaxprEqn], first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Whether the second of two (position, slot) is the backward product of the first, whose operand of this slot both
+    have: the other operands, an activation and a gradient, are multiplied as well, for the gradient of this one.
+    """
+    (at, slot), (later, own) = first, second
+    if any(equations[k].primitive.name != "dot_general" for k in (at, later)):
+        return False
+    others = [equations[at].invars[1 - slot], equations[later].invars[1 - own]]
+    near = equations[at + 1 : later + _REACH]
+    return any(e.primitive.name == "dot_general" and e.invars in (others, others[::-1]) for e in near)
 
 
 def _is_made_of(sources: Sequence[Any], equations: Sequence[jex.JaxprEqn], wanted: set[Any]) -> bool:

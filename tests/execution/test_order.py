@@ -26,3 +26,18 @@ def test_a_copy_is_used_up_first_unless_the_second_use_waits_anyway(waits):
     elsewhere = {0: EquationShardings(operands=((1, ((("data",), ()),)),)), 2: again}
     assert used_up_first(jaxpr.eqns, [0, 1, 2], elsewhere) == {}  # not the same copy
     assert used_up_first(jaxpr.eqns, [0, 1, 2], {2: EquationShardings(operands=GATHERED)}) == {}  # made once for both
+
+
+@pytest.mark.parametrize("summed", [0, 1])
+def test_a_product_comes_before_its_backward_product(summed):
+    def f(activation, gradient, w):
+        again = activation @ w  # equation 0, which nothing below needs
+        for_w = jnp.einsum("bi,bo->io", activation, gradient)
+        return again, for_w, jax.lax.dot_general(gradient, w, (((1,), (summed,)), ((), ())))
+
+    jaxpr = jax.make_jaxpr(f)(*[jnp.ones((2, 2))] * 3).jaxpr
+    read = EquationShardings(operands=GATHERED)
+    numbers, last = list(range(len(jaxpr.eqns))), len(jaxpr.eqns) - 1
+    found = used_up_first(jaxpr.eqns, numbers, {0: read, last: read})
+    assert found == {0: [jaxpr.invars[2]]}
+    assert used_up_first(jaxpr.eqns[:1] + jaxpr.eqns[last:], [0, last], {0: read, last: read}) == {}  # no gradient of w
