@@ -9,7 +9,7 @@ from autoshard.graph.graph import Graph, Operation
 from autoshard.graph.layout import WHOLE, Layout, shard_bytes
 from autoshard.planner.build import Formulation
 from autoshard.planner.estimate import MemoryItem
-from autoshard.planner.packing import in_rooms, packed_bytes
+from autoshard.solver.packing import in_rooms, packed_bytes
 
 
 def held_bytes(f: Formulation, picks: Sequence[int]) -> np.ndarray:
