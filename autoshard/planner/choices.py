@@ -29,6 +29,7 @@ from autoshard.graph.layout import (
     spec_entries,
 )
 from autoshard.planner.liveness import Liveness
+from autoshard.trace.rules.indexing import COMBINERS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class GroupShape:
       touched: The parts that are touched of other reads and writes: dims, whole size in bytes.
       is_scalar_sum: Whether the result is a scalar: XLA combines the all-reduces of scalars (norms, losses, counts)
         into one, so that each costs only its bytes.
+      is_summed_at_once: Whether XLA sums over all axes in one all-reduce where only some of them end in a
+        reduce-scatter, or on several dimensions: it partitions a scatter by itself, which cannot run by shards.
     """
 
     factors: tuple[Factor, ...]
@@ -114,6 +117,7 @@ class GroupShape:
     stored: tuple[bool, ...]
     touched: tuple[tuple[Dims, float], ...]
     is_scalar_sum: bool
+    is_summed_at_once: bool
 
 
 def shape_of(group: Group, graph: Graph, live: Liveness, in_memory: Set[int], pointwise: Sequence[bool]) -> GroupShape:
@@ -143,6 +147,7 @@ def shape_of(group: Group, graph: Graph, live: Liveness, in_memory: Set[int], po
         ),
         touched,
         all(not graph.values[a.value].shape for a in group.writes),
+        any(o.name in COMBINERS for o in operations),
     )
 
 
@@ -363,13 +368,16 @@ def _resolve(
         left_bytes = shard_bytes(size_bytes, local[dims], sizes)
         if scattered:
             extra_bytes += left_bytes
-        for axes in scatter_order(choice.scatter):
-            axes = [a for a in axes if sizes[a] > 1]
-            if axes:
+        together = [axes for axes in ([a for a in s if sizes[a] > 1] for s in scatter_order(choice.scatter)) if axes]
+        if shape.is_summed_at_once and len(together) + bool(reduced) > 1:
+            steps.append(all_reduce([mesh.axes[a] for a in summed], left_bytes))
+            left_bytes /= math.prod(sizes[a] for a in scattered)
+        else:
+            for axes in together:
                 steps.append(reduce_scatter([mesh.axes[a] for a in axes], left_bytes))
                 left_bytes /= math.prod(sizes[a] for a in axes)
-        if reduced:
-            steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
+            if reduced:
+                steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
         split = [a for a, n in enumerate(sizes) if n > 1]
         if shifted := out_of_order(local[dims], _merge(local[dims], choice.scatter), split):
             steps.append(permute([mesh.axes[a] for a in shifted], left_bytes))

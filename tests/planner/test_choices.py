@@ -91,6 +91,31 @@ def test_a_scatter_changes_its_table_where_it_is(formulated, mesh_of):
     assert scatter.compute_s[whole] == pytest.approx(1e-6 + moved_bytes / 1e11)
 
 
+@pytest.mark.parametrize(
+    ("held", "kinds"),
+    [
+        ((0, 0), ["reduce-scatter"]),
+        ((0, WHOLE), ["all-reduce"]),  # not a reduce-scatter over a and an all-reduce over b
+        ((0, 1), ["all-reduce"]),
+        ((WHOLE, WHOLE), ["all-reduce"]),
+    ],
+)
+def test_a_scatter_is_summed_over_all_axes_at_once(formulated, mesh_of, held, kinds):
+    """Rows split over both axes are added into a table that is held in pieces along the axes in `held`."""
+    ids, rows = jax.ShapeDtypeStruct((64,), jnp.int32), f32(64, 16)
+    add = lambda rows, ids: jnp.zeros((32, 16)).at[ids].add(rows, mode="promise_in_bounds")
+    f = formulated(add, (rows, ids), mesh_of(2, 4))
+    table = f.tables[-1]
+    found = [
+        table.collectives[k]
+        for k in range(len(table.choices))
+        if table.writes[-1][k] == held and (0, 0) in [column[k] for column in table.reads]
+    ]
+    (collectives,) = {tuple((c.kind.value, c.axes) for c in steps) for steps in found}
+    assert [kind for kind, _ in collectives] == kinds
+    assert {axis for _, axes in collectives for axis in axes} == {"a", "b"}
+
+
 def test_two_axes_on_a_product(formulated, mesh_of):
     """Rows over one axis, the contracted dimension over the other: 512 B of the result are reduced on half of it."""
     (table,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 8)), mesh_of(2, 2)).tables
