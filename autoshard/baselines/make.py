@@ -12,6 +12,7 @@ from autoshard.cluster import Cluster, Slice
 from autoshard.errors import AutoshardError, LayoutError, MeshError, SolverError
 from autoshard.planner.program import Program, prepare
 from autoshard.planner.roles import Roles, roles_of
+from autoshard.plans.gaps import excess, fits
 from autoshard.plans.make import homogeneous_slice, load_cluster, plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
@@ -188,12 +189,14 @@ def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settin
     limit = settings.get("memory_budget_bytes")
     if limit is None:
         limit = homogeneous_slice(subject.cluster).device_type.memory_bytes * (1 - options.memory_reserve)
-    if plan.estimate.peak_bytes <= limit:
+    if fits(plan.estimate, limit):
         return Outcome(strategy, plan, True)
     try:
-        return Outcome(strategy, plan_baseline(strategy, subject, **settings), True)
+        plan = plan_baseline(strategy, subject, **settings)
     except AutoshardError as error:
         return Outcome(strategy, plan, False, str(error))
+    reason = excess(plan.estimate, limit)
+    return Outcome(strategy, plan, not reason, reason)
 
 
 def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Plan:

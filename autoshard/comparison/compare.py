@@ -13,6 +13,7 @@ from autoshard.baselines import Settings, Strategy, prepare_subject, suited, try
 from autoshard.baselines.make import Subject
 from autoshard.errors import SolverError
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.plans.gaps import excess
 from autoshard.plans.make import budget_of, homogeneous_slice, plan_program
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.plan import Plan
@@ -164,7 +165,7 @@ def compare(
     hardware = homogeneous_slice(subject.cluster)
     limit = budget_of(hardware.device_type, settings.get("memory_budget_bytes"), options)
     with stop_on_signals() as stop:
-        contenders = [_own(subject, pins, _told(settings, options, NAME))]
+        contenders = [_own(subject, pins, limit, _told(settings, options, NAME))]
         for strategy in suited(subject) if strategies is None else strategies:
             contenders.append(_strategy(strategy, subject, _told(settings, options, strategy.name), stop))
     return Comparison(
@@ -191,7 +192,9 @@ def _strategy(strategy: Strategy, subject: Subject, settings: Settings, stop: St
     return Contender(strategy.name, outcome.plan, outcome.fits, outcome.reason)
 
 
-def _own(subject: Subject, pins: Mapping[str, PartitionSpec] | None, settings: Settings) -> Contender:
+def _own(
+    subject: Subject, pins: Mapping[str, PartitionSpec] | None, limit_bytes: float, settings: Settings
+) -> Contender:
     """autoshard's plan, or why there is none; without a plan under the limit, the fastest one that ignores it."""
 
     def planned(budget_bytes: float | None) -> Plan:
@@ -201,9 +204,12 @@ def _own(subject: Subject, pins: Mapping[str, PartitionSpec] | None, settings: S
         )
 
     try:
-        return Contender(NAME, planned(settings.get("memory_budget_bytes")), True)
+        plan = planned(settings.get("memory_budget_bytes"))
     except SolverError as error:
         reason = str(error)
+    else:
+        reason = excess(plan.estimate, limit_bytes)
+        return Contender(NAME, plan, not reason, reason)
     try:
         return Contender(NAME, planned(math.inf), False, reason)
     except SolverError:

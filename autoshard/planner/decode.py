@@ -264,6 +264,12 @@ def _loop_shardings(operation: Operation, reader: _Reader, slots: _Slots) -> Non
         table[operation.equation][operation.slot] = reader.entries(value, reader.layout[value])
 
 
+def memory_needed(f: Formulation, picks: Sequence[int]) -> tuple[float, float]:
+    """(bytes alive at the peak, bytes reserved with the gaps between) of the solution `picks` on each device."""
+    held = held_bytes(f, picks)
+    return peak(f, held)[0], reserved_bytes(f, held, _Reader(f, picks).layout)
+
+
 def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> Estimate:
     """Predicts time, traffic and memory of the solution `picks`.
 

@@ -19,6 +19,7 @@ from autoshard.planner.build import Formulation
 from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
 from autoshard.planner.program import Program, prepare
+from autoshard.plans.gaps import excess
 from autoshard.plans.indivisible import indivisible
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
@@ -236,6 +237,9 @@ def _assemble(
         f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown
     )
     warnings += indivisible(graph, logical)
+    figures = estimate(formulation, solution.choices)
+    if budget_bytes is not None:
+        warnings += tuple(filter(None, [excess(figures, budget_bytes)]))
     near = tuple(
         CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, solution.choices)
     )
@@ -252,7 +256,7 @@ def _assemble(
         equations=graph.equations,
         donate_argnums=donate_argnums,
         budget_bytes=budget_bytes,
-        estimate=estimate(formulation, solution.choices),
+        estimate=figures,
         certificate=certificate,
         close_choices=near,
         candidates=candidates,

@@ -1,6 +1,7 @@
 """The search over logical meshes: one problem a mesh, solved in turn, each with the best plan so far to beat."""
 
 import dataclasses
+import functools
 import math
 import os
 import time
@@ -17,11 +18,12 @@ from autoshard.planner.build import Formulation, formulate
 from autoshard.planner.labels import labels_of
 from autoshard.planner.program import Program
 from autoshard.planner.ties import settle_ties
+from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import as_spec, resolve_pins
 from autoshard.plans.plan import MeshCandidate
 from autoshard.solver import solve
-from autoshard.solver.cache import default_cache, solve_cached
+from autoshard.solver.cache import SolutionCache, default_cache, solve_cached
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.solver.search import ROUNDING
@@ -104,6 +106,7 @@ def search_meshes(
     options = question.options
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
+    fits = False  # whether it does with its gaps
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
     for n, mesh in enumerate(meshes, 1):
@@ -112,7 +115,7 @@ def search_meshes(
             candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED))
             continue
         # a mesh that could win by less than the wanted gap is not worth its time
-        cutoff = math.inf if best is None else best[1].certificate.objective * (1 - options.relative_gap)
+        cutoff = math.inf if best is None or not fits else best[1].certificate.objective * (1 - options.relative_gap)
         tell = _Teller(question, f"solve {n}/{len(meshes)}", _axes_text(axes), cutoff)
         tell.begin()
         formulation = question.formulation(mesh)
@@ -123,28 +126,57 @@ def search_meshes(
             work_limit=options.work_limit,
         )
         if solution is not None:
-            found = read_solution(solution, formulation.problem)
+            found = _settled(formulation, read_solution(solution, formulation.problem))
         else:
             hint = None
             if question.start is not None:
                 hint, why_not = starting_choices(question, formulation, limits, stop)
                 started.append(why_not)
-            try:
-                found = solve_cached(
-                    formulation.problem, limits, cache, lambda f=formulation: labels_of(f), tell.progress, stop, hint
-                )
-            except _CannotWin as hopeless:
-                p = hopeless.progress
-                found = Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
-        if found.choices is not None:
-            found = dataclasses.replace(found, choices=settle_ties(formulation, found.choices))
+            solve_one = functools.partial(_solved, limits=limits, cache=cache, tell=tell, stop=stop)
+            found = solve_one(formulation, hint=hint)
+        own_fits = False
+        if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
+            found, own_fits = with_gaps(formulation, found, options.relative_gap, None if solution else solve_one)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
         candidates.append(MeshCandidate(axes, step_s, max(certificate.bound, 0.0), _verdict(found, cutoff)))
-        if found.choices is not None and (best is None or certificate.objective < best[1].certificate.objective):
-            best = formulation, found
+        if found.choices is not None and _is_better(found, own_fits, best, fits):
+            best, fits = (formulation, found), own_fits
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
     return Found(best, tuple(candidates), warnings)
+
+
+def _is_better(found: Solution, own_fits: bool, best: tuple[Formulation, Solution] | None, fits: bool) -> bool:
+    """Whether a solution takes the place of the best one: one that fits with its gaps before one that does not."""
+    if best is None or own_fits != fits:
+        return best is None or own_fits
+    return found.certificate.objective < best[1].certificate.objective
+
+
+def _solved(
+    formulation: Formulation,
+    limits: SolverOptions,
+    cache: SolutionCache | None,
+    tell: "_Teller",
+    stop: StopRequest,
+    hint: Sequence[int] | None = None,
+) -> Solution:
+    """The solution of one problem; one without choices if it cannot win."""
+    try:
+        found = solve_cached(
+            formulation.problem, limits, cache, lambda: labels_of(formulation), tell.progress, stop, hint
+        )
+    except _CannotWin as hopeless:
+        p = hopeless.progress
+        return Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
+    return _settled(formulation, found)
+
+
+def _settled(formulation: Formulation, found: Solution) -> Solution:
+    """`found` with its ties settled."""
+    if found.choices is None:
+        return found
+    return dataclasses.replace(found, choices=settle_ties(formulation, found.choices))
 
 
 START_SHARE = 0.3

@@ -12,6 +12,7 @@ from typing import Any
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import SolverError, StageError
 from autoshard.garbage import collection_paused
+from autoshard.plans.gaps import fits
 from autoshard.plans.make import budget_of
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
@@ -183,10 +184,10 @@ def fitting_plan(
       MemoryBudgetError, SolverError: Nothing fits, or nothing was found in time.
     """
     fastest = plan_stage(stage, mesh, cluster_name, math.inf, options)
-    if fastest.estimate.peak_bytes <= budget_bytes:
+    if fits(fastest.estimate, budget_bytes):
         return fastest
     lean = plan_stage(stage, mesh, cluster_name, math.inf, options, splits_weights=True)
-    if lean.estimate.peak_bytes > budget_bytes:
+    if not fits(lean.estimate, budget_bytes):
         return plan_stage(stage, mesh, cluster_name, budget_bytes, options)
     shorter = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, BUDGETED_S))
     try:

@@ -1,0 +1,81 @@
+"""Plans that fit with the gaps between their buffers.
+
+The solver limits what is alive at once. What a device must have is more: the gaps that stay between buffers with fixed
+places depend on all choices together, and are known only once a plan is there. Where a plan's gaps exceed the budget,
+its problem is solved again with so much less.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from autoshard.planner.build import Formulation
+from autoshard.planner.decode import memory_needed
+from autoshard.planner.estimate import Estimate
+from autoshard.solver.problem import Solution, Status
+
+NEGLIGIBLE_BYTES = 2**21
+"""Excess that is none: CUDA hands out memory in pages of 2 MiB."""
+
+TRIES = 3
+"""How often a problem is solved again. Each time what exceeds the budget is taken off; gaps seldom grow meanwhile."""
+
+
+def with_gaps(
+    formulation: Formulation, first: Solution, relative_gap: float, solve: Callable[[Formulation], Solution] | None
+) -> tuple[Solution, bool]:
+    """`first`, or a solution found under a tighter limit whose gaps fit as well; and whether they do.
+
+    Its bound stays that of the problem as it was: no plan whose peak fits costs less, and so none with gaps either. If
+    no solution fits, the one that exceeds the budget least is taken.
+
+    Args:
+      formulation: The problem, with the budget as its capacity. first: Its solution.
+      relative_gap: From which gap to the bound on a solution is optimal.
+      solve: Solves a problem; its result has no choices if there are none. None: only `first` is looked at.
+    """
+    budget_bytes = formulation.problem.capacity
+    if budget_bytes is None:
+        return first, True
+    found = best = first
+    fits = False
+    limit_bytes, least_bytes = budget_bytes, math.inf
+    for _ in range(TRIES + 1):
+        peak_bytes, reserved_bytes = memory_needed(formulation, found.choices)
+        if reserved_bytes < least_bytes:
+            best, least_bytes = found, reserved_bytes
+        fits = reserved_bytes <= budget_bytes + NEGLIGIBLE_BYTES
+        if fits or solve is None:
+            break
+        limit_bytes = min(limit_bytes, peak_bytes) - (reserved_bytes - budget_bytes)
+        if limit_bytes <= 0:
+            break
+        tighter = dataclasses.replace(formulation.problem, capacity=limit_bytes)
+        found = solve(dataclasses.replace(formulation, problem=tighter))
+        if found.choices is None:
+            break
+    if best is first:
+        return first, fits
+    cost, bound = best.certificate.objective, first.certificate.bound
+    gap = (cost - bound) / abs(cost) if cost else 0.0
+    status = Status.OPTIMAL if gap <= relative_gap else Status.FEASIBLE
+    certificate = dataclasses.replace(first.certificate, status=status, objective=cost, gap=gap)
+    return Solution(best.choices, certificate), fits
+
+
+def fits(estimate: Estimate, budget_bytes: float) -> bool:
+    """Whether a plan fits the budget with its gaps."""
+    return estimate.peak_bytes <= budget_bytes and not excess(estimate, budget_bytes)
+
+
+def excess(estimate: Estimate, budget_bytes: float) -> str:
+    """What to tell of a plan that fits the budget only without its gaps; empty if it fits."""
+    reserved_bytes = estimate.reserved_bytes or estimate.peak_bytes
+    if reserved_bytes <= budget_bytes + NEGLIGIBLE_BYTES or estimate.peak_bytes > budget_bytes + NEGLIGIBLE_BYTES:
+        return ""
+    return (
+        f"With the gaps between its buffers the plan needs {reserved_bytes / 1e9:.4g} GB per device, although no more "
+        f"than {estimate.peak_bytes / 1e9:.4g} GB are alive at once and {budget_bytes / 1e9:.4g} GB are allowed; none "
+        "whose gaps fit was found. Raise memory_budget_bytes if the device has more, use micro-batches or "
+        "jax.checkpoint, or see what a compiler reserves: `autoshard verify`."
+    )
