@@ -15,6 +15,7 @@ DEVICE_TYPE_KEYS = (
     "memory_bandwidth_bytes_per_s",
     "launch_overhead_s",
     "matmul_efficiency",
+    "product_workspace_bytes",
     "source",
     "measured",
 )
@@ -37,6 +38,7 @@ def device_type_from_fields(name: str, fields: Fields) -> DeviceType:
         launch_overhead_s=fields.number("launch_overhead_s"),
         source=fields.text("source"),
         matmul_efficiency=fields.number("matmul_efficiency", 1.0),
+        product_workspace_bytes=fields.whole("product_workspace_bytes", 0),
         measured=rates_from_fields(fields.fields("measured")) if "measured" in fields.values else None,
     )
 
@@ -49,6 +51,7 @@ def device_type_to_dict(device_type: DeviceType) -> dict[str, object]:
         "memory_bandwidth_bytes_per_s": device_type.memory_bandwidth_bytes_per_s,
         "launch_overhead_s": device_type.launch_overhead_s,
         "matmul_efficiency": device_type.matmul_efficiency,
+        "product_workspace_bytes": device_type.product_workspace_bytes,
         "source": device_type.source,
     }
     if device_type.measured is not None:

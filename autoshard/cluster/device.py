@@ -25,6 +25,7 @@ class DeviceType:
       launch_overhead_s: Time of a kernel that has hardly any work, when kernels are queued back to back.
       source: Where each of the figures above comes from.
       matmul_efficiency: Fraction of the peak that large matrix products reach; 1.0 where no source tells.
+      product_workspace_bytes: Memory that a matrix product needs beside its operands and result while it runs.
       measured: Rates by size, which take the place of peaks where there are any; None if nothing was measured.
     """
 
@@ -35,6 +36,7 @@ class DeviceType:
     launch_overhead_s: float
     source: str
     matmul_efficiency: float = 1.0
+    product_workspace_bytes: int = 0
     measured: MeasuredRates | None = None
 
     def __post_init__(self) -> None:
@@ -62,6 +64,9 @@ class DeviceType:
             ),
             "launch_overhead_s": require_number(owner, "launch_overhead_s", self.launch_overhead_s, zero_allowed=True),
             "matmul_efficiency": require_number(owner, "matmul_efficiency", self.matmul_efficiency),
+            "product_workspace_bytes": require_whole(
+                owner, "product_workspace_bytes", self.product_workspace_bytes, least=0
+            ),
         }
         if checked["matmul_efficiency"] > 1:
             raise ClusterError(f"{owner}: matmul_efficiency must be in (0, 1]; received {self.matmul_efficiency!r}.")

@@ -72,9 +72,9 @@ class Fields:
             raise FileFormatError(f"{self.place}.{key} must be a number; received {_shown(value)}.")
         return value
 
-    def whole(self, key: str) -> int:
-        """The value of `key`, which must be a whole number."""
-        value = self.number(key)
+    def whole(self, key: str, default: int | None = None) -> int:
+        """The value of `key`, which must be a whole number; `default`, if given, where the key is missing."""
+        value = self.number(key, default)
         if isinstance(value, float) and not value.is_integer():
             raise FileFormatError(f"{self.place}.{key} must be a whole number; received {_shown(value)}.")
         return int(value)

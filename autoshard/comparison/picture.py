@@ -32,6 +32,7 @@ _MEMORY_COLOURS = {
     "inputs": "#56b4e9",
     "partial sums": "#009e73",
     "resharded copies": "#cc79a7",
+    "workspaces": "#d55e00",
 }
 """Colours that people with colour blindness can tell apart (Okabe and Ito, "Color Universal Design", 2008)."""
 _OTHER_COLOUR = "#777777"

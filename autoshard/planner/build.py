@@ -20,6 +20,7 @@ All costs are seconds per call of the program on one device; all memory is bytes
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,9 +33,9 @@ from autoshard.graph.layout import WHOLE, Layout, shard_bytes
 from autoshard.planner.allowed import Decision, Restrictions, argument_choices, group_choices
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
-from autoshard.planner.memory import memory_over_time
+from autoshard.planner.memory import Copies, memory_over_time
 from autoshard.planner.moved import moved_itemsizes
-from autoshard.planner.overlap import Exposure
+from autoshard.planner.overlap import Exposure, Terms
 from autoshard.planner.program import Program
 from autoshard.solver.problem import Edge, Node, Problem
 
@@ -75,8 +76,8 @@ class Formulation:
       decisions: The meaning of each node. flows: The meaning of each edge.
       problem: The solver's input.
       exposure: Which part of each collective's time counts.
-      usage_values: The value that each usage stands for (None: a partial result). instants: Operation index at each
-        instant.
+      usage_values: The value that each usage stands for (None: a partial result or a product's workspace).
+      workspaces: The usages that are workspaces. instants: Operation index at each instant.
     """
 
     program: Program
@@ -88,22 +89,28 @@ class Formulation:
     problem: Problem
     exposure: Exposure
     usage_values: tuple[int | None, ...]
+    workspaces: range
     instants: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Move:
-    """What all edges of one kind share: classes, costs, and the bytes of a resharded copy (None if never any)."""
+    """What all edges of one kind share: classes, costs, and what a resharded copy takes (None if never any)."""
 
     source_class: np.ndarray
     target_class: np.ndarray
     costs: np.ndarray
-    copy_bytes: np.ndarray | None
+    copies: Copies | None
 
 
 def is_gather(source: Layout, target: Layout) -> bool:
     """Whether a move from `source` to `target` gathers along some axis: its result is larger than what it came from."""
     return any(s != WHOLE and t == WHOLE for s, t in zip(source, target, strict=True))
+
+
+def is_sent(source: Layout, target: Layout) -> bool:
+    """Whether a move from `source` to `target` takes a collective: it is not a slice alone."""
+    return any(s not in (WHOLE, t) for s, t in zip(source, target, strict=True))
 
 
 class _Builder:
@@ -137,7 +144,7 @@ class _Builder:
         self.moved_itemsizes = moved_itemsizes(self.graph)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
-        self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients, program.num_joined)
+        self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients, program.joining)
 
     def defined(self, value: int) -> tuple[int, LayoutColumn] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -160,21 +167,20 @@ class _Builder:
                 nodes.append(Node(self.graph.arguments[decision.argument].name, free[len(rows)]))
                 continue
             group, table = self.program.groups[decision.group], self.tables[decision.group]
-            is_free = self.exposure.is_group_free(group)
-            key = id(table), rows, group.trips, is_free
+            terms = self.exposure.of_group(group, self.graph.values[group.writes[-1].value].shape)
+            key = id(table), rows, group.trips, terms
             if key not in cache:
-                exposed = lambda steps, f=is_free: sum(self.exposure.exposed(c, f).time_s for c in steps)
-                comm_s = np.array([exposed(steps) for steps in table.collectives])
+                comm_s = np.array([sum(terms.counted(c).time_s for c in steps) for steps in table.collectives])
                 cache[key] = (group.trips * (table.compute_s + comm_s))[list(rows)]
             cost = cache[key] + self.own_s[i] if i in self.own_s else cache[key]
             nodes.append(Node(f"{self.graph.operations[group.operations[0]].name}#{group.operations[0]}", cost))
         return nodes
 
-    def edges(self) -> tuple[list[Flow], list[Edge], list[np.ndarray | None]]:
+    def edges(self) -> tuple[list[Flow], list[Edge], list[Copies | None]]:
         """Flows, their edges, and what a resharded copy takes on each."""
         flows: list[Flow] = []
         edges: list[Edge] = []
-        copies: list[np.ndarray | None] = []
+        copies: list[Copies | None] = []
         values, operations = self.graph.values, self.graph.operations
         body_trips, checkpoint_of = _body_trips(self.graph), self.graph.checkpoint_of()
         for group in self.program.groups:
@@ -214,15 +220,15 @@ class _Builder:
             extra = trips * seconds[own.of_choice, column.of_choice]
             self.own_s[target] = self.own_s.get(target, 0.0) + extra
             return
-        is_free = self.exposure.is_flow_free(value)
+        terms = self.exposure.of_flow(value, tensor.shape)
         itemsize = self.moved_itemsizes[value]
-        key = tensor.shape, itemsize, id(own), id(column), trips, makings, len(places), is_free
+        key = tensor.shape, itemsize, id(own), id(column), trips, makings, len(places), terms
         move = self.moves.get(key)
         if move is None:
-            move = self.moves[key] = self._move(tensor, itemsize, own, column, trips, makings, len(places), is_free)
+            move = self.moves[key] = self._move(tensor, itemsize, own, column, trips, makings, len(places), terms)
         flows.append(Flow(value, itemsize, source, target, read, trips, makings, places, own.layouts, column.layouts))
         edges.append(Edge(source, target, move.source_class, move.target_class, move.costs))
-        copies.append(move.copy_bytes)
+        copies.append(move.copies)
 
     def _move(
         self,
@@ -233,17 +239,20 @@ class _Builder:
         trips: float,
         makings: int,
         num_places: int,
-        is_free: bool,
+        terms: Terms,
     ) -> _Move:
         size_bytes = float(math.prod(tensor.shape) * itemsize)
-        times, joined = (trips * self.exposure.share, self.exposure.num_joined) if is_free else (trips, None)
-        costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, joined)
+        costs = self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, terms.num_alike)
+        costs = trips * terms.share * costs
         if max(makings, num_places) > 1:
             often = [[makings if is_gather(s, t) else num_places for t in column.layouts] for s in own.layouts]
             costs = costs * np.array(often)
-        moved = np.array([[s != t for t in column.layouts] for s in own.layouts], bool)
-        copy_bytes = moved * np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
-        return _Move(own.of_choice, column.of_choice, costs, copy_bytes if copy_bytes.any() else None)
+        moved, sent = (
+            np.array([[how(s, t) for t in column.layouts] for s in own.layouts], bool) for how in (operator.ne, is_sent)
+        )
+        copy_bytes = np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
+        copies = Copies(moved * copy_bytes, sent * copy_bytes) if moved.any() else None
+        return _Move(own.of_choice, column.of_choice, costs, copies)
 
 
 def _body_trips(graph: Graph) -> dict[int, float]:
@@ -294,5 +303,6 @@ def formulate(
         problem,
         builder.exposure,
         memory.values,
+        memory.workspaces,
         memory.instants,
     )

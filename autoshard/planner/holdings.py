@@ -42,7 +42,8 @@ def peak(f: Formulation, sizes_bytes: np.ndarray) -> tuple[float, str, tuple[Mem
             group = f.program.groups[f.problem.usages[k].node - len(graph.arguments)]
             operation = graph.operations[group.operations[0]]
             shape = graph.values[group.writes[0].value].shape
-            return MemoryItem(f"{operation.name} at {operation.source}", "partial sums", shape, size_bytes)
+            kind = "workspaces" if k in f.workspaces else "partial sums"
+            return MemoryItem(f"{operation.name} at {operation.source}", kind, shape, size_bytes)
         tensor, operation = graph.values[value], producer.get(value)
         if operation is not None:
             return MemoryItem(f"{operation.name} at {operation.source}", "intermediates", tensor.shape, size_bytes)

@@ -36,6 +36,7 @@ class Liveness:
       stored: The values that have a lifetime.
       stretch: For each operation, the number of heavy kernels before it: operations of one stretch fuse.
       alias_stop: For each value that is another name of its operand, when its last use ends.
+      fused_stop: For each value that is computed inside its readers, when the last of these ends.
       early_terms: The values whose buffer is filled with a constant long before they are made, even where they are only
         partial sums (`buffers.early_terms`).
       filled_late: The operations whose first operand execution fills when the others are there, and whether it does so
@@ -46,6 +47,7 @@ class Liveness:
     stored: frozenset[int]
     stretch: tuple[int, ...]
     alias_stop: tuple[tuple[int, int], ...]
+    fused_stop: tuple[tuple[int, int], ...]
     early_terms: frozenset[int]
     filled_late: tuple[tuple[int, bool], ...]
 
@@ -111,6 +113,7 @@ def liveness(graph: Graph) -> Liveness:
         frozenset(l.value for l in lifetimes),
         tuple(reading.stretch),
         tuple((v, until[v]) for v in root),
+        tuple((v, until[v]) for v, is_fused in enumerate(fusion.fused) if is_fused),
         buffers.early_terms(reading, zeros, gradients),
         filled_late,
     )

@@ -1,8 +1,8 @@
 """Memory over time: which bytes each choice takes on one device, and when.
 
-Stored values take memory over their lifetimes (`liveness.py`), a partial result while it waits for its reduction, and
-the resharded copy of an operand while the operation that reads it runs. Time is the index of an operation; only the
-instants that matter are kept: any set of values alive together is alive at one of them.
+Stored values take memory over their lifetimes (`liveness.py`), a partial result while it waits for its reduction, the
+resharded copy of an operand and the workspace of a product while the operation that needs them runs. Time is the index
+of an operation; only the instants that matter are kept: any set of values alive together is alive at one of them.
 """
 
 import dataclasses
@@ -18,8 +18,21 @@ from autoshard.planner.buffers import is_alias
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn
 from autoshard.planner.partial_sums import partial_sums
+from autoshard.planner.products import workspaces
 from autoshard.planner.program import Program
 from autoshard.solver.problem import EdgeUsage, Usage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copies:
+    """Bytes of a resharded copy for each pair of classes of an edge, 0 where nothing is moved.
+
+    Attributes:
+      size_bytes: Any copy. sent_bytes: Those that take a collective; a slice takes none.
+    """
+
+    size_bytes: np.ndarray
+    sent_bytes: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,13 +40,15 @@ class Memory:
     """What takes memory, and when.
 
     Attributes:
-      usages: Values and partial results; `values`: for each of them the value, None for a partial result.
+      usages: Values, partial results, and workspaces of products; `values`: for each of them the value, None for the
+        others. `workspaces`: The usages that are workspaces.
       edge_usages: Resharded copies.
       instants: The operation that runs at each instant.
     """
 
     usages: tuple[Usage, ...]
     values: tuple[int | None, ...]
+    workspaces: range
     edge_usages: tuple[EdgeUsage, ...]
     instants: tuple[int, ...]
 
@@ -44,7 +59,7 @@ def memory_over_time(
     tables: Sequence[ChoiceTable],
     decisions: Sequence[Decision],
     reads: Sequence[tuple[int, int | None]],
-    copies: Sequence[np.ndarray | None],
+    copies: Sequence[Copies | None],
     defined: Callable[[int], tuple[int, LayoutColumn] | None],
 ) -> Memory:
     """Collects usages of memory.
@@ -52,11 +67,13 @@ def memory_over_time(
     Args:
       program, mesh: What is planned. tables: The choice table of each group. decisions: The nodes of the problem.
       reads: For each edge, the decision that reads and which of its group's reads it is (None: not a read).
-      copies: For each edge, the bytes of a resharded copy for each pair of classes; None if there never is one.
+      copies: For each edge, what a resharded copy takes; None if there never is one.
       defined: The decision and layouts of a value; None for a constant.
     """
     first_group = len(program.graph.arguments)
     values = [*_stored(program, mesh, defined), *partial_sums(program, mesh, tables, decisions, first_group)]
+    num_values = len(values)
+    values.extend(workspaces(program, mesh, decisions, first_group))
     pairs = list(_copies(program, reads, copies, first_group))
     starts = np.array([start for _, start, _, _, _ in values] + [start for _, start, _, _ in pairs], np.int64)
     stops = np.array([stop for _, _, stop, _, _ in values] + [stop for _, _, stop, _ in pairs], np.int64)
@@ -70,7 +87,8 @@ def memory_over_time(
         for (edge, _, _, amounts), start, stop in zip(pairs, first[len(values) :], last[len(values) :], strict=True)
         if start < stop
     )
-    return Memory(usages, tuple(values[k][4] for k in kept), edge_usages, tuple(instants.tolist()))
+    beside = range(sum(k < num_values for k in kept), len(kept))
+    return Memory(usages, tuple(values[k][4] for k in kept), beside, edge_usages, tuple(instants.tolist()))
 
 
 def instants_that_matter(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -105,37 +123,48 @@ def _stored(program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[
 
 
 def _copies(
-    program: Program, reads: Sequence[tuple[int, int | None]], copies: Sequence[np.ndarray | None], first_group: int
+    program: Program, reads: Sequence[tuple[int, int | None]], copies: Sequence[Copies | None], first_group: int
 ):
     """(edge, start, stop, bytes of each pair of classes) of every resharded copy.
 
     XLA:GPU begins a collective as soon as it can, and execution lets a weight be gathered as soon as the reader's other
     operand is there. Indices that come with the arguments are there from the start: all tables that they are looked up
-    in are gathered before the first is read.
+    in are gathered before the first is read. A copy that came by a collective stays for as long as anything needs it:
+    where its reader is computed inside other kernels, for the last of these. Slices are computed there like their
+    reader, and copies of gradients wait for others to be joined with.
     """
     graph: Graph = program.graph
-    alias_stop = dict(program.live.alias_stop)
-    births = {life.value: life.start for life in program.live.lifetimes}
+    live = program.live
+    alias_stop, fused_stop = dict(live.alias_stop), dict(live.fused_stop)
+    births = {life.value: life.start for life in live.lifetimes}
     at_once = _made_at_once(graph)
-    for edge, ((target, read), copy_bytes) in enumerate(zip(reads, copies, strict=True)):
-        if read is None or copy_bytes is None:
+    for edge, ((target, read), copy) in enumerate(zip(reads, copies, strict=True)):
+        if read is None or copy is None:
             continue
         access = program.groups[target - first_group].reads[read]
         is_weight = access.value in program.weights
+        is_kept = access.value not in program.gradients and copy.sent_bytes.any()
+        kept_from = 0
         for o in access.operations:
             operation = graph.operations[o]
             if operation.kind in (OperationKind.LOOP_CARRY, OperationKind.SCAN_STACK):
                 continue  # the loop's own buffer, counted as a value
             stop = o + 1
+            results = [r for r in operation.results if r is not None]
             if is_alias(operation):
-                stop = max([stop, *(alias_stop.get(r, 0) for r in operation.results if r is not None)])
+                stop = max([stop, *(alias_stop.get(r, 0) for r in results)])
             start = o
             if is_weight and operation.rule.is_heavy:
                 others = [v for v in operation.operands if v is not None and v != access.value]
                 start = min(o, births.get(others[0], o) + 1) if others else o
                 if operation.name == "gather" and all([v in at_once for v in others]):
                     start = 0
-            yield edge, start, stop, copy_bytes
+            kept_until = max([fused_stop.get(r, 0) for r in results], default=0)
+            yield edge, start, stop, copy.size_bytes
+            kept_from = max(kept_from, stop)
+            if is_kept and kept_until > kept_from:
+                yield edge, kept_from, kept_until, copy.sent_bytes
+                kept_from = kept_until
 
 
 def _made_at_once(graph: Graph) -> frozenset[int]:

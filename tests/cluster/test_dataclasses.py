@@ -72,6 +72,7 @@ def test_matmuls_use_tensorfloat32_and_the_efficiency():
         ("launch_overhead_s", "4e-6"),
         ("matmul_efficiency", 1.1),
         ("matmul_efficiency", 0),
+        ("product_workspace_bytes", -1),
     ],
 )
 def test_device_types_refuse(field, value):

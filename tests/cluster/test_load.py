@@ -337,6 +337,7 @@ LINKS = st.builds(Link, latency_s=NUMBER, bandwidth_bytes_per_s=NUMBER, level=st
         launch_overhead_s=NUMBER,
         source=NAME,
         matmul_efficiency=st.floats(0.01, 1.0),
+        product_workspace_bytes=st.integers(0, 2**30),
     ),
     counts=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),
     links=st.tuples(LINKS, LINKS, LINKS),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.graph.layout import WHOLE
 from autoshard.planner.memory import instants_that_matter
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda p: (p[0], p[0] + p[1])), max_size=10)
@@ -73,3 +74,31 @@ def test_tables_are_gathered_when_their_indices_are_there(formulated, mesh_of):
             if graph.operations[group.operations[0]].name == "gather":
                 starts[flow.value] = u.start
     assert starts == {graph.arguments[0].value: 0, graph.arguments[1].value: 0}
+
+
+def scaled(x, w, u, scale):
+    """A scaled product that is read before and after another product."""
+    a = (x @ w) * scale
+    return (jnp.tanh(a) @ u) * a
+
+
+def test_a_gathered_copy_stays_for_all_that_is_made_of_it(formulated, mesh_of):
+    """The scaled product is never stored: both kernels that read it scale again. Where the product is gathered for
+    that, the copy stays for the last of them; a slice of it, which kernels take by themselves, counts at the scaling
+    alone.
+    """
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    f = formulated(scaled, (f32(64, 8), f32(8, 16), f32(16, 16), f32(64, 16)), mesh_of(2))
+    graph, first_group = f.program.graph, len(f.program.graph.arguments)
+    product = next(o for o in graph.operations if o.name == "dot_general")
+    scaling, again = (o.index for o in graph.operations if o.name == "mul")
+    held: dict[str, set[int]] = {"slice": set(), "sent": set()}
+    for u in f.problem.edge_usages:
+        flow = f.flows[u.edge]
+        if flow.value != product.results[0] or scaling not in f.program.groups[flow.target - first_group].operations:
+            continue
+        for source in np.argwhere(u.amounts)[:, 0].tolist():
+            kind = "slice" if flow.source_layouts[source] == (WHOLE,) else "sent"
+            held[kind].update(f.instants[u.start : u.stop])
+    assert held["slice"] == {scaling}
+    assert (min(held["sent"]), max(held["sent"])) == (scaling, again)
