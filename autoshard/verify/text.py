@@ -81,7 +81,6 @@ _CLASSES = (
     ("outputs", "output_bytes"),
     ("of these in place of arguments", "alias_bytes"),
     ("temporaries", "temporary_bytes"),
-    ("peak", "peak_bytes"),
 )
 
 
@@ -94,7 +93,12 @@ def _figures(console: Console, v: Verification) -> None:
     for label, field in _CLASSES:
         pair = getattr(ours, field), getattr(v.compiled_memory, field)
         rows.add_row(label, *map(amount, pair), _ratio(*pair))
-    rows.add_row("reserved, with gaps", "", amount(v.reserved_bytes), "")
+    reserved = v.predicted_reserved_bytes
+    told = ("", "") if reserved is None else (amount(reserved), _ratio(reserved, v.reserved_bytes))
+    rows.add_row("reserved, with gaps", told[0], amount(v.reserved_bytes), told[1])
+    peaks = ours.peak_bytes, v.compiled_memory.peak_bytes
+    told = (amount(peaks[1]), _ratio(*peaks)) if v.tells_peak else ("not told", "")
+    rows.add_row("in use at the peak", amount(peaks[0]), *told)
     pair = v.predicted_flops, v.compiled_flops
     rows.add_row("products and convolutions", *(amount(x, "FLOP") for x in pair), _ratio(*pair))
     if v.estimated_cycles is not None:

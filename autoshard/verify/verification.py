@@ -12,7 +12,7 @@ from autoshard.printing import amount
 BYTES_TOLERANCE = 0.05
 """Share of all bytes on the wire by which predicted and compiled traffic over the same mesh axes may differ."""
 MEMORY_TOLERANCE = 0.03
-"""Share of the predicted peak by which the compiled one may exceed it."""
+"""Share of the predicted memory by which the compiled one may exceed it."""
 NEGLIGIBLE = 0.001
 """Share of all bytes below which a collective over axes that were not predicted is told, but confirms nothing less."""
 
@@ -99,6 +99,7 @@ class Verification:
       rematerialised: XLA's fall-backs to gathering a whole tensor.
       predicted_memory, compiled_memory: Of one device.
       reserved_bytes: What must be there for the program to run, with the gaps that the compiler leaves.
+      predicted_reserved_bytes: The same as the plan has it; None for a plan that does not tell.
       predicted_flops, compiled_flops: Of matrix products and convolutions, per device and step.
       estimated_cycles: What XLA:TPU expects the kernels to take; None elsewhere.
       compile_s: Seconds from the trace to the compiled program.
@@ -120,6 +121,7 @@ class Verification:
     estimated_cycles: float | None
     compile_s: float
     jax_version: str
+    predicted_reserved_bytes: float | None = None
 
     @property
     def predicted_bytes(self) -> float:
@@ -148,9 +150,20 @@ class Verification:
                     f"over {_named(axes)}, {amount(ours)} were predicted, and the program sends {amount(theirs)}"
                 )
         ours, theirs = self.predicted_memory.peak_bytes, self.compiled_memory.peak_bytes
-        if theirs > (1 + MEMORY_TOLERANCE) * ours:
+        reserved = self.predicted_reserved_bytes
+        if (self.tells_peak or reserved is None) and theirs > (1 + MEMORY_TOLERANCE) * ours:
             found.append(f"{amount(ours)} of memory were predicted, and the program needs {amount(theirs)}")
+        if reserved is not None and self.reserved_bytes > (1 + MEMORY_TOLERANCE) * reserved:
+            found.append(
+                f"{amount(reserved)} of memory were predicted with the gaps between buffers, and the program reserves "
+                f"{amount(self.reserved_bytes)}"
+            )
         return tuple(found)
+
+    @property
+    def tells_peak(self) -> bool:
+        """Whether the compiler tells the most in use at once, and not only what it reserves."""
+        return self.compiled_memory.peak_bytes != self.reserved_bytes
 
     @property
     def is_confirmed(self) -> bool:

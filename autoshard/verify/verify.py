@@ -83,11 +83,14 @@ def verify(
         estimated_cycles=estimated_cycles(module),
         compile_s=compile_s,
         jax_version=jax.__version__,
+        predicted_reserved_bytes=e.reserved_bytes,
     )
 
 
 def predicted_memory(plan: Plan, traced: Trace) -> MemoryFigures:
-    """The plan's memory in the compiler's terms: what arguments and outputs take on a device, and the rest of the peak.
+    """The plan's memory in the compiler's terms: what arguments and outputs take on a device, and the rest.
+
+    The rest is what is reserved for everything else; of the peak, in a plan that does not tell what is reserved.
 
     An output takes the place of a donated argument of equal shape, type and layout, as `jax.jit` has it.
     """
@@ -107,7 +110,7 @@ def predicted_memory(plan: Plan, traced: Trace) -> MemoryFigures:
             free[_interface(tensor)] -= 1
             alias_bytes += size_bytes
     peak_bytes = plan.estimate.peak_bytes
-    rest_bytes = peak_bytes - sum(arguments) - sum(outputs) + alias_bytes
+    rest_bytes = (plan.estimate.reserved_bytes or peak_bytes) - sum(arguments) - sum(outputs) + alias_bytes
     return MemoryFigures(sum(arguments), sum(outputs), alias_bytes, max(rest_bytes, 0.0), peak_bytes)
 
 

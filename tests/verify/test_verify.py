@@ -226,6 +226,7 @@ MADE = Verification(
     estimated_cycles=None,
     compile_s=1.5,
     jax_version="0.10.2",
+    predicted_reserved_bytes=6.1e9,
 )
 GOLDEN = """\
 Plan `autoshard` for cluster `h100x8` on data=4, tensor=2, compiled for H100-SXM by XLA of jax 0.10.2
@@ -242,8 +243,8 @@ arguments                            4 GB      4 GB       +0.0%
 outputs                              4 GB      4 GB       +0.0%
 of these in place of arguments       4 GB      4 GB       +0.0%
 temporaries                          2 GB    2.1 GB       +5.0%
-peak                                 6 GB    6.1 GB       +1.7%
-reserved, with gaps                          6.2 GB
+reserved, with gaps                6.1 GB    6.2 GB       +1.6%
+in use at the peak                   6 GB    6.1 GB       +1.7%
 products and convolutions         1 TFLOP   1 TFLOP       +0.0%
 
 Predicted, and absent from the compiled program
@@ -281,7 +282,11 @@ def test_the_account_for_people():
             "no collective over data+t",
         ),
         ({"flows": (*MADE.flows, Flow("all-gather", ("data", "tensor"), 0.0, 1.0, 0.0, 2e6))}, None),
-        ({"compiled_memory": dataclasses.replace(MEMORY, peak_bytes=6.2e9)}, "6 GB of memory were predicted"),
+        ({"compiled_memory": dataclasses.replace(MEMORY, peak_bytes=6.19e9)}, "6 GB of memory were predicted"),
+        ({"reserved_bytes": 6.3e9}, "6.1 GB of memory were predicted with the gaps"),
+        ({"reserved_bytes": 6.3e9, "predicted_reserved_bytes": None}, None),
+        # a compiler that tells no peak
+        ({"reserved_bytes": 6.25e9, "compiled_memory": dataclasses.replace(MEMORY, peak_bytes=6.25e9)}, None),
         ({"compiled_memory": dataclasses.replace(MEMORY, peak_bytes=3e9)}, None),
     ],
 )
