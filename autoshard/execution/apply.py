@@ -23,6 +23,7 @@ from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.order import used_up_first
 from autoshard.execution.products_first import products_first
+from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import (
@@ -124,8 +125,9 @@ class Evaluator:
         env = {v: _Placed(*pair) for v, pair in known.items()}
         equations = [jaxpr.eqns[i] for i in chosen]
         tied = _tied_after(equations, [numbers[i] for i in chosen], self.shardings)
+        stored = read_by_products(equations)
         for position, i in enumerate(chosen):
-            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, tied.get(position, ()))
+            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, tied.get(position, ()), stored)
         return [v.val if isinstance(v, jex.Literal) else env[v].value for v in wanted]
 
     def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
@@ -167,19 +169,26 @@ class Evaluator:
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         tied = _tied_after(jaxpr.eqns, [counter.next + n for n in equation_numbers(jaxpr)], self.shardings)
+        stored = read_by_products(jaxpr.eqns)
         for i, equation in enumerate(jaxpr.eqns):
-            self._advance(equation, counter, env, tied.get(i, ()))
+            self._advance(equation, counter, env, tied.get(i, ()), stored)
             for v in equation.invars:
                 if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
                     env.pop(v, None)
         return list(map(read, jaxpr.outvars))
 
     def _advance(
-        self, equation: jex.JaxprEqn, counter: _Counter, env: dict[Any, _Placed], tied: Sequence[Any] = ()
+        self,
+        equation: jex.JaxprEqn,
+        counter: _Counter,
+        env: dict[Any, _Placed],
+        tied: Sequence[Any],
+        stored: frozenset[Any],
     ) -> None:
         """Evaluates one equation of a program and puts its results into `env`.
 
-        The variables `tied` are from then on tied to its results, so that what reads them waits for these.
+        The variables `tied` are from then on tied to its results, so that what reads them waits for these. Results in
+        `stored` that are made of a gathered copy are not to be made of it again.
         """
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         number = counter.take()
@@ -195,6 +204,9 @@ class Evaluator:
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
                     env[v] = self._result(equation, r, entries.get(slot), wanted)
+            if not stored.isdisjoint(equation.outvars) and is_made_of_a_copy(equation, _layouts(placed), wanted):
+                for v in stored.intersection(equation.outvars):
+                    env[v] = self._place(jax.lax.optimization_barrier(env[v].value), env[v].entries)
             for v in tied:
                 bound = [v, *(r for r in equation.outvars if not isinstance(r, jex.DropVar))]
                 values = jax.lax.optimization_barrier([env[b].value for b in bound])
