@@ -23,8 +23,9 @@ class PlanOptions:
       time_limit_s: Wall-clock limit of each solve. What is found by the clock may differ from run to run.
       relative_gap: A plan is called optimal when it is proven to be within this share of the optimum.
       max_mesh_axes: With `mesh=None`, logical meshes of up to this many axes are searched (at most 3).
-      memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context,
-        collective buffers and fragmentation.
+      memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context, code and
+        buffers of collectives, the next batch, and what its allocator cannot use. Gaps between the plan's own buffers
+        are predicted, and count against the budget.
       overlap: Share of the time of weight gathers and gradient reductions that hides behind computation.
         0 (the default) adds all times up; see docs/cost_model.md.
       while_trips: How often the body of a `while` loop is assumed to run, which a program does not state.
