@@ -11,7 +11,7 @@ from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
-from autoshard.planner.as_compiled import Choosing, compiled, counted
+from autoshard.planner.as_compiled import Choosing, Made, compiled, counted
 from autoshard.planner.build import Flow, Formulation, is_gather
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
@@ -266,8 +266,15 @@ def _loop_shardings(operation: Operation, reader: _Reader, slots: _Slots) -> Non
 
 def memory_needed(f: Formulation, picks: Sequence[int]) -> tuple[float, float]:
     """(bytes alive at the peak, bytes reserved with the gaps between) of the solution `picks` on each device."""
-    held = held_bytes(f, picks)
-    return peak(f, held)[0], reserved_bytes(f, held, _Reader(f, picks).layout)
+    reader = _Reader(f, picks)
+    choosing = reader.choosing()
+    held = held_bytes(f, picks, _spared(choosing, compiled(choosing)))
+    return peak(f, held)[0], reserved_bytes(f, held, reader.layout)
+
+
+def _spared(choosing: Choosing, made: Made) -> set[int]:
+    """The flows whose gathers the compiler does not make, and so no copy."""
+    return {n for n, (own, left) in enumerate(zip(choosing.moves, made.moves, strict=True)) if len(left) < len(own)}
 
 
 def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> Estimate:
@@ -325,7 +332,7 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
                 if not times:
                     continue
             communication += [_item(s, reader, label, value, operation, times) for s in steps]
-    held = held_bytes(f, picks)
+    held = held_bytes(f, picks, _spared(choosing, made))
     peak_bytes, peak_at, memory = peak(f, held)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)

@@ -7,7 +7,7 @@ kernels of this kind take as long as the bytes that they move.
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
-from autoshard.graph.graph import OperationKind
+from autoshard.graph.graph import Graph, OperationKind
 from autoshard.graph.groups import is_key_or_random
 from autoshard.planner.buffers import SUMS, is_alias
 from autoshard.planner.reading import Reading
@@ -76,7 +76,7 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
 
     A pointwise result that only fusible operations read is not, if one kernel needs it, or if the kernels that need it
     move fewer bytes when each of them computes it again from what it is made of than when it is written once and read
-    by each.
+    by each. What enters a checkpointed function is stored anyway.
 
     Args:
       reading: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.
@@ -85,10 +85,11 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
     graph, stretch = reading.graph, reading.stretch
     size = lambda value: graph.values[value].size_bytes
     can_fuse = bytearray(len(graph.values))
+    held = reading.outputs | _held_by_barriers(graph)
     for operation in graph.operations:
         if pointwise[operation.index]:
             for value in operation.results:
-                if value is not None and value not in reading.outputs and value not in in_place:
+                if value is not None and value not in held and value not in in_place:
                     can_fuse[value] = all(
                         [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in reading.consumers[value]]
                     )
@@ -124,6 +125,16 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
                 for value in (v for term in terms for v in term):
                     fused[value] = True
     return Fusion(fused, sources)
+
+
+def _held_by_barriers(graph: Graph) -> frozenset[int]:
+    """The values that a checkpointed function takes: JAX puts a barrier around them, across which nothing is fused."""
+    made_at = {r: o.index for o in graph.operations for r in o.results if r is not None}
+    held: set[int] = set()
+    for start, stop in graph.checkpoints:
+        for operation in graph.operations[start:stop]:
+            held.update(o for o in operation.operands if o is not None and made_at.get(o, start) < start)
+    return frozenset(held)
 
 
 def _summed(reading: Reading, value: int | None) -> list[int]:

@@ -1,7 +1,7 @@
 """What a plan holds in memory on one device: most at once, and in all when every buffer has its place."""
 
 import collections
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -12,12 +12,18 @@ from autoshard.planner.estimate import MemoryItem
 from autoshard.solver.packing import in_rooms, packed_bytes
 
 
-def held_bytes(f: Formulation, picks: Sequence[int]) -> np.ndarray:
-    """Bytes on one device of each usage of the problem, then of each usage of an edge; 0 where there is none."""
+def held_bytes(f: Formulation, picks: Sequence[int], spared: Set[int] = frozenset()) -> np.ndarray:
+    """Bytes on one device of each usage of the problem, then of each usage of an edge; 0 where there is none.
+
+    `spared`: Flows whose copies the compiler does not make (`as_compiled.py`).
+    """
     edges = f.problem.edges
     values = [u.amounts[picks[u.node]] for u in f.problem.usages]
     pairs = [(u, edges[u.edge]) for u in f.problem.edge_usages]
-    copies = [u.amounts[e.source_class[picks[e.source]], e.target_class[picks[e.target]]] for u, e in pairs]
+    copies = [
+        0.0 if u.edge in spared else u.amounts[e.source_class[picks[e.source]], e.target_class[picks[e.target]]]
+        for u, e in pairs
+    ]
     return np.array([*values, *copies], np.float64)
 
 

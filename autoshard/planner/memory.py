@@ -130,7 +130,8 @@ def _copies(
     XLA:GPU begins a collective as soon as it can, and execution lets a weight be gathered as soon as the reader's other
     operand is there. Indices that come with the arguments are there from the start: all tables that they are looked up
     in are gathered before the first is read. A copy that came by a collective stays for as long as anything needs it:
-    where its reader is computed inside other kernels, for the last of these. Slices are computed there like their
+    where its reader is computed inside other kernels, for the last of these; and a sum made in a product's buffer is made
+    in the copy of the product. Slices are computed there like their
     reader, and copies of gradients wait for others to be joined with.
     """
     graph: Graph = program.graph
@@ -159,7 +160,7 @@ def _copies(
                 start = min(o, births.get(others[0], o) + 1) if others else o
                 if operation.name == "gather" and all([v in at_once for v in others]):
                     start = 0
-            kept_until = max([fused_stop.get(r, 0) for r in results], default=0)
+            kept_until = max([max(fused_stop.get(r, 0), alias_stop.get(r, 0)) for r in results], default=0)
             yield edge, start, stop, copy.size_bytes
             kept_from = max(kept_from, stop)
             if is_kept and kept_until > kept_from:

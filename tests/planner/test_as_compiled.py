@@ -9,6 +9,7 @@ import pytest
 from autoshard.cost.collectives import CollectiveKind, all_gather, all_reduce
 from autoshard.graph.layout import WHOLE
 from autoshard.planner.as_compiled import Choosing, compiled, counted
+from autoshard.planner.decode import estimate
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -47,6 +48,14 @@ def test_two_copies_that_are_added_are_gathered_as_one(formulated, mesh_of):
         c = dataclasses.replace(c, layout={**c.layout, a: (0,), b: (held,)}, moves=moves)
         assert sum(map(len, compiled(c).moves)) == expected
         assert counted(c).moves == c.moves
+
+
+def test_a_copy_that_is_spared_takes_no_memory(formulated, mesh_of):
+    """An eighth of both arguments and the whole sum are there, and one copy: the solver counts both."""
+    f = formulated(lambda a, b: a + b, (f32(64, 64), f32(64, 64)), mesh_of(8), pins=[(("a",), ())] * 2)
+    whole = next(k for k, row in enumerate(f.decisions[2].rows) if f.tables[0].writes[0][row] == (WHOLE,))
+    peaks = [estimate(f, (0, 0, whole), as_compiled=known).peak_bytes for known in (False, True)]
+    assert peaks == [64 * 64 * 4 * (2 / 8 + 1 + n) for n in (2, 1)]
 
 
 @pytest.mark.parametrize(("held", "expected"), [((WHOLE, 1), (1, 1)), ((WHOLE, 0), (2, 2))])

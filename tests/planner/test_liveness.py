@@ -6,6 +6,8 @@ import pytest
 from jax import lax
 
 from autoshard.planner.decode import estimate
+from autoshard.planner.liveness import liveness
+from autoshard.trace.trace import trace
 
 M = 64 * 64 * 4
 """Bytes of one 64 x 64 matrix."""
@@ -144,3 +146,18 @@ def test_reshapes_are_other_names(formulated, mesh_of):
     """x, w, the product (read later under another name), the constant of 1 kB, and the result of 256 B."""
     f = formulated(reshaped, (SQUARE, SQUARE), mesh_of(1))
     assert estimate(f, [0] * len(f.problem.nodes)).peak_bytes == 3 * M + 32 * 2 * 4
+
+
+@pytest.mark.parametrize("wrap", [jax.checkpoint, lambda f: f])
+def test_what_enters_a_checkpointed_function_is_stored(wrap):
+    """The exponentials of a product would be computed again in each kernel that reads them. But the barrier that JAX
+    puts around what a checkpointed function is computed again from keeps them.
+    """
+
+    def gradient(x, w):
+        layer = wrap(lambda h: jnp.sum((jnp.sin(h) @ w) ** 2))
+        return jax.grad(lambda x: layer(jnp.exp(x @ w)))(x)
+
+    graph = trace(gradient, (SQUARE, SQUARE)).graph
+    (exponentials,) = (o.results[0] for o in graph.operations if o.name == "exp")
+    assert (exponentials in liveness(graph).stored) == (wrap is jax.checkpoint)
