@@ -11,6 +11,7 @@ from autoshard.graph.graph import Graph, OperationKind
 from autoshard.graph.groups import is_key_or_random
 from autoshard.planner.buffers import SUMS, is_alias
 from autoshard.planner.reading import Reading
+from autoshard.planner.transposed import read_orders
 
 _EXPENSIVE = frozenset(
     {
@@ -32,6 +33,9 @@ _EXPENSIVE = frozenset(
 logarithms and logistic functions are not among them: a GPU has units for these, and XLA:GPU's fusion, which compares
 times (`PriorityFusion`), repeats them. Attention keeps its scores, not the exponentials of them.
 """
+
+_COSTLY = frozenset({"tanh"})
+"""Those for which a GPU has no unit: two kernels may compute them, a third would take longer than fetching them."""
 
 _MOST_KERNELS = 6
 """Up to how many kernels that read a value are told apart; more are as many."""
@@ -67,6 +71,9 @@ def _kernels(reading: Reading, can_fuse: Sequence[int]) -> list[frozenset[int]]:
                         found |= kernels[r]
                 else:
                     found.add(reading.stretch[c.index])
+                    for r in c.results:  # each order of dimensions that a result is needed in is a kernel of its own
+                        others = len(read_orders(reading, r)) - 1 if r is not None else 0
+                        found.update(-1 - c.index - k * len(reading.stretch) for k in range(others))
             kernels[value] = frozenset(found)
     return kernels
 
@@ -114,6 +121,8 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
             num = len(kernels[value])
             if num > 1 and not is_alias(operation) and value not in free:
                 if not is_cheap and kernels[value] != {stretch[operation.index]}:
+                    continue
+                if operation.name in _COSTLY and num > 2:
                     continue
                 if sum(map(size, own)) * (num - 1) > size(value) * (num + 1):
                     continue

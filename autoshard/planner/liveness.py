@@ -16,6 +16,7 @@ from autoshard.planner import buffers
 from autoshard.planner.fusion import fuse
 from autoshard.planner.overlap import gradient_values
 from autoshard.planner.reading import Reading, read
+from autoshard.planner.transposed import transposed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,10 +104,12 @@ def liveness(graph: Graph) -> Liveness:
     moved = {**together, **zeros}
     stops = _stops(reading, until, root)
     unstored = lambda v: fusion.fused[v] or v in root or v in free or buffers.is_reversed_kernel(reading, v)
+    made = list(_made_lifetimes(reading, unstored, stops, moved))
+    orders = transposed(reading, {life.value for life in made}, fusion.sources, moved)
     lifetimes = [
         *_argument_lifetimes(reading, stops),
-        *_made_lifetimes(reading, unstored, stops, moved),
-        *(Lifetime(*copy) for copy in buffers.kernel_copies(reading)),
+        *(Lifetime(l.value, l.start, orders.stops.get(l.value, l.stop)) for l in made),
+        *(Lifetime(*copy) for copy in (*buffers.kernel_copies(reading), *orders.copies)),
     ]
     return Liveness(
         tuple(lifetimes),

@@ -1,0 +1,90 @@
+"""Copies of values with their dimensions in the order in which a product needs them."""
+
+import dataclasses
+from collections.abc import Mapping, Set
+
+from autoshard.graph.graph import Operation
+from autoshard.planner.reading import Reading
+
+_Order = tuple[tuple[int, ...], frozenset[tuple[int, ...]]]
+"""The batch dimensions, and the two blocks of the other ones: a matrix may be read row by row or column by column."""
+
+
+def read_order(operation: Operation, slot: int) -> _Order | None:
+    """The order of dimensions in which a product must find an operand; None if it takes the operand as it is.
+
+    XLA brings a product over batches whose operands are more than matrices into the form batch, rows, columns: the left
+    operand with the summed dimensions last, the right one with these first (`DotDecomposer`). Without batch dimensions
+    the transposition is part of the product.
+    """
+    if operation.name != "dot_general" or slot > 1:
+        return None
+    rule = operation.rule
+    left, right = (
+        [(d, f) for d, dim in enumerate(dims) for f in dim if rule.factors[f].size > 1] for dims in rule.operands[:2]
+    )
+    shared = {f for _, f in left} & {f for _, f in right}
+    made = [f for dim in rule.results[0] for f in dim if f in shared]
+    if not made:
+        return None
+    own = (left, right)[slot]
+    place = {f: d for d, f in own}
+    batch = tuple(place[f] for f in made)
+    summed = tuple(place[f] for _, f in left if f in shared and f not in made)
+    free = tuple(d for d, f in own if f not in shared)
+    if tuple(d for d, _ in own)[: len(batch)] == batch and len(summed) <= 1 and len(free) <= 1:
+        return None
+    wanted = batch + (free + summed if slot == 0 else summed + free)
+    return None if wanted == tuple(d for d, _ in own) else (batch, frozenset({free, summed}))
+
+
+def read_orders(reading: Reading, value: int) -> dict[_Order | None, list[int]]:
+    """The orders in which the readers of a value want it, each with the operations that do."""
+    uses: dict[_Order | None, list[int]] = {}
+    if len(reading.graph.values[value].shape) > 2:
+        for operation, slot in reading.consumers[value]:
+            if reading.around[operation.index] == reading.home(value):
+                uses.setdefault(read_order(operation, slot), []).append(operation.index)
+    return uses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transposed:
+    """The copies of values that their readers want in several orders.
+
+    Attributes:
+      stops: Values whose own order is not needed any more when the value is: when it no longer is.
+      copies: (value, start, stop) of each copy beside the value itself.
+    """
+
+    stops: Mapping[int, int]
+    copies: tuple[tuple[int, int, int], ...]
+
+
+def transposed(
+    reading: Reading, stored: Set[int], sources: Mapping[int, Set[int]], moved: Mapping[int, int]
+) -> Transposed:
+    """The copies of stored values in other orders.
+
+    A value is there as often as its readers want it in different orders. A pointwise kernel makes all of them at once;
+    of any other value the copy is made for the first that reads it.
+
+    Args:
+      stored: The values with memory of their own. sources: Of pointwise results, as in `Fusion`.
+      moved: When values are made that are not made where the program does.
+    """
+    copies, stops = [], {}
+    for value in sorted(stored):
+        uses = read_orders(reading, value)
+        if len(uses) < 2 or reading.producer[value] is None:
+            continue
+        last = {order: max(indices) + 1 for order, indices in uses.items()}
+        own = None if None in uses else max(uses, key=lambda order: last[order])
+        for order, indices in uses.items():
+            if order != own:
+                start = moved.get(value, reading.born(value)) if value in sources else min(indices)
+                copies.append((value, start, last[order]))
+        if own is None and value not in reading.outputs and all(c.rule.is_heavy for c, _ in reading.consumers[value]):
+            copied = [min(indices) + 1 for indices in uses.values()] if value not in sources else []
+            stops[value] = max([last[None], *copied])
+    return Transposed(stops, tuple(copies))
