@@ -35,7 +35,7 @@ from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.memory import Copies, memory_over_time
 from autoshard.planner.moved import moved_itemsizes
-from autoshard.planner.overlap import Exposure
+from autoshard.planner.overlap import Exposure, Terms
 from autoshard.planner.program import Program
 from autoshard.solver.problem import Edge, Node, Problem
 
@@ -144,7 +144,7 @@ class _Builder:
         self.moved_itemsizes = moved_itemsizes(self.graph)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
-        self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients, program.num_joined)
+        self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients, program.joining)
 
     def defined(self, value: int) -> tuple[int, LayoutColumn] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -167,11 +167,10 @@ class _Builder:
                 nodes.append(Node(self.graph.arguments[decision.argument].name, free[len(rows)]))
                 continue
             group, table = self.program.groups[decision.group], self.tables[decision.group]
-            is_free = self.exposure.is_group_free(group)
-            key = id(table), rows, group.trips, is_free
+            terms = self.exposure.of_group(group, self.graph.values[group.writes[-1].value].shape)
+            key = id(table), rows, group.trips, terms
             if key not in cache:
-                exposed = lambda steps, f=is_free: sum(self.exposure.exposed(c, f).time_s for c in steps)
-                comm_s = np.array([exposed(steps) for steps in table.collectives])
+                comm_s = np.array([sum(c.time_s for c in terms.counted(steps)) for steps in table.collectives])
                 cache[key] = (group.trips * (table.compute_s + comm_s))[list(rows)]
             cost = cache[key] + self.own_s[i] if i in self.own_s else cache[key]
             nodes.append(Node(f"{self.graph.operations[group.operations[0]].name}#{group.operations[0]}", cost))
@@ -221,12 +220,12 @@ class _Builder:
             extra = trips * seconds[own.of_choice, column.of_choice]
             self.own_s[target] = self.own_s.get(target, 0.0) + extra
             return
-        is_free = self.exposure.is_flow_free(value)
+        terms = self.exposure.of_flow(value, tensor.shape)
         itemsize = self.moved_itemsizes[value]
-        key = tensor.shape, itemsize, id(own), id(column), trips, makings, len(places), is_free
+        key = tensor.shape, itemsize, id(own), id(column), trips, makings, len(places), terms
         move = self.moves.get(key)
         if move is None:
-            move = self.moves[key] = self._move(tensor, itemsize, own, column, trips, makings, len(places), is_free)
+            move = self.moves[key] = self._move(tensor, itemsize, own, column, trips, makings, len(places), terms)
         flows.append(Flow(value, itemsize, source, target, read, trips, makings, places, own.layouts, column.layouts))
         edges.append(Edge(source, target, move.source_class, move.target_class, move.costs))
         copies.append(move.copies)
@@ -240,11 +239,11 @@ class _Builder:
         trips: float,
         makings: int,
         num_places: int,
-        is_free: bool,
+        terms: Terms,
     ) -> _Move:
         size_bytes = float(math.prod(tensor.shape) * itemsize)
-        times, joined = (trips * self.exposure.share, self.exposure.num_joined) if is_free else (trips, None)
-        costs = times * self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, joined)
+        costs = self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, terms.num_alike)
+        costs = trips * terms.share * costs
         if max(makings, num_places) > 1:
             often = [[makings if is_gather(s, t) else num_places for t in column.layouts] for s in own.layouts]
             costs = costs * np.array(often)

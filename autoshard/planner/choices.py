@@ -103,7 +103,7 @@ class GroupShape:
       stored: For each write, whether it is written whole: it reaches memory, and is not a changed operand.
       touched: The parts that are touched of other reads and writes: dims, whole size in bytes.
       is_scalar_sum: Whether the result is a scalar: XLA combines the all-reduces of scalars (norms, losses, counts)
-        into one, so that each costs only its bytes.
+        into one (`overlap.py` tells what each pays of it).
       is_summed_at_once: Whether XLA sums over all axes in one all-reduce where only some of them end in a
         reduce-scatter, or on several dimensions: it partitions a scatter by itself, which cannot run by shards.
     """
@@ -382,15 +382,8 @@ def _resolve(
         if shifted := out_of_order(local[dims], _merge(local[dims], choice.scatter), split):
             steps.append(permute([mesh.axes[a] for a in shifted], left_bytes))
     if shape.is_scalar_sum:
-        return tuple(
-            dataclasses.replace(
-                c,
-                time_s=c.wire_bytes / mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s,
-                fixed_s=0.0,
-                separate_s=0.0,
-            )
-            for c in steps
-        ), extra_bytes
+        slowest = mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s
+        steps = [dataclasses.replace(c, time_s=c.fixed_s + c.wire_bytes / slowest, separate_s=0.0) for c in steps]
     return tuple(launched(c, mesh.device_type) for c in steps), extra_bytes
 
 

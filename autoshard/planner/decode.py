@@ -308,11 +308,11 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
             )
         steps, trips = made.steps[group.index], made.trips[group.index]
         if steps:
-            is_free = f.exposure.is_group_free(group)
+            terms = f.exposure.of_group(group, reader.graph.values[group.writes[-1].value].shape)
             label = _label(reader, group.writes[0].value, operation.name)
             communication += [
-                _item(f.exposure.exposed(s, is_free), reader, label, group.writes[0].value, operation, trips)
-                for s in steps
+                _item(s, reader, label, group.writes[0].value, operation, trips)
+                for s in terms.counted(steps, choosing.steps[group.index])
             ]
     for flow, target, move in zip(f.flows, choosing.targets, made.moves, strict=True):
         value = flow.value
@@ -320,9 +320,8 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
             operation = None
             if flow.read is not None:
                 operation = operations[f.program.groups[flow.target - reader.first].operations[0]]
-            is_free = f.exposure.is_flow_free(value)
+            terms = f.exposure.of_flow(value, reader.graph.values[value].shape)
             label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
-            steps = [f.exposure.exposed(s, is_free) for s in move]
             if is_gather(reader.layout[value], target):
                 times = flow.trips * flow.makings
             else:
@@ -331,7 +330,7 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
                 moved |= fresh
                 if not times:
                     continue
-            communication += [_item(s, reader, label, value, operation, times) for s in steps]
+            communication += [_item(s, reader, label, value, operation, times) for s in terms.counted(move)]
     held = held_bytes(f, picks, _spared(choosing, made))
     peak_bytes, peak_at, memory = peak(f, held)
     comm_s = sum(c.time_s for c in communication)

@@ -6,9 +6,12 @@ computation of other layers. One model of the latter, tunable by one number: suc
 `(1 - overlap)` of its time. Everything between activations is waited for, and counts in full.
 """
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 
+from autoshard.cluster import CollectiveKind
 from autoshard.cost.collectives import MOST_JOINED, Collective, joined
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import Group
@@ -65,12 +68,81 @@ def gradient_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
     return frozenset(gradients)
 
 
-def num_joined(groups: Sequence[Group], gradients: frozenset[int]) -> int:
-    """How many gradient reductions the compiler may join: all that the program has, up to `MOST_JOINED`."""
-    reducing = sum(
-        any(f.reduction is not None for f in g.factors) and all(a.value in gradients for a in g.writes) for g in groups
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joining:
+    """How many collectives of weights and gradients the compiler joins, and which sums it reduces together.
+
+    A gradient that is all-reduced finds others to be joined with in every plan. One that is scattered, or a weight that
+    is gathered, is sure only of those alike, since a plan treats them alike; the first layer's kernel by itself would
+    be joined with nothing.
+
+    Attributes:
+      num_reductions: How many gradients are reduced.
+      num_alike: For each number of elements, how many of them have it.
+      scalar_shares: For each group that sums to a scalar, its share of all that is summed so of gradients, for a norm:
+        those share one latency. 0 for others, such as losses, which every plan reduces.
+    """
+
+    num_reductions: int
+    num_alike: Mapping[int, int]
+    scalar_shares: Mapping[int, float]
+
+
+def joining_of(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> Joining:
+    """What the compiler joins of the collectives of `groups`."""
+    values = graph.values
+    alike: collections.Counter[int] = collections.Counter()
+    scalar_bytes: dict[int, int] = {}
+    for g in groups:
+        if all(f.reduction is None for f in g.factors):
+            continue
+        if all(a.value in gradients for a in g.writes):
+            alike[math.prod(values[g.writes[-1].value].shape)] += 1
+        if all(not values[a.value].shape for a in g.writes):
+            scalar_bytes[g.index] = sum(values[a.value].size_bytes for a in g.reads if a.value in gradients)
+    total_bytes = max(sum(scalar_bytes.values()), 1)
+    return Joining(
+        min(max(alike.total(), 1), MOST_JOINED),
+        {size: min(number, MOST_JOINED) for size, number in alike.items()},
+        {index: own_bytes / total_bytes for index, own_bytes in scalar_bytes.items()},
     )
-    return min(max(reducing, 1), MOST_JOINED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Terms:
+    """What counts of the time of a collective.
+
+    Attributes:
+      share: The share that counts.
+      num_reductions: How many the compiler joins of all-reduces that a gradient is done with; None if none.
+      num_alike: How many of any other.
+      scalar_share: Of a sum to a scalar, the share of latencies and launch that it pays; None for anything else.
+    """
+
+    share: float = 1.0
+    num_reductions: int | None = None
+    num_alike: int | None = None
+    scalar_share: float | None = None
+
+    def counted(
+        self, steps: Sequence[Collective], planned: Sequence[Collective] | None = None
+    ) -> tuple[Collective, ...]:
+        """The collectives `steps` with the time that counts; `planned` are those of the plan, if the compiler changes
+        them.
+        """
+        if self.scalar_share is not None:
+            return tuple([_with_fixed(c, self.scalar_share * c.fixed_s) for c in steps])
+        is_reduced = all(c.kind is CollectiveKind.ALL_REDUCE for c in planned or steps)
+        number = self.num_reductions if is_reduced else self.num_alike
+        if number is None:
+            return tuple(steps)
+        parts = [joined(c, number) for c in steps]
+        return tuple([dataclasses.replace(c, time_s=self.share * c.time_s) for c in parts])
+
+
+def _with_fixed(collective: Collective, fixed_s: float) -> Collective:
+    """The collective with other latencies and launches."""
+    return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,25 +152,28 @@ class Exposure:
     Attributes:
       share: The share that counts for collectives that nobody waits for.
       weights, gradients: The values whose collectives nobody waits for.
-      num_joined: How many of those the compiler joins at most.
+      joining: How many of those the compiler joins.
     """
 
     share: float
     weights: frozenset[int]
     gradients: frozenset[int]
-    num_joined: int
+    joining: Joining
 
-    def is_flow_free(self, value: int) -> bool:
-        """Whether nobody waits when `value` is resharded."""
-        return value in self.weights or value in self.gradients
+    def of_flow(self, value: int, shape: Sequence[int]) -> Terms:
+        """What counts when `value`, of `shape`, is resharded."""
+        if value not in self.weights and value not in self.gradients:
+            return Terms()
+        return self._free(math.prod(shape))
 
-    def is_group_free(self, group: Group) -> bool:
-        """Whether nobody waits when the results of `group` are reduced."""
-        return all(a.value in self.gradients for a in group.writes)
+    def of_group(self, group: Group, shape: Sequence[int]) -> Terms:
+        """What counts when the results of `group` are reduced; `shape` is that of the last."""
+        scalar_share = self.joining.scalar_shares.get(group.index)
+        if scalar_share is not None:
+            return Terms(scalar_share=scalar_share)
+        if not all(a.value in self.gradients for a in group.writes):
+            return Terms()
+        return self._free(math.prod(shape))
 
-    def exposed(self, collective: Collective, is_free: bool) -> Collective:
-        """The collective with the time that counts."""
-        if not is_free:
-            return collective
-        part = joined(collective, self.num_joined)
-        return dataclasses.replace(part, time_s=self.share * part.time_s)
+    def _free(self, num_elements: int) -> Terms:
+        return Terms(self.share, self.joining.num_reductions, self.joining.num_alike.get(num_elements, 1))

@@ -7,7 +7,7 @@ from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations, pointwise_operations
 from autoshard.planner.choices import GroupShape, shape_of
 from autoshard.planner.liveness import Liveness, liveness
-from autoshard.planner.overlap import gradient_values, num_joined, weight_values
+from autoshard.planner.overlap import Joining, gradient_values, joining_of, weight_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Program:
       graph: The graph. groups: Its groups. live: Its lifetimes.
       shapes: The shape of each group; groups of equal shape share one object.
       weights, gradients: The values whose collectives nobody waits for; see `overlap.py`.
-      num_joined: How many of those the compiler joins at most.
+      joining: How many of those the compiler joins.
     """
 
     graph: Graph
@@ -27,7 +27,7 @@ class Program:
     shapes: tuple[GroupShape, ...]
     weights: frozenset[int]
     gradients: frozenset[int]
-    num_joined: int
+    joining: Joining
 
 
 @collection_paused()
@@ -40,4 +40,4 @@ def prepare(graph: Graph) -> Program:
     shapes = tuple(interned.setdefault(s, s) for s in shapes)
     gradients = gradient_values(graph, pointwise)
     weights = weight_values(graph, pointwise)
-    return Program(graph, groups, live, shapes, weights, gradients, num_joined(groups, gradients))
+    return Program(graph, groups, live, shapes, weights, gradients, joining_of(graph, groups, gradients))

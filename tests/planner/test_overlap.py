@@ -1,0 +1,46 @@
+"""What the compiler joins, and what each collective then pays of latencies and launches."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autoshard.cost.collectives import COMBINED_BYTES, all_gather, all_reduce, reduce_scatter
+from autoshard.planner.overlap import Terms
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def step(params, x):
+    """Three products, two of them alike; updated by their gradients, divided by the norm of all."""
+    loss = lambda p: jnp.sum(((x @ p["one"]) @ p["two"]) @ p["last"])
+    grads = jax.grad(loss)(params)
+    norm = sum(jnp.sum(g * g) for g in grads.values())
+    return {k: p - grads[k] / norm for k, p in params.items()}
+
+
+def test_collectives_are_joined_with_those_of_gradients_alike(formulated, mesh_of):
+    params = {"one": f32(32, 32), "two": f32(32, 32), "last": f32(32, 8)}
+    f = formulated(step, (params, f32(16, 32)), mesh_of(4))
+    joining = f.program.joining
+    assert (joining.num_reductions, joining.num_alike) == (3, {1024: 2, 256: 1})
+    shares = sorted(joining.scalar_shares.values())
+    assert shares == pytest.approx([256 / 2304, 1024 / 2304, 1024 / 2304]), "one latency of the norm, by bytes"
+
+
+def test_what_is_scattered_and_gathered_alone_pays_in_full(mesh_of):
+    """A gradient of 1 MiB: 1/40 of an all-reduce's latencies is less than its share of 30 MiB; alone it pays all."""
+    axes, terms = mesh_of(8).axes, Terms(1.0, num_reductions=40, num_alike=1)
+    size_bytes = float(2**20)
+    share = size_bytes / COMBINED_BYTES
+    reduced, scattered, gathered = (make(axes, size_bytes) for make in (all_reduce, reduce_scatter, all_gather))
+    (counted,) = terms.counted([reduced])
+    assert counted.time_s == pytest.approx(reduced.time_s - (1 - share) * reduced.fixed_s)
+    for alone in ([scattered], [gathered], [scattered, reduced]):
+        assert sum(c.time_s for c in terms.counted(alone)) == pytest.approx(sum(c.time_s for c in alone))
+    (sliced,) = terms.counted([scattered], [reduced])
+    assert sliced.time_s == pytest.approx(scattered.time_s - (1 - share) * scattered.fixed_s), "as it was planned"
+    (scalar,) = Terms(scalar_share=0.25).counted([reduced])
+    assert scalar.time_s == pytest.approx(reduced.time_s - 0.75 * reduced.fixed_s)
+    assert Terms().counted([reduced]) == (reduced,), "between activations nothing is joined"
