@@ -33,7 +33,7 @@ class Liveness:
     """Lifetimes of everything stored.
 
     Attributes:
-      lifetimes: One per stored value; arguments included.
+      lifetimes: One per stored value, arguments included, behind the copies in other orders of dimensions.
       stored: The values that have a lifetime.
       stretch: For each operation, the number of heavy kernels before it: operations of one stretch fuse.
       alias_stop: For each value that is another name of its operand, when its last use ends.
@@ -107,9 +107,10 @@ def liveness(graph: Graph) -> Liveness:
     made = list(_made_lifetimes(reading, unstored, stops, moved))
     orders = transposed(reading, {life.value for life in made}, fusion.sources, moved)
     lifetimes = [
+        *(Lifetime(*copy) for copy in orders.copies),
         *_argument_lifetimes(reading, stops),
         *(Lifetime(l.value, l.start, orders.stops.get(l.value, l.stop)) for l in made),
-        *(Lifetime(*copy) for copy in (*buffers.kernel_copies(reading), *orders.copies)),
+        *(Lifetime(*copy) for copy in buffers.kernel_copies(reading)),
     ]
     return Liveness(
         tuple(lifetimes),
