@@ -63,6 +63,14 @@ Source: OpenXLA, `combine_threshold_count` of the combiner passes in xla/service
 """
 
 
+def sent_share(kind: CollectiveKind, num_devices: int) -> float:
+    """Bytes that each of a group of devices on one level sends, for each byte of the larger side on one device."""
+    if kind is CollectiveKind.PERMUTE:
+        return 1.0
+    passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
+    return passes * (num_devices - 1) / num_devices
+
+
 def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
     """All levels of the axes, fastest first; those of one measured link as one."""
     levels = [level for axis in axes for level in axis.levels if level.size > 1]
@@ -82,12 +90,12 @@ def _ring(kind: CollectiveKind, axes: Sequence[MeshAxis], whole_bytes: float, pa
     for level in _levels(axes):
         n = level.size
         figures = level.link.figures(kind, n)
-        sent = (n - 1) / n * whole_bytes
+        sent = sent_share(kind, n) * whole_bytes
         hops_s = passes * (n - 1) * figures.latency_s
         fixed_s += hops_s
         separate_s += hops_s * figures.separate_share
-        sending_s += passes * sent / figures.bandwidth_bytes_per_s
-        wire_bytes += passes * sent
+        sending_s += sent / figures.bandwidth_bytes_per_s
+        wire_bytes += sent
         whole_bytes /= n  # the next, slower level handles only one n-th
     names = tuple(a.name for a in axes)
     return Collective(kind, names, wire_bytes, fixed_s + sending_s, fixed_s, buffer_bytes, separate_s)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.cluster import CollectiveKind
+from autoshard.cost.collectives import sent_share
 from autoshard.errors import VerificationError
 from autoshard.verify.hlo import Array, Computation, HloModule, Instruction, Run
 from autoshard.verify.replica_groups import axes_of, replica_groups, source_target_pairs
@@ -19,6 +21,8 @@ _KINDS = (
     "ragged-all-to-all",
     "collective-broadcast",
 )
+_LIKE = {"ragged-all-to-all": "all-to-all", "collective-broadcast": "collective-permute"}
+"""What kinds that no plan has are counted as."""
 _EQUATION = re.compile(r"\beqn(\d+)\b")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _SAME = ("bitcast", "reshape", "copy", "transpose", "get-tuple-element", "convert", "copy-start", "copy-done")
@@ -33,7 +37,7 @@ class Piece:
 
     Attributes:
       array: What one device puts in.
-      wire_bytes: Bytes that a device sends for it each time, by the ring algorithm (see `cost/collectives.py`).
+      wire_bytes: Bytes that a device sends for it each time, by the ring algorithm (`cost/collectives.py`).
       equations: Numbers of the planned program's equations that it serves; empty if the compiler does not tell.
       argument: Path of the argument that it is made of, where the compiler tells that instead.
     """
@@ -107,7 +111,7 @@ def _read(module: HloModule, run: Run, kind: str, axes: Sequence[tuple[str, int]
     if len(operands) != len(instruction.operands):
         raise VerificationError(f"The operands of {instruction.name} must be instructions of {computation.name}.")
     pieces = [
-        Piece(a, sent_bytes(kind, size, a.size_bytes), *_origin(module, run, made))
+        Piece(a, _sent_bytes(kind, size, a.size_bytes), *_origin(module, run, made))
         for o in operands
         for made in _parts(module, run.operand(o) or Run(computation, computation.instructions[o], run.times, None))
         for a in made.instruction.result
@@ -184,17 +188,10 @@ def _is_slice_of(body: Computation, fusion: Instruction, name: str) -> bool:
     return bool(users) and all(u.opcode == "dynamic-slice" and u.operands[0] in front for u in users)
 
 
-def sent_bytes(kind: str, num_devices: int, operand_bytes: float) -> float:
-    """Bytes that each device sends, as the ring algorithms of `cost/collectives.py` do, given those it puts in."""
-    match kind:
-        case "all-gather":
-            return (num_devices - 1) * operand_bytes
-        case "all-reduce":
-            return 2 * (num_devices - 1) / num_devices * operand_bytes
-        case "collective-permute" | "collective-broadcast":
-            return operand_bytes
-        case _:
-            return (num_devices - 1) / num_devices * operand_bytes
+def _sent_bytes(kind: str, num_devices: int, operand_bytes: float) -> float:
+    """Bytes that each device sends, as predictions count them, given those it puts in."""
+    whole_bytes = num_devices * operand_bytes if kind == "all-gather" else operand_bytes
+    return sent_share(CollectiveKind(_LIKE.get(kind, kind)), num_devices) * whole_bytes
 
 
 def _origin(module: HloModule, run: Run, made: Run) -> tuple[tuple[int, ...], str]:
