@@ -2,15 +2,20 @@
 
     autoshard calibrate --devices 8 --out cluster.yaml
     python benchmarks/order.py --cluster cluster.yaml
+    python benchmarks/order.py --cluster cluster.yaml --resume    # goes on with the models that are not there yet
 
 For each of several small models: many different plans (the plan, the best plan of each mesh, hand-written strategies on
 several meshes, plans under pins drawn at random), all compiled, then steps of all of them in rounds of random order in
 one process, so that whatever else the machine does falls on all alike. Judged by the rank correlation (Spearman)
 between predicted and measured step times, and by how far the plan that is predicted to be fastest is from the one that
 is. Figures go to results/order.jsonl, one line a plan, and their table to results/order.md.
+
+Memory that a step frees is kept for the next, as the allocators of accelerators do: the C library would give arrays of
+many megabytes back to the system, and getting them again page by page took up to two fifths of the processor time.
 """
 
 import argparse
+import ctypes
 import dataclasses
 import datetime
 import json
@@ -71,7 +76,9 @@ MODELS: dict[str, tuple[str, ...]] = {
 """A file of configs/ and what is changed in it, so that a step takes tens to hundreds of milliseconds on two cores."""
 
 MESHES = ({"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2})
-NUM_RANDOM = 4
+NUM_RANDOM, NUM_PINNED = 8, 6
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+"""Parameters of `mallopt` (glibc, malloc.h)."""
 
 
 class Subject(NamedTuple):
@@ -116,11 +123,11 @@ def subject_of(model: str) -> Subject:
 
 
 def random_pins(graph, axes: dict[str, int], rng: random.Random) -> dict[str, jax.sharding.PartitionSpec]:
-    """Layouts for two large parameters: each mesh axis on a dimension that it divides, or on none."""
+    """Layouts for `NUM_PINNED` of the larger parameters: each mesh axis on a dimension that it divides, or on none."""
     shapes = {a.name: graph.values[a.value].shape for a in graph.arguments if a.name.startswith("state.params")}
-    largest = sorted(shapes, key=lambda name: -np.prod(shapes[name]))[:8]
+    largest = sorted(shapes, key=lambda name: -np.prod(shapes[name]))[: 3 * NUM_PINNED]
     pins = {}
-    for name in rng.sample(largest, 2):
+    for name in rng.sample(largest, min(NUM_PINNED, len(largest))):
         room = list(shapes[name])
         entries: list[tuple[str, ...]] = [()] * len(room)
         for axis, size in axes.items():
@@ -280,29 +287,50 @@ def report(rows: list[Timed], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def keep_memory() -> None:
+    """Tells glibc to keep what is freed; does nothing where the C library is another."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        print("This C library cannot be told to keep memory: page faults are part of the times.", flush=True)
+        return
+    for parameter, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+        mallopt(parameter, value)
+
+
+def read(path: pathlib.Path) -> list[Timed]:
+    """The rows of a file; none if there is no such file."""
+    return [Timed(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", required=True, help="cluster file of `autoshard calibrate --devices 8`")
     parser.add_argument("--models", default=",".join(MODELS), help="some of them, with commas between")
     parser.add_argument("--rounds", type=int, default=30, help="timed steps of each plan (default 30)")
-    parser.add_argument("--most", type=int, default=20, help="most plans of a model (default 20)")
+    parser.add_argument("--most", type=int, default=24, help="most plans of a model (default 24)")
+    parser.add_argument("--resume", action="store_true", help="keep what the results have of these models")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
     chosen = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)
-    before, rows = os.getloadavg()[0], []
-    for model in chosen.models.split(","):
+    keep_memory()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    lines, models = chosen.out / "order.jsonl", chosen.models.split(",")
+    before = os.getloadavg()[0]
+    rows = [r for r in read(lines) if r.model in models] if chosen.resume else []
+    for model in models:
+        if any(r.model == model for r in rows):
+            continue
         print(model, flush=True)
         rows += measure(model, chosen.cluster, chosen.rounds, chosen.most)
         print(json.dumps(dataclasses.asdict(verdict([r for r in rows if r.model == model]))), flush=True)
+        lines.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rows))
         jax.clear_caches()
     machine = (
         f"eight CPU devices of one process on {os.cpu_count()} cores, jax {jax.__version__}, load {before:.1f} before"
     )
     command = f"python benchmarks/order.py {' '.join(sys.argv[1:])}"
     title = f"`{command}`, {datetime.date.today().isoformat()}: {machine}; {chosen.rounds} rounds."
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(dataclasses.asdict(r)) for r in rows)
-    (chosen.out / "order.jsonl").write_text("\n".join(lines) + "\n")
     text = report(rows, title)
     (chosen.out / "order.md").write_text(text)
     print(text)

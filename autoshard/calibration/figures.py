@@ -1,11 +1,13 @@
 """From the times of all probes to a cluster with measured figures."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from autoshard.calibration.fit import (
     collective_figures,
     hidden_share,
+    inner_rate,
     narrow_curve,
     product_curve,
     rate_curve,
@@ -90,16 +92,23 @@ def measured_device(device_type: DeviceType, found: Found, launch_s: float, cali
 
 def measured_collectives(found: Found, launch_s: float) -> dict[int, tuple[MeasuredCollective, ...]]:
     """The figures of every kind and size, by hardware level."""
+    beside_s = next((s for probe, s, _ in found if probe.measures is Measures.BESIDE), 0.0)
     seconds: dict[tuple[int, CollectiveKind, int], dict[float, float]] = {}
     many_s: dict[tuple[int, CollectiveKind, int], float] = {}
+    inner: dict[tuple[int, CollectiveKind, int], dict[float, float]] = {}
     for probe, s, _ in found:
         if probe.collective is not None and probe.measures is Measures.INDEPENDENT:
-            many_s[probe.level, probe.collective, probe.size] = s
+            many_s[probe.level, probe.collective, probe.size] = max(s - beside_s, 0.0)
+        elif probe.collective is not None and probe.measures is Measures.INNER:
+            inner.setdefault((probe.level, probe.collective, probe.size), {})[4.0 * math.prod(probe.shape)] = s
         elif probe.collective is not None:
             seconds.setdefault((probe.level, probe.collective, probe.size), {})[float(probe.shape[0])] = s
     levels: dict[int, tuple[MeasuredCollective, ...]] = {}
     for (level, kind, size), by_bytes in seconds.items():
         one_s, many = by_bytes[min(by_bytes)], many_s.get((level, kind, size))
         separate = 0.0 if many is None else separate_share(one_s, many, NUM_INDEPENDENT)
-        levels[level] = (*levels.get(level, ()), collective_figures(kind, size, by_bytes, launch_s, separate))
+        inner_s = inner.get((level, kind, size))
+        rate = inner_rate(by_bytes, inner_s) if inner_s else None
+        figures = collective_figures(kind, size, by_bytes, launch_s, separate, rate)
+        levels[level] = (*levels.get(level, ()), figures)
     return levels

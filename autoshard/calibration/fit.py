@@ -109,8 +109,32 @@ def separate_share(one_s: float, many_s: float, count: int) -> float:
     return min(max((many_s / one_s - 1) / (count - 1), 0.0), 1.0)
 
 
+def inner_rate(seconds: Mapping[float, float], inner: Mapping[float, float]) -> float | None:
+    """Bytes per second at which pieces along an inner dimension are put in order.
+
+    Each time t of a collective on B bytes along the second dimension, less the line a + b B through the times of the
+    same along the first, is what B bytes take: the rate is the geometric mean of B / (t - a - b B). Where that is below
+    `LEAST_SHARE` of the line, it is noise, and the compiler orders nothing.
+
+    Args:
+      seconds, inner: Times by bytes, along the first and the second dimension.
+
+    Returns:
+      The rate; None where ordering takes nothing.
+    """
+    fixed_s, s_per_byte = line(list(seconds), list(seconds.values()))
+    plain_s = {size: fixed_s + s_per_byte * size for size in inner}
+    rates = [size / (t - plain_s[size]) for size, t in inner.items() if t > (1 + LEAST_SHARE) * plain_s[size]]
+    return float(np.exp(np.mean(np.log(rates)))) if len(rates) == len(inner) else None
+
+
 def collective_figures(
-    kind: CollectiveKind, size: int, seconds: Mapping[float, float], launch_s: float, separate: float = 0.0
+    kind: CollectiveKind,
+    size: int,
+    seconds: Mapping[float, float],
+    launch_s: float,
+    separate: float = 0.0,
+    inner_bytes_per_s: float | None = None,
 ) -> MeasuredCollective:
     """Hop and bandwidth of the ring (`autoshard.cost.collectives`) that takes as long as was measured.
 
@@ -125,4 +149,5 @@ def collective_figures(
     fixed_s, s_per_byte = line(list(seconds), list(seconds.values()))
     passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
     hops, share = (1, 1.0) if kind is CollectiveKind.PERMUTE else (passes * (size - 1), passes * (size - 1) / size)
-    return MeasuredCollective(kind, size, max(fixed_s - launch_s, 0.0) / hops, share / s_per_byte, separate)
+    hop_s = max(fixed_s - launch_s, 0.0) / hops
+    return MeasuredCollective(kind, size, hop_s, share / s_per_byte, separate, inner_bytes_per_s)

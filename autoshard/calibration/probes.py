@@ -22,6 +22,9 @@ NARROW_DIMS = (4, 8, 16, 32, 64, 128)
 """Least dimensions of products. From 128 on, matrix units and vector registers are filled."""
 NUM_INDEPENDENT = 8
 """Collectives that a probe of joining lets the compiler join."""
+ORDERED = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
+"""Kinds whose pieces are put in order where they run along an inner dimension. A reduce-scatter adds whole arrays and
+then takes a part, wherever it lies."""
 FUNCTION_CHAIN, ELEMENTWISE_CHAIN = 4, 32
 """Operations on each element in one kernel of the probes of arithmetic."""
 
@@ -36,7 +39,11 @@ class Measures(enum.Enum):
     FUNCTION = "function"  # exponentials and the like, `FUNCTION_CHAIN` on each element
     ELEMENTWISE = "elementwise"  # multiplications and additions, `ELEMENTWISE_CHAIN` of each on each element
     COLLECTIVE = "collective"  # one collective on `shape` bytes
-    INDEPENDENT = "independent"  # `NUM_INDEPENDENT` collectives on `shape` bytes each, none of which needs another
+    INNER = "inner"  # one collective on `shape` (rows, columns) float32, along the columns
+    BESIDE = "beside"  # a square product of `shape[0]`, as it is in the next
+    # `NUM_INDEPENDENT` collectives on `shape[0]` bytes each, none of which needs another, nor the square product beside
+    # them, of `shape[1]`
+    INDEPENDENT = "independent"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +52,8 @@ class Probe:
 
     Attributes:
       measures: What its time is the time of.
-      shape: On one device: dimensions of a product, elements of an array, bytes of a collective's larger side.
+      shape: On one device: dimensions of a product, elements of an array, bytes of a collective's larger side; or its
+        dimensions, where it runs along the second.
       dtype: Of the elements.
       collective: Which collective. level: Index of the hardware level that it runs over. size: Devices that take part.
     """
@@ -109,7 +117,8 @@ def _memory(device: DeviceType, quick: bool) -> tuple[Probe, ...]:
 
 
 def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:
-    found = []
+    wide = wide_dim(hardware.device_type)
+    found = [Probe(Measures.BESIDE, (wide,))] if hardware.levels else []
     for index, level in enumerate(hardware.levels):
         most_bytes = min(
             level.link.bandwidth_bytes_per_s * LONGEST_S / 20, hardware.device_type.memory_bytes * LARGEST_SHARE
@@ -124,9 +133,21 @@ def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:
                     for size_bytes in _sizes(most_bytes, 16 if quick else 4, parts=size)
                 ]
                 least_bytes = _sizes(SMALLEST_BYTES, 4, parts=size)[0]
+                if kind in ORDERED:
+                    found += [
+                        Probe(Measures.INNER, (n, n), collective=kind, level=index, size=size)
+                        for n in _square_dims(most_bytes, quick)
+                    ]
                 if kind is not CollectiveKind.ALL_REDUCE:  # those of the partitioner are joined on every platform
-                    found.append(Probe(Measures.INDEPENDENT, (least_bytes,), collective=kind, level=index, size=size))
+                    shape = least_bytes, wide
+                    found.append(Probe(Measures.INDEPENDENT, shape, collective=kind, level=index, size=size))
     return tuple(found)
+
+
+def _square_dims(most_bytes: float, quick: bool) -> list[int]:
+    """Dimensions of square float32 arrays of up to `most_bytes`, which all numbers of devices divide."""
+    largest = max(128, 2 ** math.floor(math.log2((most_bytes / 4) ** 0.5)))
+    return [largest] if quick or largest == 128 else [largest // 4 if largest > 256 else 128, largest]
 
 
 def _sizes(most_bytes: float, step: int, parts: int = 1) -> list[int]:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.calibration.probes import (
@@ -167,11 +168,22 @@ def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tupl
             assert probe.collective is not None
             operation = _collective(probe.collective, probe.size)
             return operation, [(probe.shape[0] // 4,)], probe.dtype
+        case Measures.INNER:
+            assert probe.collective is not None
+            return _inner_collective(probe.collective, probe.size), [probe.shape], probe.dtype
         case Measures.INDEPENDENT:
             assert probe.collective is not None
-            own = _collective(probe.collective, probe.size)
-            each = lambda x: jnp.stack([own(x[k])[0] for k in range(NUM_INDEPENDENT)])
-            return each, [(NUM_INDEPENDENT, probe.shape[0] // 4)], probe.dtype
+            own, (size_bytes, wide) = _collective(probe.collective, probe.size), probe.shape
+            many = lambda x, y: jnp.stack([*(own(x[k])[0] for k in range(NUM_INDEPENDENT)), _product(x, y)])
+            return many, [(NUM_INDEPENDENT, size_bytes // 4), (wide, wide)], probe.dtype
+        case Measures.BESIDE:
+            (wide,) = probe.shape
+            return lambda x, y: _product(x, y)[None], [(NUM_INDEPENDENT, 1), (wide, wide)], probe.dtype
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """An element of a product of `y`, all of which is made, in every round since `x` has a part in it."""
+    return lax.optimization_barrier(y.at[0, 0].set(x[0, 0]) @ y)[0, 0]
 
 
 def _functions(x: jax.Array) -> jax.Array:
@@ -207,6 +219,18 @@ def _collective(kind: CollectiveKind, size: int) -> Callable[[jax.Array], jax.Ar
             return lambda x: lax.all_to_all(x.reshape(size, -1), _GROUP, 0, 0).reshape(-1)
         case CollectiveKind.PERMUTE:
             return lambda x: lax.ppermute(x, _GROUP, [(i, (i + 1) % size) for i in range(size)])
+
+
+def _inner_collective(kind: CollectiveKind, size: int) -> Callable[[jax.Array], jax.Array]:
+    """The collective on a matrix that is its larger side, whose columns are spread over the devices.
+
+    Its result is stored row by row, as most of what computes with it wants it.
+    """
+    rows_first = lambda x: with_layout_constraint(x, Layout((0, 1)))
+    if kind is CollectiveKind.ALL_GATHER:
+        return lambda x: rows_first(lax.all_gather(x[:, : x.shape[1] // size], _GROUP, axis=1, tiled=True))
+    assert kind is CollectiveKind.ALL_TO_ALL
+    return lambda x: rows_first(lax.all_to_all(x, _GROUP, 0, 1, tiled=True))
 
 
 _ROWS = {Measures.MEMORY: lambda row: row * 0.5 + 0.5, Measures.BOTH: _functions}

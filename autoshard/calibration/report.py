@@ -69,7 +69,17 @@ def _links(calibrated: Calibrated) -> Table | None:
         return None
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("collective")
-    for name in ("level", "devices", "hop", "bandwidth", "separate", "spread", "hop before", "bandwidth before"):
+    for name in (
+        "level",
+        "devices",
+        "hop",
+        "bandwidth",
+        "separate",
+        "ordered at",
+        "spread",
+        "hop before",
+        "bandwidth before",
+    ):
         table.add_column(name, justify="right")
     for index, (level, old) in enumerate(zip(levels, stated, strict=True)):
         for own in level.link.collectives:
@@ -80,6 +90,7 @@ def _links(calibrated: Calibrated) -> Table | None:
                 _seconds(own.latency_s),
                 _rate(own.bandwidth_bytes_per_s, "B/s"),
                 f"{own.separate_share:.0%}",
+                "" if own.inner_bytes_per_s is None else _rate(own.inner_bytes_per_s, "B/s"),
                 f"{_spread(calibrated.seconds, index, own):.0%}",
                 _seconds(old.link.latency_s),
                 _rate(old.link.bandwidth_bytes_per_s, "B/s"),

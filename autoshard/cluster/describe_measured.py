@@ -14,7 +14,7 @@ _RATES_KEYS = (
     "function_per_s",
     "hidden_share",
 )
-_COLLECTIVE_KEYS = ("kind", "size", "latency_s", "bandwidth_bytes_per_s", "separate_share")
+_COLLECTIVE_KEYS = ("kind", "size", "latency_s", "bandwidth_bytes_per_s", "separate_share", "inner_bytes_per_s")
 
 
 def rates_from_fields(fields: Fields) -> MeasuredRates:
@@ -68,17 +68,20 @@ def collective_from_fields(fields: Fields) -> MeasuredCollective:
         fields.number("latency_s"),
         fields.number("bandwidth_bytes_per_s"),
         fields.number("separate_share", 0.0),
+        fields.number("inner_bytes_per_s") if "inner_bytes_per_s" in fields.values else None,
     )
 
 
 def collective_to_dict(measured: MeasuredCollective) -> dict[str, object]:
     """The inverse of `collective_from_fields`."""
+    inner = {} if measured.inner_bytes_per_s is None else {"inner_bytes_per_s": measured.inner_bytes_per_s}
     return {
         "kind": measured.kind.value,
         "size": measured.size,
         "latency_s": measured.latency_s,
         "bandwidth_bytes_per_s": measured.bandwidth_bytes_per_s,
         "separate_share": measured.separate_share,
+        **inner,
     }
 
 

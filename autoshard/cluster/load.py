@@ -41,7 +41,8 @@ and a link:
 
     collectives:                   # by kind and number of devices: hop and bandwidth of the ring that takes as long,
                                    # and the share of hops that is paid even where many could be joined (0 by default)
-      - {kind: all-gather, size: 8, latency_s: 2e-5, bandwidth_bytes_per_s: 1e9, separate_share: 0.5}
+      - {kind: all-gather, size: 8, latency_s: 2e-5, bandwidth_bytes_per_s: 1e9, separate_share: 0.5,
+         inner_bytes_per_s: 2e9}   # how fast pieces along inner dimensions are put in order (or takes no time)
 
 What is not measured is left out, and the other figures of the device type or link serve.
 

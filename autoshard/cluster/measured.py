@@ -148,6 +148,9 @@ class MeasuredCollective:
       bandwidth_bytes_per_s: One-way bandwidth of one device.
       separate_share: Which share of the latency each of many independent collectives pays by itself: 0 where the
         compiler makes one of them, 1 where they run one after another.
+      inner_bytes_per_s: Rate at which the bytes of the larger side are put in order where the collective runs along a
+        dimension that others are in front of, so that pieces are not whole blocks of memory; None where that takes
+        nothing or was not measured.
     """
 
     kind: CollectiveKind
@@ -155,6 +158,7 @@ class MeasuredCollective:
     latency_s: float
     bandwidth_bytes_per_s: float
     separate_share: float = 0.0
+    inner_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         owner = f"measured {self.kind.value}"
@@ -167,6 +171,9 @@ class MeasuredCollective:
         if share > 1:
             raise ClusterError(f"{owner}: separate_share must be in [0, 1]; received {self.separate_share!r}.")
         object.__setattr__(self, "separate_share", share)
+        if self.inner_bytes_per_s is not None:
+            rate = require_number(owner, "inner_bytes_per_s", self.inner_bytes_per_s)
+            object.__setattr__(self, "inner_bytes_per_s", rate)
 
 
 def interpolated(measured: Iterable[MeasuredCollective], kind: CollectiveKind, size: int) -> MeasuredCollective | None:
@@ -183,10 +190,12 @@ def interpolated(measured: Iterable[MeasuredCollective], kind: CollectiveKind, s
         return below
     share = math.log(size / below.size) / math.log(above.size / below.size)
     between = lambda a, b: a + share * (b - a)
+    inner_s = between(*(0.0 if m.inner_bytes_per_s is None else 1 / m.inner_bytes_per_s for m in (below, above)))
     return MeasuredCollective(
         kind,
         size,
         between(below.latency_s, above.latency_s),
         1 / between(1 / below.bandwidth_bytes_per_s, 1 / above.bandwidth_bytes_per_s),
         between(below.separate_share, above.separate_share),
+        1 / inner_s if inner_s else None,
     )

@@ -16,6 +16,10 @@ Where a link has measured figures for a kind of collective and a number of devic
 w, so that the formula gives the measured time; it stays linear in B. Levels of one such link count as one level, since
 what was measured is a group of devices, and not a hierarchy of groups.
 
+Gathered along a dimension that others are in front of, pieces are no whole blocks of memory: compilers put that
+dimension outermost for the collective, and back afterwards. Where a link's figures say how fast that is
+(`inner_bytes_per_s`), B over it is added. An all-to-all always has such a dimension.
+
 The compiler joins small collectives that do not wait for each other, such as those of gradients, into large ones; each
 then pays its share of what is paid once (`joined`).
 """
@@ -84,12 +88,16 @@ def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
     return merged
 
 
-def _ring(kind: CollectiveKind, axes: Sequence[MeshAxis], whole_bytes: float, passes: int) -> Collective:
+def _ring(
+    kind: CollectiveKind, axes: Sequence[MeshAxis], whole_bytes: float, passes: int, is_inner: bool = False
+) -> Collective:
     fixed_s = sending_s = separate_s = wire_bytes = 0.0
     buffer_bytes = whole_bytes
     for level in _levels(axes):
         n = level.size
         figures = level.link.figures(kind, n)
+        if is_inner and figures.inner_bytes_per_s is not None:
+            sending_s += whole_bytes / figures.inner_bytes_per_s
         sent = sent_share(kind, n) * whole_bytes
         hops_s = passes * (n - 1) * figures.latency_s
         fixed_s += hops_s
@@ -101,9 +109,13 @@ def _ring(kind: CollectiveKind, axes: Sequence[MeshAxis], whole_bytes: float, pa
     return Collective(kind, names, wire_bytes, fixed_s + sending_s, fixed_s, buffer_bytes, separate_s)
 
 
-def all_gather(axes: Sequence[MeshAxis], result_bytes: float) -> Collective:
-    """Every device ends with `result_bytes`, the pieces of all devices along `axes`."""
-    return _ring(CollectiveKind.ALL_GATHER, axes, result_bytes, 1)
+def all_gather(axes: Sequence[MeshAxis], result_bytes: float, is_inner: bool = False) -> Collective:
+    """Every device ends with `result_bytes`, the pieces of all devices along `axes`.
+
+    Args:
+      is_inner: Whether other dimensions are in front of the one that is gathered.
+    """
+    return _ring(CollectiveKind.ALL_GATHER, axes, result_bytes, 1, is_inner)
 
 
 def reduce_scatter(axes: Sequence[MeshAxis], partial_bytes: float) -> Collective:
@@ -128,6 +140,8 @@ def all_to_all(axis: MeshAxis, local_bytes: float) -> Collective:
         fixed_s += hops_s
         separate_s += hops_s * figures.separate_share
         sending_s += sent / figures.bandwidth_bytes_per_s
+        if figures.inner_bytes_per_s is not None:
+            sending_s += local_bytes / figures.inner_bytes_per_s
         wire_bytes += sent
         reach = wider
     kind, time_s = CollectiveKind.ALL_TO_ALL, fixed_s + sending_s

@@ -1,8 +1,9 @@
 """The time of every move between two lists of layouts at once.
 
-The path of a move (`reshard.py`) does not ask which of a tensor's dimensions are which, nor how large they are but for
-what the axes on them divide; and the time of each of its collectives is a constant plus a time per byte. So a move is
-priced once for each pattern of dimensions, and any tensor's price follows from two numbers.
+The path of a move (`reshard.py`) does not ask which of a tensor's dimensions are which, but for whether others are in
+front of them, nor how large they are but for what the axes on them divide; and the time of each of its collectives is a
+constant plus a time per byte. So a move is priced once for each pattern of dimensions, and any tensor's price follows
+from two numbers.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import joined_share
-from autoshard.cost.reshard import reshard
+from autoshard.cost.reshard import inner_dims, reshard
 from autoshard.graph.layout import WHOLE, Layout
 
 _PROBE_BYTES = 1e9
@@ -58,15 +59,18 @@ class MovePrices:
         return seconds[inverse].reshape(len(sources), len(targets))
 
     def _patterns(self, shape: tuple[int, ...], moves: np.ndarray) -> np.ndarray:
-        """What the price of each move depends on; int64 [n, 4 axes] from [n, 2 axes], the entries of both layouts.
+        """What the price of each move depends on; int64 [n, 6 axes] from [n, 2 axes], the entries of both layouts.
 
         First the layouts with dimensions numbered by first appearance, then the extents of those dimensions: of an
-        extent only what it shares with the product of the axes on it matters to what divides it.
+        extent only what it shares with the product of the axes on it matters to what divides it. Last, whether others
+        are in front of them.
         """
         places = moves.shape[1]
         sizes = np.array(self.mesh.shape * 2, np.int64)
         number = np.full(moves.shape, WHOLE)
         extents = np.ones(moves.shape, np.int64)
+        inner = np.zeros(moves.shape, np.int64)
+        is_inner = np.array([*inner_dims(shape), False], np.int64)
         count = np.zeros(len(moves), np.int64)
         whole_shape = np.array([*shape, 1], np.int64)
         for place in range(places):
@@ -83,18 +87,19 @@ class MovePrices:
             on[:, places // 2 :] &= ~on[:, : places // 2]
             product = np.where(on, sizes, 1).prod(axis=1)
             extents[fresh, count[fresh]] = np.gcd(whole_shape[dim[fresh]], product)
+            inner[fresh, count[fresh]] = is_inner[dim[fresh]]
             count[fresh] += 1
-        return np.concatenate([number, extents], axis=1)
+        return np.concatenate([number, extents, inner], axis=1)
 
     def _of_key(self, key: tuple[int, ...]) -> tuple["_Price", ...]:
         """The collectives of a pattern."""
         prices = self._prices.get(key)
         if prices is None:
             axes = len(self.mesh.shape)
-            source, target, extents = key[:axes], key[axes : 2 * axes], key[2 * axes :]
+            source, target, extents, inner = key[:axes], key[axes : 2 * axes], key[2 * axes : 4 * axes], key[4 * axes :]
             prices = self._prices[key] = tuple(
                 _Price(c.fixed_s, c.separate_s, (c.time_s - c.fixed_s) / _PROBE_BYTES, c.buffer_bytes / _PROBE_BYTES)
-                for c in reshard(extents, _PROBE_BYTES, source, target, self.mesh)
+                for c in reshard(extents, _PROBE_BYTES, source, target, self.mesh, tuple(map(bool, inner)))
             )
         return prices
 

@@ -116,7 +116,12 @@ def _parts(layout: Layout, axis_sizes: Sequence[int]) -> dict[int, int]:
     return {d: math.prod(n for n, e in zip(axis_sizes, layout, strict=True) if e == d) for d in layout if d != WHOLE}
 
 
-def _price(step: Step, size_bytes: float, mesh: LogicalMesh) -> list[Collective]:
+def inner_dims(shape: Sequence[int]) -> tuple[bool, ...]:
+    """For each dimension, whether others of more than one element are in front of it."""
+    return tuple(math.prod(shape[:d]) > 1 for d in range(len(shape)))
+
+
+def _price(step: Step, size_bytes: float, mesh: LogicalMesh, is_inner: Sequence[bool]) -> list[Collective]:
     sizes = mesh.shape
     collectives: list[Collective] = []
     split = [a for a, n in enumerate(sizes) if n > 1]  # an axis of one device moves nothing
@@ -132,18 +137,28 @@ def _price(step: Step, size_bytes: float, mesh: LogicalMesh) -> list[Collective]
     if shifted:
         collectives.append(permute([mesh.axes[a] for a in shifted], smallest_bytes))
     if gathered:
-        collectives.append(all_gather([mesh.axes[a] for a in gathered], shard_bytes(size_bytes, step.after, sizes)))
+        axes, result_bytes = [mesh.axes[a] for a in gathered], shard_bytes(size_bytes, step.after, sizes)
+        collectives.append(all_gather(axes, result_bytes, any(is_inner[step.before[a]] for a in gathered)))
     return [launched(c, mesh.device_type) for c in collectives]
 
 
 def reshard(
-    shape: Sequence[int], size_bytes: float, source: Layout, target: Layout, mesh: LogicalMesh
+    shape: Sequence[int],
+    size_bytes: float,
+    source: Layout,
+    target: Layout,
+    mesh: LogicalMesh,
+    is_inner: Sequence[bool] | None = None,
 ) -> tuple[Collective, ...]:
-    """The collectives that turn a tensor of `shape` and `size_bytes` (whole) from layout `source` into `target`."""
+    """The collectives that turn a tensor of `shape` and `size_bytes` (whole) from layout `source` into `target`.
+
+    `is_inner` is `inner_dims` of the tensor, if `shape` does not tell.
+    """
     if source == target:
         return ()
+    is_inner = inner_dims(shape) if is_inner is None else is_inner
     steps = path(shape, source, target, mesh.shape)
-    return tuple(c for step in steps for c in _price(step, size_bytes, mesh))
+    return tuple(c for step in steps for c in _price(step, size_bytes, mesh, is_inner))
 
 
 def total_s(collectives: Iterable[Collective]) -> float:

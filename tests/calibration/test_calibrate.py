@@ -25,6 +25,7 @@ def few(hardware, dtypes, quick):
     """A probe of each kind, and two of a collective."""
     wide = wide_dim(hardware.device_type)
     reduction = {"collective": CollectiveKind.ALL_REDUCE, "size": hardware.num_devices}
+    gather = {"collective": CollectiveKind.ALL_GATHER, "size": hardware.num_devices}
     return (
         Probe(Measures.LAUNCH, (8, 8, 8)),
         Probe(Measures.PRODUCT, (64, 64, 64)),
@@ -35,6 +36,10 @@ def few(hardware, dtypes, quick):
         Probe(Measures.FUNCTION, (1 << 12,)),
         Probe(Measures.ELEMENTWISE, (1 << 12,)),
         *(Probe(Measures.COLLECTIVE, (size_bytes,), **reduction) for size_bytes in (4096, 65536)),
+        *(Probe(Measures.COLLECTIVE, (size_bytes,), **gather) for size_bytes in (4096, 65536)),
+        Probe(Measures.INNER, (128, 128), **gather),
+        Probe(Measures.BESIDE, (64,)),
+        Probe(Measures.INDEPENDENT, (4096, 64), **gather),
     )
 
 
@@ -66,7 +71,10 @@ def test_what_is_stopped_goes_on_and_ends_in_a_cluster_file(small, tmp_path):
     device, link = made.cluster.groups[0].device_type, made.cluster.groups[0].intra_node
     assert device.provenance == f"measured on {device.measured.calibration.date}"
     assert (device.measured.calibration.jax, device.measured.calibration.device_kind) == (jax.__version__, "cpu")
-    assert [(m.kind, m.size) for m in link.collectives] == [(CollectiveKind.ALL_REDUCE, 8)]
+    assert [(m.kind, m.size) for m in link.collectives] == [
+        (CollectiveKind.ALL_REDUCE, 8),
+        (CollectiveKind.ALL_GATHER, 8),
+    ]
     table = report(made)
     assert "all-reduce" in table and "product float32" in table
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from autoshard.calibration.fit import (
     collective_figures,
     hidden_share,
+    inner_rate,
     line,
     narrow_curve,
     product_curve,
@@ -79,6 +80,20 @@ def test_between_points_a_curve_is_a_power_law():
     curve = Curve(((1e2, 1.0), (1e4, 100.0)))
     assert curve.at(1e3) == pytest.approx(10.0)
     assert (curve.at(1.0), curve.at(1e9)) == (1.0, 100.0)
+
+
+@pytest.mark.parametrize("rate", [1e9, 4e8])
+def test_what_putting_pieces_in_order_takes_is_found_and_priced(rate):
+    plain = {b: 20e-6 + b / 5e9 for b in SIZES}
+    inner = {b: t + b / rate for b, t in plain.items() if b > 1e5}
+    found = inner_rate(plain, inner)
+    assert found == pytest.approx(rate)
+    assert inner_rate(plain, {b: 1.01 * plain[b] for b in inner}) is None  # noise
+    own = collective_figures(CollectiveKind.ALL_GATHER, 8, plain, 0.0, inner_bytes_per_s=found)
+    axis = MeshAxis("a", 8, (AxisLevel(8, Link(1.0, 1.0, 0, "test", (own,))),))
+    for b, seconds in inner.items():
+        assert collectives.all_gather([axis], b, is_inner=True).time_s == pytest.approx(seconds)
+        assert collectives.all_gather([axis], b).time_s == pytest.approx(plain[b])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -174,6 +174,7 @@ def measured(keys=(), value=None):
     data["links"]["My-Link"]["collectives"] = [
         {"kind": "all-gather", "size": n, "latency_s": n * 1e-6, "bandwidth_bytes_per_s": 1e9} for n in (2, 8)
     ]
+    data["links"]["My-Link"]["collectives"][1]["inner_bytes_per_s"] = 4e9
     holder = data
     for key in keys[:-1]:
         holder = holder[key]
@@ -191,6 +192,12 @@ def test_measured_figures_are_read_and_written(tmp_path):
     assert figures(CollectiveKind.ALL_GATHER, 4) == pytest.approx((5e-6, 1e9))
     assert figures(CollectiveKind.ALL_GATHER, 64) == pytest.approx((8e-6, 1e9))
     assert figures(CollectiveKind.ALL_REDUCE, 4) == (1e-5, 25e9)  # not measured
+    inner = [link.figures(CollectiveKind.ALL_GATHER, n).inner_bytes_per_s for n in (2, 4, 8)]
+    assert inner == [
+        None,
+        pytest.approx(8e9),
+        4e9,
+    ]  # seconds for each byte are linear in log n: halfway at 4 of 2 and 8
     cluster.to_file(tmp_path / "again.yaml")
     assert Cluster.from_file(tmp_path / "again.yaml") == cluster
     assert [c.to_dict()["version"] for c in (cluster, load(tmp_path, VALID))] == [2, 1]
