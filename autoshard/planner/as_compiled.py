@@ -67,7 +67,7 @@ def compiled(c: Choosing) -> Made:
     """The collectives as the compiler makes them."""
     uses, resharded = _uses(c), c.resharded()
     merged = _gathered_last(c, uses)
-    served, total_of = _added_first(c, uses, merged)
+    served, total_of = _added_first(c, uses, merged.operations | _reading_slices(c))
     slicing = collections.defaultdict(list)
     for flow, target in zip(c.formulation.flows, c.targets, strict=True):
         slicing[flow.value].append(target)
@@ -142,9 +142,30 @@ def _gathered_last(c: Choosing, uses: Mapping[int | None, int]) -> _Merged:
     return _Merged(flows, merged)
 
 
-def _added_first(c: Choosing, uses: Mapping[int | None, int], merged: _Merged) -> tuple[frozenset[int], dict[int, int]]:
+def _reading_slices(c: Choosing) -> set[int]:
+    """The operations all of whose operands are sliced alike."""
+    f, first = c.formulation, len(c.formulation.program.graph.arguments)
+    slices: dict[int, dict[int, tuple[Layout, Layout]]] = collections.defaultdict(dict)
+    for flow, target, move in zip(f.flows, c.targets, c.moves, strict=True):
+        held = c.layout[flow.value]
+        if flow.read is not None and held != target and not move:
+            for index in f.program.groups[flow.target - first].reads[flow.read].operations:
+                slices[index][flow.value] = held, target
+    operations = f.program.graph.operations
+    return {
+        index
+        for index, found in slices.items()
+        if len(set(found.values())) == 1 and found.keys() == set(operations[index].operands)
+    }
+
+
+def _added_first(
+    c: Choosing, uses: Mapping[int | None, int], moved_alike: Set[int]
+) -> tuple[frozenset[int], dict[int, int]]:
     """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
     serves both; and for the sum of each group that does serve, the total that is reduced.
+
+    `moved_alike` are the operations whose operands are sliced alike, or gathered alike behind them.
 
     (OpenXLA, `AllReduceReassociate` and `ReduceScatterReassociate`, xla/service/all_reduce_reassociate.cc.)
     """
@@ -169,7 +190,7 @@ def _added_first(c: Choosing, uses: Mapping[int | None, int], merged: _Merged) -
         if not others:
             is_same = math.prod(graph.values[operation.operands[0]].shape) == math.prod(graph.values[result].shape)
         else:
-            is_late = operation.index in merged.operations
+            is_late = operation.index in moved_alike
             layouts = {c.layout[o] for o in (*operation.operands, *(() if is_late else (result,)))}
             is_same = len(layouts) == 1 and all(other == how and group != last for group, _, other in others)
             if is_same:

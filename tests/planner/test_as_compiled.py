@@ -16,6 +16,14 @@ def f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
+def two_products(x, v, y, w):
+    """Products of different factors, which are added."""
+    return jnp.sum(x @ v + jax.lax.dot_general(y, w, (((1, 2), (0, 1)), ((), ()))))
+
+
+TERMS = (f32(64, 64), f32(64, 64), f32(64, 4, 8), f32(4, 8, 64))
+
+
 def plainly(f) -> Choosing:
     """Everything whole, and no collectives."""
     layout = {v: (WHOLE,) for v in range(len(f.program.graph.values))}
@@ -63,11 +71,7 @@ def test_sums_that_are_added_behind_one_gather_are_reduced_once(formulated, mesh
     """Two products, each summed over a, held along b and read whole by their addition: pieces are added, reduced once
     and gathered once. Where the second is held along another dimension, nothing is spared.
     """
-
-    def fn(x, v, y, w):
-        return jnp.sum(x @ v + jax.lax.dot_general(y, w, (((1, 2), (0, 1)), ((), ()))))
-
-    f = formulated(fn, (f32(64, 64), f32(64, 64), f32(64, 4, 8), f32(4, 8, 64)), mesh_of(2, 4))
+    f = formulated(two_products, TERMS, mesh_of(2, 4))
     c = summed(plainly(f), "dot_general")
     one, two = (g.writes[-1].value for g, steps in zip(f.program.groups, c.steps, strict=True) if steps)
     gather = (all_gather(f.mesh.axes[1:], 64.0 * 64 * 4),)
@@ -76,6 +80,19 @@ def test_sums_that_are_added_behind_one_gather_are_reduced_once(formulated, mesh
     c = dataclasses.replace(c, layout=layout, targets=((WHOLE, WHOLE),) * len(f.flows), moves=moves)
     made = compiled(c)
     assert (sum(map(len, made.steps)), sum(map(len, made.moves))) == expected
+
+
+@pytest.mark.parametrize(("read", "number"), [((WHOLE, 1), 1), ((WHOLE, 0), 2)])
+def test_sums_that_are_added_in_slices_are_reduced_once(formulated, mesh_of, read, number):
+    """Two products are summed whole, and their addition takes the same slice of both, or different ones."""
+    f = formulated(two_products, TERMS, mesh_of(2, 4))
+    c = summed(plainly(f), "dot_general")
+    one, two = (g.writes[-1].value for g, steps in zip(f.program.groups, c.steps, strict=True) if steps)
+    sliced = {one: (WHOLE, 1), two: read}
+    targets = tuple(sliced.get(flow.value, (WHOLE, WHOLE)) for flow in f.flows)
+    layout = {**dict.fromkeys(c.layout, (WHOLE, 1)), one: (WHOLE, WHOLE), two: (WHOLE, WHOLE)}
+    made = compiled(dataclasses.replace(c, layout=layout, targets=targets))
+    assert sum(map(len, made.steps)) == number
 
 
 @pytest.mark.parametrize("use", ["carry", "carry and stack"])
