@@ -130,15 +130,16 @@ def _copies(
     XLA:GPU begins a collective as soon as it can, and execution lets a weight be gathered as soon as the reader's other
     operand is there. Indices that come with the arguments are there from the start: all tables that they are looked up
     in are gathered before the first is read. A copy that came by a collective stays for as long as anything needs it:
-    where its reader is computed inside other kernels, for the last of these; and a sum made in a product's buffer is made
-    in the copy of the product. Slices are computed there like their
-    reader, and copies of gradients wait for others to be joined with.
+    where its reader is computed inside other kernels, for the last of these; and a sum made in a product's buffer is
+    made in the copy of the product. Slices are computed there like their reader, and copies of gradients wait for
+    others to be joined with. Activations are moved as soon as they are there, too, if a product of the same
+    checkpointed function reads them.
     """
     graph: Graph = program.graph
     live = program.live
     alias_stop, fused_stop = dict(live.alias_stop), dict(live.fused_stop)
     births = {life.value: life.start for life in live.lifetimes}
-    at_once = _made_at_once(graph)
+    at_once, place = _made_at_once(graph), graph.checkpoint_of()
     for edge, ((target, read), copy) in enumerate(zip(reads, copies, strict=True)):
         if read is None or copy is None:
             continue
@@ -160,6 +161,10 @@ def _copies(
                 start = min(o, births.get(others[0], o) + 1) if others else o
                 if operation.name == "gather" and all([v in at_once for v in others]):
                     start = 0
+            elif operation.rule.is_heavy and is_kept and o == access.operations[0]:
+                there = births.get(access.value, o)
+                if there + 1 < o and place[there] == place[o] != -1:
+                    yield edge, there + 1, o, copy.sent_bytes
             kept_until = max([max(fused_stop.get(r, 0), alias_stop.get(r, 0)) for r in results], default=0)
             yield edge, start, stop, copy.size_bytes
             kept_from = max(kept_from, stop)

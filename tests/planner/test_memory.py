@@ -102,3 +102,29 @@ def test_a_gathered_copy_stays_for_all_that_is_made_of_it(formulated, mesh_of):
             held[kind].update(f.instants[u.start : u.stop])
     assert held["slice"] == {scaling}
     assert (min(held["sent"]), max(held["sent"])) == (scaling, again)
+
+
+def recomputed(x, w):
+    """A checkpointed layer in which an activation is read again behind two products."""
+
+    def layer(x):
+        y = jnp.tanh(x @ w)
+        return (((y @ w) @ w) @ w) @ y
+
+    return jax.checkpoint(layer)(x)
+
+
+def test_activations_of_a_checkpointed_function_are_moved_as_soon_as_they_are_there(formulated, mesh_of):
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    f = formulated(recomputed, (square, square), mesh_of(2))
+    graph, first_group = f.program.graph, len(f.program.graph.arguments)
+    made = next(o for o in graph.operations if o.name == "tanh")
+    last = [o for o in graph.operations if o.name == "dot_general"][-1]
+    held: set[int] = set()
+    for u in f.problem.edge_usages:
+        flow = f.flows[u.edge]
+        is_last = last.index in f.program.groups[flow.target - first_group].operations
+        if flow.value == made.results[0] and is_last:
+            held.update(f.instants[u.start : u.stop])
+    products = [o.index for o in graph.operations if o.name == "dot_general"]
+    assert held == set(products[1:])
