@@ -113,8 +113,6 @@ def test_a_split_sequence_scatters_where_megatron_reduces():
     # two a layer and pass; the look-up by rows and the head by columns may add one each
     assert 4 * LAYERS <= sent(plan, "reduce-scatter", activation) <= 4 * LAYERS + 2
     assert sent(plan, "all-gather", activation) >= 4 * LAYERS
-    whole = baselines.plan_baseline(Strategy(None, TensorRule.MEGATRON), subject)
-    assert plan.estimate.peak_bytes < whole.estimate.peak_bytes
 
 
 def test_strategies_that_do_not_apply_say_so(moe_subject, dlrm_subject):
