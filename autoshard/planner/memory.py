@@ -159,6 +159,8 @@ def _copies(
             if is_weight and operation.rule.is_heavy:
                 others = [v for v in operation.operands if v is not None and v != access.value]
                 start = min(o, births.get(others[0], o) + 1) if others else o
+                if place[o] != -1:  # what enters a checkpointed function is there once all of it is
+                    start = max(start, graph.checkpoints[place[o]][0])
                 if operation.name == "gather" and all([v in at_once for v in others]):
                     start = 0
             elif operation.rule.is_heavy and is_kept and o == access.operations[0]:
