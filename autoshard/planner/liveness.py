@@ -53,20 +53,27 @@ class Liveness:
     filled_late: tuple[tuple[int, bool], ...]
 
 
-def _last_needs(reading: Reading, fused: Sequence[int]) -> list[int]:
-    """For each value, one past the last operation that needs it, directly or to compute a fused value again."""
+def _last_needs(reading: Reading, fused: Sequence[int], together: Mapping[int, int]) -> list[int]:
+    """For each value, one past the last operation that needs it, directly or to compute a fused value again.
+
+    `together`: What is made with another value and not where the program does it, and where (`buffers.siblings`).
+    """
     graph, around, loops = reading.graph, reading.around, reading.graph.loops
     until = [0] * len(graph.values)
 
     def settle(value: int) -> None:
-        last, home = reading.born(value) + 1, reading.home(value)
+        is_made = not fused[value] or not reading.consumers[value]
+        last, home = reading.born(value) + 1 if is_made else 0, reading.home(value)
         for operation, slot in reading.consumers[value]:
             inside = around[operation.index]
             when = operation.index + 1
             if operation.kind is not OperationKind.LOOP_CARRY:
-                for r in operation.results:
-                    if r is not None and fused[r] and until[r] > when:
-                        when = until[r]
+                needs = [
+                    until[r] if fused[r] else together.get(r, operation.index) + 1
+                    for r in operation.results
+                    if r is not None
+                ]
+                when = max(needs, default=when)
             elif slot == 0:  # the initial value ends where the loop begins
                 inside = inside[:-1]
             else:  # the value carried back lives to the body's end
@@ -94,8 +101,8 @@ def liveness(graph: Graph) -> Liveness:
     scattered = buffers.scattered_into(reading, free)
     fusion = fuse(reading, pointwise, free, in_place)
     root = _roots({**buffers.aliases(graph), **in_place, **scattered})
-    until = _last_needs(reading, fusion.fused)
     together = buffers.siblings(reading, fusion.fused, fusion.sources, gradients)
+    until = _last_needs(reading, fusion.fused, together)
     for value, at in together.items():
         for v in (value, *fusion.sources[value]):
             until[v] = max(until[v], at + 1)

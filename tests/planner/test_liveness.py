@@ -161,3 +161,18 @@ def test_what_enters_a_checkpointed_function_is_stored(wrap):
     graph = trace(gradient, (SQUARE, SQUARE)).graph
     (exponentials,) = (o.results[0] for o in graph.operations if o.name == "exp")
     assert (exponentials in liveness(graph).stored) == (wrap is jax.checkpoint)
+
+
+def test_what_one_kernel_reads_for_two_results_ends_with_it():
+    """Gradients of a gated layer: the second is made with the first, before the product that the program does next."""
+
+    def gradients(d, x, a, b):
+        h, k, g = x @ a, x @ b, d @ a
+        return ((g * k) @ b) @ ((g * jnp.sqrt(h) * 2) @ a)
+
+    graph = trace(gradients, [SQUARE] * 4).graph
+    *read, first, second, _ = [o for o in graph.operations if o.name == "dot_general"]
+    made = {life.value: life for life in liveness(graph).lifetimes}
+    assert max(made[o.results[0]].stop for o in read) <= first.index
+    both = made[second.operands[0]]
+    assert both.start < first.index < both.stop
