@@ -21,8 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
+from autoshard.execution.compiler import GPU_PLATFORMS
 from autoshard.execution.order import used_up_first
 from autoshard.execution.products_first import products_first
+from autoshard.execution.row_by_row import may_be_turned, shards_row_by_row
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.source import source_of
@@ -267,6 +269,9 @@ class Evaluator:
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
+                is_on_gpu = self.mesh.devices.flat[0].platform in GPU_PLATFORMS
+                if is_on_gpu and may_be_turned(equation) and placed[0].entries is not None:
+                    operands = [shards_row_by_row(operands[0], partition_spec(placed[0].entries), self.mesh)]
                 if (rule := rule_by_shards(equation, wanted)) is not None:
                     return run_by_shards(equation, operands, rule, wanted, self.mesh)
                 results = equation.primitive.bind(*operands, **equation.params)

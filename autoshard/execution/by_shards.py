@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, PartitionSpec
 
+from autoshard.execution.row_by_row import row_by_row
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
@@ -52,7 +52,9 @@ def run_by_shards(
 
     def local(*shards: Any) -> list[Any]:
         if equation.primitive.name == "fft":
-            return [_row_major(equation.primitive.bind(*map(_row_major, shards), **params))]
+            # XLA's transforms on CPU demand this order of operands and results, and the compiler does not see to it
+            # where a collective next to the transform prefers another (jax 0.10.2)
+            return [row_by_row(equation.primitive.bind(*map(row_by_row, shards), **params))]
         results = equation.primitive.bind(*shards, **params)
         results = list(results) if equation.primitive.multiple_results else [results]
         return [_summed(result, summed, wanted.scatters, mesh) for result in results] if summed else results
@@ -82,14 +84,6 @@ def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str
             result = jax.lax.psum_scatter(result, together, scatter_dimension=dim, tiled=True)
     left = tuple(axis for axis in axes if axis not in dict(scatters))
     return jax.lax.psum(result, left) if left else result
-
-
-def _row_major(x: jax.Array) -> jax.Array:
-    """`x` stored row by row, as XLA's transforms on CPU demand of operands and results.
-
-    The compiler does not see to it itself where a collective next to the transform prefers another order (jax 0.10.2).
-    """
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _axes_of(rule: FactorRule, wanted: EquationShardings, mesh: Mesh) -> _AxesOf:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
-_GPU_PLATFORMS = frozenset({"cuda", "rocm", "gpu"})
+GPU_PLATFORMS = frozenset({"cuda", "rocm", "gpu"})
+"""What JAX calls a GPU."""
+
 _IN_PROGRAM_ORDER: Mapping[str, bool] = {"xla_gpu_enable_analytical_sol_latency_estimator": False}
 """Keeps XLA:GPU's schedule for least memory.
 
@@ -19,4 +21,4 @@ def compiler_options(platform: str) -> dict[str, bool] | None:
     XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true asks for that scheduler all the same, by XLA's source; this
     was not tried.
     """
-    return dict(_IN_PROGRAM_ORDER) if platform in _GPU_PLATFORMS else None
+    return dict(_IN_PROGRAM_ORDER) if platform in GPU_PLATFORMS else None
