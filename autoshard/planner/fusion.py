@@ -83,7 +83,8 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
 
     A pointwise result that only fusible operations read is not, if one kernel needs it, or if the kernels that need it
     move fewer bytes when each of them computes it again from what it is made of than when it is written once and read
-    by each. What enters a checkpointed function is stored anyway.
+    by each. What enters a checkpointed function is stored anyway. Rows that are looked up in a table are like a
+    pointwise result, unless the table is a parameter: these are sharded by rows, too, and the rows are then summed.
 
     Args:
       reading: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.
@@ -93,8 +94,9 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
     size = lambda value: graph.values[value].size_bytes
     can_fuse = bytearray(len(graph.values))
     held = reading.outputs | _held_by_barriers(graph)
+    fusible = _fusible(graph, pointwise)
     for operation in graph.operations:
-        if pointwise[operation.index]:
+        if fusible[operation.index]:
             for value in operation.results:
                 if value is not None and value not in held and value not in in_place:
                     can_fuse[value] = all(
@@ -104,7 +106,7 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
     for operation in graph.operations:
-        if not pointwise[operation.index]:
+        if not fusible[operation.index]:
             continue
         made_of: set[int] = set()
         for o in operation.operands:
@@ -134,6 +136,18 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
                 for value in (v for term in terms for v in term):
                     fused[value] = True
     return Fusion(fused, sources)
+
+
+def _fusible(graph: Graph, pointwise: Sequence[bool]) -> list[bool]:
+    """For each operation, whether its readers can compute it: the pointwise ones, and gathers from what is computed."""
+    given = {argument.value for argument in graph.arguments}
+    fusible = []
+    for operation in graph.operations:
+        is_pointwise = pointwise[operation.index]
+        if is_pointwise and all([o is None or o in given for o in operation.operands]):
+            given.update(r for r in operation.results if r is not None)
+        fusible.append(is_pointwise or (operation.name == "gather" and operation.operands[0] not in given))
+    return fusible
 
 
 def _held_by_barriers(graph: Graph) -> frozenset[int]:

@@ -1,0 +1,21 @@
+"""What is computed where it is read."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autoshard.planner.liveness import liveness
+from autoshard.trace.trace import trace
+
+
+@pytest.mark.parametrize("is_parameter", [True, False])
+def test_rows_are_looked_up_where_they_are_read(is_parameter):
+    """The kernel that adds the rows of a product looks them up; those of a parameter may be a sum to reduce."""
+
+    def receive(x, at, edges):
+        return edges + (x if is_parameter else x @ x)[at]
+
+    x, edges = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (256, 64)))
+    graph = trace(receive, (x, jax.ShapeDtypeStruct((256,), jnp.int32), edges)).graph
+    (rows,) = (o.results[0] for o in graph.operations if o.name == "gather")
+    assert (rows in liveness(graph).stored) == is_parameter
