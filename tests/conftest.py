@@ -13,6 +13,10 @@ QUICK = "--xla_cpu_use_fusion_emitters=false"
 """A flag of XLA. Without the newer emitters, small programs compile in a third of the time or less."""
 
 
+PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+"""Another. On a loaded machine, devices of one step may be far apart; XLA:CPU ends the process after 40 s."""
+
+
 def _xla_knows(flag: str) -> bool:
     """Whether XLA knows `flag`; it ends a process that sets one that it does not know, so that another one tries."""
     environment = {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
@@ -20,8 +24,8 @@ def _xla_knows(flag: str) -> bool:
     return trial.returncode == 0
 
 
-if _xla_knows(QUICK):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
+for known in filter(_xla_knows, (QUICK, PATIENT)):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {known}".strip()
 
 os.environ["AUTOSHARD_CACHE"] = "off"  # what earlier runs solved must not decide what a test sees
 
