@@ -269,9 +269,10 @@ class Evaluator:
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
+                entries = placed[0].entries if placed else None
                 is_on_gpu = self.mesh.devices.flat[0].platform in GPU_PLATFORMS
-                if is_on_gpu and may_be_turned(equation) and placed[0].entries is not None:
-                    operands = [shards_row_by_row(operands[0], partition_spec(placed[0].entries), self.mesh)]
+                if is_on_gpu and entries is not None and may_be_turned(equation, entries, self.mesh.shape):
+                    operands = [shards_row_by_row(operands[0], partition_spec(entries), self.mesh)]
                 if (rule := rule_by_shards(equation, wanted)) is not None:
                     return run_by_shards(equation, operands, rule, wanted, self.mesh)
                 results = equation.primitive.bind(*operands, **equation.params)

@@ -15,9 +15,16 @@ from autoshard.execution.row_by_row import may_be_turned, shards_row_by_row
     ids=["outer", "middle", "inner: is row by row anyway", "a vector is left", "a vector is left too"],
 )
 def test_sums_that_leave_a_matrix_and_not_only_inner_dimensions(summed, expected):
-    shape = jax.ShapeDtypeStruct((2, 3, 4), jnp.float32)
+    shape = jax.ShapeDtypeStruct((64, 64, 64), jnp.float32)
     (equation,) = jax.make_jaxpr(lambda x: jax.lax.reduce_sum(x, summed))(shape).eqns
-    assert may_be_turned(equation) == expected
+    split = ((), (), ("data",)), {"data": 2}
+    assert may_be_turned(equation, *split) == expected
+
+
+def test_sums_of_few_elements_on_each_device_are_left_alone():
+    (equation,) = jax.make_jaxpr(lambda x: jax.lax.reduce_sum(x, (0,)))(jnp.zeros((64, 4, 4))).eqns
+    for ways, expected in ((2, True), (4, False)):  # 32 and 16 elements
+        assert may_be_turned(equation, (("data",), (), ()), {"data": ways}) == expected
 
 
 def test_values_are_kept():
