@@ -57,7 +57,7 @@ def run_by_shards(
             return [row_by_row(equation.primitive.bind(*map(row_by_row, shards), **params))]
         results = equation.primitive.bind(*shards, **params)
         results = list(results) if equation.primitive.multiple_results else [results]
-        return [_summed(result, summed, wanted.scatters, mesh) for result in results] if summed else results
+        return [_summed(result, summed, wanted.scatters) for result in results] if summed else results
 
     if not axes_of:
         return local(*operands)
@@ -66,22 +66,11 @@ def run_by_shards(
     return jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(*operands)
 
 
-def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]], mesh: Mesh) -> jax.Array:
-    """The sum of `result` over the mesh `axes`, of which each device keeps its piece where it is scattered.
-
-    XLA:CPU has no reduce-scatter: it makes an all-reduce and a slice of it, but first puts the scattered dimension
-    outermost in memory, which takes ten times as long as the sum where that is not the first (jax 0.10.2). There the
-    all-reduce and the slice are written out.
-    """
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
+def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]]) -> jax.Array:
+    """The sum of `result` over the mesh `axes`, of which each device keeps its piece where it is scattered."""
     for dim in dict.fromkeys(dim for _, dim in scatters):
         together = tuple(axis for axis, d in scatters if d == dim)
-        if is_cpu:
-            piece = result.shape[dim] // _size(together, mesh)
-            start = jax.lax.axis_index(together) * piece
-            result = jax.lax.dynamic_slice_in_dim(jax.lax.psum(result, together), start, piece, dim)
-        else:
-            result = jax.lax.psum_scatter(result, together, scatter_dimension=dim, tiled=True)
+        result = jax.lax.psum_scatter(result, together, scatter_dimension=dim, tiled=True)
     left = tuple(axis for axis in axes if axis not in dict(scatters))
     return jax.lax.psum(result, left) if left else result
 

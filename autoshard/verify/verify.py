@@ -12,14 +12,13 @@ from autoshard.plans.plan import Plan, PlannedTensor
 from autoshard.trace.trace import Trace
 from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.compile import compile_step
-from autoshard.verify.cpus import on_cpus
 from autoshard.verify.cycles import estimated_cycles
 from autoshard.verify.devices import devices_for, options_for
 from autoshard.verify.flops import product_flops
 from autoshard.verify.hlo import parse
 from autoshard.verify.rematerialised import rematerialisations
 from autoshard.verify.strays import Origins, flows, strays
-from autoshard.verify.targets import CpuTarget, target_named, target_of
+from autoshard.verify.targets import target_named, target_of
 from autoshard.verify.verification import MemoryFigures, Verification
 
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -62,14 +61,13 @@ def verify(
     origins, order = Origins.of(traced), tuple(name for name, _ in plan.axes)
     collectives = compiled_collectives(module, plan.axes)
     memory, e = compiled.memory, plan.estimate
-    expected = on_cpus(e.communication) if isinstance(chosen, CpuTarget) else e.communication
     return Verification(
         plan=plan.name,
         cluster=plan.cluster,
         target=chosen.name,
         axes=plan.axes,
-        flows=flows(expected, collectives, order),
-        strays=strays(expected, collectives, origins, order),
+        flows=flows(e.communication, collectives, order),
+        strays=strays(e.communication, collectives, origins, order),
         rematerialised=rematerialisations(compiled.log, origins),
         predicted_memory=predicted_memory(plan, traced),
         compiled_memory=MemoryFigures(
