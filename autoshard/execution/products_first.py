@@ -10,11 +10,9 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from autoshard.planner.buffers import SUMS
+from autoshard.planner.buffers import PRODUCTS, SUMS
 from autoshard.planner.decisions import EquationShardings
 from autoshard.trace.walk import nested_programs, open_jaxpr
-
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 def products_first(
@@ -56,7 +54,7 @@ def products_first(
 
 def has_product(equation: jex.JaxprEqn) -> bool:
     """Whether an equation is a product, or contains one."""
-    if equation.primitive.name in _PRODUCTS:
+    if equation.primitive.name in PRODUCTS:
         return True
     return any(has_product(e) for nested in nested_programs(equation) for e in open_jaxpr(nested).eqns)
 
