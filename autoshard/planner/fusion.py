@@ -7,7 +7,7 @@ kernels of this kind take as long as the bytes that they move.
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
-from autoshard.graph.graph import Graph, OperationKind
+from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import is_key_or_random
 from autoshard.planner.buffers import SUMS, is_alias
 from autoshard.planner.reading import Reading
@@ -35,7 +35,8 @@ times (`PriorityFusion`), repeats them. Attention keeps its scores, not the expo
 """
 
 _COSTLY = frozenset({"tanh"})
-"""Those for which a GPU has no unit: two kernels may compute them, a third would take longer than fetching them."""
+"""Those for which a GPU has no unit: two kernels may compute them, a third would take longer than fetching them. What
+needs a sum of what they are part of is a kernel apart from the one that sums."""
 
 _MOST_KERNELS = 6
 """Up to how many kernels that read a value are told apart; more are as many."""
@@ -54,8 +55,10 @@ class Fusion:
     sources: Mapping[int, frozenset[int]]
 
 
-def _kernels(reading: Reading, can_fuse: Sequence[int]) -> list[frozenset[int]]:
-    """For each value, the stretches in which it is needed, if all that can be fused is."""
+def _kernels(reading: Reading, can_fuse: Sequence[int], place: Sequence[int]) -> list[frozenset[int]]:
+    """For each value, the places in which it is needed, if all that can be fused is. `place`: That of each operation,
+    such as its stretch.
+    """
     kernels: list[frozenset[int]] = [frozenset()] * len(reading.graph.values)
     for operation in reversed(reading.graph.operations):
         for value in operation.results:
@@ -70,12 +73,27 @@ def _kernels(reading: Reading, can_fuse: Sequence[int]) -> list[frozenset[int]]:
                     for r in inner:
                         found |= kernels[r]
                 else:
-                    found.add(reading.stretch[c.index])
+                    found.add(place[c.index])
                     for r in c.results:  # each order of dimensions that a result is needed in is a kernel of its own
                         others = len(read_orders(reading, r)) - 1 if r is not None else 0
                         found.update(-1 - c.index - k * len(reading.stretch) for k in range(others))
             kernels[value] = frozenset(found)
     return kernels
+
+
+def _between_sums(reading: Reading) -> list[int]:
+    """For each operation, a number that it shares with those of its stretch that wait for as many sums in turn."""
+    waits: list[int] = []
+    for operation in reading.graph.operations:
+        made = [reading.producer[o] for o in operation.operands if o is not None]
+        near = [p for p in made if p is not None and reading.stretch[p.index] == reading.stretch[operation.index]]
+        waits.append(max([waits[p.index] + _sums(p) for p in near if p.index < operation.index], default=0))
+    return [stretch + num * len(waits) for stretch, num in zip(reading.stretch, waits, strict=True)]
+
+
+def _sums(operation: Operation) -> bool:
+    """Whether an operation makes one element of many, and is no product."""
+    return not operation.rule.is_heavy and any(f.reduction and f.size > 1 for f in operation.rule.factors)
 
 
 def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: Mapping[int, int]) -> Fusion:
@@ -102,7 +120,9 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
                     can_fuse[value] = all(
                         [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in reading.consumers[value]]
                     )
-    kernels = _kernels(reading, can_fuse)
+    kernels = _kernels(reading, can_fuse, stretch)
+    has_costly = any(o.name in _COSTLY for o in graph.operations)
+    parts = _kernels(reading, can_fuse, _between_sums(reading)) if has_costly else kernels
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
     for operation in graph.operations:
@@ -120,11 +140,11 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
             sources[value] = own
             if not can_fuse[value]:
                 continue
+            if operation.name in _COSTLY and len(parts[value]) > 2:
+                continue
             num = len(kernels[value])
             if num > 1 and not is_alias(operation) and value not in free:
                 if not is_cheap and kernels[value] != {stretch[operation.index]}:
-                    continue
-                if operation.name in _COSTLY and num > 2:
                     continue
                 if sum(map(size, own)) * (num - 1) > size(value) * (num + 1):
                     continue

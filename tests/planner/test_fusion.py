@@ -19,3 +19,20 @@ def test_rows_are_looked_up_where_they_are_read(is_parameter):
     graph = trace(receive, (x, jax.ShapeDtypeStruct((256,), jnp.int32), edges)).graph
     (rows,) = (o.results[0] for o in graph.operations if o.name == "gather")
     assert (rows in liveness(graph).stored) == is_parameter
+
+
+@pytest.mark.parametrize("is_summed", [True, False])
+def test_a_hyperbolic_tangent_is_stored_for_three_kernels(is_summed):
+    """What the first product reads is made of it, and so is the result: two kernels. Where the product reads the
+    tangents' shares of their sum, a third one sums them first.
+    """
+
+    def f(x, w):
+        y = jnp.tanh(x @ w)
+        total = jnp.sum(y, axis=1, keepdims=True) if is_summed else 2.0
+        return ((y / total) @ w) * y
+
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    graph = trace(f, (square, square)).graph
+    (tangents,) = (o.results[0] for o in graph.operations if o.name == "tanh")
+    assert (tangents in liveness(graph).stored) == is_summed
