@@ -128,13 +128,13 @@ def all_reduce(axes: Sequence[MeshAxis], partial_bytes: float) -> Collective:
     return _ring(CollectiveKind.ALL_REDUCE, axes, partial_bytes, 2)
 
 
-def all_to_all(axis: MeshAxis, local_bytes: float) -> Collective:
-    """Every device exchanges its `local_bytes` in equal parts with all devices along `axis`."""
+def all_to_all(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
+    """Every device exchanges its `local_bytes` in equal parts with all devices along `axes`."""
     fixed_s = sending_s = separate_s = wire_bytes = 0.0
-    reach = 1  # devices within reach so far
-    for level in _levels([axis]):
+    reach, all_devices = 1, math.prod(axis.size for axis in axes)  # devices within reach so far, and in the end
+    for level in _levels(axes):
         wider = reach * level.size
-        sent = (wider - reach) / math.prod(l.size for l in axis.levels) * local_bytes
+        sent = (wider - reach) / all_devices * local_bytes
         figures = level.link.figures(CollectiveKind.ALL_TO_ALL, level.size)
         hops_s = (level.size - 1) * figures.latency_s
         fixed_s += hops_s
@@ -144,8 +144,8 @@ def all_to_all(axis: MeshAxis, local_bytes: float) -> Collective:
             sending_s += local_bytes / figures.inner_bytes_per_s
         wire_bytes += sent
         reach = wider
-    kind, time_s = CollectiveKind.ALL_TO_ALL, fixed_s + sending_s
-    return Collective(kind, (axis.name,), wire_bytes, time_s, fixed_s, local_bytes, separate_s)
+    kind, time_s, names = CollectiveKind.ALL_TO_ALL, fixed_s + sending_s, tuple(a.name for a in axes)
+    return Collective(kind, names, wire_bytes, time_s, fixed_s, local_bytes, separate_s)
 
 
 def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:

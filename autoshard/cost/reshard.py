@@ -4,7 +4,8 @@ XLA is good at one thing at a time; asked for several at once it may fall back t
 full rematerialization"). So a move is planned, priced and executed as a path of simple steps, each on the least bytes:
 
   1. axes that newly shard a dimension: every device keeps its slice, nothing moves (later, if it does not divide yet);
-  2. an axis that leaves one dimension for another: an all-to-all each;
+  2. axes that leave one dimension for another: an all-to-all for each such pair of dimensions, over all axes that go
+     the same way at once, as if they were one axis;
   3. axes that no longer shard anything: an all-gather for each dimension that they leave, the major axes first,
      since these have the slower links (asked for all at once, XLA goes by dimension and may leave the slowest last);
   4. pieces in the wrong order, because an axis joins or leaves a dimension in front of one that stays:
@@ -44,10 +45,9 @@ def path(shape: Sequence[int], source: Layout, target: Layout, axis_sizes: Seque
     slices = [a for a, (s, t) in pairs if s == WHOLE and t != WHOLE]
     moves = [a for a, (s, t) in pairs if s != t and WHOLE not in (s, t)]
     gathers = [a for a, (s, t) in pairs if s != WHOLE and t == WHOLE]
-    together: dict[int, list[int]] = {}  # axes gathered from one dimension; slower links come first, as in the mesh
-    for a in gathers:
-        together.setdefault(source[a], []).append(a)
-    stages = [*([a] for a in (*slices, *moves)), *together.values()]
+    # axes gathered from one dimension; slower links come first, as in the mesh
+    together = _alike(gathers, source, target)
+    stages = [*([a] for a in slices), *_alike(moves, source, target), *together]
     steps: list[Step] = []
     now, waiting = source, stages
     while waiting:
@@ -61,6 +61,14 @@ def path(shape: Sequence[int], source: Layout, target: Layout, axis_sizes: Seque
     return tuple(_join_slices(steps))
 
 
+def _alike(axes: Sequence[int], source: Layout, target: Layout) -> list[list[int]]:
+    """`axes` by the dimensions that they leave and join."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for a in axes:
+        alike.setdefault((source[a], target[a]), []).append(a)
+    return list(alike.values())
+
+
 def waypoints(step: Step, rank: int, axis_sizes: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """The layouts that a step passes through, the last one included: for each dimension its mesh axes, major to minor.
 
@@ -71,7 +79,7 @@ def waypoints(step: Step, rank: int, axis_sizes: Sequence[int]) -> tuple[tuple[t
     natural = lambda layout: tuple(tuple(a for a in split if layout[a] == d) for d in range(rank))
     ends = natural(step.before), natural(step.after)
     moved = [a for a in step.axes if WHOLE not in (step.before[a], step.after[a])]
-    if len(moved) > 1:  # together, as one permutation
+    if len(_alike(moved, step.before, step.after)) > 1:  # together, as one permutation
         return (ends[1],)
     stays = [[a for a in before if a in after] for before, after in zip(*ends, strict=True)]
     leaving, joined = (
@@ -132,8 +140,8 @@ def _price(step: Step, size_bytes: float, mesh: LogicalMesh, is_inner: Sequence[
     if len(moved) > 1 and _parts(step.before, sizes) == _parts(step.after, sizes):  # whole pieces change places
         axes = sorted({*moved, *shifted})
         return [launched(permute([mesh.axes[a] for a in axes], smallest_bytes), mesh.device_type)]
-    for a in moved:
-        collectives.append(all_to_all(mesh.axes[a], smallest_bytes))
+    for axes in _alike(moved, step.before, step.after):
+        collectives.append(all_to_all([mesh.axes[a] for a in axes], smallest_bytes))
     if shifted:
         collectives.append(permute([mesh.axes[a] for a in shifted], smallest_bytes))
     if gathered:

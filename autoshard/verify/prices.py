@@ -16,7 +16,7 @@ def collectives_s(collectives: Iterable[CompiledCollective], mesh: LogicalMesh) 
 
 
 def _priced(collective: CompiledCollective, mesh: LogicalMesh) -> Collective:
-    """One run of a collective. Kinds that no plan has are priced as an all-to-all of their bytes on each axis."""
+    """One run of a collective. Kinds that no plan has are priced as an all-to-all of their bytes."""
     axes = [mesh.axis(name) for name in collective.axes]
     own_bytes = sum(p.array.size_bytes for p in collective.pieces)
     match collective.kind:
@@ -29,5 +29,4 @@ def _priced(collective: CompiledCollective, mesh: LogicalMesh) -> Collective:
         case "collective-permute":
             return permute(axes, own_bytes)
         case _:
-            slowest = min(axes, key=lambda axis: min(level.link.bandwidth_bytes_per_s for level in axis.levels))
-            return all_to_all(slowest, own_bytes)
+            return all_to_all(axes, own_bytes)

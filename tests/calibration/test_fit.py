@@ -23,7 +23,7 @@ PRICES = {
     CollectiveKind.ALL_GATHER: collectives.all_gather,
     CollectiveKind.REDUCE_SCATTER: collectives.reduce_scatter,
     CollectiveKind.ALL_REDUCE: collectives.all_reduce,
-    CollectiveKind.ALL_TO_ALL: lambda axes, size_bytes: collectives.all_to_all(axes[0], size_bytes),
+    CollectiveKind.ALL_TO_ALL: collectives.all_to_all,
     CollectiveKind.PERMUTE: collectives.permute,
 }
 

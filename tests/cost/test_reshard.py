@@ -111,6 +111,27 @@ def test_prices_by_hand():
     assert price((WHOLE, 0), (0, 0)) == [("collective-permute", 128.0, 1e-6 + 1.28e-9)]  # slice, then pieces in order
 
 
+@given(moves(), st.sampled_from([(4, 2), (2, 4)]), st.data())
+@settings(max_examples=200, deadline=None)
+def test_axes_that_go_together_move_like_one_of_their_size(move, sizes, data):
+    """Each move on (4, 2), the 4 in two levels, costs the same on (2, 2, 2), where both parts of the 4 go with it."""
+    shape = move[0]
+    layouts = st.sampled_from(all_layouts(shape, sizes))
+    source, target = data.draw(layouts), data.draw(layouts)
+    merged = sizes.index(4)
+    axes = list(mesh_of(sizes, [SLOW, LINK]).axes)
+    link = axes[merged].levels[0].link
+    axes[merged] = MeshAxis("m", 4, (AxisLevel(2, link), AxisLevel(2, link)))
+    parts = [MeshAxis(name, 2, (AxisLevel(2, link),)) for name in "mn"]
+    split = [*axes[:merged], *parts, *axes[merged + 1 :]]
+    finer = lambda layout: (*layout[: merged + 1], *layout[merged:])
+    price = lambda mesh, *ends: [
+        (c.kind, pytest.approx(c.wire_bytes), pytest.approx(c.time_s))
+        for c in reshard(shape, 1e6, *ends, LogicalMesh(tuple(mesh), DEVICE))
+    ]
+    assert price(split, finer(source), finer(target)) == price(axes, source, target)
+
+
 def test_gathers_cross_the_slow_axis_on_the_smallest_pieces():
     """1 MB sharded over a slow axis of 2 (dimension 0) and a fast one of 4 (dimension 1): the slow one goes first."""
     slow, fast = reshard((16, 16), 1e6, (0, 1), (WHOLE, WHOLE), mesh_of((2, 4), [SLOW, LINK]))
@@ -126,6 +147,9 @@ EXECUTED = [
     ((2, 4), (16, 16), (0, 1), (0, 0), ["all-to-all"]),
     ((2, 4), (16, 16), (0, 1), (WHOLE, WHOLE), ["all-gather", "all-gather"]),
     ((2, 4), (16, 16), (0, 0), (WHOLE, WHOLE), ["all-gather"]),
+    ((2, 4), (16, 16), (0, 0), (1, 1), ["all-to-all"]),
+    ((2, 2, 2), (8, 8, 8), (0, 2, 0), (1, 2, 1), ["all-to-all"]),
+    ((2, 2, 2), (8, 8), (0, 0, 0), (1, 0, 1), ["all-to-all", "collective-permute"]),
     ((2, 4), (16, 16), (0, 1), (1, 0), ["all-to-all", "all-to-all", "collective-permute"]),
     ((2, 4), (16, 16), (WHOLE, 0), (0, 0), ["collective-permute"]),
     ((2, 4), (16, 16), (0, 0), (WHOLE, 0), ["all-gather", "collective-permute"]),
