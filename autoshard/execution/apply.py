@@ -23,10 +23,12 @@ from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.compiler import GPU_PLATFORMS
 from autoshard.execution.order import used_up_first
-from autoshard.execution.products_first import products_first
+from autoshard.execution.products_first import is_partial, products_first
 from autoshard.execution.row_by_row import may_be_turned, shards_row_by_row
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.trace.rules.leaf import leaf_of
+from autoshard.trace.rules.table import table_rule
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import (
     EquationKind,
@@ -82,14 +84,34 @@ def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
 
 
 def _tied_after(
-    equations: Sequence[jex.JaxprEqn], numbers: Sequence[int], shardings: Mapping[int, EquationShardings]
+    equations: Sequence[jex.JaxprEqn],
+    numbers: Sequence[int],
+    shardings: Mapping[int, EquationShardings],
+    axis_sizes: Mapping[str, int],
 ) -> dict[int, list[Any]]:
     """For positions of equations, the variables whose later readers wait for its results."""
     found = used_up_first(equations, numbers, shardings)
-    for at, variables in products_first(equations, numbers, shardings).items():
+    for at, variables in products_first(equations, numbers, shardings, axis_sizes).items():
         known = found.setdefault(at, [])
         known += [v for v in variables if v not in known]
     return found
+
+
+def _tied_to_partial_sum(
+    equation: jex.JaxprEqn,
+    placed: Sequence[_Placed],
+    operands: Sequence[_Placed],
+    wanted: EquationShardings,
+    tied: Sequence[Any],
+) -> list[int]:
+    """The operand slots of the variables `tied` that can be tied to a product's partial sum: those read where they are.
+
+    `placed`, `operands`: What the equation reads, before and after it is moved.
+    """
+    if equation.primitive.name != "dot_general" or not is_partial(equation, wanted):
+        return []
+    slots = {equation.invars.index(v) for v in tied}
+    return sorted(s for s in slots if placed[s].entries == operands[s].entries)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,7 +148,7 @@ class Evaluator:
         numbers = equation_numbers(jaxpr)
         env = {v: _Placed(*pair) for v, pair in known.items()}
         equations = [jaxpr.eqns[i] for i in chosen]
-        tied = _tied_after(equations, [numbers[i] for i in chosen], self.shardings)
+        tied = _tied_after(equations, [numbers[i] for i in chosen], self.shardings, self.mesh.shape)
         stored = read_by_products(equations)
         for position, i in enumerate(chosen):
             self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, tied.get(position, ()), stored)
@@ -170,7 +192,8 @@ class Evaluator:
         last_use = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if not isinstance(v, jex.Literal)}
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
-        tied = _tied_after(jaxpr.eqns, [counter.next + n for n in equation_numbers(jaxpr)], self.shardings)
+        numbers = [counter.next + n for n in equation_numbers(jaxpr)]
+        tied = _tied_after(jaxpr.eqns, numbers, self.shardings, self.mesh.shape)
         stored = read_by_products(jaxpr.eqns)
         for i, equation in enumerate(jaxpr.eqns):
             self._advance(equation, counter, env, tied.get(i, ()), stored)
@@ -189,8 +212,9 @@ class Evaluator:
     ) -> None:
         """Evaluates one equation of a program and puts its results into `env`.
 
-        The variables `tied` are from then on tied to its results, so that what reads them waits for these. Results in
-        `stored` that are made of a gathered copy are not to be made of it again.
+        The variables `tied` are from then on tied to its results, so that what reads them waits for these; not for the
+        sum, where they are partial. Results in `stored` that are made of a gathered copy are not to be made of it
+        again.
         """
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         number = counter.take()
@@ -201,8 +225,16 @@ class Evaluator:
                 self._tie(placed, slot)
                 env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
             operands = self._read(placed, wanted)
-            results = self._evaluate(equation, operands, wanted, counter)
-            entries = dict(wanted.results)
+            entries, early = dict(wanted.results), _tied_to_partial_sum(equation, placed, operands, wanted, tied)
+            if early:
+                values, rule = [o.value for o in operands], table_rule(leaf_of(equation))
+                result, *bound = run_by_shards(equation, values, rule, wanted, self.mesh, early)
+                results = [_Placed(result, None)]
+                for slot, x in zip(early, bound, strict=True):
+                    env[equation.invars[slot]] = self._place(x, placed[slot].entries)
+                tied = [v for v in tied if v not in {equation.invars[slot] for slot in early}]
+            else:
+                results = self._evaluate(equation, operands, wanted, counter)
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
                     env[v] = self._result(equation, r, entries.get(slot), wanted)

@@ -31,9 +31,14 @@ def rule_by_shards(equation: jex.JaxprEqn, wanted: EquationShardings) -> FactorR
 
 
 def run_by_shards(
-    equation: jex.JaxprEqn, operands: Sequence[Any], rule: FactorRule, wanted: EquationShardings, mesh: Mesh
+    equation: jex.JaxprEqn,
+    operands: Sequence[Any],
+    rule: FactorRule,
+    wanted: EquationShardings,
+    mesh: Mesh,
+    tied: Sequence[int] = (),
 ) -> list[Any]:
-    """The results of `equation`, computed shard by shard.
+    """The results of `equation`, computed shard by shard, then the operands that are `tied`.
 
     Args:
       equation: A leaf equation.
@@ -42,6 +47,8 @@ def run_by_shards(
       wanted: The layouts around it. Operands that are not named are those that the program makes from nothing; the
         factors that they alone carry are taken from the results.
       mesh: The mesh of devices.
+      tied: Slots of operands that are to be read by others only when each device has made its own part of the results,
+        which need not be summed yet.
     """
     axes_of = _axes_of(rule, wanted, mesh)
     ways = {factor: _size(axes, mesh) for factor, axes in axes_of.items()}
@@ -57,12 +64,19 @@ def run_by_shards(
             return [row_by_row(equation.primitive.bind(*map(row_by_row, shards), **params))]
         results = equation.primitive.bind(*shards, **params)
         results = list(results) if equation.primitive.multiple_results else [results]
-        return [_summed(result, summed, wanted.scatters) for result in results] if summed else results
+        behind: list[Any] = []
+        if tied:
+            bound = jax.lax.optimization_barrier([*results, *[shards[slot] for slot in tied]])
+            results, behind = bound[: len(results)], bound[len(results) :]
+        if summed:
+            results = [_summed(result, summed, wanted.scatters) for result in results]
+        return [*results, *behind]
 
     if not axes_of:
         return local(*operands)
     ins = tuple(_spec(dims, axes_of) for dims in rule.operands)
     outs = [_spec(dims, axes_of, wanted.scatters) for dims in rule.results]
+    outs += [ins[slot] for slot in tied]
     return jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(*operands)
 
 

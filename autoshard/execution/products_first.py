@@ -2,33 +2,43 @@
 
 XLA's schedule for least memory looks one step ahead: it puts off a product whose result takes more than the operands
 that end with it, and gradients of weights can wait to the end of the step. Then their operands wait with them: for
-that of an output layer, the gradient of all logits.
+that of an output layer, the gradient of all logits. Nor does it see that a product has become the last reader of a
+value, if the reader before it knew the value by another name, as two products of one value do (`ListScheduler` in
+OpenXLA, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.extend.core as jex
 
 from autoshard.planner.buffers import PRODUCTS, SUMS
-from autoshard.planner.decisions import EquationShardings
+from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.planner.partial_sums import WORKSPACE_BYTES
 from autoshard.trace.walk import nested_programs, open_jaxpr
 
 
 def products_first(
-    equations: Sequence[jex.JaxprEqn], numbers: Sequence[int], shardings: Mapping[int, EquationShardings]
+    equations: Sequence[jex.JaxprEqn],
+    numbers: Sequence[int],
+    shardings: Mapping[int, EquationShardings],
+    axis_sizes: Mapping[str, int],
 ) -> dict[int, list[Any]]:
     """For positions of products, the operand that other products may read only when the product is made.
 
     It is that which a product reads next, and the products are those that none after them depends on. A product whose
-    result must be summed over devices is left alone: others would wait for the sum. So is one that a sum follows
+    result must be summed over devices is left alone, unless it and its workspace take less than the operands that end
+    with it: its partial sum may wait for others to be reduced with. So is one that a sum follows
     (`buffers.sums_in_place`): the compiler makes both in one kernel.
 
     Args:
       equations: Those of one jaxpr, in order. numbers: Of each. shardings: What the plan says, by equation number.
+      axis_sizes: Of the mesh.
     """
     readers: dict[Any, list[jex.JaxprEqn]] = {}  # of each variable, the equations after the current one
     next_product: dict[Any, int] = {}  # of each variable, the first position after the current one
+    last_product: dict[Any, int] = {}  # of each variable, the last position
     awaited: set[Any] = set()  # what products after the current one are made of
     found: dict[int, list[Any]] = {}
     for at in range(len(equations) - 1, -1, -1):
@@ -41,14 +51,18 @@ def products_first(
             is_term = len(after) == 1 and after[0].primitive.name in SUMS
             later = [v for v in variables if v in next_product]
             wanted = shardings.get(numbers[at], EquationShardings())
-            if later and not is_term and not _is_partial(equation, wanted):
-                found[at] = [min(later, key=next_product.__getitem__)]
+            if later and not is_term:
+                first = min(later, key=next_product.__getitem__)
+                ending = [v for v in variables if last_product.get(v, at) <= next_product[first]]
+                if not is_partial(equation, wanted) or _frees_memory(equation, wanted, ending, axis_sizes):
+                    found[at] = [first]
         if is_product or is_awaited:
             awaited.update(variables)
         for v in variables:
             readers.setdefault(v, []).append(equation)
             if is_product:
                 next_product[v] = at
+                last_product.setdefault(v, at)
     return found
 
 
@@ -59,10 +73,26 @@ def has_product(equation: jex.JaxprEqn) -> bool:
     return any(has_product(e) for nested in nested_programs(equation) for e in open_jaxpr(nested).eqns)
 
 
-def _is_partial(equation: jex.JaxprEqn, wanted: EquationShardings) -> bool:
+def is_partial(equation: jex.JaxprEqn, wanted: EquationShardings) -> bool:
     """Whether each device makes only a part of the sum: a dimension that the product sums over is split.
 
     Operands that are not named are those that the program makes from nothing; the others tell how they are split.
     """
     (summed, _) = equation.params["dimension_numbers"]
     return any(steps[-1][dim] for slot, steps in wanted.operands for dim in summed[slot])
+
+
+def _frees_memory(
+    equation: jex.JaxprEqn, wanted: EquationShardings, ending: Sequence[Any], axis_sizes: Mapping[str, int]
+) -> bool:
+    """Whether the operands `ending` take more on a device than the product's partial sum and workspace."""
+    read_as = {equation.invars[slot]: steps[-1] for slot, steps in wanted.operands}
+    ending_bytes = sum(_local_bytes(v.aval, read_as[v], axis_sizes) for v in ending if v in read_as)
+    scattered = [axis for axis, _ in wanted.scatters]
+    whole = tuple(tuple(a for a in axes if a not in scattered) for axes in dict(wanted.results).get(0, ()))
+    return ending_bytes > _local_bytes(equation.outvars[0].aval, whole, axis_sizes) + WORKSPACE_BYTES
+
+
+def _local_bytes(aval: Any, entries: SpecEntries, axis_sizes: Mapping[str, int]) -> float:
+    """Bytes of a device's piece of an array."""
+    return aval.size * aval.dtype.itemsize / math.prod(axis_sizes[axis] for axes in entries for axis in axes)

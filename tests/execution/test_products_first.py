@@ -2,10 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from autoshard.execution.by_shards import run_by_shards
 from autoshard.execution.products_first import products_first
 from autoshard.planner.decisions import EquationShardings
+from autoshard.trace.rules.leaf import leaf_of
+from autoshard.trace.rules.table import table_rule
 
 
 def gradients(gradient, x, weight):
@@ -34,7 +38,7 @@ def traced():
 def found(jaxpr, shardings):
     """(variables that the first product's operands and later readers are tied by, all that was found)."""
     products = [k for k, e in enumerate(jaxpr.eqns) if e.primitive.name == "dot_general"]
-    tied = products_first(jaxpr.eqns, range(len(jaxpr.eqns)), shardings)
+    tied = products_first(jaxpr.eqns, range(len(jaxpr.eqns)), shardings, {"data": 4})
     assert set(tied) <= set(products[:1]), "only the gradient of the weight is early and read by nobody"
     return tied.get(products[0])
 
@@ -58,3 +62,30 @@ def test_partial_sums_are_left_alone(traced):
     read = {k: {product: EquationShardings(operands=((of_gradient, (l,)),))} for k, l in layouts.items()}
     assert found(jaxpr, read["batch"]) is None
     assert found(jaxpr, read["output"]) == [jaxpr.invars[0]]
+
+
+@pytest.mark.parametrize(("batch", "is_tied"), [(2**21, False), (2**22, True)])
+def test_a_partial_sum_that_takes_less_than_what_ends_with_it_is_made_first(batch, is_tied):
+    """Each of 4 devices holds batch x 10 / 4 floats of x and of the gradient: 20 MiB of 2**21, 40 MiB of 2**22. The
+    workspace is 32 MiB, the partial sum 96 bytes."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((batch, 4), (batch, 6), (6, 4))]
+    jaxpr = jax.make_jaxpr(gradients)(*shapes).jaxpr
+    product = next(k for k, e in enumerate(jaxpr.eqns) if e.primitive.name == "dot_general")
+    split = (("data",), ())
+    read = {product: EquationShardings(operands=((0, (split,)), (1, (split,))), results=((0, ((), ())),))}
+    assert found(jaxpr, read) == ([jaxpr.invars[0]] if is_tied else None)
+
+
+def test_what_is_tied_to_a_partial_sum_does_not_wait_for_the_sum():
+    """x (8, 4) and its weight's gradient (8, 6), split by rows: the barrier is in front of the all-reduce."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, gradient = np.arange(32.0, dtype=np.float32).reshape(8, 4), np.ones((8, 6), np.float32)
+    (equation,) = jax.make_jaxpr(lambda x, g: jax.lax.dot_general(x, g, (((0,), (0,)), ((), ()))))(x, gradient).eqns
+    split = (("data",), ())
+    wanted = EquationShardings(operands=((0, (split,)), (1, (split,))), results=((0, ((), ())),))
+    run = jax.jit(lambda *o: run_by_shards(equation, o, table_rule(leaf_of(equation)), wanted, mesh, tied=(1,)))
+    names = [e.primitive.name for e in run.trace(x, gradient).jaxpr.eqns[0].params["jaxpr"].eqns]
+    assert names == ["dot_general", "optimization_barrier", "psum"]
+    of_weight, tied = run(x, gradient)
+    np.testing.assert_allclose(of_weight, x.T @ gradient)
+    np.testing.assert_array_equal(tied, gradient)
