@@ -2,22 +2,18 @@
 
 import bisect
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Operation
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
 from autoshard.planner.choices import ChoiceTable
+from autoshard.planner.joined_sums import joined_until
 from autoshard.planner.program import Program
-
-WORKSPACE_BYTES = 32 * 2**20
-"""What XLA gives each cuBLAS product on Hopper and later (OpenXLA, xla/service/gpu/transforms/gemm_rewriter.cc)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,24 +42,31 @@ def partial_sums(
 
     XLA's schedule for least memory looks one step ahead: it puts off a product whose result and workspace take more
     than the operands that end with it, though the reduce-scatter would then free most of it. Then these operands wait
-    instead.
+    instead. But if the product right after it needs a weight that is gathered, it is that or the gather; and where a
+    gradient is scattered, so is its weight, whose copy takes as much as the partial sum.
 
     Args:
       program, mesh: What is planned. tables: The choice table of each group. decisions: The nodes of the problem.
       first_group: The node of the first group.
     """
     cache: dict[tuple, _Amounts | None] = {}
-    until, early, stretch = _joined_until(program, mesh), program.live.early_terms, program.live.stretch
+    until, early, stretch = joined_until(program, mesh), program.live.early_terms, program.live.stretch
     starts = {life.value: life.start for life in program.live.lifetimes if life.value in early}
     stops = {life.value: life.stop for life in program.live.lifetimes}
+    ends = {(life.value, life.stop) for life in program.live.lifetimes}
+    reading_weights = [
+        o.index for o in program.graph.operations if o.rule.is_heavy and not program.weights.isdisjoint(o.operands)
+    ]
     for group in program.groups:
         table, rows = tables[group.index], decisions[first_group + group.index].rows
         at, is_sum = group.operations[0], len(group.operations) > 1
         soon = bisect.bisect_right(stretch, stretch[at] + 2)  # the gradient of the other operand comes right after
         freed = tuple([not is_sum and at < stops.get(a.value, 0) <= soon for a in group.reads])
-        key = id(table), rows, freed
+        is_gather_next = bisect.bisect_right(reading_weights, at) < bisect.bisect_left(reading_weights, soon)
+        at_once = tuple([is_gather_next and (a.value, at + 1) in ends for a in group.reads])
+        key = id(table), rows, freed, at_once
         if key not in cache:
-            cache[key] = _amounts(program, mesh, group, table, rows, freed)
+            cache[key] = _amounts(program, mesh, group, table, rows, freed, at_once)
         amounts = cache[key]
         if amounts is None:
             continue
@@ -81,50 +84,35 @@ def partial_sums(
 
 
 def _amounts(
-    program: Program, mesh: LogicalMesh, group: Group, table: ChoiceTable, rows: Sequence[int], is_freed: Sequence[bool]
+    program: Program,
+    mesh: LogicalMesh,
+    group: Group,
+    table: ChoiceTable,
+    rows: Sequence[int],
+    is_freed: Sequence[bool],
+    is_freed_at_once: Sequence[bool],
 ) -> _Amounts | None:
-    """What `group` has waiting; None if it never has. `is_freed`: for each read, whether it ends with the group."""
+    """What `group` has waiting; None if it never has.
+
+    `is_freed`: for each read, whether it ends with the group; `is_freed_at_once`: whether it does even before the next
+    product, if that one needs a gathered weight.
+    """
     partial = table.partial_bytes[list(rows)]
     if not partial.any():
         return None
-    freed = np.zeros(len(rows))
-    for access, column, is_last in zip(group.reads, table.reads, is_freed, strict=True):
-        if is_last:
-            size_bytes = float(program.graph.values[access.value].size_bytes)
-            freed += [shard_bytes(size_bytes, column[row], mesh.shape) for row in rows]
-    is_late = (freed > 0) & (partial > 0) & (partial + WORKSPACE_BYTES >= freed)
+
+    def bytes_of(is_counted: Sequence[bool]) -> np.ndarray:
+        total = np.zeros(len(rows))
+        for access, column, counts in zip(group.reads, table.reads, is_counted, strict=True):
+            if counts:
+                size_bytes = float(program.graph.values[access.value].size_bytes)
+                total += [shard_bytes(size_bytes, column[row], mesh.shape) for row in rows]
+        return total
+
+    freed = bytes_of(is_freed)
+    is_late = (freed > 0) & (partial > 0) & (partial + mesh.device_type.product_workspace_bytes >= freed)
+    is_late &= bytes_of(is_freed_at_once) <= WORKSPACE_BYTES  # else the product takes less than the gather
     return _Amounts(partial, np.where(is_late, 0.0, partial), np.where(is_late, np.minimum(partial, freed), partial))
-
-
-def _joined_until(program: Program, mesh: LogicalMesh) -> dict[int, int]:
-    """For each group that makes a gradient, one past the operation at which its reduce-scatter runs, if it does.
-
-    XLA joins the reduce-scatters of up to `COMBINED_BYTES` of results: it goes through those that are left in program
-    order and takes what fits, and the joined one waits for the last of them with all its operands (OpenXLA,
-    xla/service/reduce_scatter_combiner.cc). A gradient that is scattered is so over all devices, unless something else
-    keeps it whole.
-    """
-    values, num_devices = program.graph.values, math.prod(mesh.shape)
-    left: dict[str, list[tuple[int, int, float]]] = {}
-    for group in program.groups:
-        value = group.writes[-1].value
-        if value in program.gradients and any(f.reduction is not None for f in group.factors):
-            own_bytes = values[value].size_bytes / num_devices
-            left.setdefault(values[value].dtype, []).append((group.index, group.operations[-1], own_bytes))
-    until: dict[int, int] = {}
-    for found in left.values():
-        while found:
-            joined, rest, room_bytes = [found[0]], [], COMBINED_BYTES - found[0][2]
-            for candidate in found[1:]:
-                if candidate[2] <= room_bytes:
-                    room_bytes -= candidate[2]
-                    joined.append(candidate)
-                else:
-                    rest.append(candidate)
-            last = max(index for _, index, _ in joined)
-            until.update((g, last + 1) for g, _, _ in joined)
-            found = rest
-    return until
 
 
 def _waiting(operations: Sequence[Operation], starts: Mapping[int, int], group: Group, until: int):
