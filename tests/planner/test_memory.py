@@ -1,7 +1,5 @@
 """Instants that matter: none too many, none too few."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.graph.layout import WHOLE
-from autoshard.planner.joined_sums import joined_until
 from autoshard.planner.memory import instants_that_matter
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda p: (p[0], p[0] + p[1])), max_size=10)
@@ -76,45 +73,6 @@ def test_a_product_is_put_off_unless_a_gather_would_take_more(formulated, mesh_o
     node = next(len(f.program.graph.arguments) + g.index for g in f.program.groups if g.operations[0] == product)
     partial = [u for u, v in zip(f.problem.usages, f.usage_values, strict=True) if v is None and u.node == node]
     assert max(u.amounts.max() for u in partial) == partial_bytes
-
-
-def uneven(state, x, follow):
-    """Gradients of three products, of which the state becomes what `follow` makes."""
-    a, b, c = state
-    h = jnp.tanh(x @ a)
-    k = jnp.tanh(h @ b)
-    return follow(x.T @ (k @ c), h.T @ (k @ c) @ c.T, k.T @ (h @ a))
-
-
-def by_norm(*gradients):
-    norm = sum(jnp.sum(g * g) for g in gradients)
-    return tuple(g / norm for g in gradients)
-
-
-def by_rows(*gradients):
-    return tuple(g / jnp.mean(g * g, axis=1, keepdims=True) for g in gradients)
-
-
-@pytest.mark.parametrize(
-    ("follow", "joined"), [(lambda *g: g, (0, 1)), (by_rows, (0, 1)), (by_norm, (1, 2))], ids=["as is", "rows", "norm"]
-)
-def test_partial_sums_are_joined_in_the_order_of_what_needs_them(formulated, mesh_of, follow, joined):
-    """Of the pieces of 16, 8 and 8 MiB no three fit into 30 MiB. The first successor needs the first gradient, but a
-    norm is added up from the last.
-    """
-    n = 4096
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    state = f32(n, n), f32(n, n // 2), f32(n // 2, n)
-    f = formulated(functools.partial(uneven, follow=follow), (state, f32(8 * n, n)), mesh_of(4), donate=(0,))
-    until = joined_until(f.program, mesh_of(4))
-    sizes = [value.size_bytes for value in (f.program.graph.values[a.value] for a in f.program.graph.arguments[:3])]
-    made = [
-        g for g in sorted(until) if f.program.graph.operations[f.program.groups[g].operations[0]].name == "dot_general"
-    ]
-    assert sizes == [64 * 2**20, 32 * 2**20, 32 * 2**20] and len(made) == 3
-    last = [f.program.groups[g].operations[-1] + 1 for g in made]
-    together = max(last[k] for k in joined)
-    assert [until[g] for g in made] == [together if k in joined else last[k] for k in range(3)]
 
 
 def looked_up(tables, at):
