@@ -1,5 +1,7 @@
 """Instants that matter: none too many, none too few."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,19 +62,22 @@ def backward(w, x, y):
     return w - jnp.einsum("nd,ne->de", h, g), jnp.einsum("ne,de->nd", g, w)
 
 
-@pytest.mark.parametrize(("rows", "partial_bytes"), [(1024, 0), (4096, 4 * 8192**2)])
-def test_a_product_is_put_off_unless_a_gather_would_take_more(formulated, mesh_of, rows, partial_bytes):
+@pytest.mark.parametrize(("rows", "is_at_once"), [(1024, False), (4096, True)])
+def test_a_product_is_put_off_unless_a_gather_would_take_more(formulated, mesh_of, rows, is_at_once):
     """Two devices have half of the rows each, so that the product has a partial sum of 256 MiB, more than the operands
-    that end with it, and nothing to be joined with. Behind operands of 16 MiB it is put off. Where one of 64 MiB ends
-    with it alone, more than the product's workspace, it takes less than the weight that the next one gathers, and is
-    made at once.
+    that end with it. Behind operands of 16 MiB it is put off. Where one of 64 MiB ends with it alone, more than the
+    product's workspace, it takes less than the weight that the next one gathers, and is made at once.
     """
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    f = formulated(backward, (f32(8192, 8192), f32(rows, 8192), f32(rows, 8192)), mesh_of(2), donate=(0,))
+    mesh = mesh_of(2)
+    mesh = dataclasses.replace(
+        mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=32 * 2**20)
+    )
+    f = formulated(backward, (f32(8192, 8192), f32(rows, 8192), f32(rows, 8192)), mesh, donate=(0,))
     product = next(o.index for o in f.program.graph.operations if o.name == "dot_general")
     node = next(len(f.program.graph.arguments) + g.index for g in f.program.groups if g.operations[0] == product)
     partial = [u for u, v in zip(f.problem.usages, f.usage_values, strict=True) if v is None and u.node == node]
-    assert max(u.amounts.max() for u in partial) == partial_bytes
+    assert (max(u.amounts.max() for u in partial) == 4 * 8192**2) == is_at_once
 
 
 def looked_up(tables, at):
