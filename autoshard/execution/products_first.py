@@ -15,8 +15,11 @@ import jax.extend.core as jex
 
 from autoshard.planner.buffers import PRODUCTS, SUMS
 from autoshard.planner.decisions import EquationShardings, SpecEntries
-from autoshard.planner.partial_sums import WORKSPACE_BYTES
 from autoshard.trace.walk import nested_programs, open_jaxpr
+
+_WORKSPACE_BYTES = 32 * 2**20
+"""What XLA gives each cuBLAS product from Hopper on (OpenXLA, xla/service/gpu/transforms/gemm_rewriter.cc), the most of
+all devices."""
 
 
 def products_first(
@@ -90,7 +93,7 @@ def _frees_memory(
     ending_bytes = sum(_local_bytes(v.aval, read_as[v], axis_sizes) for v in ending if v in read_as)
     scattered = [axis for axis, _ in wanted.scatters]
     whole = tuple(tuple(a for a in axes if a not in scattered) for axes in dict(wanted.results).get(0, ()))
-    return ending_bytes > _local_bytes(equation.outvars[0].aval, whole, axis_sizes) + WORKSPACE_BYTES
+    return ending_bytes > _local_bytes(equation.outvars[0].aval, whole, axis_sizes) + _WORKSPACE_BYTES
 
 
 def _local_bytes(aval: Any, entries: SpecEntries, axis_sizes: Mapping[str, int]) -> float:

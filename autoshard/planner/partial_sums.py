@@ -2,22 +2,18 @@
 
 import bisect
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Operation
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
 from autoshard.planner.choices import ChoiceTable
+from autoshard.planner.joined_sums import joined_until
 from autoshard.planner.program import Program
-
-WORKSPACE_BYTES = 32 * 2**20
-"""What XLA gives each cuBLAS product on Hopper and later (OpenXLA, xla/service/gpu/transforms/gemm_rewriter.cc)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ def partial_sums(
       first_group: The node of the first group.
     """
     cache: dict[tuple, _Amounts | None] = {}
-    until, early, stretch = _joined_until(program, mesh), program.live.early_terms, program.live.stretch
+    until, early, stretch = joined_until(program, mesh), program.live.early_terms, program.live.stretch
     starts = {life.value: life.start for life in program.live.lifetimes if life.value in early}
     stops = {life.value: life.stop for life in program.live.lifetimes}
     ends = {(life.value, life.stop) for life in program.live.lifetimes}
@@ -113,41 +109,10 @@ def _amounts(
                 total += [shard_bytes(size_bytes, column[row], mesh.shape) for row in rows]
         return total
 
-    freed = bytes_of(is_freed)
-    is_late = (freed > 0) & (partial > 0) & (partial + WORKSPACE_BYTES >= freed)
-    is_late &= bytes_of(is_freed_at_once) <= WORKSPACE_BYTES  # else the product takes less than the gather
+    freed, workspace_bytes = bytes_of(is_freed), mesh.device_type.product_workspace_bytes
+    is_late = (freed > 0) & (partial > 0) & (partial + workspace_bytes >= freed)
+    is_late &= bytes_of(is_freed_at_once) <= workspace_bytes  # else the product takes less than the gather
     return _Amounts(partial, np.where(is_late, 0.0, partial), np.where(is_late, np.minimum(partial, freed), partial))
-
-
-def _joined_until(program: Program, mesh: LogicalMesh) -> dict[int, int]:
-    """For each group that makes a gradient, one past the operation at which its reduce-scatter runs, if it does.
-
-    XLA joins the reduce-scatters of up to `COMBINED_BYTES` of results: it goes through those that are left in program
-    order and takes what fits, and the joined one waits for the last of them with all its operands (OpenXLA,
-    xla/service/reduce_scatter_combiner.cc). A gradient that is scattered is so over all devices, unless something else
-    keeps it whole.
-    """
-    values, num_devices = program.graph.values, math.prod(mesh.shape)
-    left: dict[str, list[tuple[int, int, float]]] = {}
-    for group in program.groups:
-        value = group.writes[-1].value
-        if value in program.gradients and any(f.reduction is not None for f in group.factors):
-            own_bytes = values[value].size_bytes / num_devices
-            left.setdefault(values[value].dtype, []).append((group.index, group.operations[-1], own_bytes))
-    until: dict[int, int] = {}
-    for found in left.values():
-        while found:
-            joined, rest, room_bytes = [found[0]], [], COMBINED_BYTES - found[0][2]
-            for candidate in found[1:]:
-                if candidate[2] <= room_bytes:
-                    room_bytes -= candidate[2]
-                    joined.append(candidate)
-                else:
-                    rest.append(candidate)
-            last = max(index for _, index, _ in joined)
-            until.update((g, last + 1) for g, _, _ in joined)
-            found = rest
-    return until
 
 
 def _waiting(operations: Sequence[Operation], starts: Mapping[int, int], group: Group, until: int):

@@ -1,6 +1,7 @@
 """Instants that matter: none too many, none too few."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.graph.layout import WHOLE
+from autoshard.planner.joined_sums import joined_until
 from autoshard.planner.memory import instants_that_matter
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda p: (p[0], p[0] + p[1])), max_size=10)
@@ -76,8 +78,44 @@ def test_a_product_is_put_off_unless_a_gather_would_take_more(formulated, mesh_o
     f = formulated(backward, (f32(8192, 8192), f32(rows, 8192), f32(rows, 8192)), mesh, donate=(0,))
     product = next(o.index for o in f.program.graph.operations if o.name == "dot_general")
     node = next(len(f.program.graph.arguments) + g.index for g in f.program.groups if g.operations[0] == product)
-    partial = [u for u, v in zip(f.problem.usages, f.usage_values, strict=True) if v is None and u.node == node]
+    values = enumerate(zip(f.problem.usages, f.usage_values, strict=True))
+    partial = [u for k, (u, v) in values if v is None and u.node == node and k not in f.workspaces]
     assert (max(u.amounts.max() for u in partial) == 4 * 8192**2) == is_at_once
+
+
+def uneven(state, x, follow):
+    """Gradients of three products, of which the state becomes what `follow` makes."""
+    a, b, c = state
+    h = jnp.tanh(x @ a)
+    k = jnp.tanh(h @ b)
+    return follow(x.T @ (k @ c), h.T @ k, k.T @ (h @ a))
+
+
+def by_norm(*gradients):
+    norm = sum(jnp.sum(g * g) for g in gradients)
+    return tuple(g / norm for g in gradients)
+
+
+def by_rows(*gradients):
+    return tuple(g / jnp.mean(g * g, axis=1, keepdims=True) for g in gradients)
+
+
+@pytest.mark.parametrize(
+    ("follow", "joined"), [(lambda *g: g, (0, 1)), (by_rows, (0, 1)), (by_norm, (1, 2))], ids=["as is", "rows", "norm"]
+)
+def test_partial_sums_are_joined_in_the_order_of_what_needs_them(formulated, mesh_of, follow, joined):
+    """Of the pieces of 16, 8 and 8 MiB no three fit into 30 MiB. The first successor needs the first gradient, but a
+    norm is added up from the last.
+    """
+    n = 4096
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    state = f32(n, n), f32(n, n // 2), f32(n // 2, n)
+    f = formulated(functools.partial(uneven, follow=follow), (state, f32(8 * n, n)), mesh_of(4), donate=(0,))
+    until, groups = joined_until(f.program, mesh_of(4)), f.program.groups
+    gradients = [g for g in sorted(until) if f.program.graph.operations[groups[g].operations[0]].name == "dot_general"]
+    own = [groups[g].operations[-1] + 1 for g in gradients]
+    together = max(own[k] for k in joined)
+    assert [until[g] for g in gradients] == [together if k in joined else own[k] for k in range(3)]
 
 
 def looked_up(tables, at):

@@ -1,0 +1,113 @@
+"""Which partial sums of gradients XLA reduces together, and so how long each waits.
+
+XLA joins the reduce-scatters of one type, up to `COMBINED_BYTES` of results: it goes through them as a walk from the
+program's outputs back to what they are made of meets them, and begins anew with the first that does not fit (OpenXLA,
+xla/service/collective_combiner_utils.h). The joined one waits for the last of them, with all its operands.
+"""
+
+import math
+
+from autoshard.cluster import LogicalMesh
+from autoshard.cost.collectives import COMBINED_BYTES
+from autoshard.graph.graph import Graph
+from autoshard.planner.program import Program
+
+_SEVERAL = -1
+"""Made of several gradients."""
+
+
+def joined_until(program: Program, mesh: LogicalMesh) -> dict[int, int]:
+    """For each group that makes a gradient, one past the operation at which its reduce-scatter runs, if it does.
+
+    A gradient that is scattered is so over all devices, unless something else keeps it whole.
+    """
+    values, num_devices = program.graph.values, math.prod(mesh.shape)
+    joined: list[list[int]] = []
+    latest: dict[str, tuple[list[int], float]] = {}  # of each type, the groups that the next may join, and their bytes
+    for index in _in_xla_order(program):
+        value = values[program.groups[index].writes[-1].value]
+        own_bytes = value.size_bytes / num_devices
+        found, found_bytes = latest.get(value.dtype, ([], math.inf))
+        if own_bytes > COMBINED_BYTES:  # joins nothing; the next may still join those before it
+            joined.append([index])
+            continue
+        if found_bytes + own_bytes > COMBINED_BYTES:
+            found, found_bytes = [], 0.0
+            joined.append(found)
+        found.append(index)
+        latest[value.dtype] = found, found_bytes + own_bytes
+    last = [max([program.groups[g].operations[-1] for g in found]) for found in joined]
+    return {g: stop + 1 for found, stop in zip(joined, last, strict=True) for g in found}
+
+
+def _in_xla_order(program: Program) -> list[int]:
+    """The groups that make gradients by sums, in the order in which XLA's walk from the outputs meets them.
+
+    It goes through the successors of the state. If all of them wait for a norm, it comes through that: the additions
+    of a norm are one kernel, and since each is fused into the next, the operand of the last one is the kernel's first.
+    """
+    graph = program.graph
+    made_by = _made_by(program)
+    producers = {r: o for o in graph.operations for r in o.results if r is not None}
+    found: dict[int, None] = {}
+    seen: set[int] = set()
+    for output in graph.outputs:
+        left = [] if output.value is None or output.successor_of is None else [output.value]
+        while left:
+            value = left.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in made_by:
+                found.setdefault(made_by[value])
+            elif value in producers and not producers[value].rule.is_heavy:
+                operands = [o for o in producers[value].operands if o is not None and graph.values[o].shape]
+                left.extend(reversed(operands))
+    return list(found)[::-1] if _wait_for_a_norm(graph, made_by) else list(found)
+
+
+def _made_by(program: Program) -> dict[int, int]:
+    """For each gradient that is a sum, the group that makes it.
+
+    One that an optimizer sums by rows and columns is a gradient, too: what counts is that nothing heavy is made of it.
+    """
+    operations = program.graph.operations
+    awaited: set[int] = set()  # what heavy operations are made of
+    for operation in reversed(operations):
+        if operation.rule.is_heavy or not awaited.isdisjoint(operation.results):
+            awaited.update(o for o in operation.operands if o is not None)
+    found: dict[int, int] = {}
+    for group in program.groups:
+        value = group.writes[-1].value
+        is_last = operations[group.operations[0]].rule.is_heavy and value not in awaited
+        if (is_last or value in program.gradients) and any(f.reduction is not None for f in group.factors):
+            found[value] = group.index
+    made_of_gradients: set[int] = set()
+    for operation in operations:
+        is_later = not made_of_gradients.isdisjoint(operation.operands)
+        for r in operation.results:
+            if r is not None and is_later:
+                found.pop(r, None)
+            if r is not None and (is_later or r in found):
+                made_of_gradients.add(r)
+    return found
+
+
+def _wait_for_a_norm(graph: Graph, made_by: dict[int, int]) -> bool:
+    """Whether a scalar that is made of several gradients changes what else is made of them."""
+    made_of = dict(made_by)
+    norms: set[int] = set()
+    for operation in graph.operations:
+        found = {made_of[o] for o in operation.operands if o in made_of}
+        results = [r for r in operation.results if r is not None]
+        if not found or not results:
+            continue
+        is_scalar = not any(graph.values[r].shape for r in results)
+        if not is_scalar and not norms.isdisjoint(operation.operands):
+            return True
+        origin = found.pop() if len(found) == 1 else _SEVERAL
+        for r in results:
+            made_of.setdefault(r, origin)
+        if is_scalar and origin == _SEVERAL:
+            norms.update(results)
+    return False
