@@ -45,9 +45,7 @@ def path(shape: Sequence[int], source: Layout, target: Layout, axis_sizes: Seque
     slices = [a for a, (s, t) in pairs if s == WHOLE and t != WHOLE]
     moves = [a for a, (s, t) in pairs if s != t and WHOLE not in (s, t)]
     gathers = [a for a, (s, t) in pairs if s != WHOLE and t == WHOLE]
-    # axes gathered from one dimension; slower links come first, as in the mesh
-    together = _alike(gathers, source, target)
-    stages = [*([a] for a in slices), *_alike(moves, source, target), *together]
+    stages = [alike for kind in (slices, moves, gathers) for alike in _alike(kind, source, target)]
     steps: list[Step] = []
     now, waiting = source, stages
     while waiting:
@@ -62,7 +60,7 @@ def path(shape: Sequence[int], source: Layout, target: Layout, axis_sizes: Seque
 
 
 def _alike(axes: Sequence[int], source: Layout, target: Layout) -> list[list[int]]:
-    """`axes` by the dimensions that they leave and join."""
+    """`axes` by the dimensions that they leave and join; slower links come first, as in the mesh."""
     alike: dict[tuple[int, int], list[int]] = {}
     for a in axes:
         alike.setdefault((source[a], target[a]), []).append(a)

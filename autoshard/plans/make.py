@@ -24,14 +24,8 @@ from autoshard.plans.indivisible import indivisible
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import CloseChoice, Plan, PlannedTensor
-from autoshard.plans.search import (
-    Question,
-    Restrict,
-    logical_meshes,
-    report,
-    search_meshes,
-    several_meshes,
-)
+from autoshard.plans.question import Question, Restrict, report
+from autoshard.plans.search import logical_meshes, search_meshes, several_meshes
 from autoshard.solver.problem import Certificate, Solution
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace

@@ -8,7 +8,7 @@ from autoshard.cluster import LogicalMesh
 from autoshard.errors import MemoryBudgetError, SolverError
 from autoshard.planner.build import Formulation
 from autoshard.planner.decode import estimate
-from autoshard.plans.search import Question, report
+from autoshard.plans.question import Question, report
 from autoshard.solver import SolverOptions, least_capacity
 from autoshard.solver.least_capacity import LeastCapacity
 

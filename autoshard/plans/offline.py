@@ -17,7 +17,8 @@ from autoshard.planner.build import Formulation
 from autoshard.planner.program import prepare
 from autoshard.plans.make import budget_of, homogeneous_slice, load_cluster
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.search import Question, logical_meshes, report, several_meshes
+from autoshard.plans.question import Question, report
+from autoshard.plans.search import logical_meshes, several_meshes
 from autoshard.solver.problem_file import ProblemFile, write_problem_file
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import trace

@@ -4,68 +4,32 @@ import dataclasses
 import functools
 import math
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jax.sharding import PartitionSpec
 
 from autoshard.cluster import LogicalMesh, Slice
-from autoshard.errors import LayoutError, MeshError, PinError
+from autoshard.errors import MeshError
 from autoshard.graph.graph import Graph
 from autoshard.interrupts import StopRequest
-from autoshard.planner.allowed import Restrictions
-from autoshard.planner.build import Formulation, formulate
+from autoshard.planner.build import Formulation
 from autoshard.planner.labels import labels_of
-from autoshard.planner.program import Program
 from autoshard.planner.ties import settle_ties
 from autoshard.plans.gaps import with_gaps
-from autoshard.plans.options import PlanOptions, PlanProgress
-from autoshard.plans.pins import as_spec, resolve_pins
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.pins import as_spec
 from autoshard.plans.plan import MeshCandidate
-from autoshard.solver import solve
+from autoshard.plans.question import Question, axes_text, report
+from autoshard.plans.starts import choices_of_joined_axes, starting_choices
 from autoshard.solver.cache import SolutionCache, default_cache, solve_cached
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.solver.search import ROUNDING
 from autoshard.solver.solution_file import read_solution
 from autoshard.trace.annotations import fixed_of_spec
-from autoshard.trace.trace import Trace
 
-Restrict = Callable[[Program, LogicalMesh], Restrictions]
-"""Makes the restrictions of a baseline for a program on a mesh."""
 NO_MEMORY, NOT_TRIED = "does not fit the memory", "not tried: stopped"
 """Verdicts on a mesh."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Question:
-    """What is to be planned, whatever the mesh.
-
-    Attributes:
-      budget_bytes: Memory per device; +inf for no limit.
-      pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
-      start: Layouts to start from, as for `plan`.
-    """
-
-    traced: Trace
-    program: Program
-    budget_bytes: float
-    pins: Mapping[str, PartitionSpec] | None
-    options: PlanOptions
-    restrict: Restrict | None
-    started: float
-    start: Mapping[str, PartitionSpec] | None = None
-
-    def formulation(self, mesh: LogicalMesh, starting: bool = False) -> Formulation:
-        """The problem on one mesh; if `starting`, that of the plans that have the layouts of `start`."""
-        axes = {axis.name: axis.size for axis in mesh.axes}
-        layouts = resolve_pins(self.traced.graph, self.pins, axes)
-        if starting:
-            wanted = resolve_pins(self.traced.graph, self.start, axes)
-            layouts = tuple(l if w is None else w for w, l in zip(wanted, layouts, strict=True))
-        restrictions = self.restrict(self.program, mesh) if self.restrict else Restrictions()
-        limit_bytes = None if math.isinf(self.budget_bytes) else self.budget_bytes
-        return formulate(self.program, mesh, limit_bytes, layouts, restrictions, self.options.overlap)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,7 +80,7 @@ def search_meshes(
             continue
         # a mesh that could win by less than the wanted gap is not worth its time
         cutoff = math.inf if best is None or not fits else best[1].certificate.objective * (1 - options.relative_gap)
-        tell = _Teller(question, f"solve {n}/{len(meshes)}", _axes_text(axes), cutoff)
+        tell = _Teller(question, f"solve {n}/{len(meshes)}", axes_text(axes), cutoff)
         tell.begin()
         formulation = question.formulation(mesh)
         limits = SolverOptions(
@@ -132,6 +96,10 @@ def search_meshes(
             if question.start is not None:
                 hint, why_not = starting_choices(question, formulation, limits, stop)
                 started.append(why_not)
+            elif question.restrict is None and len(meshes) == 1:  # else simpler meshes are searched themselves
+                any_cost = dataclasses.replace(tell, cutoff=math.inf)
+                aside = functools.partial(_solved, cache=cache, tell=any_cost, stop=stop)
+                hint = choices_of_joined_axes(question, formulation, limits, aside)
             solve_one = functools.partial(_solved, limits=limits, cache=cache, tell=tell, stop=stop)
             found = solve_one(formulation, hint=hint)
         own_fits = False
@@ -179,33 +147,6 @@ def _settled(formulation: Formulation, found: Solution) -> Solution:
     return dataclasses.replace(found, choices=settle_ties(formulation, found.choices))
 
 
-START_SHARE = 0.3
-"""Share of the time limit that the search for the plan to start from may take."""
-
-
-def starting_choices(
-    question: Question, formulation: Formulation, limits: SolverOptions, stop: StopRequest
-) -> tuple[tuple[int, ...] | None, str | None]:
-    """The choices of the best plan that has the layouts of `question.start`; or None, and why there are none."""
-    axes = _axes_text([(axis.name, axis.size) for axis in formulation.mesh.axes])
-    report(question.options, question.started, "start", axes)
-    try:
-        narrowed = question.formulation(formulation.mesh, starting=True)
-    except (PinError, LayoutError) as error:  # such as an axis that this mesh lacks
-        return None, str(error)
-    work_limit = None if limits.work_limit is None else START_SHARE * limits.work_limit
-    shorter = dataclasses.replace(limits, time_limit_s=START_SHARE * limits.time_limit_s, work_limit=work_limit)
-    found = solve(narrowed.problem, shorter, stop=stop)
-    if found.choices is None:
-        return None, f"no plan with these layouts was found on mesh {axes} within the memory limit."
-    meanings = labels_of(narrowed).meanings
-    choices = tuple(
-        own.index(theirs[choice])
-        for own, theirs, choice in zip(labels_of(formulation).meanings, meanings, found.choices, strict=True)
-    )
-    return choices, None
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Teller:
     """Passes the solver's progress on, and stops a solve that cannot win."""
@@ -223,10 +164,6 @@ class _Teller:
         report(self.question.options, self.question.started, self.stage, detail, p.objective, p.bound)
         if p.bound >= self.cutoff < math.inf:
             raise _CannotWin(p)
-
-
-def _axes_text(axes: Sequence[tuple[str, int]]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in axes)
 
 
 class _CannotWin(Exception):
@@ -290,16 +227,3 @@ def _verdict(solution: Solution, cutoff: float) -> str:
     if solution.certificate.bound >= cutoff < math.inf:
         return "cannot beat the best"
     return {Status.INFEASIBLE: NO_MEMORY}.get(solution.certificate.status, "nothing found in time")
-
-
-def report(
-    options: PlanOptions,
-    started: float,
-    stage: str,
-    detail: str,
-    objective: float | None = None,
-    bound: float | None = None,
-) -> None:
-    """Tells the caller how far planning is."""
-    if options.on_progress is not None:
-        options.on_progress(PlanProgress(stage, detail, time.perf_counter() - started, objective, bound))

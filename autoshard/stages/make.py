@@ -16,7 +16,7 @@ from autoshard.plans.gaps import fits
 from autoshard.plans.make import budget_of
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
-from autoshard.plans.search import report
+from autoshard.plans.question import report
 from autoshard.schedule.durations import StageDurations, StepDurations
 from autoshard.schedule.orders import in_flight_bound
 from autoshard.schedule.simulate import step_time

@@ -18,7 +18,7 @@ from autoshard.cluster import Cluster, DeviceType, LogicalMesh, MeshAxis, Slice
 from autoshard.cluster.mesh import AxisLevel
 from autoshard.errors import AutoshardError, StageError
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.search import report
+from autoshard.plans.question import report
 from autoshard.stages.costs import CostKey, CostTable, LayerCost, MeshOption
 from autoshard.stages.layers import Crossing, Layers, SharedWeight
 from autoshard.stages.stage_plan import StageCost, TracedStage, plan_stage, stage_cost, trace_stage

@@ -21,7 +21,7 @@ from autoshard.planner.program import Program, prepare
 from autoshard.plans.make import plan_on
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan import Plan
-from autoshard.plans.search import Question, Restrict
+from autoshard.plans.question import Question, Restrict
 from autoshard.trace.forward import Forward
 from autoshard.trace.layers import size_bytes
 from autoshard.trace.parts import Parts, split_parts

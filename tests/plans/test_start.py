@@ -6,7 +6,8 @@ from jax.sharding import PartitionSpec as P
 import autoshard
 from autoshard.interrupts import StopRequest
 from autoshard.planner.program import prepare
-from autoshard.plans.search import Question, starting_choices
+from autoshard.plans.question import Question
+from autoshard.plans.starts import starting_choices
 from autoshard.solver import SolverOptions, evaluate
 from autoshard.trace.trace import trace
 
@@ -53,3 +54,14 @@ def test_a_start_that_fits_no_mesh_is_reported(train, shapes, cluster):
     plan = autoshard.plan(train, state, batch, cluster=cluster, mesh=MESH, start=layouts, options=OPTIONS)
     (warning,) = plan.warnings
     assert "could not begin with `start`" in warning and "`expert`" in warning
+
+
+def test_a_mesh_of_three_axes_begins_with_what_two_of_them_joined_can_do(train, shapes, cluster):
+    """With hardly any time of its own, it still costs no more than the better of the meshes with fewer axes."""
+    settings = dict(cluster=cluster, donate_argnums=0)
+    plan = lambda mesh, units: autoshard.plan(
+        train, *shapes(), mesh=mesh, options=autoshard.PlanOptions(work_limit=units), **settings
+    )
+    simple = [plan(mesh, 10.0).estimate.step_s for mesh in ({"ab": 4, "c": 2}, {"a": 2, "bc": 4})]
+    fine = plan({"a": 2, "b": 2, "c": 2}, 1e-2)
+    assert fine.estimate.step_s <= min(simple) * (1 + OPTIONS.relative_gap)

@@ -1,0 +1,67 @@
+"""What is to be planned, whatever the mesh, and how the caller hears of it."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from jax.sharding import PartitionSpec
+
+from autoshard.cluster import LogicalMesh
+from autoshard.planner.allowed import Restrictions
+from autoshard.planner.build import Formulation, formulate
+from autoshard.planner.program import Program
+from autoshard.plans.options import PlanOptions, PlanProgress
+from autoshard.plans.pins import resolve_pins
+from autoshard.trace.trace import Trace
+
+Restrict = Callable[[Program, LogicalMesh], Restrictions]
+"""Makes the restrictions of a baseline for a program on a mesh."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be planned, whatever the mesh.
+
+    Attributes:
+      budget_bytes: Memory per device; +inf for no limit.
+      pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
+      start: Layouts to start from, as for `plan`.
+    """
+
+    traced: Trace
+    program: Program
+    budget_bytes: float
+    pins: Mapping[str, PartitionSpec] | None
+    options: PlanOptions
+    restrict: Restrict | None
+    started: float
+    start: Mapping[str, PartitionSpec] | None = None
+
+    def formulation(self, mesh: LogicalMesh, starting: bool = False) -> Formulation:
+        """The problem on one mesh; if `starting`, that of the plans that have the layouts of `start`."""
+        axes = {axis.name: axis.size for axis in mesh.axes}
+        layouts = resolve_pins(self.traced.graph, self.pins, axes)
+        if starting:
+            wanted = resolve_pins(self.traced.graph, self.start, axes)
+            layouts = tuple(l if w is None else w for w, l in zip(wanted, layouts, strict=True))
+        restrictions = self.restrict(self.program, mesh) if self.restrict else Restrictions()
+        limit_bytes = None if math.isinf(self.budget_bytes) else self.budget_bytes
+        return formulate(self.program, mesh, limit_bytes, layouts, restrictions, self.options.overlap)
+
+
+def axes_text(axes: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in axes)
+
+
+def report(
+    options: PlanOptions,
+    started: float,
+    stage: str,
+    detail: str,
+    objective: float | None = None,
+    bound: float | None = None,
+) -> None:
+    """Tells the caller how far planning is."""
+    if options.on_progress is not None:
+        options.on_progress(PlanProgress(stage, detail, time.perf_counter() - started, objective, bound))

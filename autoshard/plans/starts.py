@@ -1,0 +1,73 @@
+"""Where the search on one mesh begins: from the layouts that the caller has, or from what a simpler mesh can do."""
+
+import dataclasses
+from collections.abc import Callable
+
+from autoshard.errors import LayoutError, PinError
+from autoshard.interrupts import StopRequest
+from autoshard.planner.build import Formulation
+from autoshard.planner.joined_axes import choices_apart, joined_meshes
+from autoshard.planner.labels import labels_of
+from autoshard.plans.question import Question, axes_text, report
+from autoshard.solver import evaluate, solve
+from autoshard.solver.options import SolverOptions
+from autoshard.solver.problem import Solution
+
+START_SHARE = 0.3
+"""Share of the time limit that the search for the plan with given layouts may take."""
+JOINED_SHARE = 0.5
+"""Share of the time limit that each mesh of joined axes may take; most are solved in a small part of it."""
+
+
+def starting_choices(
+    question: Question, formulation: Formulation, limits: SolverOptions, stop: StopRequest
+) -> tuple[tuple[int, ...] | None, str | None]:
+    """The choices of the best plan that has the layouts of `question.start`; or None, and why there are none."""
+    axes = axes_text([(axis.name, axis.size) for axis in formulation.mesh.axes])
+    report(question.options, question.started, "start", axes)
+    try:
+        narrowed = question.formulation(formulation.mesh, starting=True)
+    except (PinError, LayoutError) as error:  # such as an axis that this mesh lacks
+        return None, str(error)
+    found = solve(narrowed.problem, _shorter(limits, START_SHARE), stop=stop)
+    if found.choices is None:
+        return None, f"no plan with these layouts was found on mesh {axes} within the memory limit."
+    meanings = labels_of(narrowed).meanings
+    choices = tuple(
+        own.index(theirs[choice])
+        for own, theirs, choice in zip(labels_of(formulation).meanings, meanings, found.choices, strict=True)
+    )
+    return choices, None
+
+
+def choices_of_joined_axes(
+    question: Question,
+    formulation: Formulation,
+    limits: SolverOptions,
+    solve_one: Callable[[Formulation, SolverOptions], Solution],
+) -> tuple[int, ...] | None:
+    """The choices of the best plan of those meshes on which two axes of this one are joined; None if there is none.
+
+    Meshes of three axes and more are worth it: their problems are large, and a plan of theirs can be missed altogether
+    within the time limit.
+    """
+    best = None
+    for first, mesh in joined_meshes(formulation.mesh):
+        report(question.options, question.started, "start", axes_text([(axis.name, axis.size) for axis in mesh.axes]))
+        try:
+            joined = question.formulation(mesh)
+        except (PinError, LayoutError):  # such as one that names an axis of the two
+            continue
+        found = solve_one(joined, _shorter(limits, JOINED_SHARE))
+        choices = None if found.choices is None else choices_apart(formulation, joined, first, found.choices)
+        if choices is None:
+            continue
+        priced = evaluate(formulation.problem, choices)
+        if priced.feasible and (best is None or priced.objective < best[0]):
+            best = priced.objective, choices
+    return None if best is None else best[1]
+
+
+def _shorter(limits: SolverOptions, share: float) -> SolverOptions:
+    work_limit = None if limits.work_limit is None else share * limits.work_limit
+    return dataclasses.replace(limits, time_limit_s=share * limits.time_limit_s, work_limit=work_limit)
