@@ -83,6 +83,11 @@ def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
     return {slot: p.entries for slot, p in enumerate(placed) if p.entries is not None}
 
 
+def _is_slice(entries: SpecEntries, wanted: SpecEntries) -> bool:
+    """Whether what a device holds in the layout `wanted` is part of what it holds in the layout `entries`."""
+    return all(of[: len(own)] == own for own, of in zip(entries, wanted, strict=True))
+
+
 def _tied_after(
     equations: Sequence[jex.JaxprEqn],
     numbers: Sequence[int],
@@ -221,6 +226,8 @@ class Evaluator:
         wanted = self.shardings.get(number, EquationShardings())
         with jax.named_scope(scope_of(number)):
             placed = list(map(read, equation.invars))
+            if wanted.again:
+                self._slice_first(placed, wanted)
             for slot in wanted.again:
                 self._tie(placed, slot)
                 env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
@@ -245,6 +252,13 @@ class Evaluator:
                 bound = [v, *(r for r in equation.outvars if not isinstance(r, jex.DropVar))]
                 values = jax.lax.optimization_barrier([env[b].value for b in bound])
                 env.update((b, self._place(x, env[b].entries)) for b, x in zip(bound, values, strict=True))
+
+    def _slice_first(self, placed: list[_Placed], wanted: EquationShardings) -> None:
+        """Takes the slices that an equation reads: what is tied to its operands would else keep the whole ones."""
+        for slot, steps in wanted.operands:
+            own = placed[slot].entries
+            if slot not in wanted.again and own is not None and _is_slice(own, steps[-1]):
+                placed[slot] = self._place(placed[slot].value, steps[-1])
 
     def _tie(self, placed: list[_Placed], slot: int) -> None:
         """Ties an operand to the others, so that its copy cannot be made before they are there.
