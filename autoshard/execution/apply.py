@@ -12,7 +12,7 @@ they would else be made with all others of their type, when the first is needed.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.compiler import GPU_PLATFORMS
 from autoshard.execution.order import used_up_first
 from autoshard.execution.products_first import is_partial, products_first
-from autoshard.execution.row_by_row import may_be_turned, shards_row_by_row
+from autoshard.execution.row_by_row import added_to_state, is_of_state, may_be_turned, shards_row_by_row
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
@@ -70,12 +70,13 @@ class _Placed(NamedTuple):
 
     What enters a function that is compiled apart, such as a checkpointed one, is constrained again inside: there the
     compiler would else give it the layout of any of its uses. `filled`: the scalar that fills the value, where the
-    program makes it of one.
+    program makes it of one. `is_state`: whether it is a donated argument, or made of some that have its shape alone.
     """
 
     value: Any
     entries: SpecEntries | None
     filled: Any = None
+    is_state: bool = False
 
 
 def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
@@ -131,9 +132,16 @@ class Evaluator:
     mesh: Mesh
     shardings: Mapping[int, EquationShardings]
 
-    def __call__(self, closed: jex.ClosedJaxpr, args: Sequence[Any], layouts: Sequence[SpecEntries]) -> list[Any]:
-        """The outputs of `closed` on flat `args`, which have these `layouts`."""
-        placed = [*(_Placed(x, None) for x in closed.consts), *map(_Placed, args, layouts)]
+    def __call__(
+        self,
+        closed: jex.ClosedJaxpr,
+        args: Sequence[Any],
+        layouts: Sequence[SpecEntries],
+        donated: Collection[int] = frozenset(),
+    ) -> list[Any]:
+        """The outputs of `closed` on flat `args`, which have these `layouts`; those at positions `donated` are."""
+        given = [_Placed(x, own, None, k in donated) for k, (x, own) in enumerate(zip(args, layouts, strict=True))]
+        placed = [*(_Placed(x, None) for x in closed.consts), *given]
         return [p.value for p in self._run(closed.jaxpr, placed, _Counter())]
 
     def part(
@@ -244,7 +252,7 @@ class Evaluator:
                 results = self._evaluate(equation, operands, wanted, counter)
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
-                    env[v] = self._result(equation, r, entries.get(slot), wanted)
+                    env[v] = self._result(equation, r, entries.get(slot), wanted)._replace(is_state=r.is_state)
             if not stored.isdisjoint(equation.outvars) and is_made_of_a_copy(equation, _layouts(placed), wanted):
                 for v in stored.intersection(equation.outvars):
                     env[v] = self._place(jax.lax.optimization_barrier(env[v].value), env[v].entries)
@@ -266,7 +274,7 @@ class Evaluator:
         What the program fills with a scalar is filled anew then. XLA ignores operands of a barrier that nothing reads
         behind it, so all are replaced.
         """
-        own, entries, filled = placed[slot]
+        own, entries, filled, _ = placed[slot]
         others = [s for s, p in enumerate(placed) if s != slot and isinstance(p.value, jax.Array)]
         if not others:
             return
@@ -283,7 +291,8 @@ class Evaluator:
             operands[slot] = self.move(operands[slot], steps)
         read_as = {slot: steps[-1] for slot, steps in wanted.operands}
         return [
-            _Placed(x, read_as.get(slot, p.entries)) for slot, (x, p) in enumerate(zip(operands, placed, strict=True))
+            _Placed(x, read_as.get(slot, p.entries), is_state=p.is_state)
+            for slot, (x, p) in enumerate(zip(operands, placed, strict=True))
         ]
 
     def _evaluate(
@@ -294,7 +303,8 @@ class Evaluator:
             return self._call(equation, placed, counter)
         results = self._results(equation, placed, wanted, counter)
         is_filled = equation.primitive.name == "broadcast_in_dim" and isinstance(equation.invars[0], jex.Literal)
-        return [_Placed(r, None, equation.invars[0].val if is_filled else None) for r in results]
+        of_state = is_of_state(equation, [p.is_state for p in placed])
+        return [_Placed(r, None, equation.invars[0].val if is_filled else None, of_state) for r in results]
 
     def _results(
         self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationShardings, counter: _Counter
@@ -315,10 +325,15 @@ class Evaluator:
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
-                entries = placed[0].entries if placed else None
-                is_on_gpu = self.mesh.devices.flat[0].platform in GPU_PLATFORMS
-                if is_on_gpu and entries is not None and may_be_turned(equation, entries, self.mesh.shape):
-                    operands = [shards_row_by_row(operands[0], partition_spec(entries), self.mesh)]
+                if self.mesh.devices.flat[0].platform in GPU_PLATFORMS:
+                    layouts = _layouts(placed)
+                    turned = added_to_state(equation, [p.is_state for p in placed])
+                    if 0 in layouts and may_be_turned(equation, layouts[0], self.mesh.shape):
+                        turned = (0,)
+                    for slot in turned:
+                        if slot in layouts:
+                            spec = partition_spec(layouts[slot])
+                            operands[slot] = shards_row_by_row(operands[slot], spec, self.mesh)
                 if (rule := rule_by_shards(equation, wanted)) is not None:
                     return run_by_shards(equation, operands, rule, wanted, self.mesh)
                 results = equation.primitive.bind(*operands, **equation.params)

@@ -36,9 +36,9 @@ def run_by_shards(
     rule: FactorRule,
     wanted: EquationShardings,
     mesh: Mesh,
-    tied: Sequence[int] = (),
+    tied: Sequence[tuple[Any, PartitionSpec]] = (),
 ) -> list[Any]:
-    """The results of `equation`, computed shard by shard, then the operands that are `tied`.
+    """The results of `equation`, computed shard by shard, then the values that are `tied`.
 
     Args:
       equation: A leaf equation.
@@ -47,8 +47,8 @@ def run_by_shards(
       wanted: The layouts around it. Operands that are not named are those that the program makes from nothing; the
         factors that they alone carry are taken from the results.
       mesh: The mesh of devices.
-      tied: Slots of operands that are to be read by others only when each device has made its own part of the results,
-        which need not be summed yet.
+      tied: Values that are to be read by others only when each device has made its own part of the results, which need
+        not be summed yet, and how they are spread over the mesh.
     """
     axes_of = _axes_of(rule, wanted, mesh)
     ways = {factor: _size(axes, mesh) for factor, axes in axes_of.items()}
@@ -57,27 +57,26 @@ def run_by_shards(
     )
     params = _local_params(equation, rule, ways)
 
-    def local(*shards: Any) -> list[Any]:
+    def local(*given: Any) -> list[Any]:
+        shards, behind = given[: len(operands)], given[len(operands) :]
         if equation.primitive.name == "fft":
             # XLA's transforms on CPU demand this order of operands and results, and the compiler does not see to it
             # where a collective next to the transform prefers another (jax 0.10.2)
             return [row_by_row(equation.primitive.bind(*map(row_by_row, shards), **params))]
         results = equation.primitive.bind(*shards, **params)
         results = list(results) if equation.primitive.multiple_results else [results]
-        behind: list[Any] = []
-        if tied:
-            bound = jax.lax.optimization_barrier([*results, *[shards[slot] for slot in tied]])
-            results, behind = bound[: len(results)], bound[len(results) :]
+        if behind:
+            results, behind = jax.lax.optimization_barrier((results, behind))
         if summed:
             results = [_summed(result, summed, wanted.scatters) for result in results]
         return [*results, *behind]
 
+    values, specs = [value for value, _ in tied], [spec for _, spec in tied]
     if not axes_of:
-        return local(*operands)
-    ins = tuple(_spec(dims, axes_of) for dims in rule.operands)
-    outs = [_spec(dims, axes_of, wanted.scatters) for dims in rule.results]
-    outs += [ins[slot] for slot in tied]
-    return jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(*operands)
+        return local(*operands, *values)
+    ins = (*(_spec(dims, axes_of) for dims in rule.operands), *specs)
+    outs = [*(_spec(dims, axes_of, wanted.scatters) for dims in rule.results), *specs]
+    return jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(*operands, *values)
 
 
 def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]]) -> jax.Array:

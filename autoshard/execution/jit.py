@@ -78,10 +78,11 @@ class PlannedFunction:
             traced.out_tree, [NamedSharding(self.mesh, partition_spec(e)) for e in self._interface.output_entries]
         )
         evaluator = Evaluator(self.mesh, dict(self._interface.shardings))
+        donated = frozenset(k for k, argument in enumerate(traced.graph.arguments) if argument.donated)
 
         def planned(*inner):
             flat = jax.tree_util.tree_leaves(inner)
-            results = evaluator(traced.jaxpr, flat, self._interface.argument_entries)
+            results = evaluator(traced.jaxpr, flat, self._interface.argument_entries, donated)
             moved = [evaluator.move(r, s) for r, s in zip(results, self._interface.output_steps, strict=True)]
             return jax.tree_util.tree_unflatten(traced.out_tree, moved)
 

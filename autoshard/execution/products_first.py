@@ -17,6 +17,8 @@ from autoshard.planner.buffers import PRODUCTS, SUMS
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.walk import nested_programs, open_jaxpr
 
+CONVOLUTIONS = frozenset({"conv_general_dilated"})
+
 _WORKSPACE_BYTES = 32 * 2**20
 """What XLA gives each cuBLAS product from Hopper on (OpenXLA, xla/service/gpu/transforms/gemm_rewriter.cc), the most of
 all devices."""
@@ -29,6 +31,10 @@ def products_first(
     axis_sizes: Mapping[str, int],
 ) -> dict[int, list[Any]]:
     """For positions of products, the operand that other products may read only when the product is made.
+
+    Gradients of convolution kernels, which are small, are made first in any case: XLA may take a schedule that makes
+    all of them last where it needs no more at its fullest instant than another, and does not count the gaps between
+    what is then there for long. Of matrix products:
 
     It is that which a product reads next, and the products are those that none after them depends on. A product whose
     result must be summed over devices is left alone, unless it and its workspace take less than the operands that end
@@ -49,12 +55,14 @@ def products_first(
         variables = [v for v in equation.invars if not isinstance(v, jex.Literal)]
         is_product = has_product(equation)
         is_awaited = not awaited.isdisjoint(equation.outvars)
-        if equation.primitive.name == "dot_general" and not is_awaited:
+        if equation.primitive.name in PRODUCTS and not is_awaited:
             after = readers.get(equation.outvars[0], [])
             is_term = len(after) == 1 and after[0].primitive.name in SUMS
             later = [v for v in variables if v in next_product]
             wanted = shardings.get(numbers[at], EquationShardings())
-            if later and not is_term:
+            if later and equation.primitive.name in CONVOLUTIONS:
+                found[at] = [min(later, key=next_product.__getitem__)]
+            elif later and not is_term:
                 first = min(later, key=next_product.__getitem__)
                 ending = [v for v in variables if last_product.get(v, at) <= next_product[first]]
                 if not is_partial(equation, wanted) or _frees_memory(equation, wanted, ending, axis_sizes):

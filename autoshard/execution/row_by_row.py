@@ -1,13 +1,17 @@
-"""Keeps what is summed row by row in memory.
+"""Keeps what is summed, and what is added to the state, row by row in memory.
 
 XLA:GPU stores what a reduction over 32 elements or more reads with the summed dimensions innermost, where the result's
 order in memory is settled, as a gradient's is (`GpuLayoutAssignment::PropagateReductionLayoutToOperand`). The gradient
 of a position embedding, a sum over the batch, so turns the residual stream of all layers around, and with it the
 logits, which products need turned back: three times in memory, as soon as a device has 32 sequences.
+
+It also stores what is gathered or scattered with that dimension outermost (`GpuLayoutAssignment`, `MoveDimToMajor`). A
+gradient that is so turned would turn its optimizer's state: the update could not run in place, and the new state of all
+weights would be there beside the old one before it is copied there.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +19,15 @@ import jax.extend.core as jex
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, PartitionSpec
 
+from autoshard.planner.buffers import PRODUCTS, SUMS
 from autoshard.planner.decisions import SpecEntries
+from autoshard.trace.walk import EquationKind, kind_of
 
 LEAST_SUMMED = 32
 """From so many elements on XLA:GPU turns what a sum reads (`GpuLayoutAssignment`, a warp's worth)."""
+
+
+_ADDING = SUMS | {"sub"}
 
 
 def may_be_turned(equation: jex.JaxprEqn, entries: SpecEntries, ways: Mapping[str, int]) -> bool:
@@ -36,6 +45,31 @@ def may_be_turned(equation: jex.JaxprEqn, entries: SpecEntries, ways: Mapping[st
     kept = len(shape) - len(summed)
     here = math.prod(shape[d] // math.prod(ways[a] for a in entries[d]) for d in summed)
     return kept > 1 and min(summed) < kept and here >= LEAST_SUMMED
+
+
+def is_of_state(equation: jex.JaxprEqn, is_state: Sequence[bool]) -> bool:
+    """Whether an equation makes something of an optimizer's state alone, element by element: scalars aside, all that it
+    reads is state and has the shape of what it makes.
+
+    Args:
+      equation: Any. is_state: For each operand, whether it is a donated argument or made of some in this way.
+    """
+    shapes = {equation.outvars[0].aval.shape} if len(equation.outvars) == 1 else set()
+    read = [(v.aval.shape, own) for v, own in zip(equation.invars, is_state, strict=True) if v.aval.shape]
+    is_leaf = kind_of(equation) is EquationKind.LEAF and equation.primitive.name not in PRODUCTS
+    return is_leaf and bool(read) and all(own and {shape} == shapes for shape, own in read)
+
+
+def added_to_state(equation: jex.JaxprEqn, is_state: Sequence[bool]) -> tuple[int, ...]:
+    """The operand slot of what an equation adds to an optimizer's state, or takes from it, if that is a matrix or more.
+
+    Args:
+      equation: Any. is_state: For each operand, whether `is_of_state` holds for it, or it is a donated argument.
+    """
+    if equation.primitive.name not in _ADDING or len({v.aval.shape for v in equation.invars}) > 1:
+        return ()
+    is_matrix = equation.outvars[0].aval.ndim > 1
+    return (is_state.index(False),) if is_matrix and sorted(is_state) == [False, True] else ()
 
 
 def row_by_row(x: Any) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from autoshard.execution.row_by_row import may_be_turned, shards_row_by_row
+from autoshard.execution.row_by_row import added_to_state, is_of_state, may_be_turned, shards_row_by_row
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,27 @@ def test_values_are_kept():
     kept = jax.jit(lambda x: shards_row_by_row(x, P(("data", "tensor")), mesh))(x)
     np.testing.assert_array_equal(kept, x)
     assert kept.sharding.spec == P(("data", "tensor"))
+
+
+def momentum(weight, mean, gradient, scale):
+    return weight - scale * (0.9 * mean + gradient), mean.reshape(6, 4), mean @ gradient.T
+
+
+def test_what_an_update_adds_to_the_state_is_found():
+    """The state is a weight (4, 6) and its mean; the scale and the reshaped mean have other shapes."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 6), (4, 6), (4, 6), ())]
+    jaxpr = jax.make_jaxpr(momentum)(*shapes).jaxpr
+    state, found = set(jaxpr.invars[:2]), {}
+    for equation in jaxpr.eqns:
+        flags = [not isinstance(v, jax.extend.core.Literal) and v in state for v in equation.invars]
+        if slots := added_to_state(equation, flags):
+            found[equation.primitive.name] = slots
+        if is_of_state(equation, flags):
+            state.add(equation.outvars[0])
+    assert [e.primitive.name for e in jaxpr.eqns if e.outvars[0] in state] == ["mul"]
+    assert found == {"add": (1,), "sub": (1,)}, "the gradient to the mean, the step to the weight"
+
+
+def test_only_matrices_are_kept():
+    (equation,) = jax.make_jaxpr(jnp.add)(jnp.zeros(6), jnp.zeros(6)).eqns
+    assert added_to_state(equation, [True, False]) == ()
