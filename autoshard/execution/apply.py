@@ -26,6 +26,7 @@ from autoshard.execution.order import used_up_first
 from autoshard.execution.products_first import is_partial, products_first
 from autoshard.execution.row_by_row import added_to_state, is_of_state, may_be_turned, shards_row_by_row
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
+from autoshard.execution.turned import turned_at_once
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.table import table_rule
@@ -163,8 +164,9 @@ class Evaluator:
         equations = [jaxpr.eqns[i] for i in chosen]
         tied = _tied_after(equations, [numbers[i] for i in chosen], self.shardings, self.mesh.shape)
         stored = read_by_products(equations)
+        turned = turned_at_once(equations, [numbers[i] for i in chosen], self.shardings)
         for position, i in enumerate(chosen):
-            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, tied.get(position, ()), stored)
+            self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, tied.get(position, ()), stored, turned)
         return [v.val if isinstance(v, jex.Literal) else env[v].value for v in wanted]
 
     def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
@@ -208,8 +210,9 @@ class Evaluator:
         numbers = [counter.next + n for n in equation_numbers(jaxpr)]
         tied = _tied_after(jaxpr.eqns, numbers, self.shardings, self.mesh.shape)
         stored = read_by_products(jaxpr.eqns)
+        turned = turned_at_once(jaxpr.eqns, numbers, self.shardings)
         for i, equation in enumerate(jaxpr.eqns):
-            self._advance(equation, counter, env, tied.get(i, ()), stored)
+            self._advance(equation, counter, env, tied.get(i, ()), stored, turned)
             for v in equation.invars:
                 if not isinstance(v, jex.Literal) and last_use.get(v) == i and v not in kept:
                     env.pop(v, None)
@@ -222,12 +225,13 @@ class Evaluator:
         env: dict[Any, _Placed],
         tied: Sequence[Any],
         stored: frozenset[Any],
+        turned: frozenset[Any],
     ) -> None:
         """Evaluates one equation of a program and puts its results into `env`.
 
         The variables `tied` are from then on tied to its results, so that what reads them waits for these; not for the
         sum, where they are partial. Results in `stored` that are made of a gathered copy are not to be made of it
-        again.
+        again. Those in `turned` are left to what reads them.
         """
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         number = counter.take()
@@ -252,7 +256,7 @@ class Evaluator:
                 results = self._evaluate(equation, operands, wanted, counter)
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
-                    env[v] = self._result(equation, r, entries.get(slot), wanted)._replace(is_state=r.is_state)
+                    env[v] = self._result(equation, r, None if v in turned else entries.get(slot), wanted)._replace(is_state=r.is_state)
             if not stored.isdisjoint(equation.outvars) and is_made_of_a_copy(equation, _layouts(placed), wanted):
                 for v in stored.intersection(equation.outvars):
                     env[v] = self._place(jax.lax.optimization_barrier(env[v].value), env[v].entries)

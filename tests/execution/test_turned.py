@@ -1,0 +1,47 @@
+"""Products that are turned at once get their layout from what turns them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autoshard.execution.turned import turned_at_once
+from autoshard.planner.decisions import EquationShardings
+
+ROWS, COLUMNS, WHOLE = ((), ("data",), ()), ((), (), ("data",)), ((), (), ())
+
+
+def gradient(x, y):
+    return jnp.swapaxes(jnp.einsum("ecd,ecf->edf", x, y), 1, 2)
+
+
+def heads(x, y):
+    return jnp.swapaxes(jnp.einsum("ecd,ecf->edf", x, y), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "product", "turning", "is_turned"),
+    [
+        (gradient, EquationShardings(results=((0, ROWS),)), EquationShardings(results=((0, COLUMNS),)), True),
+        (gradient, EquationShardings(results=((0, ROWS),)), EquationShardings(results=((0, ROWS),)), False),
+        (
+            gradient,
+            EquationShardings(results=((0, ROWS),)),
+            EquationShardings(operands=((0, (WHOLE,)),), results=((0, COLUMNS),)),
+            False,
+        ),
+        (
+            gradient,
+            EquationShardings(results=((0, ROWS),), scatters=(("data", 1),)),
+            EquationShardings(results=((0, COLUMNS),)),
+            False,
+        ),
+        (heads, EquationShardings(results=((0, WHOLE),)), EquationShardings(results=((0, WHOLE),)), False),
+    ],
+    ids=["same layout", "other layout", "moved", "scattered", "batches"],
+)
+def test_a_product_that_is_turned_where_it_is_has_no_layout_of_its_own(fn, product, turning, is_turned):
+    shape = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    jaxpr = jax.make_jaxpr(fn)(shape, shape).jaxpr
+    assert [e.primitive.name for e in jaxpr.eqns] == ["dot_general", "transpose"]
+    found = turned_at_once(jaxpr.eqns, [3, 4], {3: product, 4: turning})
+    assert found == (frozenset(jaxpr.eqns[0].outvars) if is_turned else frozenset())
