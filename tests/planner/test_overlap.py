@@ -29,6 +29,23 @@ def test_collectives_are_joined_with_those_of_gradients_alike(formulated, mesh_o
     assert shares == pytest.approx([256 / 2304, 1024 / 2304, 1024 / 2304]), "one latency of the norm, by bytes"
 
 
+def test_sums_made_of_those_beside_them_begin_a_collective(formulated, mesh_of):
+    """Adafactor's clipping: a mean square of each gradient, and one of what it is divided by. XLA walks past those of
+    one parameter, then past those of the next, and joins (one), (its second, two's first) and (two's second).
+    """
+
+    def clipped(params, x):
+        grads = jax.grad(lambda p: jnp.sum((x @ p["one"]) @ p["two"]))(params)
+        mean_square = lambda g: jnp.sum(g * g)
+        scaled = {k: g / mean_square(g) for k, g in grads.items()}
+        return {k: p - scaled[k] / mean_square(scaled[k]) for k, p in params.items()}
+
+    f = formulated(clipped, ({"one": f32(32, 32), "two": f32(32, 8)}, f32(16, 32)), mesh_of(4))
+    operation = lambda g: f.program.groups[g].operations[-1]
+    shares = {operation(g): share for g, share in f.program.joining.scalar_shares.items()}
+    assert [shares[o] for o in sorted(shares)] == [1.0, 0.0, 1.0, 1.0], "first of one, of two; second of one, of two"
+
+
 def test_what_is_scattered_and_gathered_alone_pays_in_full(mesh_of):
     """A gradient of 1 MiB: 1/40 of an all-reduce's latencies is less than its share of 30 MiB; alone it pays all."""
     axes, terms = mesh_of(8).axes, Terms(1.0, num_reductions=40, num_alike=1)
