@@ -83,7 +83,8 @@ def test_what_is_tied_to_a_partial_sum_does_not_wait_for_the_sum():
     (equation,) = jax.make_jaxpr(lambda x, g: jax.lax.dot_general(x, g, (((0,), (0,)), ((), ()))))(x, gradient).eqns
     split = (("data",), ())
     wanted = EquationShardings(operands=((0, (split,)), (1, (split,))), results=((0, ((), ())),))
-    run = jax.jit(lambda *o: run_by_shards(equation, o, table_rule(leaf_of(equation)), wanted, mesh, tied=(1,)))
+    rule, rows = table_rule(leaf_of(equation)), jax.sharding.PartitionSpec("data")
+    run = jax.jit(lambda *o: run_by_shards(equation, o, rule, wanted, mesh, tied=[(o[1], rows)]))
     names = [e.primitive.name for e in run.trace(x, gradient).jaxpr.eqns[0].params["jaxpr"].eqns]
     assert names == ["dot_general", "optimization_barrier", "psum"]
     of_weight, tied = run(x, gradient)
