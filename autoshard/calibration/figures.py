@@ -12,6 +12,7 @@ from autoshard.calibration.fit import (
     product_curve,
     rate_curve,
     separate_share,
+    transposed_curve,
     work_s,
 )
 from autoshard.calibration.probes import ELEMENTWISE_CHAIN, FUNCTION_CHAIN, NUM_INDEPENDENT, Measures, Probe, wide_dim
@@ -73,6 +74,10 @@ def measured_device(device_type: DeviceType, found: Found, launch_s: float, cali
             elements, moved_bytes = probe.shape[0], 2.0 * 4 * probe.shape[0]
             functions_s = FUNCTION_CHAIN * elements / per_s[Measures.FUNCTION]
             hidden = hidden_share(functions_s, moved_bytes / memory.at(moved_bytes), work_s(both_s, launch_s))
+    copied, transposed = (
+        {4.0 * math.prod(p.shape): s for p, s in seconds.items() if p.measures is measures}
+        for measures in (Measures.COPY, Measures.TRANSPOSED)
+    )
     rates = MeasuredRates(
         calibration,
         tuple(curves),
@@ -81,6 +86,7 @@ def measured_device(device_type: DeviceType, found: Found, launch_s: float, cali
         per_s[Measures.ELEMENTWISE],
         per_s[Measures.FUNCTION],
         hidden,
+        transposed_curve(copied, transposed),
     )
     return dataclasses.replace(
         device_type,

@@ -109,12 +109,22 @@ def separate_share(one_s: float, many_s: float, count: int) -> float:
     return min(max((many_s / one_s - 1) / (count - 1), 0.0), 1.0)
 
 
+def transposed_curve(copied: Mapping[float, float], transposed: Mapping[float, float]) -> Curve | None:
+    """Bytes per second at which arrays are put into another order of dimensions, on top of copying them, by their size.
+
+    Of size B it is B / (t - c), with t the time of a transposed copy and c that of a plain one; None where t is not
+    more than `LEAST_SHARE` above c at every size: that is noise, and the device transposes on the way.
+    """
+    points = [(b, b / (t - copied[b])) for b, t in sorted(transposed.items()) if t > (1 + LEAST_SHARE) * copied[b]]
+    return Curve(tuple(points)) if points and len(points) == len(transposed) else None
+
+
 def inner_rate(seconds: Mapping[float, float], inner: Mapping[float, float]) -> float | None:
     """Bytes per second at which pieces along an inner dimension are put in order.
 
-    Each time t of a collective on B bytes along the second dimension, less the line a + b B through the times of the
-    same along the first, is what B bytes take: the rate is the geometric mean of B / (t - a - b B). Where that is below
-    `LEAST_SHARE` of the line, it is noise, and the compiler orders nothing.
+    The time t of a collective on B bytes along the second dimension, less the line a + b B through the times of the
+    same along the first, is what B bytes take: the rate is sum B / sum (t - a - b B) over all B. Where the latter sum
+    is below `LEAST_SHARE` of that of the line, it is noise, and the compiler orders nothing.
 
     Args:
       seconds, inner: Times by bytes, along the first and the second dimension.
@@ -124,8 +134,8 @@ def inner_rate(seconds: Mapping[float, float], inner: Mapping[float, float]) -> 
     """
     fixed_s, s_per_byte = line(list(seconds), list(seconds.values()))
     plain_s = {size: fixed_s + s_per_byte * size for size in inner}
-    rates = [size / (t - plain_s[size]) for size, t in inner.items() if t > (1 + LEAST_SHARE) * plain_s[size]]
-    return float(np.exp(np.mean(np.log(rates)))) if len(rates) == len(inner) else None
+    ordering_s, all_plain_s = sum(inner.values()) - sum(plain_s.values()), sum(plain_s.values())
+    return sum(inner) / ordering_s if ordering_s > LEAST_SHARE * all_plain_s else None
 
 
 def collective_figures(

@@ -22,9 +22,8 @@ NARROW_DIMS = (4, 8, 16, 32, 64, 128)
 """Least dimensions of products. From 128 on, matrix units and vector registers are filled."""
 NUM_INDEPENDENT = 8
 """Collectives that a probe of joining lets the compiler join."""
-ORDERED = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
-"""Kinds whose pieces are put in order where they run along an inner dimension. A reduce-scatter adds whole arrays and
-then takes a part, wherever it lies."""
+ORDERED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
+"""Kinds whose pieces are put in order where they run along an inner dimension."""
 FUNCTION_CHAIN, ELEMENTWISE_CHAIN = 4, 32
 """Operations on each element in one kernel of the probes of arithmetic."""
 
@@ -37,6 +36,8 @@ class Measures(enum.Enum):
     MEMORY = "memory"  # reading and writing an array that no cache holds
     BOTH = "both"  # the functions of `FUNCTION` on an array that no cache holds
     FUNCTION = "function"  # exponentials and the like, `FUNCTION_CHAIN` on each element
+    COPY = "copy"  # reading an array and writing it elsewhere
+    TRANSPOSED = "transposed"  # the same, with its two dimensions in the other order
     ELEMENTWISE = "elementwise"  # multiplications and additions, `ELEMENTWISE_CHAIN` of each on each element
     COLLECTIVE = "collective"  # one collective on `shape` bytes
     INNER = "inner"  # one collective on `shape` (rows, columns) float32, along the columns
@@ -82,6 +83,7 @@ def probes(hardware: Slice, dtypes: tuple[str, ...], quick: bool) -> tuple[Probe
         Probe(Measures.LAUNCH, (8, 8, 8)),
         *_products(device, dtypes, quick),
         *_memory(device, quick),
+        *_transposed(device, quick),
         *(Probe(m, (1 << 14,)) for m in (Measures.FUNCTION, Measures.ELEMENTWISE)),
         *_collectives(hardware, quick),
     )
@@ -114,6 +116,18 @@ def _memory(device: DeviceType, quick: bool) -> tuple[Probe, ...]:
     elements = [size // 4 for size in _sizes(most_bytes, 8 if quick else 4)]
     both = Probe(Measures.BOTH, (elements[-2],))  # large enough that the launch is nothing
     return (*(Probe(Measures.MEMORY, (n,)) for n in elements), both)
+
+
+def _transposed(device: DeviceType, quick: bool) -> tuple[Probe, ...]:
+    most_bytes = min(device.memory_bandwidth_bytes_per_s * LONGEST_S / 20, device.memory_bytes * LARGEST_SHARE)
+    dims = [128]
+    while 4 * (2 * dims[-1]) ** 2 <= most_bytes:
+        dims.append(2 * dims[-1])
+    return tuple(
+        Probe(measures, (n, n))
+        for n in (dims[::2] if quick else dims)
+        for measures in (Measures.COPY, Measures.TRANSPOSED)
+    )
 
 
 def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:

@@ -164,6 +164,10 @@ def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tupl
             return _functions, [probe.shape], probe.dtype
         case Measures.ELEMENTWISE:
             return _multiplications, [probe.shape], probe.dtype
+        case Measures.COPY:
+            return lambda x: _rows_first(x * 0.5), [probe.shape], probe.dtype
+        case Measures.TRANSPOSED:
+            return lambda x: _rows_first(x.T * 0.5), [probe.shape], probe.dtype
         case Measures.COLLECTIVE:
             assert probe.collective is not None
             operation = _collective(probe.collective, probe.size)
@@ -179,6 +183,11 @@ def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tupl
         case Measures.BESIDE:
             (wide,) = probe.shape
             return lambda x, y: _product(x, y)[None], [(NUM_INDEPENDENT, 1), (wide, wide)], probe.dtype
+
+
+def _rows_first(x: jax.Array) -> jax.Array:
+    """A matrix, stored row by row."""
+    return with_layout_constraint(x, Layout((0, 1)))
 
 
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -202,19 +211,14 @@ def _multiplications(x: jax.Array) -> jax.Array:
 
 
 def _collective(kind: CollectiveKind, size: int) -> Callable[[jax.Array], jax.Array]:
-    """The collective on an array that is its larger side, in the form that XLA's partitioner gives it."""
+    """The collective on an array that is its larger side, as planned steps have it."""
     match kind:
         case CollectiveKind.ALL_GATHER:
             return lambda x: lax.all_gather(x[: x.shape[0] // size], _GROUP, tiled=True)
         case CollectiveKind.ALL_REDUCE:
             return lambda x: lax.psum(x, _GROUP)
         case CollectiveKind.REDUCE_SCATTER:
-            # the partitioner writes a sum and a slice; compilers that can make one collective of them do so
-            def scattered(x: jax.Array) -> jax.Array:
-                part = x.shape[0] // size
-                return lax.dynamic_slice_in_dim(lax.psum(x, _GROUP), lax.axis_index(_GROUP) * part, part)
-
-            return scattered
+            return lambda x: lax.psum_scatter(x, _GROUP, tiled=True)
         case CollectiveKind.ALL_TO_ALL:
             return lambda x: lax.all_to_all(x.reshape(size, -1), _GROUP, 0, 0).reshape(-1)
         case CollectiveKind.PERMUTE:
@@ -226,11 +230,12 @@ def _inner_collective(kind: CollectiveKind, size: int) -> Callable[[jax.Array], 
 
     Its result is stored row by row, as most of what computes with it wants it.
     """
-    rows_first = lambda x: with_layout_constraint(x, Layout((0, 1)))
     if kind is CollectiveKind.ALL_GATHER:
-        return lambda x: rows_first(lax.all_gather(x[:, : x.shape[1] // size], _GROUP, axis=1, tiled=True))
+        return lambda x: _rows_first(lax.all_gather(x[:, : x.shape[1] // size], _GROUP, axis=1, tiled=True))
+    if kind is CollectiveKind.REDUCE_SCATTER:
+        return lambda x: _rows_first(lax.psum_scatter(x, _GROUP, scatter_dimension=1, tiled=True))
     assert kind is CollectiveKind.ALL_TO_ALL
-    return lambda x: rows_first(lax.all_to_all(x, _GROUP, 0, 1, tiled=True))
+    return lambda x: _rows_first(lax.all_to_all(x, _GROUP, 0, 1, tiled=True))
 
 
 _ROWS = {Measures.MEMORY: lambda row: row * 0.5 + 0.5, Measures.BOTH: _functions}

@@ -52,6 +52,9 @@ def report(calibrated: Calibrated) -> str:
     add("arithmetic", "elements", _rate(rates.elementwise_per_s, "/s"), spread(Measures.ELEMENTWISE), stated)
     add("functions", "elements", _rate(rates.function_per_s, "/s"), spread(Measures.FUNCTION), stated)
     add("hidden", "memory or functions", f"{rates.hidden_share:.0%}", spread(Measures.BOTH), "100%")
+    for size_bytes, rate in () if rates.transposed_bytes_per_s is None else rates.transposed_bytes_per_s.points:
+        dim = round((size_bytes / 4) ** 0.5)
+        add("transposition", _amount(size_bytes), _rate(rate, "B/s"), spread(Measures.TRANSPOSED, dim), "no time")
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False)
     console.print(Text(f"{after.name}, {calibrated.cluster.num_devices} devices, {rates.calibration.date}"))
     console.print(table)

@@ -13,6 +13,7 @@ _RATES_KEYS = (
     "elementwise_per_s",
     "function_per_s",
     "hidden_share",
+    "transposed_bytes_per_s",
 )
 _COLLECTIVE_KEYS = ("kind", "size", "latency_s", "bandwidth_bytes_per_s", "separate_share", "inner_bytes_per_s")
 
@@ -36,12 +37,15 @@ def rates_from_fields(fields: Fields) -> MeasuredRates:
         elementwise_per_s=fields.number("elementwise_per_s"),
         function_per_s=fields.number("function_per_s"),
         hidden_share=fields.number("hidden_share", 1.0),
+        transposed_bytes_per_s=(
+            _curve(fields, "transposed_bytes_per_s") if "transposed_bytes_per_s" in fields.values else None
+        ),
     )
 
 
 def rates_to_dict(rates: MeasuredRates) -> dict[str, object]:
     """The inverse of `rates_from_fields`."""
-    own = rates.calibration
+    own, transposed = rates.calibration, rates.transposed_bytes_per_s
     return {
         "calibrated": {"date": own.date, "jax": own.jax, "device_kind": own.device_kind, "spread": own.spread},
         "product_flops_per_s": {dtype: _points(curve) for dtype, curve in rates.product_flops_per_s},
@@ -50,6 +54,7 @@ def rates_to_dict(rates: MeasuredRates) -> dict[str, object]:
         "elementwise_per_s": rates.elementwise_per_s,
         "function_per_s": rates.function_per_s,
         "hidden_share": rates.hidden_share,
+        **({} if transposed is None else {"transposed_bytes_per_s": _points(transposed)}),
     }
 
 

@@ -36,6 +36,8 @@ Version 2, as `autoshard calibrate` writes it. A device type may also have:
       elementwise_per_s: 1e10      # additions and the like, where memory does not bind
       function_per_s: 2e8          # exponentials and the like
       hidden_share: 0.8            # of the lesser of arithmetic and memory time, what hides behind the greater (or 1)
+      transposed_bytes_per_s: [[1e5, 2e9], [4e6, 2e8]]  # [bytes of an array, rate of putting its dimensions into
+                                   # another order] (or that takes no time)
 
 and a link:
 

@@ -101,6 +101,8 @@ class MeasuredRates:
       function_per_s: Exponentials, logarithms, roots, hyperbolic functions and the like.
       hidden_share: Which share of the lesser of a kernel's arithmetic and memory time hides behind the greater: 1 is
         the roofline, 0 where they take turns.
+      transposed_bytes_per_s: Rate at which an array is put into another order of dimensions, by its bytes, on top of
+        what it takes to copy it; None where that takes nothing or was not measured.
     """
 
     calibration: Calibration
@@ -110,6 +112,7 @@ class MeasuredRates:
     elementwise_per_s: float
     function_per_s: float
     hidden_share: float = 1.0
+    transposed_bytes_per_s: Curve | None = None
 
     def __post_init__(self) -> None:
         products = dict(self.product_flops_per_s)

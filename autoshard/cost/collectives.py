@@ -16,8 +16,8 @@ Where a link has measured figures for a kind of collective and a number of devic
 w, so that the formula gives the measured time; it stays linear in B. Levels of one such link count as one level, since
 what was measured is a group of devices, and not a hierarchy of groups.
 
-Gathered along a dimension that others are in front of, pieces are no whole blocks of memory: compilers put that
-dimension outermost for the collective, and back afterwards. Where a link's figures say how fast that is
+Gathered or scattered along a dimension that others are in front of, pieces are no whole blocks of memory: compilers put
+that dimension outermost for the collective, and back afterwards. Where a link's figures say how fast that is
 (`inner_bytes_per_s`), B over it is added. An all-to-all always has such a dimension.
 
 The compiler joins small collectives that do not wait for each other, such as those of gradients, into large ones; each
@@ -118,9 +118,13 @@ def all_gather(axes: Sequence[MeshAxis], result_bytes: float, is_inner: bool = F
     return _ring(CollectiveKind.ALL_GATHER, axes, result_bytes, 1, is_inner)
 
 
-def reduce_scatter(axes: Sequence[MeshAxis], partial_bytes: float) -> Collective:
-    """Every device starts with a partial sum of `partial_bytes` and ends with its piece of the sum."""
-    return _ring(CollectiveKind.REDUCE_SCATTER, axes, partial_bytes, 1)
+def reduce_scatter(axes: Sequence[MeshAxis], partial_bytes: float, is_inner: bool = False) -> Collective:
+    """Every device starts with a partial sum of `partial_bytes` and ends with its piece of the sum.
+
+    Args:
+      is_inner: Whether other dimensions are in front of the one that is scattered.
+    """
+    return _ring(CollectiveKind.REDUCE_SCATTER, axes, partial_bytes, 1, is_inner)
 
 
 def all_reduce(axes: Sequence[MeshAxis], partial_bytes: float) -> Collective:

@@ -8,6 +8,7 @@ Rates are the vendor's peaks, or where `DeviceType.measured` tells what was meas
     function of an element  rate of exponentials and the like
     other arithmetic        rate of additions and the like
     memory                  rate(bytes that one kernel moves)
+    other order of dims     rate(bytes of the array), on top of all else
 
 and the lesser of the two terms counts too, but for the share of it that was found to hide behind the greater.
 """
@@ -72,3 +73,12 @@ def kernel_s(device: DeviceType, arithmetic_s: float, moved_bytes: float, launch
     memory_s = moved_bytes / measured.memory_bytes_per_s.at(moved_bytes / max(launches, 1))
     exposed_s = (1 - measured.hidden_share) * min(arithmetic_s, memory_s)
     return launch_s + max(arithmetic_s, memory_s) + exposed_s
+
+
+def transposing_s(device: DeviceType, size_bytes: float) -> float:
+    """Seconds by which it takes longer to read `size_bytes` in another order of dimensions than they are stored in.
+
+    Nothing where it was not measured: GPUs do it on the way (shared memory), and TPUs in the product before it.
+    """
+    rates = None if device.measured is None else device.measured.transposed_bytes_per_s
+    return 0.0 if rates is None else size_bytes / rates.at(size_bytes)

@@ -14,8 +14,8 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_reduce, launched, permute, reduce_scatter
-from autoshard.cost.compute import Work, flops_s, kernel_s, work_of
-from autoshard.cost.reshard import out_of_order
+from autoshard.cost.compute import Work, flops_s, kernel_s, transposing_s, work_of
+from autoshard.cost.reshard import inner_dims, out_of_order
 from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Operation, Value
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import (
@@ -102,6 +102,7 @@ class GroupShape:
       fetched: For each read, whether it is read whole; not so where only a part of it is touched.
       stored: For each write, whether it is written whole: it reaches memory, and is not a changed operand.
       touched: The parts that are touched of other reads and writes: dims, whole size in bytes.
+      transposed: What its operations put into another order of dimensions: dims, whole size in bytes.
       is_scalar_sum: Whether the result is a scalar: XLA combines the all-reduces of scalars (norms, losses, counts)
         into one (`overlap.py` tells what each pays of it).
       is_summed_at_once: Whether XLA sums over all axes in one all-reduce where only some of them end in a
@@ -116,6 +117,7 @@ class GroupShape:
     fetched: tuple[bool, ...]
     stored: tuple[bool, ...]
     touched: tuple[tuple[Dims, float], ...]
+    transposed: tuple[tuple[Dims, float], ...]
     is_scalar_sum: bool
     is_summed_at_once: bool
 
@@ -146,6 +148,7 @@ def shape_of(group: Group, graph: Graph, live: Liveness, in_memory: Set[int], po
             for a in group.writes
         ),
         touched,
+        _transposed(group, operations, graph.values),
         all(not graph.values[a.value].shape for a in group.writes),
         any(o.name in COMBINERS for o in operations),
     )
@@ -174,6 +177,23 @@ def _partial_accesses(
         size_bytes = part.num_elements * values[source].itemsize_bytes
         touched.append((map_dims(part.dims, factor_map), float(times * size_bytes)))
     return read, written, tuple(touched)
+
+
+def _transposed(
+    group: Group, operations: Sequence[Operation], values: Sequence[Value]
+) -> tuple[tuple[Dims, float], ...]:
+    """The results of transpositions, but for those that only move dimensions of one element: dims, bytes."""
+    found = []
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        if operation.name == "transpose" and operation.operands[0] is not None and operation.results[0] is not None:
+            size_bytes, factors = float(values[operation.results[0]].size_bytes), operation.rule.factors
+            before, after = (
+                [f for dim in dims for f in dim if factors[f].size > 1]
+                for dims in (operation.rule.operands[0], operation.rule.results[0])
+            )
+            if before != after:
+                found.append((map_dims(operation.rule.results[0], factor_map), size_bytes))
+    return tuple(found)
 
 
 def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Value]) -> tuple[Kernel, ...]:
@@ -312,8 +332,12 @@ def _compute(
     sizes: tuple[int, ...],
 ) -> tuple[float, float]:
     """Seconds and flops of one run on one device; `reads` and `local` are layouts before any reduction, by dims."""
+    turned_s = sum(
+        transposing_s(mesh.device_type, shard_bytes(size_bytes, layout_of(dims, assignment), sizes))
+        for dims, size_bytes in shape.transposed
+    )
     if not shape.kernels and shape.launches == 0:
-        return 0.0, 0.0
+        return turned_s, 0.0
     total_flops = arithmetic_s = 0.0
     for kernel in shape.kernels:
         here = kernel.flops / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in kernel.own)
@@ -330,7 +354,7 @@ def _compute(
     for (dims, size_bytes, _), is_stored in zip(shape.writes, shape.stored, strict=True):
         if is_stored:
             moved += size_bytes * parts[dims]
-    return kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches), total_flops
+    return turned_s + kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches), total_flops
 
 
 def _least_dim(
@@ -364,7 +388,7 @@ def _resolve(
     reduced = [a for a in summed if choice.scatter[a] == WHOLE]
     # several writes of equal dimensions are the terms of one sum, reduced once, as the last of them
     results = shape.writes[-1:] if len(local) == 1 else shape.writes
-    for dims, size_bytes, _ in results:
+    for dims, size_bytes, extents in results:
         left_bytes = shard_bytes(size_bytes, local[dims], sizes)
         if scattered:
             extra_bytes += left_bytes
@@ -374,7 +398,8 @@ def _resolve(
             left_bytes /= math.prod(sizes[a] for a in scattered)
         else:
             for axes in together:
-                steps.append(reduce_scatter([mesh.axes[a] for a in axes], left_bytes))
+                is_inner = inner_dims(extents)[choice.scatter[axes[0]]]
+                steps.append(reduce_scatter([mesh.axes[a] for a in axes], left_bytes, is_inner))
                 left_bytes /= math.prod(sizes[a] for a in axes)
             if reduced:
                 steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))

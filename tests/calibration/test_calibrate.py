@@ -33,6 +33,8 @@ def few(hardware, dtypes, quick):
         Probe(Measures.PRODUCT, (8, wide, wide)),
         Probe(Measures.MEMORY, (1 << 16,)),
         Probe(Measures.BOTH, (1 << 14,)),
+        Probe(Measures.COPY, (256, 256)),
+        Probe(Measures.TRANSPOSED, (256, 256)),
         Probe(Measures.FUNCTION, (1 << 12,)),
         Probe(Measures.ELEMENTWISE, (1 << 12,)),
         *(Probe(Measures.COLLECTIVE, (size_bytes,), **reduction) for size_bytes in (4096, 65536)),

@@ -14,6 +14,7 @@ from autoshard.calibration.fit import (
     product_curve,
     rate_curve,
     separate_share,
+    transposed_curve,
 )
 from autoshard.cluster import AxisLevel, CollectiveKind, Curve, Link, MeshAxis
 from autoshard.cost import collectives
@@ -105,3 +106,11 @@ def test_shares_are_found(share):
 def test_shares_are_shares():
     assert (hidden_share(1.0, 1.0, 5.0), hidden_share(1.0, 1.0, 0.5)) == (0.0, 1.0)
     assert (separate_share(1.0, 99.0, 8), separate_share(1.0, 0.5, 8)) == (1.0, 0.0)
+
+
+def test_transposing_is_what_copies_take_longer_by():
+    copied = {1e6: 1e-3, 4e6: 4e-3}
+    curve = transposed_curve(copied, {4e6: 8e-3, 1e6: 1.5e-3})  # 1 MB in 0.5 ms, 4 MB in 4 ms
+    assert [n for point in curve.points for n in point] == pytest.approx([1e6, 2e9, 4e6, 1e9])
+    assert transposed_curve(copied, {1e6: 1.5e-3, 4e6: 4.1e-3}) is None  # noise at one of the sizes
+    assert transposed_curve({}, {}) is None

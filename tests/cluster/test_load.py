@@ -164,6 +164,7 @@ MEASURED = {
     "memory_bytes_per_s": [[1e4, 2e10]],
     "elementwise_per_s": 1e10,
     "function_per_s": 2e8,
+    "transposed_bytes_per_s": [[1e5, 2e9], [1e6, 5e8]],
 }
 
 

@@ -1,5 +1,6 @@
 """The choices of single operations: a matrix product by hand, and laws for operations of every form."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard.cluster import Calibration, CollectiveKind, Curve, LogicalMesh, MeasuredCollective, MeasuredRates
 from autoshard.graph.layout import WHOLE, fits
 from autoshard.planner.choices import satisfies
 
@@ -55,6 +57,44 @@ def test_strategies_of_a_matrix_product(product, x, w, y, moved_bytes, comm_s, p
     assert product.compute_s[row] == pytest.approx(1e-6 + moved_bytes / 1e11), "bound by memory, after a launch"
     assert product.comm_s[row] == pytest.approx(comm_s)
     assert product.partial_bytes[row] == partial_bytes
+
+
+@pytest.fixture
+def on_measured(mesh_of):
+    """Two devices that take a second for 1e9 transposed bytes, and for 5e8 bytes of which pieces are put in order."""
+    one = Curve(((1.0, 1e12),))
+    rates = MeasuredRates(
+        Calibration("2026-01-31", "0.10.2", "test", 0.0),
+        (("float32", one),),
+        Curve(((1.0, 1.0),)),
+        Curve(((1.0, 1e11),)),
+        1e12,
+        1e12,
+        transposed_bytes_per_s=Curve(((1.0, 1e9),)),
+    )
+    mesh = mesh_of(2)
+    (level,) = mesh.axes[0].levels
+    scatter = MeasuredCollective(CollectiveKind.REDUCE_SCATTER, 2, 1e-6, 1e10, inner_bytes_per_s=5e8)
+    link = dataclasses.replace(level.link, collectives=(scatter,))
+    axis = dataclasses.replace(mesh.axes[0], levels=(dataclasses.replace(level, link=link),))
+    return LogicalMesh((axis,), dataclasses.replace(mesh.device_type, measured=rates))
+
+
+def test_sums_scattered_along_inner_dimensions_are_put_in_order(formulated, on_measured):
+    (table,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 4)), on_measured).tables
+    outer, inner = (row_of(table, (1,), (0,), (dim,)) for dim in (0, 1))
+    assert table.comm_s[outer] == pytest.approx(1e-6 + 128 / 1e10 + 1e-6)
+    assert table.comm_s[inner] - table.comm_s[outer] == pytest.approx(256 / 5e8), "the partial sum of 256 B"
+
+
+def test_transpositions_take_time_where_it_was_measured(formulated, on_measured):
+    """16 x 8 floats; a change of order that only moves a dimension of one element is none."""
+    times = lambda fn: formulated(fn, (f32(16, 8),), on_measured).tables[0].compute_s
+    whole_s, half_s = 512 / 1e9, 256 / 1e9
+    extra_s = times(lambda x: 2 * x.T) - times(lambda x: 2 * x)
+    assert sorted(extra_s) == pytest.approx([half_s, half_s, whole_s])
+    unmoved_s = times(lambda x: 2 * x[:, None].transpose(1, 0, 2)) - times(lambda x: 2 * x)
+    assert unmoved_s == pytest.approx(0, abs=1e-12)
 
 
 INDICES_BYTES, ROWS_BYTES = 32 * 4, 32 * 16 * 4
