@@ -23,7 +23,7 @@ from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.compiler import GPU_PLATFORMS
 from autoshard.execution.order import used_up_first
-from autoshard.execution.products_first import is_partial, products_first
+from autoshard.execution.products_first import CONVOLUTIONS, is_partial, products_first
 from autoshard.execution.row_by_row import added_to_state, is_of_state, may_be_turned, shards_row_by_row
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.execution.turned import turned_at_once
@@ -244,20 +244,26 @@ class Evaluator:
                 self._tie(placed, slot)
                 env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
             operands = self._read(placed, wanted)
-            entries, early = dict(wanted.results), _tied_to_partial_sum(equation, placed, operands, wanted, tied)
+            entries = dict(wanted.results)
+            early = _tied_to_partial_sum(equation, placed, operands, wanted, tied)
             if early:
                 values, rule = [o.value for o in operands], table_rule(leaf_of(equation))
-                result, *bound = run_by_shards(equation, values, rule, wanted, self.mesh, early)
+                waiting = [(values[slot], partition_spec(operands[slot].entries or ())) for slot in early]
+                result, *bound = run_by_shards(equation, values, rule, wanted, self.mesh, waiting)
                 results = [_Placed(result, None)]
                 for slot, x in zip(early, bound, strict=True):
                     env[equation.invars[slot]] = self._place(x, placed[slot].entries)
                 tied = [v for v in tied if v not in {equation.invars[slot] for slot in early}]
+            elif tied and equation.primitive.name in CONVOLUTIONS:
+                results = self._convolve(equation, operands, wanted, env, tied)
+                tied = ()
             else:
                 results = self._evaluate(equation, operands, wanted, counter)
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
-                    own = None if v in turned else entries.get(slot)
-                    env[v] = self._result(equation, r, own, wanted)._replace(is_state=r.is_state)
+                    env[v] = self._result(equation, r, None if v in turned else entries.get(slot), wanted)._replace(
+                        is_state=r.is_state
+                    )
             if not stored.isdisjoint(equation.outvars) and is_made_of_a_copy(equation, _layouts(placed), wanted):
                 for v in stored.intersection(equation.outvars):
                     env[v] = self._place(jax.lax.optimization_barrier(env[v].value), env[v].entries)
@@ -272,6 +278,22 @@ class Evaluator:
             own = placed[slot].entries
             if slot not in wanted.again and own is not None and _is_slice(own, steps[-1]):
                 placed[slot] = self._place(placed[slot].value, steps[-1])
+
+    def _convolve(
+        self,
+        equation: jex.JaxprEqn,
+        operands: Sequence[_Placed],
+        wanted: EquationShardings,
+        env: dict[Any, _Placed],
+        tied: Sequence[Any],
+    ) -> list[_Placed]:
+        """The result of a convolution, whose part on each device the variables `tied` wait for, if not for the sum."""
+        rule, ready = table_rule(leaf_of(equation)), [v for v in tied if env[v].entries is not None]
+        waiting = [(env[v].value, partition_spec(env[v].entries)) for v in ready]
+        values = [o.value for o in operands]
+        result, *bound = run_by_shards(equation, values, rule, wanted, self.mesh, waiting)
+        env.update((v, env[v]._replace(value=x)) for v, x in zip(ready, bound, strict=True))
+        return [_Placed(result, None)]
 
     def _tie(self, placed: list[_Placed], slot: int) -> None:
         """Ties an operand to the others, so that its copy cannot be made before they are there.
