@@ -23,7 +23,7 @@ from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.compiler import GPU_PLATFORMS
 from autoshard.execution.order import used_up_first
-from autoshard.execution.products_first import CONVOLUTIONS, is_partial, products_first
+from autoshard.execution.products_first import CONVOLUTIONS, is_partial, is_reduced_alone, products_first
 from autoshard.execution.row_by_row import added_to_state, is_of_state, may_be_turned, shards_row_by_row
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.execution.turned import turned_at_once
@@ -110,12 +110,16 @@ def _tied_to_partial_sum(
     operands: Sequence[_Placed],
     wanted: EquationShardings,
     tied: Sequence[Any],
+    axis_sizes: Mapping[str, int],
 ) -> list[int]:
     """The operand slots of the variables `tied` that can be tied to a product's partial sum: those read where they are.
+    None if the sum is reduced alone: then they wait for it.
 
     `placed`, `operands`: What the equation reads, before and after it is moved.
     """
     if equation.primitive.name != "dot_general" or not is_partial(equation, wanted):
+        return []
+    if is_reduced_alone(equation, wanted, axis_sizes):
         return []
     slots = {equation.invars.index(v) for v in tied}
     return sorted(s for s in slots if placed[s].entries == operands[s].entries)
@@ -245,7 +249,7 @@ class Evaluator:
                 env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
             operands = self._read(placed, wanted)
             entries = dict(wanted.results)
-            early = _tied_to_partial_sum(equation, placed, operands, wanted, tied)
+            early = _tied_to_partial_sum(equation, placed, operands, wanted, tied, self.mesh.shape)
             if early:
                 values, rule = [o.value for o in operands], table_rule(leaf_of(equation))
                 waiting = [(values[slot], partition_spec(operands[slot].entries or ())) for slot in early]

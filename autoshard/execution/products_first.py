@@ -13,6 +13,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.planner.buffers import PRODUCTS, SUMS
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.walk import nested_programs, open_jaxpr
@@ -38,8 +39,10 @@ def products_first(
 
     It is that which a product reads next, and the products are those that none after them depends on. A product whose
     result must be summed over devices is left alone, unless it and its workspace take less than the operands that end
-    with it: its partial sum may wait for others to be reduced with. So is one that a sum follows
-    (`buffers.sums_in_place`): the compiler makes both in one kernel.
+    with it: its partial sum may wait for others to be reduced with. One that is reduced alone need not wait, and the
+    workspace does not count; but XLA begins a reduce-scatter that makes many bytes after all that makes fewer, so that
+    the next product waits for the sum. A product that a sum follows is left alone (`buffers.sums_in_place`): the
+    compiler makes both in one kernel.
 
     Args:
       equations: Those of one jaxpr, in order. numbers: Of each. shardings: What the plan says, by equation number.
@@ -96,12 +99,23 @@ def is_partial(equation: jex.JaxprEqn, wanted: EquationShardings) -> bool:
 def _frees_memory(
     equation: jex.JaxprEqn, wanted: EquationShardings, ending: Sequence[Any], axis_sizes: Mapping[str, int]
 ) -> bool:
-    """Whether the operands `ending` take more on a device than the product's partial sum and workspace."""
+    """Whether the operands `ending` take more on a device than what the product leaves until its sum is reduced."""
     read_as = {equation.invars[slot]: steps[-1] for slot, steps in wanted.operands}
     ending_bytes = sum(_local_bytes(v.aval, read_as[v], axis_sizes) for v in ending if v in read_as)
     scattered = [axis for axis, _ in wanted.scatters]
     whole = tuple(tuple(a for a in axes if a not in scattered) for axes in dict(wanted.results).get(0, ()))
-    return ending_bytes > _local_bytes(equation.outvars[0].aval, whole, axis_sizes) + _WORKSPACE_BYTES
+    partial_bytes = _local_bytes(equation.outvars[0].aval, whole, axis_sizes)
+    if is_reduced_alone(equation, wanted, axis_sizes):
+        return ending_bytes >= partial_bytes
+    return ending_bytes > partial_bytes + _WORKSPACE_BYTES
+
+
+def is_reduced_alone(equation: jex.JaxprEqn, wanted: EquationShardings, axis_sizes: Mapping[str, int]) -> bool:
+    """Whether a product's partial sum is scattered by a collective of its own, since its pieces are too large for XLA
+    to join them with others.
+    """
+    pieces = dict(wanted.results).get(0, ())
+    return bool(wanted.scatters) and _local_bytes(equation.outvars[0].aval, pieces, axis_sizes) > COMBINED_BYTES
 
 
 def _local_bytes(aval: Any, entries: SpecEntries, axis_sizes: Mapping[str, int]) -> float:

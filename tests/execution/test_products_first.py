@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard.execution.apply import Evaluator
 from autoshard.execution.by_shards import run_by_shards
 from autoshard.execution.products_first import products_first
 from autoshard.planner.decisions import EquationShardings
@@ -74,6 +75,37 @@ def test_a_partial_sum_that_takes_less_than_what_ends_with_it_is_made_first(batc
     split = (("data",), ())
     read = {product: EquationShardings(operands=((0, (split,)), (1, (split,))), results=((0, ((), ())),))}
     assert found(jaxpr, read) == ([jaxpr.invars[0]] if is_tied else None)
+
+
+def split_by_rows(batch):
+    """Gradients of a weight (8192, 4096) and of its input, from rows that 4 devices share; the first is scattered."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((batch, 4096), (batch, 8192), (8192, 4096))]
+    closed = jax.make_jaxpr(gradients)(*shapes)
+    product = next(k for k, e in enumerate(closed.eqns) if e.primitive.name == "dot_general")
+    split = (("data",), ())
+    wanted = EquationShardings(operands=((0, (split,)), (1, (split,))), results=((0, split),), scatters=(("data", 0),))
+    return closed, {product: wanted}
+
+
+@pytest.mark.parametrize(("batch", "is_tied"), [(10240, False), (11264, True)])
+def test_a_sum_that_is_reduced_alone_is_made_first_if_it_ends_as_much(batch, is_tied):
+    """Its four pieces take 32 MiB each, more than XLA joins. The partial sum takes 128 MiB, the operands 12 KiB for
+    each row: 120 or 132.
+    """
+    closed, wanted = split_by_rows(batch)
+    assert (found(closed.jaxpr, wanted) is not None) == is_tied
+
+
+def test_what_is_tied_to_a_sum_that_is_reduced_alone_waits_for_it():
+    closed, wanted = split_by_rows(11264)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    layouts = [(("data",), ()), (("data",), ()), ((), ())]
+    run = jax.make_jaxpr(lambda *args: Evaluator(mesh, wanted)(closed, args, layouts))(*closed.in_avals)
+    names = [e.primitive.name for e in run.eqns]
+    (region,) = (e for e in run.eqns if e.primitive.name == "shard_map")
+    (barrier,) = (e for e in run.eqns if e.primitive.name == "optimization_barrier")
+    assert [e.primitive.name for e in region.params["jaxpr"].eqns] == ["dot_general", "reduce_scatter"]
+    assert len(barrier.outvars) == 2 and names.index("shard_map") < names.index("optimization_barrier")
 
 
 def test_what_is_tied_to_a_partial_sum_does_not_wait_for_the_sum():
