@@ -77,7 +77,7 @@ class Formulation:
       problem: The solver's input.
       exposure: Which part of each collective's time counts.
       usage_values: The value that each usage stands for (None: a partial result or a product's workspace).
-      workspaces: The usages that are workspaces. instants: Operation index at each instant.
+      workspaces: The usages that are workspaces. spans: As in `Memory`. instants: Operation index at each instant.
     """
 
     program: Program
@@ -90,6 +90,7 @@ class Formulation:
     exposure: Exposure
     usage_values: tuple[int | None, ...]
     workspaces: range
+    spans: np.ndarray
     instants: tuple[int, ...]
 
 
@@ -304,5 +305,6 @@ def formulate(
         builder.exposure,
         memory.values,
         memory.workspaces,
+        memory.spans,
         memory.instants,
     )

@@ -16,7 +16,7 @@ from autoshard.planner.build import Flow, Formulation, is_gather
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate
-from autoshard.planner.holdings import held_bytes, peak, reserved_bytes
+from autoshard.planner.holdings import Holdings, held_as_compiled, held_as_counted, peak, reserved_bytes
 from autoshard.planner.tied_copies import tied_copies
 
 
@@ -268,8 +268,14 @@ def memory_needed(f: Formulation, picks: Sequence[int]) -> tuple[float, float]:
     """(bytes alive at the peak, bytes reserved with the gaps between) of the solution `picks` on each device."""
     reader = _Reader(f, picks)
     choosing = reader.choosing()
-    held = held_bytes(f, picks, _spared(choosing, compiled(choosing)))
+    held = _held_as_compiled(f, picks, reader, choosing, compiled(choosing))
     return peak(f, held)[0], reserved_bytes(f, held, reader.layout)
+
+
+def _held_as_compiled(
+    f: Formulation, picks: Sequence[int], reader: _Reader, choosing: Choosing, made: Made
+) -> Holdings:
+    return held_as_compiled(f, picks, reader.layout, choosing.targets, _spared(choosing, made))
 
 
 def _spared(choosing: Choosing, made: Made) -> set[int]:
@@ -282,9 +288,9 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
 
     Args:
       f: The formulation. picks: One choice per node.
-      as_compiled: Count collectives as the compiler makes them of all groups together (`as_compiled.py`), and copies
-        that several groups read once. The solver, which sees each group by itself, counts all of them; False counts
-        alike.
+      as_compiled: Count collectives as the compiler makes them of all groups together (`as_compiled.py`), copies that
+        several groups read once, and values no longer than they are needed (`needed_whole.py`). The solver, which sees
+        each group by itself, counts all of them; False counts alike.
     """
     reader = _Reader(f, picks)
     operations = reader.graph.operations
@@ -331,7 +337,7 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
                 if not times:
                     continue
             communication += [_item(s, reader, label, value, operation, times) for s in terms.counted(move)]
-    held = held_bytes(f, picks, _spared(choosing, made))
+    held = _held_as_compiled(f, picks, reader, choosing, made) if as_compiled else held_as_counted(f, picks)
     peak_bytes, peak_at, memory = peak(f, held)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)

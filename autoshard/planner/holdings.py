@@ -1,6 +1,7 @@
 """What a plan holds in memory on one device: most at once, and in all when every buffer has its place."""
 
 import collections
+import dataclasses
 from collections.abc import Container, Mapping, Sequence, Set
 
 import numpy as np
@@ -9,14 +10,28 @@ from autoshard.graph.graph import Graph, Operation
 from autoshard.graph.layout import WHOLE, Layout, shard_bytes
 from autoshard.planner.build import Formulation
 from autoshard.planner.estimate import MemoryItem
+from autoshard.planner.memory import instants_that_matter
+from autoshard.planner.needed_whole import NeededWhole
 from autoshard.solver.packing import in_rooms, packed_bytes
 
 
-def held_bytes(f: Formulation, picks: Sequence[int], spared: Set[int] = frozenset()) -> np.ndarray:
-    """Bytes on one device of each usage of the problem, then of each usage of an edge; 0 where there is none.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Holdings:
+    """Each usage of the problem, then each usage of an edge: when, and how much.
 
-    `spared`: Flows whose copies the compiler does not make (`as_compiled.py`).
+    Attributes:
+      starts, stops: Positions in `instants`. sizes_bytes: On one device; 0 where there is none.
+      instants: The operations at which anything is there together that ever is.
     """
+
+    starts: np.ndarray
+    stops: np.ndarray
+    sizes_bytes: np.ndarray
+    instants: np.ndarray
+
+
+def held_as_counted(f: Formulation, picks: Sequence[int], spared: Set[int] = frozenset()) -> Holdings:
+    """What the solution `picks` holds as the solver counts it, less the copies of flows in `spared`."""
     edges = f.problem.edges
     values = [u.amounts[picks[u.node]] for u in f.problem.usages]
     pairs = [(u, edges[u.edge]) for u in f.problem.edge_usages]
@@ -24,13 +39,36 @@ def held_bytes(f: Formulation, picks: Sequence[int], spared: Set[int] = frozense
         0.0 if u.edge in spared else u.amounts[e.source_class[picks[e.source]], e.target_class[picks[e.target]]]
         for u, e in pairs
     ]
-    return np.array([*values, *copies], np.float64)
+    return _holdings(f.spans, np.array([*values, *copies], np.float64))
 
 
-def peak(f: Formulation, sizes_bytes: np.ndarray) -> tuple[float, str, tuple[MemoryItem, ...]]:
-    """The most memory alive at once, where, and what it is made of, largest first. `sizes_bytes`: `held_bytes`."""
-    graph, (starts, stops) = f.program.graph, _times(f)
-    total = np.zeros(max(len(f.instants), 1) + 1)
+def held_as_compiled(
+    f: Formulation,
+    picks: Sequence[int],
+    layouts: Mapping[int, Layout],
+    targets: Sequence[Layout],
+    spared: Set[int],
+) -> Holdings:
+    """What the solution `picks` holds as the compiler makes it.
+
+    Args:
+      f: The formulation. picks: One choice per node.
+      layouts: The layout of each value. targets: The layout in which each flow's value is read.
+      spared: Flows whose copies the compiler does not make (`as_compiled.py`).
+    """
+    counted = held_as_counted(f, picks, spared)
+    return _holdings(*NeededWhole(f, layouts, targets, counted.sizes_bytes).shortened())
+
+
+def _holdings(spans: np.ndarray, sizes_bytes: np.ndarray) -> Holdings:
+    instants = instants_that_matter(*spans.T)
+    return Holdings(*np.searchsorted(instants, spans).T, sizes_bytes, instants)
+
+
+def peak(f: Formulation, held: Holdings) -> tuple[float, str, tuple[MemoryItem, ...]]:
+    """The most memory alive at once, where, and what it is made of, largest first."""
+    graph, starts, stops, sizes_bytes = f.program.graph, held.starts, held.stops, held.sizes_bytes
+    total = np.zeros(max(len(held.instants), 1) + 1)
     np.add.at(total, starts, sizes_bytes)
     np.add.at(total, stops, -sizes_bytes)
     usage = np.cumsum(total)[:-1]
@@ -57,13 +95,13 @@ def peak(f: Formulation, sizes_bytes: np.ndarray) -> tuple[float, str, tuple[Mem
 
     alive = np.flatnonzero((starts <= at) & (at < stops) & (sizes_bytes != 0))
     peak_at = ""
-    if f.instants and graph.operations:
-        operation = graph.operations[f.instants[at]]
+    if len(held.instants) and graph.operations:
+        operation = graph.operations[held.instants[at]]
         peak_at = f"{operation.name} at {operation.source}" if operation.source else operation.name
     return float(usage[at]), peak_at, tuple(sorted(map(item, alive.tolist()), key=lambda m: -m.size_bytes))
 
 
-def reserved_bytes(f: Formulation, sizes_bytes: np.ndarray, layouts: Mapping[int, Layout]) -> float:
+def reserved_bytes(f: Formulation, held: Holdings, layouts: Mapping[int, Layout]) -> float:
     """What must be there for the program to run.
 
     The caller's buffers are there from first to last: all arguments, and all outputs that do not take the place of a
@@ -71,14 +109,14 @@ def reserved_bytes(f: Formulation, sizes_bytes: np.ndarray, layouts: Mapping[int
     (`packing.py`).
 
     Args:
-      f: The formulation. sizes_bytes: `held_bytes`. layouts: The layout of each value that has one.
+      f: The formulation. held: What is held. layouts: The layout of each value that has one.
     """
-    graph, (starts, stops) = f.program.graph, _times(f)
+    graph, starts, stops, sizes_bytes = f.program.graph, held.starts, held.stops, held.sizes_bytes
     first = {value: k for k, value in reversed([*enumerate(f.usage_values)])}
     outside = [first[a.value] for a in graph.arguments if a.value in first]
     total_bytes, rooms = float(sizes_bytes[outside].sum()), []
     producer = {r: o for o in graph.operations for r in o.results if r is not None}
-    last = {value: k for value, k in first.items() if value in producer and stops[k] == len(f.instants)}
+    last = {value: k for value, k in first.items() if value in producer and stops[k] == len(held.instants)}
     for value, size_bytes in _own_outputs(graph, layouts, f.mesh.shape):
         total_bytes += size_bytes
         at = _buffer_of(value, graph, producer, first, last)
@@ -105,12 +143,6 @@ def _buffer_of(
             seen.update(alike)
             ahead += alike
     return None
-
-
-def _times(f: Formulation) -> tuple[np.ndarray, np.ndarray]:
-    """(first instants, those after the last) of all usages, then of all usages of edges."""
-    usages = [*f.problem.usages, *f.problem.edge_usages]
-    return np.array([u.start for u in usages], np.int64), np.array([u.stop for u in usages], np.int64)
 
 
 def _own_outputs(graph: Graph, layouts: Mapping[int, Layout], mesh_shape: Sequence[int]) -> list[tuple[int, float]]:

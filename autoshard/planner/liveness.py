@@ -40,6 +40,7 @@ class Liveness:
       fused_stop: For each value that is computed inside its readers, when the last of these ends.
       early_terms: The values whose buffer is filled with a constant long before they are made, even where they are only
         partial sums (`buffers.early_terms`).
+      remade: The results that their readers could compute (`fusion.py`), stored or not.
       filled_late: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`buffers.filled_late`).
     """
@@ -50,6 +51,7 @@ class Liveness:
     alias_stop: tuple[tuple[int, int], ...]
     fused_stop: tuple[tuple[int, int], ...]
     early_terms: frozenset[int]
+    remade: frozenset[int]
     filled_late: tuple[tuple[int, bool], ...]
 
 
@@ -126,6 +128,7 @@ def liveness(graph: Graph) -> Liveness:
         tuple((v, until[v]) for v in root),
         tuple((v, until[v]) for v, is_fused in enumerate(fusion.fused) if is_fused),
         buffers.early_terms(reading, zeros, gradients),
+        frozenset(fusion.sources),
         filled_late,
     )
 

@@ -43,6 +43,7 @@ class Memory:
       usages: Values, partial results, and workspaces of products; `values`: for each of them the value, None for the
         others. `workspaces`: The usages that are workspaces.
       edge_usages: Resharded copies.
+      spans: int64 (n, 2). The first operation of each usage, then of each edge's, and the one after its last.
       instants: The operation that runs at each instant.
     """
 
@@ -50,6 +51,7 @@ class Memory:
     values: tuple[int | None, ...]
     workspaces: range
     edge_usages: tuple[EdgeUsage, ...]
+    spans: np.ndarray
     instants: tuple[int, ...]
 
 
@@ -82,13 +84,13 @@ def memory_over_time(
     last = np.searchsorted(instants, stops).tolist()
     kept = [k for k in range(len(values)) if first[k] < last[k]]
     usages = tuple(Usage(values[k][0], first[k], last[k], values[k][3]) for k in kept)
+    moved = [k for k in range(len(values), len(first)) if first[k] < last[k]]
     edge_usages = tuple(
-        EdgeUsage(edge, start, stop, amounts)
-        for (edge, _, _, amounts), start, stop in zip(pairs, first[len(values) :], last[len(values) :], strict=True)
-        if start < stop
+        EdgeUsage(edge, first[k], last[k], amounts) for k in moved for edge, _, _, amounts in [pairs[k - len(values)]]
     )
     beside = range(sum(k < num_values for k in kept), len(kept))
-    return Memory(usages, tuple(values[k][4] for k in kept), beside, edge_usages, tuple(instants.tolist()))
+    spans = np.stack([starts, stops], axis=1)[[*kept, *moved]]
+    return Memory(usages, tuple(values[k][4] for k in kept), beside, edge_usages, spans, tuple(instants.tolist()))
 
 
 def instants_that_matter(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:

@@ -1,0 +1,127 @@
+"""How long a solution holds each value as it was made: until nothing needs more of it than slices or gathered copies.
+
+The solver counts a value until its last reader is done, since only a solution tells how all of its readers take it.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from autoshard.graph.layout import Layout, shard_bytes
+from autoshard.planner.build import Formulation, is_sent
+from autoshard.planner.reading import read
+
+
+class NeededWhole:
+    """Shortens the usages of a problem to what a solution needs.
+
+    Where heavy kernels read slices of a value, XLA takes these as soon as nothing else needs the whole one, since its
+    schedule for least memory does first what frees most. A pointwise result that nothing needs whole is computed inside
+    its slices (`PriorityFusion`). Where a value is gathered for a reader, what is computed from the copy later needs
+    the pieces no more.
+    """
+
+    def __init__(
+        self, f: Formulation, layouts: Mapping[int, Layout], targets: Sequence[Layout], sizes_bytes: np.ndarray
+    ):
+        """Prepares the look-up.
+
+        Args:
+          f: The formulation. layouts: The layout of each value. targets: The layout in which each flow is read.
+          sizes_bytes: Of each usage, then of each usage of an edge; 0 where there is none.
+        """
+        self.f, self.layouts, self.targets = f, layouts, targets
+        self.reading, live = read(f.program.graph), f.program.live
+        self.named_until, self.fused_until = dict(live.alias_stop), dict(live.fused_stop)
+        self.starts = {life.value: life.start for life in live.lifetimes}
+        self.spans, self.sizes_bytes = f.spans.copy(), sizes_bytes.copy()
+        self.copies: dict[int, list[int]] = collections.defaultdict(list)  # for each flow, its usages
+        for k, usage in enumerate(f.problem.edge_usages, len(f.problem.usages)):
+            self.copies[usage.edge].append(k)
+        self.moved = self._moved()
+
+    def shortened(self) -> tuple[np.ndarray, np.ndarray]:
+        """(spans, bytes) of all usages, as far as the solution needs them."""
+        num = collections.Counter(self.f.usage_values)
+        usages = {v: k for k, v in enumerate(self.f.usage_values) if num[v] == 1}
+        for value in self.moved:
+            is_made = value in usages and self.reading.producer[value] is not None
+            if is_made and value not in self.reading.outputs:
+                self._shorten(value, usages[value])
+        return self.spans, self.sizes_bytes
+
+    def _moved(self) -> dict[int, dict[int, list[int]]]:
+        """For each value, the operations that read it in another layout than it has, each with the flows."""
+        found = collections.defaultdict(lambda: collections.defaultdict(list))
+        first = len(self.f.program.graph.arguments)
+        for n, (flow, target) in enumerate(zip(self.f.flows, self.targets, strict=True)):
+            if flow.read is not None and self.layouts[flow.value] != target:
+                for o in self.f.program.groups[flow.target - first].reads[flow.read].operations:
+                    found[flow.value][o].append(n)
+        return found
+
+    def _shorten(self, value: int, usage: int) -> None:
+        """Ends the usage of a value when nothing needs the whole one, and begins its slices then."""
+        reading = self.reading
+        slices: dict[Layout, list[tuple[int, int]]] = collections.defaultdict(list)  # -> (operation, flow)
+        whole_until, made = 0, reading.producer[value].index
+        for o, num in collections.Counter(o.index for o, _ in reading.consumers[value]).items():
+            if reading.around[o] != reading.home(value):
+                return
+            flows, operation, until = self.moved[value].get(o, ()), reading.graph.operations[o], self._until(o)
+            sent = [n for n in flows if is_sent(self.layouts[value], self.targets[n])]
+            if len(flows) == num and sent and self._kept_until(sent) >= until:
+                until = o + 1
+            elif len(flows) == num and not sent and operation.rule.is_heavy:
+                for n in flows:
+                    slices[self.targets[n]].append((o, n))
+                continue
+            whole_until = max(whole_until, until)
+        size_bytes = float(reading.graph.values[value].size_bytes)
+        if sum(shard_bytes(size_bytes, s, self.f.mesh.shape) for s in slices) >= self.sizes_bytes[usage]:
+            whole_until = max([whole_until, *(o + 1 for reads in slices.values() for o, _ in reads)])
+        if whole_until <= made and (value not in self.f.program.live.remade or self._is_stored_whole(value)):
+            whole_until = made + 2  # slices are taken of what is there
+        start, stop = self.spans[usage].tolist()
+        if whole_until < stop:
+            self.spans[usage, 1] = max(whole_until, start)
+            for reads in slices.values():
+                self._hold_slice(reads, max(start, whole_until - 1), whole_until)
+
+    def _hold_slice(self, reads: Sequence[tuple[int, int]], start: int, whole_until: int) -> None:
+        """Holds one slice from `start` on, which all `reads`, (operation, flow), share from then on, if any is late."""
+        read_at = {o + 1 for o, _ in reads}
+        usages = [k for n in {n for _, n in reads} for k in self.copies[n] if self.spans[k, 1] in read_at]
+        last = max(usages, key=lambda k: self.spans[k, 1])
+        if self.spans[last, 1] > whole_until:
+            self.spans[last, 0] = min(start, self.spans[last, 0])
+            self.sizes_bytes[[k for k in usages if k != last and self.spans[k, 0] >= start]] = 0.0
+
+    def _kept_until(self, flows: Sequence[int]) -> int:
+        """One past the last operation at which a copy of one of `flows` is there."""
+        return max([int(self.spans[k, 1]) for n in flows for k in self.copies[n] if self.sizes_bytes[k]], default=0)
+
+    def _is_stored_whole(self, value: int) -> bool:
+        """Whether execution has a value stored: it is made of a gathered copy, and a matrix product reads it."""
+        made = self.reading.producer[value]
+        flows = [n for o in made.operands if o is not None for n in self.moved.get(o, {}).get(made.index, ())]
+        is_of_a_copy = any(is_sent(self.layouts[self.f.flows[n].value], self.targets[n]) for n in flows)
+        return is_of_a_copy and any(c.name == "dot_general" for c, _ in self.reading.consumers[value])
+
+    def _until(self, operation: int) -> int:
+        """One past the last operation that needs what an operation reads."""
+        until, seen = operation + 1, set()
+        ahead = [r for r in self.reading.graph.operations[operation].results if r is not None]
+        while ahead:
+            value = ahead.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            known = (self.fused_until.get(value, 0), self.named_until.get(value, 0), self.starts.get(value, 0) + 1)
+            until = max(until, *known)
+            if value in self.named_until:
+                until = max(until, len(self.reading.graph.operations) * (value in self.reading.outputs))
+                names = (r for c, _ in self.reading.consumers[value] for r in c.results)
+                ahead += [r for r in names if r in self.named_until]
+        return until

@@ -1,0 +1,66 @@
+"""Values of which readers take slices: how long the whole ones are there on one of two devices, derived by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autoshard.graph.layout import WHOLE
+from autoshard.planner.needed_whole import NeededWhole
+
+SIZE = 64 * 64 * 4
+ALL, ROWS = (WHOLE,), (0,)
+
+
+def late(x, w):
+    """The hyperbolic tangent 0 is read by the products 1 and 3."""
+    y = jnp.tanh(x)
+    return y @ ((y @ w) @ w)
+
+
+def product(x, w):
+    """So is the product 0."""
+    y = x @ w
+    return y @ ((y @ w) @ w)
+
+
+@pytest.fixture(scope="module")
+def held(formulated, mesh_of):
+    """(program, layout of y, how each reader takes it) -> (start, stop, bytes) of y, and of what is moved."""
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    made = {fn: formulated(fn, (square, square), mesh_of(2)) for fn in (late, product)}
+
+    def find(fn, own, reads):
+        f = made[fn]
+        graph, first = f.program.graph, len(f.program.graph.arguments)
+        y = graph.operations[0].results[0]
+        layouts = {v: ALL for v in range(len(graph.values))} | {y: own}
+        reader = lambda flow: f.program.groups[flow.target - first].reads[flow.read].operations[0]
+        targets = [reads[reader(flow)] if flow.value == y else ALL for flow in f.flows]
+        piece = lambda layout: SIZE / 2 if layout == ROWS else SIZE
+        sizes = [piece(own) if v == y else 0.0 for v in f.usage_values]
+        moved = [f.flows[u.edge].value == y and targets[u.edge] != own for u in f.problem.edge_usages]
+        sizes += [piece(targets[u.edge]) * m for u, m in zip(f.problem.edge_usages, moved, strict=True)]
+        spans, sizes = NeededWhole(f, layouts, targets, np.array(sizes)).shortened()
+        rows = [(int(a), int(b), float(s)) for (a, b), s in zip(spans, sizes, strict=True) if s and a < b]
+        num = sum(1 for v, (a, b) in zip(f.usage_values, spans, strict=False) if v == y and a < b)
+        return rows[:num], sorted(rows[num:])
+
+    return find
+
+
+@pytest.mark.parametrize("fn", [late, product])
+def test_a_value_is_there_until_its_last_reader_is_done(held, fn):
+    assert held(fn, ALL, {1: ALL, 3: ALL}) == ([(0, 4, SIZE)], [])
+    assert held(fn, ALL, {1: ROWS, 3: ALL}) == ([(0, 4, SIZE)], [(1, 2, SIZE / 2)])
+
+
+@pytest.mark.parametrize("fn", [late, product])
+def test_only_the_slice_stays_when_nothing_needs_the_whole_value(held, fn):
+    assert held(fn, ALL, {1: ALL, 3: ROWS}) == ([(0, 2, SIZE)], [(1, 4, SIZE / 2)])
+
+
+def test_a_pointwise_result_of_which_all_take_slices_is_never_there_whole(held):
+    """Both products share the slice. A product is there when it is made, and the slice is taken then."""
+    assert held(late, ALL, {1: ROWS, 3: ROWS}) == ([], [(0, 4, SIZE / 2)])
+    assert held(product, ALL, {1: ROWS, 3: ROWS}) == ([(0, 2, SIZE)], [(1, 4, SIZE / 2)])
