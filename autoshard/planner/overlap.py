@@ -6,15 +6,15 @@ computation of other layers. One model of the latter, tunable by one number: suc
 `(1 - overlap)` of its time. Everything between activations is waited for, and counts in full.
 """
 
-import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Sequence
 
 from autoshard.cluster import CollectiveKind
-from autoshard.cost.collectives import MOST_JOINED, Collective, joined
+from autoshard.cost.collectives import Collective, joined
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import Group
+from autoshard.planner.joining import Joining
 
 
 def weight_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
@@ -66,104 +66,6 @@ def gradient_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
                 passes_on = False
         read(operation, passes_on)
     return frozenset(gradients)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Joining:
-    """How many collectives of weights and gradients the compiler joins, and which sums it reduces together.
-
-    A gradient that is all-reduced finds others to be joined with in every plan. One that is scattered, or a weight that
-    is gathered, is sure only of those alike, since a plan treats them alike; the first layer's kernel by itself would
-    be joined with nothing.
-
-    Attributes:
-      num_reductions: How many gradients are reduced.
-      num_alike: For each number of elements, how many of them have it.
-      scalar_shares: For each group that sums to a scalar, how much of one latency it pays: of those of gradients that
-        the compiler joins first, such as all norms, its share of what is summed; see `_joined_scalars` for the rest. 0
-        for others, such as losses, which every plan reduces.
-    """
-
-    num_reductions: int
-    num_alike: Mapping[int, int]
-    scalar_shares: Mapping[int, float]
-
-
-def joining_of(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> Joining:
-    """What the compiler joins of the collectives of `groups`."""
-    values = graph.values
-    alike: collections.Counter[int] = collections.Counter()
-    scalar_bytes: dict[int, float] = {}
-    for g in groups:
-        if all(f.reduction is None for f in g.factors):
-            continue
-        if all(a.value in gradients for a in g.writes):
-            alike[math.prod(values[g.writes[-1].value].shape)] += 1
-        if all(not values[a.value].shape for a in g.writes):
-            scalar_bytes[g.index] = sum(values[a.value].size_bytes for a in g.reads if a.value in gradients)
-    shares = dict.fromkeys(scalar_bytes, 0.0)
-    runs = _joined_scalars(graph, [groups[g] for g, own_bytes in scalar_bytes.items() if own_bytes > 0])
-    for n, run in enumerate(runs):
-        run_bytes = sum(scalar_bytes[g] for g in run)
-        shares.update({run[0]: 1.0} if n else {g: scalar_bytes[g] / run_bytes for g in run})
-    return Joining(
-        min(max(alike.total(), 1), MOST_JOINED),
-        {size: min(number, MOST_JOINED) for size, number in alike.items()},
-        shares,
-    )
-
-
-def _joined_scalars(graph: Graph, sums: Sequence[Group]) -> list[list[int]]:
-    """Which of the groups `sums` are reduced by one collective each time: lists of their indices, in order.
-
-    XLA joins them in the order in which a walk from the program's results comes past them, until one is made of one
-    that it would be joined with (`CombineInstructionsByKey` in OpenXLA, xla/service/collective_combiner_utils.h). An
-    optimizer that clips each update by its own norm has such a pair for every parameter, so that each of these begins a
-    collective of its own, and those beside it go along.
-    """
-    number = {o: n for n, group in enumerate(sums) for o in group.operations}
-    made_of = [0] * len(sums)  # of each sum, the others that it depends on, as bits
-    reached: dict[int, int] = {}
-    for operation in graph.operations:
-        bits = 0
-        for o in operation.operands:
-            bits |= reached.get(o, 0)
-        own = number.get(operation.index)
-        if own is not None:
-            made_of[own] |= bits & ~(1 << own)
-            bits |= 1 << own
-        if bits:
-            reached.update((r, bits) for r in operation.results if r is not None)
-    runs: list[list[int]] = []
-    joined_bits = 0
-    for n in dict.fromkeys(number[o] for o in _post_order(graph) if o in number):
-        if not runs or made_of[n] & joined_bits:
-            runs.append([])
-            joined_bits = 0
-        runs[-1].append(sums[n].index)
-        joined_bits |= 1 << n
-    return runs
-
-
-def _post_order(graph: Graph) -> Iterator[int]:
-    """The operations that the results need, each after those that it needs; operands and results in their order."""
-    maker = {r: operation for operation in graph.operations for r in operation.results if r is not None}
-    entered: set[int] = set()
-    for output in graph.outputs:
-        stack = [(maker[output.value], 0)] if output.value in maker else []
-        while stack:
-            operation, slot = stack.pop()
-            if slot == 0:
-                if operation.index in entered:
-                    continue
-                entered.add(operation.index)
-            if slot == len(operation.operands):
-                yield operation.index
-                continue
-            stack.append((operation, slot + 1))
-            operand = operation.operands[slot]
-            if operand in maker:
-                stack.append((maker[operand], 0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,6 +133,8 @@ class Exposure:
             return Terms(scalar_share=scalar_share)
         if not all(a.value in self.gradients for a in group.writes):
             return Terms()
+        if group.index in self.joining.alone:
+            return Terms(self.share, 1, 1)
         return self._free(math.prod(shape))
 
     def _free(self, num_elements: int) -> Terms:

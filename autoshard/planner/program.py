@@ -6,8 +6,9 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations, pointwise_operations
 from autoshard.planner.choices import GroupShape, shape_of
+from autoshard.planner.joining import Joining, joining_of
 from autoshard.planner.liveness import Liveness, liveness
-from autoshard.planner.overlap import Joining, gradient_values, joining_of, weight_values
+from autoshard.planner.overlap import gradient_values, weight_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -46,6 +46,19 @@ def test_sums_made_of_those_beside_them_begin_a_collective(formulated, mesh_of):
     assert [shares[o] for o in sorted(shares)] == [1.0, 0.0, 1.0, 1.0], "first of one, of two; second of one, of two"
 
 
+def test_statistics_of_gradients_are_joined_with_nothing(formulated, mesh_of):
+    """Adafactor's sums over rows and columns are of gradients that were summed before; nothing else is."""
+
+    def factored(params, x):
+        grads = jax.grad(lambda p: jnp.sum((x @ p["one"]) @ p["two"]))(params)
+        scale = lambda g: jnp.sum(g * g, axis=0) * jnp.sum(g * g, axis=1)[:, None]
+        return {k: p - grads[k] / scale(grads[k]) for k, p in params.items()}
+
+    f = formulated(factored, ({"one": f32(32, 32), "two": f32(32, 8)}, f32(16, 32)), mesh_of(4))
+    names = [f.program.graph.operations[f.program.groups[g].operations[-1]].name for g in f.program.joining.alone]
+    assert names == ["reduce_sum"] * 4
+
+
 def test_what_is_scattered_and_gathered_alone_pays_in_full(mesh_of):
     """A gradient of 1 MiB: 1/40 of an all-reduce's latencies is less than its share of 30 MiB; alone it pays all."""
     axes, terms = mesh_of(8).axes, Terms(1.0, num_reductions=40, num_alike=1)
