@@ -72,12 +72,14 @@ class _Placed(NamedTuple):
     What enters a function that is compiled apart, such as a checkpointed one, is constrained again inside: there the
     compiler would else give it the layout of any of its uses. `filled`: the scalar that fills the value, where the
     program makes it of one. `is_state`: whether it is a donated argument, or made of some that have its shape alone.
+    `is_scattered`: whether a scatter made it.
     """
 
     value: Any
     entries: SpecEntries | None
     filled: Any = None
     is_state: bool = False
+    is_scattered: bool = False
 
 
 def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
@@ -266,7 +268,7 @@ class Evaluator:
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
                     env[v] = self._result(equation, r, None if v in turned else entries.get(slot), wanted)._replace(
-                        is_state=r.is_state
+                        is_state=r.is_state, is_scattered=r.is_scattered
                     )
             if not stored.isdisjoint(equation.outvars) and is_made_of_a_copy(equation, _layouts(placed), wanted):
                 for v in stored.intersection(equation.outvars):
@@ -305,7 +307,7 @@ class Evaluator:
         What the program fills with a scalar is filled anew then. XLA ignores operands of a barrier that nothing reads
         behind it, so all are replaced.
         """
-        own, entries, filled, _ = placed[slot]
+        own, entries, filled = placed[slot][:3]
         others = [s for s, p in enumerate(placed) if s != slot and isinstance(p.value, jax.Array)]
         if not others:
             return
@@ -322,7 +324,7 @@ class Evaluator:
             operands[slot] = self.move(operands[slot], steps)
         read_as = {slot: steps[-1] for slot, steps in wanted.operands}
         return [
-            _Placed(x, read_as.get(slot, p.entries), is_state=p.is_state)
+            _Placed(x, read_as.get(slot, p.entries), is_state=p.is_state, is_scattered=p.is_scattered)
             for slot, (x, p) in enumerate(zip(operands, placed, strict=True))
         ]
 
@@ -335,7 +337,11 @@ class Evaluator:
         results = self._results(equation, placed, wanted, counter)
         is_filled = equation.primitive.name == "broadcast_in_dim" and isinstance(equation.invars[0], jex.Literal)
         of_state = is_of_state(equation, [p.is_state for p in placed])
-        return [_Placed(r, None, equation.invars[0].val if is_filled else None, of_state) for r in results]
+        filled, is_scattered = (
+            equation.invars[0].val if is_filled else None,
+            equation.primitive.name.startswith("scatter"),
+        )
+        return [_Placed(r, None, filled, of_state, is_scattered) for r in results]
 
     def _results(
         self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationShardings, counter: _Counter
@@ -358,7 +364,7 @@ class Evaluator:
                     return operands  # the plan's own constraint, on the result, takes its place
                 if self.mesh.devices.flat[0].platform in GPU_PLATFORMS:
                     layouts = _layouts(placed)
-                    turned = added_to_state(equation, [p.is_state for p in placed])
+                    turned = added_to_state(equation, [p.is_state for p in placed], [p.is_scattered for p in placed])
                     if 0 in layouts and may_be_turned(equation, layouts[0], self.mesh.shape):
                         turned = (0,)
                     for slot in turned:

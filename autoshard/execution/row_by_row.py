@@ -60,13 +60,17 @@ def is_of_state(equation: jex.JaxprEqn, is_state: Sequence[bool]) -> bool:
     return is_leaf and bool(read) and all(own and {shape} == shapes for shape, own in read)
 
 
-def added_to_state(equation: jex.JaxprEqn, is_state: Sequence[bool]) -> tuple[int, ...]:
+def added_to_state(equation: jex.JaxprEqn, is_state: Sequence[bool], is_scattered: Sequence[bool]) -> tuple[int, ...]:
     """The operand slot of what an equation adds to an optimizer's state, or takes from it, if that is a matrix or more.
+
+    Not that of a sum over rows of a table: it is scattered right into what it is added to (`buffers.scattered_into`),
+    where nothing stands between.
 
     Args:
       equation: Any. is_state: For each operand, whether `is_of_state` holds for it, or it is a donated argument.
+      is_scattered: For each operand, whether a scatter made it.
     """
-    if equation.primitive.name not in _ADDING or len({v.aval.shape for v in equation.invars}) > 1:
+    if any(is_scattered) or equation.primitive.name not in _ADDING or len({v.aval.shape for v in equation.invars}) > 1:
         return ()
     is_matrix = equation.outvars[0].aval.ndim > 1
     return (is_state.index(False),) if is_matrix and sorted(is_state) == [False, True] else ()

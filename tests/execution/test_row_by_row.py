@@ -46,7 +46,7 @@ def test_what_an_update_adds_to_the_state_is_found():
     state, found = set(jaxpr.invars[:2]), {}
     for equation in jaxpr.eqns:
         flags = [not isinstance(v, jax.extend.core.Literal) and v in state for v in equation.invars]
-        if slots := added_to_state(equation, flags):
+        if slots := added_to_state(equation, flags, [False] * len(flags)):
             found[equation.primitive.name] = slots
         if is_of_state(equation, flags):
             state.add(equation.outvars[0])
@@ -56,4 +56,10 @@ def test_what_an_update_adds_to_the_state_is_found():
 
 def test_only_matrices_are_kept():
     (equation,) = jax.make_jaxpr(jnp.add)(jnp.zeros(6), jnp.zeros(6)).eqns
-    assert added_to_state(equation, [True, False]) == ()
+    assert added_to_state(equation, [True, False], [False, False]) == ()
+
+
+def test_what_is_scattered_is_left_alone():
+    (equation,) = jax.make_jaxpr(jnp.add)(jnp.zeros((6, 4)), jnp.zeros((6, 4))).eqns
+    found = [added_to_state(equation, [True, False], [False, is_scattered]) for is_scattered in (False, True)]
+    assert found == [(1,), ()]
