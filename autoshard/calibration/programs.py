@@ -7,7 +7,8 @@ one operation is the time of the loop with it, less that of the loop without rou
 the loop itself takes for each (`idle`) is subtracted by the caller.
 
 The rate of memory is that of data that no cache holds: the loop goes through the rows of an array that is larger than
-caches, and changes one at a time. In a step most of what a kernel reads was written long before.
+caches, and makes of one at a time the same row of another array. In a step most of what a kernel reads was written long
+before, and what it writes goes elsewhere: caches fetch that, too, before it is written.
 """
 
 import dataclasses
@@ -85,7 +86,7 @@ def program(probe: Probe | None, hardware: Slice, devices: Sequence[jax.Device])
     mesh = _mesh(probe, hardware, devices)
     if probe is not None and probe.measures in _ROWS:
         rows = max(2, math.ceil(hardware.device_type.memory_bytes * COLD_SHARE / (4 * probe.shape[0])))
-        step, shapes, dtype = _row_changer(_ROWS[probe.measures]), [(rows, *probe.shape)], probe.dtype
+        step, shapes, dtype = _row_maker(_ROWS[probe.measures]), [(rows, *probe.shape)] * 2, probe.dtype
     else:
         operation, shapes, dtype = _operation(probe)
         step = _dependent(operation)
@@ -113,12 +114,12 @@ def _dependent(operation: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return step
 
 
-def _row_changer(change: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """(number, array) -> the array with its row of that number, counted round, read, changed and written."""
+def _row_maker(make: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """(number, array, source) -> the array with its row of that number, counted round, made of that of the source."""
 
-    def step(number: jax.Array, array: jax.Array) -> jax.Array:
+    def step(number: jax.Array, array: jax.Array, source: jax.Array) -> jax.Array:
         row = number % array.shape[0]
-        return lax.dynamic_update_index_in_dim(array, change(lax.dynamic_index_in_dim(array, row)), row, 0)
+        return lax.dynamic_update_index_in_dim(array, make(lax.dynamic_index_in_dim(source, row)), row, 0)
 
     return step
 
