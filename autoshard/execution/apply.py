@@ -337,10 +337,8 @@ class Evaluator:
         results = self._results(equation, placed, wanted, counter)
         is_filled = equation.primitive.name == "broadcast_in_dim" and isinstance(equation.invars[0], jex.Literal)
         of_state = is_of_state(equation, [p.is_state for p in placed])
-        filled, is_scattered = (
-            equation.invars[0].val if is_filled else None,
-            equation.primitive.name.startswith("scatter"),
-        )
+        filled = equation.invars[0].val if is_filled else None
+        is_scattered = equation.primitive.name.startswith("scatter")
         return [_Placed(r, None, filled, of_state, is_scattered) for r in results]
 
     def _results(
