@@ -77,9 +77,9 @@ def test_a_partial_sum_that_takes_less_than_what_ends_with_it_is_made_first(batc
     assert found(jaxpr, read) == ([jaxpr.invars[0]] if is_tied else None)
 
 
-def split_by_rows(batch):
-    """Gradients of a weight (8192, 4096) and of its input, from rows that 4 devices share; the first is scattered."""
-    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((batch, 4096), (batch, 8192), (8192, 4096))]
+def split_by_rows(batch, inputs=8192, outputs=4096):
+    """Gradients of a weight (inputs, outputs), scattered, and of its input, from rows that 4 devices share."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((batch, outputs), (batch, inputs), (inputs, outputs))]
     closed = jax.make_jaxpr(gradients)(*shapes)
     product = next(k for k, e in enumerate(closed.eqns) if e.primitive.name == "dot_general")
     split = (("data",), ())
@@ -96,16 +96,22 @@ def test_a_sum_that_is_reduced_alone_is_made_first_if_it_ends_as_much(batch, is_
     assert (found(closed.jaxpr, wanted) is not None) == is_tied
 
 
-def test_what_is_tied_to_a_sum_that_is_reduced_alone_waits_for_it():
-    closed, wanted = split_by_rows(11264)
+def test_what_is_tied_to_a_sum_that_is_reduced_alone_waits_for_it(monkeypatch):
+    """The pieces of a weight (8, 4) are too large to be joined where nothing is."""
+    monkeypatch.setattr("autoshard.execution.products_first.COMBINED_BYTES", 0)
+    closed, wanted = split_by_rows(64, 8, 4)
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     layouts = [(("data",), ()), (("data",), ()), ((), ())]
-    run = jax.make_jaxpr(lambda *args: Evaluator(mesh, wanted)(closed, args, layouts))(*closed.in_avals)
-    names = [e.primitive.name for e in run.eqns]
-    (region,) = (e for e in run.eqns if e.primitive.name == "shard_map")
-    (barrier,) = (e for e in run.eqns if e.primitive.name == "optimization_barrier")
+    run = jax.jit(lambda *args: Evaluator(mesh, wanted)(closed, args, layouts))
+    random = np.random.default_rng(0)
+    args = [random.standard_normal(aval.shape, np.float32) for aval in closed.in_avals]
+    equations = run.trace(*args).jaxpr.eqns
+    (region,) = (e for e in equations if e.primitive.name == "shard_map")
+    (barrier,) = (e for e in equations if e.primitive.name == "optimization_barrier")
     assert [e.primitive.name for e in region.params["jaxpr"].eqns] == ["dot_general", "reduce_scatter"]
-    assert len(barrier.outvars) == 2 and names.index("shard_map") < names.index("optimization_barrier")
+    assert len(barrier.outvars) == 2 and equations.index(region) < equations.index(barrier)
+    for sharded, whole in zip(run(*args), gradients(*args), strict=True):
+        np.testing.assert_allclose(sharded, whole, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_tied_to_a_partial_sum_does_not_wait_for_the_sum():
