@@ -32,8 +32,8 @@ def turned_at_once(
                 readers.setdefault(v, []).append((equation, number))
     found: set[Any] = set()
     for equation, number in zip(equations, numbers, strict=True):
-        after = readers.get(equation.outvars[0], [])
-        if equation.primitive.name != "dot_general" or len(after) != 1 or not _exchanges_rows(equation, after[0][0]):
+        after = readers.get(equation.outvars[0], []) if equation.primitive.name == "dot_general" else []
+        if len(after) != 1 or not _exchanges_rows(equation, after[0][0]):
             continue
         (turning, next_number), wanted = after[0], shardings.get(number, EquationShardings())
         own, then = dict(wanted.results).get(0), shardings.get(next_number, EquationShardings())
