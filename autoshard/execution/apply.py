@@ -24,7 +24,13 @@ from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.compiler import GPU_PLATFORMS
 from autoshard.execution.order import used_up_first
 from autoshard.execution.products_first import CONVOLUTIONS, is_partial, is_reduced_alone, products_first
-from autoshard.execution.row_by_row import added_to_state, is_of_state, may_be_turned, shards_row_by_row
+from autoshard.execution.row_by_row import (
+    added_to_state,
+    is_gathered_inside,
+    is_of_state,
+    may_be_turned,
+    shards_row_by_row,
+)
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.execution.turned import turned_at_once
 from autoshard.planner.decisions import EquationShardings, SpecEntries
@@ -72,7 +78,7 @@ class _Placed(NamedTuple):
     What enters a function that is compiled apart, such as a checkpointed one, is constrained again inside: there the
     compiler would else give it the layout of any of its uses. `filled`: the scalar that fills the value, where the
     program makes it of one. `is_state`: whether it is a donated argument, or made of some that have its shape alone.
-    `is_scattered`: whether a scatter made it.
+    `is_scattered`, `is_convolved`: whether a scatter or a convolution made it.
     """
 
     value: Any
@@ -80,6 +86,7 @@ class _Placed(NamedTuple):
     filled: Any = None
     is_state: bool = False
     is_scattered: bool = False
+    is_convolved: bool = False
 
 
 def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
@@ -268,7 +275,9 @@ class Evaluator:
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
                 if not isinstance(v, jex.DropVar):
                     env[v] = self._result(equation, r, None if v in turned else entries.get(slot), wanted)._replace(
-                        is_state=r.is_state, is_scattered=r.is_scattered
+                        is_state=r.is_state,
+                        is_scattered=r.is_scattered,
+                        is_convolved=equation.primitive.name in CONVOLUTIONS,
                     )
             if not stored.isdisjoint(equation.outvars) and is_made_of_a_copy(equation, _layouts(placed), wanted):
                 for v in stored.intersection(equation.outvars):
@@ -277,6 +286,9 @@ class Evaluator:
                 bound = [v, *(r for r in equation.outvars if not isinstance(r, jex.DropVar))]
                 values = jax.lax.optimization_barrier([env[b].value for b in bound])
                 env.update((b, self._place(x, env[b].entries)) for b, x in zip(bound, values, strict=True))
+
+    def _is_on_gpu(self) -> bool:
+        return self.mesh.devices.flat[0].platform in GPU_PLATFORMS
 
     def _slice_first(self, placed: list[_Placed], wanted: EquationShardings) -> None:
         """Takes the slices that an equation reads: what is tied to its operands would else keep the whole ones."""
@@ -322,6 +334,11 @@ class Evaluator:
         operands = [p.value for p in placed]
         for slot, steps in wanted.operands:
             operands[slot] = self.move(operands[slot], steps)
+        gathered = [slot for slot, steps in wanted.operands if is_gathered_inside(placed[slot].entries, steps[-1])]
+        if len(gathered) == 1 and placed[gathered[0]].is_convolved and self._is_on_gpu():
+            (slot,) = gathered  # of two, XLA would gather the sum
+            spec = partition_spec(dict(wanted.operands)[slot][-1])
+            operands[slot] = jax.lax.optimization_barrier(shards_row_by_row(operands[slot], spec, self.mesh))
         read_as = {slot: steps[-1] for slot, steps in wanted.operands}
         return [
             _Placed(x, read_as.get(slot, p.entries), is_state=p.is_state, is_scattered=p.is_scattered)
@@ -360,7 +377,7 @@ class Evaluator:
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
-                if self.mesh.devices.flat[0].platform in GPU_PLATFORMS:
+                if self._is_on_gpu():
                     layouts = _layouts(placed)
                     turned = added_to_state(equation, [p.is_state for p in placed], [p.is_scattered for p in placed])
                     if 0 in layouts and may_be_turned(equation, layouts[0], self.mesh.shape):

@@ -7,7 +7,8 @@ logits, which products need turned back: three times in memory, as soon as a dev
 
 It also stores what is gathered or scattered with that dimension outermost (`GpuLayoutAssignment`, `MoveDimToMajor`). A
 gradient that is so turned would turn its optimizer's state: the update could not run in place, and the new state of all
-weights would be there beside the old one before it is copied there.
+weights would be there beside the old one before it is copied there. And features that a convolution made and that are
+gathered would be there in two orders from then on, since cuDNN reads what is made of them row by row.
 """
 
 import math
@@ -45,6 +46,11 @@ def may_be_turned(equation: jex.JaxprEqn, entries: SpecEntries, ways: Mapping[st
     kept = len(shape) - len(summed)
     here = math.prod(shape[d] // math.prod(ways[a] for a in entries[d]) for d in summed)
     return kept > 1 and min(summed) < kept and here >= LEAST_SUMMED
+
+
+def is_gathered_inside(entries: SpecEntries | None, wanted: SpecEntries) -> bool:
+    """Whether an axis leaves a dimension that others are in front of, on the way from one layout to another."""
+    return entries is not None and any(set(own) - set(left) for own, left in zip(entries[1:], wanted[1:], strict=True))
 
 
 def is_of_state(equation: jex.JaxprEqn, is_state: Sequence[bool]) -> bool:

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from autoshard.execution.row_by_row import added_to_state, is_of_state, may_be_turned, shards_row_by_row
+from autoshard.execution.row_by_row import (
+    added_to_state,
+    is_gathered_inside,
+    is_of_state,
+    may_be_turned,
+    shards_row_by_row,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +69,17 @@ def test_what_is_scattered_is_left_alone():
     (equation,) = jax.make_jaxpr(jnp.add)(jnp.zeros((6, 4)), jnp.zeros((6, 4))).eqns
     found = [added_to_state(equation, [True, False], [False, is_scattered]) for is_scattered in (False, True)]
     assert found == [(1,), ()]
+
+
+@pytest.mark.parametrize(
+    ("entries", "wanted", "is_inside"),
+    [
+        (((), (), ("data",)), ((), (), ()), True),
+        ((("data",), ()), ((), ()), False),
+        (((), ()), ((), ("data",)), False),
+        (((), ("data", "tensor")), (("data",), ("tensor",)), True),
+    ],
+    ids=["inner", "outermost", "slice", "moved outwards"],
+)
+def test_what_is_gathered_along_an_inner_dimension(entries, wanted, is_inside):
+    assert is_gathered_inside(entries, wanted) == is_inside
