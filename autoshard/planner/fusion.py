@@ -49,10 +49,12 @@ class Fusion:
     Attributes:
       fused: For each value, whether it is computed inside its consumers.
       sources: For each result of a pointwise operation, the stored values that it is made of.
+      added: The values among `fused` that are reductions, or names of these, in the kernel that adds two of them.
     """
 
     fused: Sequence[int]
     sources: Mapping[int, frozenset[int]]
+    added: frozenset[int]
 
 
 def _kernels(reading: Reading, can_fuse: Sequence[int], place: Sequence[int]) -> list[frozenset[int]]:
@@ -149,13 +151,15 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
                 if sum(map(size, own)) * (num - 1) > size(value) * (num + 1):
                     continue
             fused[value] = True
+    added: set[int] = set()
     for operation in graph.operations:
         if operation.name in SUMS:
             terms = [_summed(reading, o) for o in operation.operands]
             if all(terms):  # both reductions are part of the kernel that adds them
-                for value in (v for term in terms for v in term):
-                    fused[value] = True
-    return Fusion(fused, sources)
+                added.update(v for term in terms for v in term)
+    for value in added:
+        fused[value] = True
+    return Fusion(fused, sources, frozenset(added))
 
 
 def _fusible(graph: Graph, pointwise: Sequence[bool]) -> list[bool]:

@@ -7,7 +7,7 @@ broadcast scalars, masks made of them) is never stored; the successor of a donat
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph, OperationKind
@@ -41,6 +41,8 @@ class Liveness:
       early_terms: The values whose buffer is filled with a constant long before they are made, even where they are only
         partial sums (`buffers.early_terms`).
       remade: The results that their readers could compute (`fusion.py`), stored or not.
+      added: The reductions that are part of the kernel that adds two of them. apart_stops: When the lifetimes end that
+        are longer for it, if each of them is a kernel of its own.
       filled_late: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`buffers.filled_late`).
     """
@@ -52,6 +54,8 @@ class Liveness:
     fused_stop: tuple[tuple[int, int], ...]
     early_terms: frozenset[int]
     remade: frozenset[int]
+    added: tuple[int, ...]
+    apart_stops: tuple[tuple[int, int], ...]
     filled_late: tuple[tuple[int, bool], ...]
 
 
@@ -112,6 +116,8 @@ def liveness(graph: Graph) -> Liveness:
     zeros = buffers.zeros(reading, free, gradients, scattered, dict(filled_late))
     moved = {**together, **zeros}
     stops = _stops(reading, until, root)
+    alone = _not_in(fusion.fused, fusion.added)
+    apart = _stops(reading, _last_needs(reading, alone, together), root) if fusion.added else stops
     unstored = lambda v: fusion.fused[v] or v in root or v in free or buffers.is_reversed_kernel(reading, v)
     made = list(_made_lifetimes(reading, unstored, stops, moved))
     orders = transposed(reading, {life.value for life in made}, fusion.sources, moved)
@@ -129,8 +135,14 @@ def liveness(graph: Graph) -> Liveness:
         tuple((v, until[v]) for v, is_fused in enumerate(fusion.fused) if is_fused),
         buffers.early_terms(reading, zeros, gradients),
         frozenset(fusion.sources),
+        tuple(sorted(o.index for o in graph.operations if o.name == "reduce_sum" and o.results[0] in fusion.added)),
+        tuple((l.value, apart[l.value]) for l in made if apart[l.value] < l.stop),
         filled_late,
     )
+
+
+def _not_in(fused: Sequence[int], values: Set[int]) -> list[bool]:
+    return [bool(is_fused) and v not in values for v, is_fused in enumerate(fused)]
 
 
 def _roots(names: dict[int, int]) -> dict[int, int]:

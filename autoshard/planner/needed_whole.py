@@ -4,6 +4,7 @@ The solver counts a value until its last reader is done, since only a solution t
 """
 
 import collections
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,11 @@ import numpy as np
 from autoshard.graph.layout import Layout, shard_bytes
 from autoshard.planner.build import Formulation, is_sent
 from autoshard.planner.reading import read
+
+_MOST_ADDED = 32
+"""How many elements each of two reductions may sum on a device to be made by the kernel that adds them. XLA:GPU's
+programs do so with up to 32, and not with 64.
+"""
 
 
 class NeededWhole:
@@ -49,7 +55,20 @@ class NeededWhole:
             is_made = value in usages and self.reading.producer[value] is not None
             if is_made and value not in self.reading.outputs:
                 self._shorten(value, usages[value])
+        if all(map(self._is_apart, self.f.program.live.added)):
+            for value, stop in self.f.program.live.apart_stops:
+                if value in usages:
+                    self.spans[usages[value], 1] = min(stop, self.spans[usages[value], 1])
         return self.spans, self.sizes_bytes
+
+    def _is_apart(self, operation: int) -> bool:
+        """Whether a reduction sums too many elements on a device to be part of the kernel that adds two of them."""
+        reduction = self.reading.graph.operations[operation]
+        value, rule = reduction.operands[0], reduction.rule
+        summed = [d for d, dim in enumerate(rule.operands[0]) if any(rule.factors[k].reduction for k in dim)]
+        whole = math.prod(self.reading.graph.values[value].shape[d] for d in summed)
+        ways = math.prod(n for d, n in zip(self.layouts[value], self.f.mesh.shape, strict=True) if d in summed)
+        return whole == 1 or whole // ways > _MOST_ADDED
 
     def _moved(self) -> dict[int, dict[int, list[int]]]:
         """For each value, the operations that read it in another layout than it has, each with the flows."""

@@ -64,3 +64,21 @@ def test_a_pointwise_result_of_which_all_take_slices_is_never_there_whole(held):
     """Both products share the slice. A product is there when it is made, and the slice is taken then."""
     assert held(late, ALL, {1: ROWS, 3: ROWS}) == ([], [(0, 4, SIZE / 2)])
     assert held(product, ALL, {1: ROWS, 3: ROWS}) == ([(0, 2, SIZE)], [(1, 4, SIZE / 2)])
+
+
+def biases(a, b, w):
+    """The sums 1 and 3 over rows are added by 4: until then both products are there, if one kernel does all."""
+    return (a @ w).sum(0) + (b @ w).sum(0)
+
+
+@pytest.mark.parametrize(("rows", "until"), [(64, [5, 5]), (128, [2, 4])])
+def test_reductions_of_many_elements_are_not_made_by_the_kernel_that_adds_them(formulated, mesh_of, rows, until):
+    """Two devices have 32 rows each, or 64."""
+    f = formulated(
+        biases, [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 64), (rows, 64), (64, 64))], mesh_of(2)
+    )
+    products = [o.results[0] for o in f.program.graph.operations if o.name == "dot_general"]
+    layouts = {v: ROWS if v in products else ALL for v in range(len(f.program.graph.values))}
+    targets = [layouts[flow.value] for flow in f.flows]
+    spans, _ = NeededWhole(f, layouts, targets, np.ones(len(f.spans))).shortened()
+    assert [int(spans[f.usage_values.index(v), 1]) for v in products] == until
