@@ -22,8 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.compiler import GPU_PLATFORMS
-from autoshard.execution.order import used_up_first
-from autoshard.execution.products_first import CONVOLUTIONS, is_partial, is_reduced_alone, products_first
+from autoshard.execution.products_first import CONVOLUTIONS
 from autoshard.execution.row_by_row import (
     added_to_state,
     is_gathered_inside,
@@ -33,6 +32,7 @@ from autoshard.execution.row_by_row import (
 )
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.execution.turned import turned_at_once
+from autoshard.execution.waiting import tied_after, tied_to_partial_sum
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.table import table_rule
@@ -99,41 +99,6 @@ def _is_slice(entries: SpecEntries, wanted: SpecEntries) -> bool:
     return all(of[: len(own)] == own for own, of in zip(entries, wanted, strict=True))
 
 
-def _tied_after(
-    equations: Sequence[jex.JaxprEqn],
-    numbers: Sequence[int],
-    shardings: Mapping[int, EquationShardings],
-    axis_sizes: Mapping[str, int],
-) -> dict[int, list[Any]]:
-    """For positions of equations, the variables whose later readers wait for its results."""
-    found = used_up_first(equations, numbers, shardings)
-    for at, variables in products_first(equations, numbers, shardings, axis_sizes).items():
-        known = found.setdefault(at, [])
-        known += [v for v in variables if v not in known]
-    return found
-
-
-def _tied_to_partial_sum(
-    equation: jex.JaxprEqn,
-    placed: Sequence[_Placed],
-    operands: Sequence[_Placed],
-    wanted: EquationShardings,
-    tied: Sequence[Any],
-    axis_sizes: Mapping[str, int],
-) -> list[int]:
-    """The operand slots of the variables `tied` that can be tied to a product's partial sum: those read where they are.
-    None if the sum is reduced alone: then they wait for it.
-
-    `placed`, `operands`: What the equation reads, before and after it is moved.
-    """
-    if equation.primitive.name != "dot_general" or not is_partial(equation, wanted):
-        return []
-    if is_reduced_alone(equation, wanted, axis_sizes):
-        return []
-    slots = {equation.invars.index(v) for v in tied}
-    return sorted(s for s in slots if placed[s].entries == operands[s].entries)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluator:
     """Evaluates jaxprs under the shardings of a plan on one mesh.
@@ -175,7 +140,7 @@ class Evaluator:
         numbers = equation_numbers(jaxpr)
         env = {v: _Placed(*pair) for v, pair in known.items()}
         equations = [jaxpr.eqns[i] for i in chosen]
-        tied = _tied_after(equations, [numbers[i] for i in chosen], self.shardings, self.mesh.shape)
+        tied = tied_after(equations, [numbers[i] for i in chosen], self.shardings, self.mesh.shape)
         stored = read_by_products(equations)
         turned = turned_at_once(equations, [numbers[i] for i in chosen], self.shardings)
         for position, i in enumerate(chosen):
@@ -221,7 +186,7 @@ class Evaluator:
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         numbers = [counter.next + n for n in equation_numbers(jaxpr)]
-        tied = _tied_after(jaxpr.eqns, numbers, self.shardings, self.mesh.shape)
+        tied = tied_after(jaxpr.eqns, numbers, self.shardings, self.mesh.shape)
         stored = read_by_products(jaxpr.eqns)
         turned = turned_at_once(jaxpr.eqns, numbers, self.shardings)
         for i, equation in enumerate(jaxpr.eqns):
@@ -258,18 +223,10 @@ class Evaluator:
                 env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
             operands = self._read(placed, wanted)
             entries = dict(wanted.results)
-            early = _tied_to_partial_sum(equation, placed, operands, wanted, tied, self.mesh.shape)
+            early = tied_to_partial_sum(equation, wanted, _layouts(placed), tied, self.mesh.shape)
             if early:
-                values, rule = [o.value for o in operands], table_rule(leaf_of(equation))
-                waiting = [(values[slot], partition_spec(operands[slot].entries or ())) for slot in early]
-                result, *bound = run_by_shards(equation, values, rule, wanted, self.mesh, waiting)
-                results = [_Placed(result, None)]
-                for slot, x in zip(early, bound, strict=True):
-                    env[equation.invars[slot]] = self._place(x, placed[slot].entries)
-                tied = [v for v in tied if v not in {equation.invars[slot] for slot in early}]
-            elif tied and equation.primitive.name in CONVOLUTIONS:
-                results = self._convolve(equation, operands, wanted, env, tied)
-                tied = ()
+                results = self._before_its_sum(equation, operands, wanted, env, early)
+                tied = [v for v in tied if v not in early]
             else:
                 results = self._evaluate(equation, operands, wanted, counter)
             for slot, (v, r) in enumerate(zip(equation.outvars, results, strict=True)):
@@ -297,7 +254,7 @@ class Evaluator:
             if slot not in wanted.again and own is not None and _is_slice(own, steps[-1]):
                 placed[slot] = self._place(placed[slot].value, steps[-1])
 
-    def _convolve(
+    def _before_its_sum(
         self,
         equation: jex.JaxprEqn,
         operands: Sequence[_Placed],
@@ -305,10 +262,10 @@ class Evaluator:
         env: dict[Any, _Placed],
         tied: Sequence[Any],
     ) -> list[_Placed]:
-        """The result of a convolution, whose part on each device the variables `tied` wait for, if not for the sum."""
-        rule, ready = table_rule(leaf_of(equation)), [v for v in tied if env[v].entries is not None]
+        """The result of a product, whose part on each device the variables `tied` wait for, but not for the sum."""
+        rule, values = table_rule(leaf_of(equation)), [o.value for o in operands]
+        ready = [v for v in tied if env[v].entries is not None]
         waiting = [(env[v].value, partition_spec(env[v].entries)) for v in ready]
-        values = [o.value for o in operands]
         result, *bound = run_by_shards(equation, values, rule, wanted, self.mesh, waiting)
         env.update((v, env[v]._replace(value=x)) for v, x in zip(ready, bound, strict=True))
         return [_Placed(result, None)]
