@@ -1,6 +1,7 @@
 """The integer program of a program: its optimum by brute force, and figures that agree wherever they are computed."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -189,6 +190,31 @@ def test_ties_go_to_the_layout_of_least_memory(any_program):
     )
     assert held(settled) <= held(picks)
     assert settle_ties(f, settled) == settled
+
+
+def test_a_batch_that_is_converted_first_is_fed_in_pieces(formulated, mesh_of):
+    """The conversion is computed inside its reader: it is as well made of the whole batch on every device, and sliced.
+
+    So the batch may be anything in a best plan, each with the conversion laid out alike: all end as the piece.
+    """
+
+    def forward(images, w):
+        return images.astype(jnp.bfloat16) @ w
+
+    shapes = [jax.ShapeDtypeStruct((1 << 14, 1 << 10), jnp.float32), jax.ShapeDtypeStruct((1 << 10,) * 2, jnp.bfloat16)]
+    f = formulated(forward, shapes, mesh_of(4))
+    picks = list(solve(f.problem, EXACT).choices)
+    best_s = evaluate(f.problem, picks).objective
+    (edge,) = [e for e in f.problem.edges if 0 in (e.source, e.target)]
+    reader = max(edge.source, edge.target)
+    found = set()
+    for own, read_as in itertools.product(range(len(f.decisions[0].rows)), range(len(f.decisions[reader].rows))):
+        tried = [*picks]
+        tried[0], tried[reader] = own, read_as
+        if evaluate(f.problem, tried).objective <= best_s * (1 + 1e-12):
+            found.add(decode(f, tried).argument_layouts[0])
+            assert decode(f, settle_ties(f, tried)).argument_layouts[0] == (0,)
+    assert found == {(WHOLE,), (0,)}
 
 
 def test_near_ties_cost_what_they_say(any_program):
