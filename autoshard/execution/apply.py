@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
-from autoshard.execution.compiler import GPU_PLATFORMS
+from autoshard.execution.compiler import GPU_PLATFORMS, TPU_PLATFORMS
 from autoshard.execution.products_first import CONVOLUTIONS
 from autoshard.execution.row_by_row import (
     added_to_state,
@@ -142,7 +142,7 @@ class Evaluator:
         equations = [jaxpr.eqns[i] for i in chosen]
         tied = tied_after(equations, [numbers[i] for i in chosen], self.shardings, self.mesh.shape)
         stored = read_by_products(equations)
-        turned = turned_at_once(equations, [numbers[i] for i in chosen], self.shardings)
+        turned = turned_at_once(equations, [numbers[i] for i in chosen], self.shardings, self._is_on(TPU_PLATFORMS))
         for position, i in enumerate(chosen):
             self._advance(jaxpr.eqns[i], _Counter(numbers[i]), env, tied.get(position, ()), stored, turned)
         return [v.val if isinstance(v, jex.Literal) else env[v].value for v in wanted]
@@ -188,7 +188,7 @@ class Evaluator:
         numbers = [counter.next + n for n in equation_numbers(jaxpr)]
         tied = tied_after(jaxpr.eqns, numbers, self.shardings, self.mesh.shape)
         stored = read_by_products(jaxpr.eqns)
-        turned = turned_at_once(jaxpr.eqns, numbers, self.shardings)
+        turned = turned_at_once(jaxpr.eqns, numbers, self.shardings, self._is_on(TPU_PLATFORMS))
         for i, equation in enumerate(jaxpr.eqns):
             self._advance(equation, counter, env, tied.get(i, ()), stored, turned)
             for v in equation.invars:
@@ -244,8 +244,8 @@ class Evaluator:
                 values = jax.lax.optimization_barrier([env[b].value for b in bound])
                 env.update((b, self._place(x, env[b].entries)) for b, x in zip(bound, values, strict=True))
 
-    def _is_on_gpu(self) -> bool:
-        return self.mesh.devices.flat[0].platform in GPU_PLATFORMS
+    def _is_on(self, platforms: Collection[str]) -> bool:
+        return self.mesh.devices.flat[0].platform in platforms
 
     def _slice_first(self, placed: list[_Placed], wanted: EquationShardings) -> None:
         """Takes the slices that an equation reads: what is tied to its operands would else keep the whole ones."""
@@ -292,7 +292,7 @@ class Evaluator:
         for slot, steps in wanted.operands:
             operands[slot] = self.move(operands[slot], steps)
         gathered = [slot for slot, steps in wanted.operands if is_gathered_inside(placed[slot].entries, steps[-1])]
-        if len(gathered) == 1 and placed[gathered[0]].is_convolved and self._is_on_gpu():
+        if len(gathered) == 1 and placed[gathered[0]].is_convolved and self._is_on(GPU_PLATFORMS):
             (slot,) = gathered  # of two, XLA would gather the sum
             spec = partition_spec(dict(wanted.operands)[slot][-1])
             operands[slot] = jax.lax.optimization_barrier(shards_row_by_row(operands[slot], spec, self.mesh))
@@ -334,7 +334,7 @@ class Evaluator:
             case _:
                 if equation.primitive.name == "sharding_constraint":
                     return operands  # the plan's own constraint, on the result, takes its place
-                if self._is_on_gpu():
+                if self._is_on(GPU_PLATFORMS):
                     layouts = _layouts(placed)
                     turned = added_to_state(equation, [p.is_state for p in placed], [p.is_scattered for p in placed])
                     if 0 in layouts and may_be_turned(equation, layouts[0], self.mesh.shape):

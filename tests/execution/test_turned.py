@@ -45,3 +45,17 @@ def test_a_product_that_is_turned_where_it_is_has_no_layout_of_its_own(fn, produ
     assert [e.primitive.name for e in jaxpr.eqns] == ["dot_general", "transpose"]
     found = turned_at_once(jaxpr.eqns, [3, 4], {3: product, 4: turning})
     assert found == (frozenset(jaxpr.eqns[0].outvars) if is_turned else frozenset())
+
+
+def test_on_tpus_products_without_batches_are_turned_at_once_too():
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    jaxpr = jax.make_jaxpr(lambda x, y: (x.T @ y).T)(shape, shape).jaxpr
+    equations = jaxpr.eqns[1:]
+    assert [e.primitive.name for e in equations] == ["dot_general", "transpose"]
+    rows, columns = (
+        EquationShardings(results=((0, ((), ("data",))),)),
+        EquationShardings(results=((0, (("data",), ())),)),
+    )
+    shardings = {3: rows, 4: columns}
+    assert turned_at_once(equations, [3, 4], shardings, is_tpu=True) == frozenset(equations[0].outvars)
+    assert not turned_at_once(equations, [3, 4], shardings)
