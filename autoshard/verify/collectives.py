@@ -154,14 +154,22 @@ def _parts(module: HloModule, made: Run) -> list[Run]:
 
 
 def _is_sliced_at_once(computation: Computation, instruction: Instruction) -> bool:
-    """Whether the root of a fusion is a slice of an all-reduce, perhaps in another shape."""
+    """Whether the root of a fusion is a slice of an all-reduce, perhaps in another shape, or one of each of its parts:
+    XLA:TPU's reduce-scatter, of one array or of several that it joins.
+    """
     root = computation.instructions[computation.root]
-    if root.opcode not in ("dynamic-slice", "slice"):
+    slices = [computation.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
+    return all([_is_slice_made_of(computation, one, instruction) for one in slices])
+
+
+def _is_slice_made_of(computation: Computation, one: Instruction, source: Instruction) -> bool:
+    """Whether an instruction is a slice of what `source` makes."""
+    if one.opcode not in ("dynamic-slice", "slice"):
         return False
-    made = computation.instructions[root.operands[0]]
+    made = computation.instructions[one.operands[0]]
     while made.opcode in _SAME:
         made = computation.instructions[made.operands[0]]
-    return made.name == instruction.name
+    return made.name == source.name
 
 
 def _only_sliced(module: HloModule, computation: Computation, name: str) -> bool:

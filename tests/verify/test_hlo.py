@@ -210,6 +210,35 @@ FUSED = """%scatter (p: f32[8,16]) -> f32[2,16] {
 """
 
 
+JOINED = """%scatter (p: f32[8,16], q: f32[8,4]) -> (f32[2,16], SECOND) {
+  %p = f32[8,16] parameter(0)
+  %q = f32[8,4] parameter(1)
+  %r = (f32[8,16], f32[8,4]) all-reduce(%p, %q), channel_id=6, replica_groups=[2,4]<=[8], to_apply=%add
+  %g = f32[8,16] get-tuple-element(%r), index=0
+  %cut = f32[2,16] dynamic-slice(%g, %k, %k), dynamic_slice_sizes={2,16}
+  %h = f32[8,4] get-tuple-element(%r), index=1
+  OTHER
+  ROOT %both = (f32[2,16], SECOND) tuple(%cut, %other)
+}
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "other", "kind", "wire_bytes"),
+    [
+        ("f32[2,4]", "dynamic-slice(%h, %k, %k), dynamic_slice_sizes={2,4}", "reduce-scatter", 3 / 4 * (512 + 128)),
+        ("f32[8,4]", "negate(%h)", "all-reduce", 2 * 3 / 4 * (512 + 128)),
+    ],
+)
+def test_joined_reduce_scatters_within_a_fusion(second, other, kind, wire_bytes):
+    """XLA:TPU joins reduce-scatters as one fused all-reduce of several arrays, each of which is sliced."""
+    body = f"  ROOT %s = (f32[2,16], {second}) fusion(%a, %b), kind=kCustom, calls=%scatter"
+    before = JOINED.replace("OTHER", f"%other = {second} {other}").replace("SECOND", second)
+    (found,) = collectives(INPUT + "  %b = f32[8,4] slice(%a), slice={[0:8], [0:4]}\n" + body, before)
+    assert (found.kind, found.wire_bytes) == (kind, wire_bytes)
+
+
 def test_collectives_within_fusions():
     """XLA:TPU fuses a reduce-scatter as a sliced all-reduce, and repeats an asynchronous collective in each fusion."""
     body = (
