@@ -16,6 +16,7 @@ from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
 from autoshard.planner.buffers import is_alias
 from autoshard.planner.choices import ChoiceTable
+from autoshard.planner.exponentials import exponentials
 from autoshard.planner.layout_columns import LayoutColumn
 from autoshard.planner.partial_sums import partial_sums
 from autoshard.planner.products import workspaces
@@ -122,6 +123,7 @@ def _stored(program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[
             own = np.array([shard_bytes(float(size_bytes), l, mesh.shape) for l in column.layouts])
             cache[key] = own[column.of_choice]
         yield node, life.start, life.stop, cache[key], life.value
+    yield from exponentials(program, mesh, defined)
 
 
 def _copies(

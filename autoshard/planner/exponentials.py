@@ -1,0 +1,108 @@
+"""Exponentials of a softmax that are stored, though what reads them could compute them again.
+
+XLA:GPU makes the maxima of rows, the differences to them and their exponentials in one kernel, one of Triton's
+(`SoftmaxRewriterTriton`), and puts this kernel into all that need the exponentials, unless something that rules it out
+saves more time and so comes first (`PriorityFusion`). Such is the padding of what a product reads, whose dimensions
+must be multiples of eight (`CublasPadForGemms`): Triton's kernels cannot pad, and one that does reads the exponentials.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from autoshard.cluster import LogicalMesh
+from autoshard.graph.graph import Graph, Operation
+from autoshard.graph.layout import WHOLE, Layout
+from autoshard.planner.layout_columns import LayoutColumn
+from autoshard.planner.program import Program
+
+_PADDED_TO = 8
+"""cuBLAS's products of 2-byte elements have dimensions that are multiples of it."""
+
+_CACHED_BYTES = 132 * 2048
+"""What XLA takes for the L1 caches of an H100, 2 KiB in each multiprocessor (`GpuPerformanceModelBase`). What a kernel
+reads for every element of a row costs little if it fits, such as the rows' sums."""
+
+_LEAST_TILE = {True: 7 / 6, False: 3 / 2}
+"""How many times a row its tile, a power of two, must be for the padding of products to save more time: if the rows'
+sums fit into L1 caches, and if not. Softmaxes compiled alone for an H100 store their exponentials with 256 x 196 rows
+of 196 elements (1.31), not with 512 x 196; of such few rows with 220 elements (1.16), not with 228 (1.12), and of many
+rows with 332 (1.54), not with 172 (1.49).
+"""
+
+
+def exponentials(
+    program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[int, LayoutColumn] | None]
+) -> Iterator[tuple[int, int, int, np.ndarray, int]]:
+    """(node, start, stop, bytes of each choice, value) of the exponentials that are stored in some layouts.
+
+    They take the place of what they are made of, which need not be there any more: what they take beyond that counts.
+
+    Args:
+      program, mesh: What is planned. defined: As in `memory_over_time`.
+    """
+    if not mesh.device_type.product_workspace_bytes:
+        return  # no GPU
+    graph, live = program.graph, program.live
+    until, stops = dict(live.fused_stop), {life.value: life.stop for life in live.lifetimes}
+    producer = {r: o for o in graph.operations for r in o.results if r is not None}
+    for operation in graph.operations:
+        value = operation.results[0] if operation.name == "exp" else None
+        stop = until.get(value, 0)
+        if not stop or live.stretch[stop - 1] == live.stretch[operation.index]:
+            continue  # no kernel behind a product needs them
+        source, found = _scores(graph, producer, operation, stops), defined(value)
+        if source is None or found is None or stops[source] > stop:
+            continue
+        tensor, (node, column) = graph.values[value], found
+        added_bytes = tensor.itemsize_bytes - graph.values[source].itemsize_bytes
+        amounts = [
+            float(math.prod(local) * added_bytes) if _is_stored(local, tensor.itemsize_bytes) else 0.0
+            for local in (_local(tensor.shape, layout, mesh.shape) for layout in column.layouts)
+        ]
+        if any(amounts):
+            yield node, operation.index, stop, np.array(amounts)[column.of_choice], value
+
+
+def _scores(graph: Graph, producer: dict[int, Operation], operation: Operation, stops: dict[int, int]) -> int | None:
+    """The stored 2-byte value that `operation` makes the exponentials of a softmax over the last dimension of."""
+    less = producer.get(operation.operands[0])
+    if less is None or less.name != "sub" or None in less.operands:
+        return None
+    scores, most = less.operands
+    rank = len(graph.values[scores].shape)
+    while (by := producer.get(most)) is not None and by.name != "reduce_max":
+        if by.rule.is_heavy or len(names := [o for o in by.operands if o is not None]) != 1:
+            return None
+        most = names[0]
+    if by is None or len(by.rule.operands[0]) != rank:
+        return None
+    if [d for d, dim in enumerate(by.rule.operands[0]) if any(by.rule.factors[f].reduction for f in dim)] != [rank - 1]:
+        return None
+    while scores not in stops:
+        by = producer.get(scores)
+        alike = [] if by is None else [o for o in by.operands if o is not None and len(graph.values[o].shape) == rank]
+        if len(alike) != 1:
+            return None
+        scores = alike[0]
+    source = graph.values[scores]
+    is_alike = source.shape == graph.values[operation.operands[0]].shape
+    return scores if is_alike and source.itemsize_bytes == 2 else None
+
+
+def _local(shape: Sequence[int], layout: Layout, axis_sizes: Sequence[int]) -> tuple[int, ...]:
+    """The shape of one device's piece."""
+    ways = [1] * len(shape)
+    for n, dim in zip(axis_sizes, layout, strict=True):
+        if dim != WHOLE:
+            ways[dim] *= n
+    return tuple(extent // n for extent, n in zip(shape, ways, strict=True))
+
+
+def _is_stored(shape: Sequence[int], itemsize_bytes: int) -> bool:
+    """Whether exponentials over the last dimension of `shape` are stored on a device."""
+    *rows, row = shape
+    tile = 1 << (row - 1).bit_length()
+    fits = math.prod(rows) * itemsize_bytes < _CACHED_BYTES
+    return row % _PADDED_TO != 0 and tile >= _LEAST_TILE[fits] * row
