@@ -2,8 +2,9 @@
 
 Time is counted in operations of the flattened program. A loop body is passed once: what it needs of the world outside
 lives through the whole loop. What is not stored at all says `fusion.py`; which values share a buffer, and which buffers
-are there earlier or later than the program's order tells, says `buffers.py`. What can be rebuilt from nothing (iotas,
-broadcast scalars, masks made of them) is never stored; the successor of a donated argument takes over its buffer.
+are there earlier or later than the program's order tells, say `buffers.py` and `freeing_first.py`. What can be rebuilt
+from nothing (iotas, broadcast scalars, masks made of them) is never stored; the successor of a donated argument takes
+over its buffer.
 """
 
 import dataclasses
@@ -13,8 +14,9 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph, OperationKind
 from autoshard.graph.groups import free_values, pointwise_operations
 from autoshard.planner import buffers
+from autoshard.planner.freeing_first import freeing_first
 from autoshard.planner.fusion import fuse
-from autoshard.planner.overlap import gradient_values
+from autoshard.planner.overlap import gradient_values, weight_values
 from autoshard.planner.reading import Reading, read
 from autoshard.planner.transposed import transposed
 
@@ -114,8 +116,10 @@ def liveness(graph: Graph) -> Liveness:
             until[v] = max(until[v], at + 1)
     filled_late = buffers.filled_late(reading, scattered)
     zeros = buffers.zeros(reading, free, gradients, scattered, dict(filled_late))
-    moved = {**together, **zeros}
     stops = _stops(reading, until, root)
+    sooner = freeing_first(reading, stops, root, gradients | weight_values(graph, pointwise))
+    stops.update(sooner.stops)
+    moved = {**together, **zeros, **sooner.made}
     alone = _not_in(fusion.fused, fusion.added)
     apart = _stops(reading, _last_needs(reading, alone, together), root) if fusion.added else stops
     unstored = lambda v: fusion.fused[v] or v in root or v in free or buffers.is_reversed_kernel(reading, v)
