@@ -17,6 +17,7 @@ from autoshard.planner.allowed import Decision
 from autoshard.planner.buffers import is_alias
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.exponentials import exponentials
+from autoshard.planner.kernels_first import kernels_first
 from autoshard.planner.layout_columns import LayoutColumn
 from autoshard.planner.partial_sums import partial_sums
 from autoshard.planner.products import workspaces
@@ -137,13 +138,17 @@ def _copies(
     where its reader is computed inside other kernels, for the last of these; and a sum made in a product's buffer is
     made in the copy of the product. Slices are computed there like their reader, and copies of gradients wait for
     others to be joined with. Activations are moved as soon as they are there, too, if a product of the same
-    checkpointed function reads them.
+    checkpointed function reads them. The weight of a convolution waits
+    for the gradient of a kernel that is made before (`kernels_first.py`).
     """
     graph: Graph = program.graph
     live = program.live
     alias_stop, fused_stop = dict(live.alias_stop), dict(live.fused_stop)
     births = {life.value: life.start for life in live.lifetimes}
     at_once, place = _made_at_once(graph), graph.checkpoint_of()
+    first: dict[int, list[int]] = {}  # of each value, the gradients of kernels that its later readers wait for
+    for convolution, value in kernels_first(graph, program.gradients).items():
+        first.setdefault(value, []).append(convolution)
     for edge, ((target, read), copy) in enumerate(zip(reads, copies, strict=True)):
         if read is None or copy is None:
             continue
@@ -163,6 +168,7 @@ def _copies(
             if is_weight and operation.rule.is_heavy:
                 others = [v for v in operation.operands if v is not None and v != access.value]
                 start = min(o, births.get(others[0], o) + 1) if others else o
+                start = max([start, *(k + 1 for v in others[:1] for k in first.get(v, ()) if k < o)])
                 if place[o] != -1:  # what enters a checkpointed function is there once all of it is
                     start = max(start, graph.checkpoints[place[o]][0])
                 if operation.name == "gather" and all([v in at_once for v in others]):

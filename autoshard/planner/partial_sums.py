@@ -13,6 +13,7 @@ from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.joined_sums import joined_until
+from autoshard.planner.kernels_first import kernels_first
 from autoshard.planner.program import Program
 
 
@@ -43,13 +44,15 @@ def partial_sums(
     XLA's schedule for least memory looks one step ahead: it puts off a product whose result and workspace take more
     than the operands that end with it, though the reduce-scatter would then free most of it. Then these operands wait
     instead. But if the product right after it needs a weight that is gathered, it is that or the gather; and where a
-    gradient is scattered, so is its weight, whose copy takes as much as the partial sum.
+    gradient is scattered, so is its weight, whose copy takes as much as the partial sum. Gradients of convolution
+    kernels are made where the program does, unless nothing waits for them (`kernels_first.py`).
 
     Args:
       program, mesh: What is planned. tables: The choice table of each group. decisions: The nodes of the problem.
       first_group: The node of the first group.
     """
     cache: dict[tuple, _Amounts | None] = {}
+    first = kernels_first(program.graph, program.gradients)
     until, early, stretch = joined_until(program, mesh), program.live.early_terms, program.live.stretch
     starts = {life.value: life.start for life in program.live.lifetimes if life.value in early}
     stops = {life.value: life.stop for life in program.live.lifetimes}
@@ -61,7 +64,8 @@ def partial_sums(
         table, rows = tables[group.index], decisions[first_group + group.index].rows
         at, is_sum = group.operations[0], len(group.operations) > 1
         soon = bisect.bisect_right(stretch, stretch[at] + 2)  # the gradient of the other operand comes right after
-        freed = tuple([not is_sum and at < stops.get(a.value, 0) <= soon for a in group.reads])
+        stays = is_sum or at in first
+        freed = tuple([not stays and at < stops.get(a.value, 0) <= soon for a in group.reads])
         is_gather_next = bisect.bisect_right(reading_weights, at) < bisect.bisect_left(reading_weights, soon)
         at_once = tuple([is_gather_next and (a.value, at + 1) in ends for a in group.reads])
         key = id(table), rows, freed, at_once
