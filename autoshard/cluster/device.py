@@ -80,6 +80,14 @@ class DeviceType:
             return UNMEASURED
         return f"measured on {self.measured.calibration.date}"
 
+    @property
+    def rounds_products(self) -> bool:
+        """Whether float32 products at JAX's default precision are made of operands rounded to bfloat16, as on TPUs
+        (JAX documentation, `jax.lax.Precision`): those whose peak for float32 is stated to be that for bfloat16.
+        """
+        peaks = dict(self.peak_flops_per_s)
+        return peaks["float32"] == peaks.get("bfloat16")
+
     def flops_per_s(self, dtype: str) -> float:
         """Peak rate of arithmetic on `dtype`.
 

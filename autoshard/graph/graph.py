@@ -95,6 +95,7 @@ class FactorRule:
       touched: What is touched of the first operand; None for all of it.
       by_shards: Whether execution must run the operation on each device's shards by itself, because XLA's partitioner
         would gather the operands first.
+      is_rounded: Whether it multiplies at the device's default precision, which rounds float32 to bfloat16 on some.
     """
 
     factors: tuple[Factor, ...]
@@ -105,6 +106,7 @@ class FactorRule:
     origin: str
     touched: Touched | None = None
     by_shards: bool = False
+    is_rounded: bool = False
 
 
 class OperationKind(enum.Enum):

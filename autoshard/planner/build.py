@@ -34,7 +34,7 @@ from autoshard.planner.allowed import Decision, Restrictions, argument_choices, 
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.memory import Copies, memory_over_time
-from autoshard.planner.moved import moved_itemsizes
+from autoshard.planner.moved import moved_itemsizes, rounded_itemsize, rounding_operations
 from autoshard.planner.overlap import Exposure, Terms
 from autoshard.planner.program import Program
 from autoshard.solver.problem import Edge, Node, Problem
@@ -143,6 +143,7 @@ class _Builder:
         self.columns = LayoutColumns()
         self.prices = MovePrices(mesh)
         self.moved_itemsizes = moved_itemsizes(self.graph)
+        self.rounding = rounding_operations(self.graph) if mesh.device_type.rounds_products else frozenset()
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients, program.joining)
@@ -200,7 +201,10 @@ class _Builder:
                 column = self.columns.of(self.tables[group.index].reads[r], rows)
                 makings = len({self.program.live.stretch[o] for o in access.operations})
                 places = tuple(sorted({checkpoint_of[o] for o in access.operations}))
-                self.connect(flows, edges, copies, access.value, defined, target, column, r, trips, makings, places)
+                itemsize = self.itemsize(access.value, access.operations)
+                self.connect(
+                    flows, edges, copies, access.value, itemsize, defined, target, column, r, trips, makings, places
+                )
         for output in self.graph.outputs:
             if output.value is None or output.successor_of is None:
                 continue
@@ -209,10 +213,15 @@ class _Builder:
                 continue
             rows = self.decisions[output.successor_of].rows
             column = self.columns.of(self.layouts[output.successor_of], rows)
-            self.connect(flows, edges, copies, output.value, defined, output.successor_of, column, None, 1.0, 1, (-1,))
+            value, itemsize, at = output.value, self.moved_itemsizes[output.value], output.successor_of
+            self.connect(flows, edges, copies, value, itemsize, defined, at, column, None, 1.0, 1, (-1,))
         return flows, edges, copies
 
-    def connect(self, flows, edges, copies, value, defined, target, column, read, trips, makings, places) -> None:
+    def itemsize(self, value: int, read_by: Sequence[int]) -> int:
+        """The bytes of an element of `value` as it is moved to the operations `read_by`."""
+        return rounded_itemsize(self.graph, value, self.moved_itemsizes[value], self.rounding, read_by)
+
+    def connect(self, flows, edges, copies, value, itemsize, defined, target, column, read, trips, makings, places):
         """Adds the flow of `value` from where it is defined to `target`, which reads it as `column` says."""
         source, own = defined
         tensor = self.graph.values[value]
@@ -222,7 +231,6 @@ class _Builder:
             self.own_s[target] = self.own_s.get(target, 0.0) + extra
             return
         terms = self.exposure.of_flow(value, tensor.shape)
-        itemsize = self.moved_itemsizes[value]
         key = tensor.shape, itemsize, id(own), id(column), trips, makings, len(places), terms
         move = self.moves.get(key)
         if move is None:

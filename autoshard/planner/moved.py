@@ -3,9 +3,21 @@
 XLA swaps collectives with conversions that make a tensor larger (OpenXLA, `CollectiveQuantizer` in
 xla/hlo/transforms/collectives/collective_quantizer.h). A conversion behind the move that makes it smaller was not seen
 to be swapped (jax 0.10.2, XLA:GPU), so that it is for the planner to convert first.
+
+XLA:TPU rounds what float32 products read before it moves it, since they read bfloat16 (`DeviceType.rounds_products`),
+and also what is only looked up, cut, joined or shaped anew on the way to them (`BFloat16Propagation`,
+xla/hlo/transforms/simplifiers/bfloat16_propagation.h).
 """
 
-from autoshard.graph.graph import Graph
+from collections.abc import Sequence
+
+from autoshard.graph.graph import Graph, OperationKind
+
+_SAME_ELEMENTS = frozenset(
+    "broadcast_in_dim concatenate dynamic_slice gather reshape rev slice split squeeze stack transpose unstack".split()
+)
+"""Operations whose results are elements of their operands."""
+_ROUNDED_BYTES = 2
 
 
 def moved_itemsizes(graph: Graph) -> tuple[int, ...]:
@@ -17,3 +29,31 @@ def moved_itemsizes(graph: Graph) -> tuple[int, ...]:
             if result is not None and graph.values[result].shape:
                 sizes[result] = min(sizes[result], sizes[operation.operands[0]])
     return tuple(sizes)
+
+
+def rounding_operations(graph: Graph) -> frozenset[int]:
+    """The operations that need their operands no more precisely than a product at default precision does: these
+    products, and what only hands elements on to such operations.
+    """
+    precise = {o.value for o in graph.outputs}
+    for operation in graph.operations:
+        if operation.kind is OperationKind.LOOP_CARRY:  # reads what is made after it
+            precise.update(operation.operands)
+    found: set[int] = set()
+    for operation in reversed(graph.operations):
+        is_handed_on = operation.name in _SAME_ELEMENTS and precise.isdisjoint(operation.results)
+        if operation.rule.is_rounded or is_handed_on:
+            found.add(operation.index)
+        else:
+            precise.update(operation.operands)
+    return frozenset(found)
+
+
+def rounded_itemsize(
+    graph: Graph, value: int, itemsize_bytes: int, rounding: frozenset[int], read_by: Sequence[int]
+) -> int:
+    """The bytes of an element of `value` as it is moved to the operations `read_by`, of which those in `rounding` round
+    what they read; `itemsize_bytes` if any other is among them.
+    """
+    is_rounded = graph.values[value].dtype == "float32" and rounding.issuperset(read_by)
+    return min(itemsize_bytes, _ROUNDED_BYTES) if is_rounded else itemsize_bytes

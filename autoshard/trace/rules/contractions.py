@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import jax
+
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
 from autoshard.trace.rules.leaf import Leaf
@@ -11,6 +13,12 @@ from autoshard.trace.rules.leaf import Leaf
 def _flops_per_multiply_add(dtype: str) -> float:
     """2 for real numbers; a complex multiply-add is four real multiplications and four real additions."""
     return 8.0 if dtype.startswith("complex") else 2.0
+
+
+def _is_rounded(leaf: Leaf) -> bool:
+    """Whether a product demands no more than the device's default precision of either operand."""
+    precision = leaf.params["precision"]
+    return precision is None or precision == (jax.lax.Precision.DEFAULT,) * 2
 
 
 def dot_general(leaf: Leaf) -> FactorRule:
@@ -38,6 +46,7 @@ def dot_general(leaf: Leaf) -> FactorRule:
         (tuple(result_dims),),
         flops=_flops_per_multiply_add(lhs.dtype) * contracted * result.size,
         is_heavy=True,
+        is_rounded=_is_rounded(leaf),
     )
 
 
@@ -74,4 +83,5 @@ def conv_general_dilated(leaf: Leaf) -> FactorRule:
         flops=_flops_per_multiply_add(lhs.dtype) * multiply_adds,
         is_heavy=True,
         by_shards=True,
+        is_rounded=_is_rounded(leaf),
     )

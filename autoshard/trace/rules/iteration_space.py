@@ -50,9 +50,11 @@ class IterationSpace:
         origin: str = TABLE,
         touched: Touched | None = None,
         by_shards: bool = False,
+        is_rounded: bool = False,
     ) -> FactorRule:
         """Ends the construction; the arguments are those of `FactorRule`."""
-        return FactorRule(tuple(self._factors), operands, results, float(flops), is_heavy, origin, touched, by_shards)
+        factors = tuple(self._factors)
+        return FactorRule(factors, operands, results, float(flops), is_heavy, origin, touched, by_shards, is_rounded)
 
 
 def whole(shape: tuple[int, ...]) -> Dims:
