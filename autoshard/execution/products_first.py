@@ -39,10 +39,10 @@ def products_first(
 
     It is that which a product reads next, and the products are those that none after them depends on. A product whose
     result must be summed over devices is left alone, unless it and its workspace take less than the operands that end
-    with it: its partial sum may wait for others to be reduced with. One that is reduced alone need not wait, and the
-    workspace does not count; but XLA begins a reduce-scatter that makes many bytes after all that makes fewer, so that
-    the next product waits for the sum. A product that a sum follows is left alone (`buffers.sums_in_place`): the
-    compiler makes both in one kernel.
+    with it: its partial sum may wait for others to be reduced with. One that is reduced alone need not wait, nor is it
+    put off: where a gradient is scattered, so is its weight, and the copy that the next product gathers takes as much.
+    XLA begins a reduce-scatter that makes many bytes after all that makes fewer, so that the next product waits for the
+    sum. A product that a sum follows is left alone (`buffers.sums_in_place`): the compiler makes both in one kernel.
 
     Args:
       equations: Those of one jaxpr, in order. numbers: Of each. shardings: What the plan says, by equation number.
@@ -68,7 +68,8 @@ def products_first(
             elif later and not is_term:
                 first = min(later, key=next_product.__getitem__)
                 ending = [v for v in variables if last_product.get(v, at) <= next_product[first]]
-                if not is_partial(equation, wanted) or _frees_memory(equation, wanted, ending, axis_sizes):
+                is_early = not is_partial(equation, wanted) or is_reduced_alone(equation, wanted, axis_sizes)
+                if is_early or _frees_memory(equation, wanted, ending, axis_sizes):
                     found[at] = [first]
         if is_product or is_awaited:
             awaited.update(variables)
@@ -99,23 +100,26 @@ def is_partial(equation: jex.JaxprEqn, wanted: EquationShardings) -> bool:
 def _frees_memory(
     equation: jex.JaxprEqn, wanted: EquationShardings, ending: Sequence[Any], axis_sizes: Mapping[str, int]
 ) -> bool:
-    """Whether the operands `ending` take more on a device than what the product leaves until its sum is reduced."""
+    """Whether the operands `ending` take more on a device than the product's partial sum and workspace."""
     read_as = {equation.invars[slot]: steps[-1] for slot, steps in wanted.operands}
     ending_bytes = sum(_local_bytes(v.aval, read_as[v], axis_sizes) for v in ending if v in read_as)
-    scattered = [axis for axis, _ in wanted.scatters]
-    whole = tuple(tuple(a for a in axes if a not in scattered) for axes in dict(wanted.results).get(0, ()))
-    partial_bytes = _local_bytes(equation.outvars[0].aval, whole, axis_sizes)
-    if is_reduced_alone(equation, wanted, axis_sizes):
-        return ending_bytes >= partial_bytes
-    return ending_bytes > partial_bytes + _WORKSPACE_BYTES
+    return ending_bytes > _partial_bytes(equation, wanted, axis_sizes) + _WORKSPACE_BYTES
 
 
 def is_reduced_alone(equation: jex.JaxprEqn, wanted: EquationShardings, axis_sizes: Mapping[str, int]) -> bool:
-    """Whether a product's partial sum is scattered by a collective of its own, since its pieces are too large for XLA
-    to join them with others.
+    """Whether a product's partial sum is scattered by a collective of its own.
+
+    XLA joins those that make up to `COMBINED_BYTES` on a device, of partial sums that take as many times more as there
+    are devices. One that takes more itself has nothing to win but a latency that is small beside its time.
     """
-    pieces = dict(wanted.results).get(0, ())
-    return bool(wanted.scatters) and _local_bytes(equation.outvars[0].aval, pieces, axis_sizes) > COMBINED_BYTES
+    return bool(wanted.scatters) and _partial_bytes(equation, wanted, axis_sizes) > COMBINED_BYTES
+
+
+def _partial_bytes(equation: jex.JaxprEqn, wanted: EquationShardings, axis_sizes: Mapping[str, int]) -> float:
+    """Bytes of a product's result on a device before it is scattered."""
+    scattered = [axis for axis, _ in wanted.scatters]
+    whole = tuple(tuple(a for a in axes if a not in scattered) for axes in dict(wanted.results).get(0, ()))
+    return _local_bytes(equation.outvars[0].aval, whole, axis_sizes)
 
 
 def _local_bytes(aval: Any, entries: SpecEntries, axis_sizes: Mapping[str, int]) -> float:

@@ -6,6 +6,7 @@ xla/service/collective_combiner_utils.h). The joined one waits for the last of t
 """
 
 import math
+from collections.abc import Collection
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import COMBINED_BYTES
@@ -16,10 +17,11 @@ _SEVERAL = -1
 """Made of several gradients."""
 
 
-def joined_until(program: Program, mesh: LogicalMesh) -> dict[int, int]:
+def joined_until(program: Program, mesh: LogicalMesh, alone: Collection[int] = ()) -> dict[int, int]:
     """For each group that makes a gradient, one past the operation at which its reduce-scatter runs, if it does.
 
-    A gradient that is scattered is so over all devices, unless something else keeps it whole.
+    A gradient that is scattered is so over all devices, unless something else keeps it whole. Those of the operations
+    `alone` are reduced at once.
     """
     values, num_devices = program.graph.values, math.prod(mesh.shape)
     joined: list[list[int]] = []
@@ -28,8 +30,8 @@ def joined_until(program: Program, mesh: LogicalMesh) -> dict[int, int]:
         value = values[program.groups[index].writes[-1].value]
         own_bytes = value.size_bytes / num_devices
         found, found_bytes = latest.get(value.dtype, ([], math.inf))
-        if own_bytes > COMBINED_BYTES:  # joins nothing; the next may still join those before it
-            joined.append([index])
+        if own_bytes > COMBINED_BYTES or program.groups[index].operations[0] in alone:
+            joined.append([index])  # joins nothing; the next may still join those before it
             continue
         if found_bytes + own_bytes > COMBINED_BYTES:
             found, found_bytes = [], 0.0

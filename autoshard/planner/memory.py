@@ -6,14 +6,16 @@ of an operation; only the instants that matter are kept: any set of values alive
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
+from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Graph, OperationKind
 from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
+from autoshard.planner.alone_sums import waited_for
 from autoshard.planner.buffers import is_alias
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.exponentials import exponentials
@@ -75,10 +77,12 @@ def memory_over_time(
       defined: The decision and layouts of a value; None for a constant.
     """
     first_group = len(program.graph.arguments)
-    values = [*_stored(program, mesh, defined), *partial_sums(program, mesh, tables, decisions, first_group)]
+    alone = waited_for(program.graph)
+    partial = partial_sums(program, mesh, tables, decisions, first_group, alone)
+    values = [*_stored(program, mesh, defined), *partial]
     num_values = len(values)
     values.extend(workspaces(program, mesh, decisions, first_group))
-    pairs = list(_copies(program, reads, copies, first_group))
+    pairs = list(_copies(program, reads, copies, first_group, alone))
     starts = np.array([start for _, start, _, _, _ in values] + [start for _, start, _, _ in pairs], np.int64)
     stops = np.array([stop for _, _, stop, _, _ in values] + [stop for _, _, stop, _ in pairs], np.int64)
     instants = instants_that_matter(starts, stops)
@@ -128,17 +132,22 @@ def _stored(program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[
 
 
 def _copies(
-    program: Program, reads: Sequence[tuple[int, int | None]], copies: Sequence[Copies | None], first_group: int
+    program: Program,
+    reads: Sequence[tuple[int, int | None]],
+    copies: Sequence[Copies | None],
+    first_group: int,
+    alone: Mapping[int, int],
 ):
     """(edge, start, stop, bytes of each pair of classes) of every resharded copy.
 
     XLA:GPU begins a collective as soon as it can, and execution lets a weight be gathered as soon as the reader's other
-    operand is there. Indices that come with the arguments are there from the start: all tables that they are looked up
-    in are gathered before the first is read. A copy that came by a collective stays for as long as anything needs it:
-    where its reader is computed inside other kernels, for the last of these; and a sum made in a product's buffer is
-    made in the copy of the product. Slices are computed there like their reader, and copies of gradients wait for
-    others to be joined with. Activations are moved as soon as they are there, too, if a product of the same
-    checkpointed function reads them. The weight of a convolution waits
+    operand is there, which may wait for a sum that is reduced alone: `alone` says, by the product that makes it, what
+    does. Its partial sum takes as much as the copy. Indices that come with the arguments are there from the start: all
+    tables that they are looked up in are gathered before the first is read. A copy that came by a collective stays for
+    as long as anything needs it: where its reader is computed inside other kernels, for the last of these; and a sum
+    made in a product's buffer is made in the copy of the product. Slices are computed there like their reader, and
+    copies of gradients wait for others to be joined with. Activations are moved as soon as they are there, too, if a
+    product of the same checkpointed function reads them. The weight of a convolution waits
     for the gradient of a kernel that is made before (`kernels_first.py`).
     """
     graph: Graph = program.graph
@@ -149,6 +158,9 @@ def _copies(
     first: dict[int, list[int]] = {}  # of each value, the gradients of kernels that its later readers wait for
     for convolution, value in kernels_first(graph, program.gradients).items():
         first.setdefault(value, []).append(convolution)
+    awaited: dict[int, list[int]] = {}  # of each value, the products whose sums its later readers wait for
+    for product, value in alone.items():
+        awaited.setdefault(value, []).append(product)
     for edge, ((target, read), copy) in enumerate(zip(reads, copies, strict=True)):
         if read is None or copy is None:
             continue
@@ -173,6 +185,10 @@ def _copies(
                     start = max(start, graph.checkpoints[place[o]][0])
                 if operation.name == "gather" and all([v in at_once for v in others]):
                     start = 0
+                sums = [k for v in others[:1] for k in awaited.get(v, ()) if start <= k < o]
+                if sums:
+                    yield edge, start, max(sums) + 1, np.where(copy.size_bytes > COMBINED_BYTES, 0.0, copy.size_bytes)
+                    start = max(sums) + 1
             elif operation.rule.is_heavy and is_kept and o == access.operations[0]:
                 there = births.get(access.value, o)
                 if there + 1 < o and place[there] == place[o] != -1:

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.layout import Layout, shard_bytes
+from autoshard.planner.alone_sums import waited_for
 from autoshard.planner.build import Formulation, is_sent
 from autoshard.planner.reading import read
 
@@ -25,7 +27,8 @@ class NeededWhole:
     Where heavy kernels read slices of a value, XLA takes these as soon as nothing else needs the whole one, since its
     schedule for least memory does first what frees most. A pointwise result that nothing needs whole is computed inside
     its slices (`PriorityFusion`). Where a value is gathered for a reader, what is computed from the copy later needs
-    the pieces no more.
+    the pieces no more. And what only products read whose sums are waited for (`alone_sums.py`) is made for them, not
+    with what is made of values behind these sums.
     """
 
     def __init__(
@@ -55,11 +58,29 @@ class NeededWhole:
             is_made = value in usages and self.reading.producer[value] is not None
             if is_made and value not in self.reading.outputs:
                 self._shorten(value, usages[value])
+        self._make_for_sums(usages)
         if all(map(self._is_apart, self.f.program.live.added)):
             for value, stop in self.f.program.live.apart_stops:
                 if value in usages:
                     self.spans[usages[value], 1] = min(stop, self.spans[usages[value], 1])
         return self.spans, self.sizes_bytes
+
+    def _make_for_sums(self, usages: Mapping[int, int]) -> None:
+        """Holds what only products read whose sums are reduced alone from when the program makes it to the last one.
+
+        `usages`: Of each value.
+        """
+        f, first, alone = self.f, len(self.f.program.graph.arguments), waited_for(self.f.program.graph)
+        summed: set[int] = set()
+        for k, (usage, value) in enumerate(zip(f.problem.usages, f.usage_values, strict=True)):
+            if value is None and k not in f.workspaces and self.sizes_bytes[k] > COMBINED_BYTES:
+                summed.add(f.program.groups[usage.node - first].operations[0])
+        summed &= alone.keys()
+        for value, start in self.starts.items():
+            made, readers = self.reading.producer[value], [c.index for c, _ in self.reading.consumers[value]]
+            if made is not None and made.index < start and readers and summed.issuperset(readers):
+                if value in usages:
+                    self.spans[usages[value]] = made.index, max(readers) + 1
 
     def _is_apart(self, operation: int) -> bool:
         """Whether a reduction sums too many elements on a device to be part of the kernel that adds two of them."""

@@ -2,11 +2,12 @@
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
+from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Operation
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import shard_bytes
@@ -24,7 +25,8 @@ class _Amounts:
     Attributes:
       whole: The partial sum.
       at_once: What of it is there while the product runs; nothing if the product is put off.
-      waiting: What waits from then on: the partial sum, or the operands of a product that is put off.
+      waiting: What waits from then on: the partial sum, or the operands of a product that is put off; nothing if it is
+        reduced alone.
     """
 
     whole: np.ndarray
@@ -38,22 +40,25 @@ def partial_sums(
     tables: Sequence[ChoiceTable],
     decisions: Sequence[Decision],
     first_group: int,
+    alone: Collection[int],
 ) -> Iterator[tuple[int, int, int, np.ndarray, None]]:
     """(node, start, stop, bytes of each choice, None) of every partial sum that waits for its reduce-scatter.
 
     XLA's schedule for least memory looks one step ahead: it puts off a product whose result and workspace take more
     than the operands that end with it, though the reduce-scatter would then free most of it. Then these operands wait
     instead. But if the product right after it needs a weight that is gathered, it is that or the gather; and where a
-    gradient is scattered, so is its weight, whose copy takes as much as the partial sum. Gradients of convolution
+    gradient is scattered, so is its weight, whose copy takes as much as the partial sum. One that takes more than
+    `COMBINED_BYTES` itself, and that others wait for, is made and reduced at once. Gradients of convolution
     kernels are made where the program does, unless nothing waits for them (`kernels_first.py`).
 
     Args:
       program, mesh: What is planned. tables: The choice table of each group. decisions: The nodes of the problem.
-      first_group: The node of the first group.
+      first_group: The node of the first group. alone: The operations of `alone_sums.waited_for`.
     """
     cache: dict[tuple, _Amounts | None] = {}
     first = kernels_first(program.graph, program.gradients)
-    until, early, stretch = joined_until(program, mesh), program.live.early_terms, program.live.stretch
+    joined, not_alone = joined_until(program, mesh), joined_until(program, mesh, alone)
+    early, stretch = program.live.early_terms, program.live.stretch
     starts = {life.value: life.start for life in program.live.lifetimes if life.value in early}
     stops = {life.value: life.stop for life in program.live.lifetimes}
     ends = {(life.value, life.stop) for life in program.live.lifetimes}
@@ -68,9 +73,11 @@ def partial_sums(
         freed = tuple([not stays and at < stops.get(a.value, 0) <= soon for a in group.reads])
         is_gather_next = bisect.bisect_right(reading_weights, at) < bisect.bisect_left(reading_weights, soon)
         at_once = tuple([is_gather_next and (a.value, at + 1) in ends for a in group.reads])
-        key = id(table), rows, freed, at_once
+        is_alone = at in alone and not is_sum
+        until = (joined if is_alone else not_alone).get(group.index, 0)
+        key = id(table), rows, freed, at_once, is_alone
         if key not in cache:
-            cache[key] = _amounts(program, mesh, group, table, rows, freed, at_once)
+            cache[key] = _amounts(program, mesh, group, table, rows, freed, at_once, is_alone)
         amounts = cache[key]
         if amounts is None:
             continue
@@ -78,7 +85,7 @@ def partial_sums(
         operation = program.graph.operations[at]
         if operation.name == "conv_general_dilated" and operation.results[0] in program.gradients:
             yield node, at, at + 1, amounts.whole, None  # cuDNN's layout is not the program's: it is transposed
-        for start, stop in _waiting(program.graph.operations, starts, group, until.get(group.index, 0)):
+        for start, stop in _waiting(program.graph.operations, starts, group, until):
             if is_sum or start < at:
                 yield node, start, stop, amounts.whole, None
                 continue
@@ -95,11 +102,12 @@ def _amounts(
     rows: Sequence[int],
     is_freed: Sequence[bool],
     is_freed_at_once: Sequence[bool],
+    is_alone: bool,
 ) -> _Amounts | None:
     """What `group` has waiting; None if it never has.
 
     `is_freed`: for each read, whether it ends with the group; `is_freed_at_once`: whether it does even before the next
-    product, if that one needs a gathered weight.
+    product, if that one needs a gathered weight. `is_alone`: Whether it is reduced alone if it is large.
     """
     partial = table.partial_bytes[list(rows)]
     if not partial.any():
@@ -116,7 +124,11 @@ def _amounts(
     freed, workspace_bytes = bytes_of(is_freed), mesh.device_type.product_workspace_bytes
     is_late = (freed > 0) & (partial > 0) & (partial + workspace_bytes >= freed)
     is_late &= bytes_of(is_freed_at_once) <= workspace_bytes  # else the product takes less than the gather
-    return _Amounts(partial, np.where(is_late, 0.0, partial), np.where(is_late, np.minimum(partial, freed), partial))
+    waiting = np.where(is_late, np.minimum(partial, freed), partial)
+    if is_alone:
+        is_late &= partial <= COMBINED_BYTES
+        waiting = np.where(partial > COMBINED_BYTES, 0.0, waiting)
+    return _Amounts(partial, np.where(is_late, 0.0, partial), waiting)
 
 
 def _waiting(operations: Sequence[Operation], starts: Mapping[int, int], group: Group, until: int):

@@ -77,7 +77,7 @@ def test_a_partial_sum_that_takes_less_than_what_ends_with_it_is_made_first(batc
     assert found(jaxpr, read) == ([jaxpr.invars[0]] if is_tied else None)
 
 
-def split_by_rows(batch, inputs=8192, outputs=4096):
+def split_by_rows(batch, inputs, outputs):
     """Gradients of a weight (inputs, outputs), scattered, and of its input, from rows that 4 devices share."""
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((batch, outputs), (batch, inputs), (inputs, outputs))]
     closed = jax.make_jaxpr(gradients)(*shapes)
@@ -87,17 +87,15 @@ def split_by_rows(batch, inputs=8192, outputs=4096):
     return closed, {product: wanted}
 
 
-@pytest.mark.parametrize(("batch", "is_tied"), [(10240, False), (11264, True)])
-def test_a_sum_that_is_reduced_alone_is_made_first_if_it_ends_as_much(batch, is_tied):
-    """Its four pieces take 32 MiB each, more than XLA joins. The partial sum takes 128 MiB, the operands 12 KiB for
-    each row: 120 or 132.
-    """
-    closed, wanted = split_by_rows(batch)
+@pytest.mark.parametrize(("outputs", "is_tied"), [(960, False), (961, True)])
+def test_a_partial_sum_that_takes_more_than_xla_joins_is_reduced_first(outputs, is_tied):
+    """Of a weight (8192, 960) in float32 it takes 30 MiB, though each of four devices keeps a quarter of it."""
+    closed, wanted = split_by_rows(64, 8192, outputs)
     assert (found(closed.jaxpr, wanted) is not None) == is_tied
 
 
 def test_what_is_tied_to_a_sum_that_is_reduced_alone_waits_for_it(monkeypatch):
-    """The pieces of a weight (8, 4) are too large to be joined where nothing is."""
+    """The partial sum of a weight (8, 4) is too large to be joined where nothing is."""
     monkeypatch.setattr("autoshard.execution.products_first.COMBINED_BYTES", 0)
     closed, wanted = split_by_rows(64, 8, 4)
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

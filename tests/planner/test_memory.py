@@ -64,23 +64,40 @@ def backward(w, x, y):
     return w - jnp.einsum("nd,ne->de", h, g), jnp.einsum("ne,de->nd", g, w)
 
 
-@pytest.mark.parametrize(("rows", "is_at_once"), [(1024, False), (4096, True)])
+def partial_sum(f, product):
+    """The usages of what waits to be reduced of the product at an operation."""
+    node = next(len(f.program.graph.arguments) + g.index for g in f.program.groups if g.operations[0] == product)
+    values = enumerate(zip(f.problem.usages, f.usage_values, strict=True))
+    return [u for k, (u, v) in values if v is None and u.node == node and k not in f.workspaces]
+
+
+@pytest.mark.parametrize(("rows", "is_at_once"), [(1024, False), (2048, True)])
 def test_a_product_is_put_off_unless_a_gather_would_take_more(formulated, mesh_of, rows, is_at_once):
-    """Two devices have half of the rows each, so that the product has a partial sum of 256 MiB, more than the operands
-    that end with it. Behind operands of 16 MiB it is put off. Where one of 64 MiB ends with it alone, more than the
-    product's workspace, it takes less than the weight that the next one gathers, and is made at once.
+    """Two devices have half of the rows each, so that the product has a partial sum of 16 MiB, no less than the
+    operands that end with it. Behind operands of 4 MiB it is put off. Where one of 8 MiB ends with it alone, more than
+    the product's workspace, it takes less than the weight that the next one gathers, and is made at once.
     """
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     mesh = mesh_of(2)
     mesh = dataclasses.replace(
-        mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=32 * 2**20)
+        mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=4 * 2**20)
     )
-    f = formulated(backward, (f32(8192, 8192), f32(rows, 8192), f32(rows, 8192)), mesh, donate=(0,))
+    f = formulated(backward, (f32(2048, 2048), f32(rows, 2048), f32(rows, 2048)), mesh, donate=(0,))
     product = next(o.index for o in f.program.graph.operations if o.name == "dot_general")
-    node = next(len(f.program.graph.arguments) + g.index for g in f.program.groups if g.operations[0] == product)
-    values = enumerate(zip(f.problem.usages, f.usage_values, strict=True))
-    partial = [u for k, (u, v) in values if v is None and u.node == node and k not in f.workspaces]
-    assert (max(u.amounts.max() for u in partial) == 4 * 8192**2) == is_at_once
+    assert (max(u.amounts.max() for u in partial_sum(f, product)) == 4 * 2048**2) == is_at_once
+
+
+def test_a_large_partial_sum_is_reduced_before_the_next_product_gathers_its_weight(formulated, mesh_of):
+    """Partial sum and gathered weight take 256 MiB each, more than XLA joins: no instant has both."""
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    f = formulated(backward, (f32(8192, 8192), f32(1024, 8192), f32(1024, 8192)), mesh_of(2), donate=(0,))
+    first, second = (o.index for o in f.program.graph.operations if o.name == "dot_general")
+    spans = [(f.instants[u.start], f.instants[u.stop - 1], u.amounts.max()) for u in partial_sum(f, first)]
+    assert [s for s in spans if s[2]] == [(first, first, 4 * 8192**2)]
+    weight = f.program.graph.arguments[0].value
+    copied = [u for u in f.problem.edge_usages if f.flows[u.edge].value == weight and u.amounts.max() == 4 * 8192**2]
+    instants = {f.instants[at] for u in copied for at in range(u.start, u.stop)}
+    assert second in instants and first not in instants
 
 
 def uneven(state, x, follow):
