@@ -144,6 +144,22 @@ def siblings(
     return moved
 
 
+def behind(reading: Reading, together: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """(operation, when) of the products that run later than where the program does them, right behind the kernel that
+    makes what they read together with other values.
+
+    Args:
+      reading: The graph. together: What `siblings` found.
+    """
+    when: dict[int, int] = {}
+    last = len(reading.graph.operations) - 1
+    for value, at in together.items():
+        for operation, _ in reading.consumers[value]:
+            if operation.rule.is_heavy and operation.index < at:
+                when[operation.index] = max(min(at + 1, last), when.get(operation.index, 0))
+    return tuple(sorted(when.items()))
+
+
 def filled_late(reading: Reading, made_in: Mapping[int, int]) -> tuple[tuple[int, bool], ...]:
     """The scatters into a broadcast scalar that execution fills when what is scattered is there: (operation, only if
     the sum is partial).

@@ -47,6 +47,7 @@ class Liveness:
         are longer for it, if each of them is a kernel of its own.
       filled_late: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`buffers.filled_late`).
+      behind: The products that run later than where the program does them, and when (`buffers.behind`).
     """
 
     lifetimes: tuple[Lifetime, ...]
@@ -59,6 +60,7 @@ class Liveness:
     added: tuple[int, ...]
     apart_stops: tuple[tuple[int, int], ...]
     filled_late: tuple[tuple[int, bool], ...]
+    behind: tuple[tuple[int, int], ...]
 
 
 def _last_needs(reading: Reading, fused: Sequence[int], together: Mapping[int, int]) -> list[int]:
@@ -114,6 +116,10 @@ def liveness(graph: Graph) -> Liveness:
     for value, at in together.items():
         for v in (value, *fusion.sources[value]):
             until[v] = max(until[v], at + 1)
+    behind = buffers.behind(reading, together)
+    for operation, at in behind:
+        for v in together.keys() & set(graph.operations[operation].operands):
+            until[v] = max(until[v], at + 1)
     filled_late = buffers.filled_late(reading, scattered)
     zeros = buffers.zeros(reading, free, gradients, scattered, dict(filled_late))
     stops = _stops(reading, until, root)
@@ -142,6 +148,7 @@ def liveness(graph: Graph) -> Liveness:
         tuple(sorted(o.index for o in graph.operations if o.name == "reduce_sum" and o.results[0] in fusion.added)),
         tuple((l.value, apart[l.value]) for l in made if apart[l.value] < l.stop),
         filled_late,
+        behind,
     )
 
 

@@ -56,6 +56,7 @@ def partial_sums(
       first_group: The node of the first group. alone: The operations of `alone_sums.waited_for`.
     """
     cache: dict[tuple, _Amounts | None] = {}
+    behind = dict(program.live.behind)
     first = kernels_first(program.graph, program.gradients)
     joined, not_alone = joined_until(program, mesh), joined_until(program, mesh, alone)
     early, stretch = program.live.early_terms, program.live.stretch
@@ -89,6 +90,7 @@ def partial_sums(
             if is_sum or start < at:
                 yield node, start, stop, amounts.whole, None
                 continue
+            start = behind.get(at, start)
             yield node, start, start + 1, amounts.at_once, None
             if stop > start + 1:
                 yield node, start + 1, stop, amounts.waiting, None

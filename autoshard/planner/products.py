@@ -25,6 +25,7 @@ def workspaces(
     if not size_bytes:
         return
     amounts: dict[int, np.ndarray] = {}
+    behind = dict(program.live.behind)
     for group in program.groups:
         node = first_group + group.index
         for index in group.operations:
@@ -33,7 +34,8 @@ def workspaces(
                 num_choices = len(decisions[node].rows)
                 if num_choices not in amounts:
                     amounts[num_choices] = np.full(num_choices, float(size_bytes))
-                yield node, index, index + 1, amounts[num_choices], None
+                at = behind.get(index, index)
+                yield node, at, at + 1, amounts[num_choices], None
 
 
 def _is_of_matrices(rule: FactorRule) -> bool:

@@ -27,3 +27,30 @@ def test_each_product_of_matrices_has_its_workspace_while_it_runs(formulated, me
     assert f.instants[usage.start : usage.stop] == (products[0],)
     assert set(usage.amounts.tolist()) == {4096.0}  # whatever the choice
     assert not without.workspaces
+
+
+def test_a_product_runs_when_what_it_reads_is_made_with_something_else(formulated, mesh_of):
+    """The sine of a layer that is computed again is made with its gradient, the cosine's product (both of the product
+    0): the weight gradient that reads it, which the program makes first, runs right behind that.
+    """
+
+    def step(state, x, d):
+        a, b = state
+        h = x @ a
+        b_gradient = jnp.einsum("ni,nj->ij", jnp.sin(h), d)
+        g = (d @ b) * jnp.cos(h)
+        return (a - jnp.einsum("ni,nj->ij", x, g), b - b_gradient), (g @ a).sum(0)
+
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    args = (square, square), square, square
+    mesh = mesh_of(1)
+    device = dataclasses.replace(mesh.device_type, product_workspace_bytes=4096)
+    f = formulated(step, args, LogicalMesh(mesh.axes, device), donate=(0,))
+    live, operations = f.program.live, f.program.graph.operations
+    early = next(o for o in operations if o.name == "dot_general" and o.index)
+    both = next(o for o in operations if o.name == "mul")
+    assert live.behind == ((early.index, both.index + 1),)
+    (sine,) = (life for life in live.lifetimes if life.value == early.operands[0])
+    assert (sine.start, sine.stop) == (both.index, both.index + 2)
+    at = {f.instants[f.problem.usages[k].start] for k in f.workspaces}
+    assert both.index + 1 in at and early.index not in at
