@@ -78,7 +78,8 @@ class _Placed(NamedTuple):
     What enters a function that is compiled apart, such as a checkpointed one, is constrained again inside: there the
     compiler would else give it the layout of any of its uses. `filled`: the scalar that fills the value, where the
     program makes it of one. `is_state`: whether it is a donated argument, or made of some that have its shape alone.
-    `is_scattered`, `is_convolved`: whether a scatter or a convolution made it.
+    `is_scattered`, `is_convolved`: whether a scatter or a convolution made it. `copy`: The value as it was read in
+    another layout, and that layout, where later readers are tied to the same as those of the value.
     """
 
     value: Any
@@ -87,11 +88,19 @@ class _Placed(NamedTuple):
     is_state: bool = False
     is_scattered: bool = False
     is_convolved: bool = False
+    copy: tuple[Any, SpecEntries] | None = None
 
 
 def _layouts(placed: Sequence[_Placed]) -> dict[int, SpecEntries]:
     """The layouts that are known, by position."""
     return {slot: p.entries for slot, p in enumerate(placed) if p.entries is not None}
+
+
+def _is_moved(entries: SpecEntries | None, wanted: SpecEntries) -> bool:
+    """Whether pieces are sent to other devices, and none is larger, on the way from one layout to another."""
+    if entries is None or _is_slice(entries, wanted):
+        return False
+    return {a for axes in entries for a in axes} <= {a for axes in wanted for a in axes}
 
 
 def _is_slice(entries: SpecEntries, wanted: SpecEntries) -> bool:
@@ -216,6 +225,10 @@ class Evaluator:
         wanted = self.shardings.get(number, EquationShardings())
         with jax.named_scope(scope_of(number)):
             placed = list(map(read, equation.invars))
+            for slot, steps in wanted.operands:
+                copy = placed[slot].copy
+                if copy is not None and copy[1] == steps[-1]:
+                    placed[slot] = placed[slot]._replace(value=copy[0], entries=copy[1], copy=None)
             if wanted.again:
                 self._slice_first(placed, wanted)
             for slot in wanted.again:
@@ -223,6 +236,10 @@ class Evaluator:
                 env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
             operands = self._read(placed, wanted)
             entries = dict(wanted.results)
+            for slot, steps in wanted.operands:
+                v = equation.invars[slot]
+                if v in tied and _is_moved(env[v].entries, steps[-1]):
+                    env[v] = env[v]._replace(copy=(operands[slot].value, steps[-1]))
             early = tied_to_partial_sum(equation, wanted, _layouts(placed), tied, self.mesh.shape)
             if early:
                 results = self._before_its_sum(equation, operands, wanted, env, early)
@@ -241,8 +258,11 @@ class Evaluator:
                     env[v] = self._place(jax.lax.optimization_barrier(env[v].value), env[v].entries)
             for v in tied:
                 bound = [v, *(r for r in equation.outvars if not isinstance(r, jex.DropVar))]
-                values = jax.lax.optimization_barrier([env[b].value for b in bound])
+                copy, layout = env[v].copy or (None, None)
+                values, copy = jax.lax.optimization_barrier(([env[b].value for b in bound], copy))
                 env.update((b, self._place(x, env[b].entries)) for b, x in zip(bound, values, strict=True))
+                if layout is not None:
+                    env[v] = env[v]._replace(copy=(self._constrain(copy, layout), layout))
 
     def _is_on(self, platforms: Collection[str]) -> bool:
         return self.mesh.devices.flat[0].platform in platforms
@@ -265,9 +285,13 @@ class Evaluator:
         """The result of a product, whose part on each device the variables `tied` wait for, but not for the sum."""
         rule, values = table_rule(leaf_of(equation)), [o.value for o in operands]
         ready = [v for v in tied if env[v].entries is not None]
-        waiting = [(env[v].value, partition_spec(env[v].entries)) for v in ready]
-        result, *bound = run_by_shards(equation, values, rule, wanted, self.mesh, waiting)
-        env.update((v, env[v]._replace(value=x)) for v, x in zip(ready, bound, strict=True))
+        moved = [v for v in ready if env[v].copy is not None]
+        waiting = [*(env[v][:2] for v in ready), *(env[v].copy for v in moved)]
+        specs = [(x, partition_spec(entries)) for x, entries in waiting]
+        result, *bound = run_by_shards(equation, values, rule, wanted, self.mesh, specs)
+        env.update((v, env[v]._replace(value=x)) for v, x in zip(ready, bound, strict=False))
+        copies = zip(moved, bound[len(ready) :], strict=True)
+        env.update((v, env[v]._replace(copy=(x, env[v].copy[1]))) for v, x in copies)
         return [_Placed(result, None)]
 
     def _tie(self, placed: list[_Placed], slot: int) -> None:
@@ -290,7 +314,8 @@ class Evaluator:
         """Operands in the layouts in which the equation reads them."""
         operands = [p.value for p in placed]
         for slot, steps in wanted.operands:
-            operands[slot] = self.move(operands[slot], steps)
+            is_there = placed[slot].entries == steps[-1]
+            operands[slot] = self.move(operands[slot], steps[-1:] if is_there else steps)
         gathered = [slot for slot, steps in wanted.operands if is_gathered_inside(placed[slot].entries, steps[-1])]
         if len(gathered) == 1 and placed[gathered[0]].is_convolved and self._is_on(GPU_PLATFORMS):
             (slot,) = gathered  # of two, XLA would gather the sum
