@@ -34,7 +34,7 @@ logarithms and logistic functions are not among them: a GPU has units for these,
 times (`PriorityFusion`), repeats them. Attention keeps its scores, not the exponentials of them.
 """
 
-_COSTLY = frozenset({"tanh"})
+COSTLY = frozenset({"tanh"})
 """Those for which a GPU has no unit: two kernels may compute them, a third would take longer than fetching them. What
 needs a sum of what they are part of is a kernel apart from the one that sums."""
 
@@ -123,7 +123,7 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
                         [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in reading.consumers[value]]
                     )
     kernels = _kernels(reading, can_fuse, stretch)
-    has_costly = any(o.name in _COSTLY for o in graph.operations)
+    has_costly = any(o.name in COSTLY for o in graph.operations)
     parts = _kernels(reading, can_fuse, _between_sums(reading)) if has_costly else kernels
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
@@ -142,7 +142,7 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
             sources[value] = own
             if not can_fuse[value]:
                 continue
-            if operation.name in _COSTLY and len(parts[value]) > 2:
+            if operation.name in COSTLY and len(parts[value]) > 2:
                 continue
             num = len(kernels[value])
             if num > 1 and not is_alias(operation) and value not in free:

@@ -13,6 +13,7 @@ from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.layout import Layout, shard_bytes
 from autoshard.planner.alone_sums import waited_for
 from autoshard.planner.build import Formulation, is_sent
+from autoshard.planner.fusion import COSTLY
 from autoshard.planner.reading import read
 
 _MOST_ADDED = 32
@@ -66,21 +67,33 @@ class NeededWhole:
         return self.spans, self.sizes_bytes
 
     def _make_for_sums(self, usages: Mapping[int, int]) -> None:
-        """Holds what only products read whose sums are reduced alone from when the program makes it to the last one.
+        """Makes products whose sums are reduced alone where the program does, with all that nothing else reads.
 
-        `usages`: Of each value.
+        Where that is made of a costly function, the kernel behind the sum needs this as well, and as long: it is stored
+        instead. `usages`: Of each value.
         """
         f, first, alone = self.f, len(self.f.program.graph.arguments), waited_for(self.f.program.graph)
-        summed: set[int] = set()
+        own: dict[int, list[int]] = collections.defaultdict(list)  # for each such product, what it needs beside values
         for k, (usage, value) in enumerate(zip(f.problem.usages, f.usage_values, strict=True)):
-            if value is None and k not in f.workspaces and self.sizes_bytes[k] > COMBINED_BYTES:
-                summed.add(f.program.groups[usage.node - first].operations[0])
-        summed &= alone.keys()
+            if value is None and usage.node >= first:
+                own[f.program.groups[usage.node - first].operations[0]].append(k)
+        is_sum = lambda k: k not in f.workspaces and self.sizes_bytes[k] > COMBINED_BYTES
+        summed = {at for at in alone if any(map(is_sum, own[at]))}
+        for at in summed:
+            for k in own[at]:
+                self.spans[k] = at, at + 1
         for value, start in self.starts.items():
             made, readers = self.reading.producer[value], [c.index for c, _ in self.reading.consumers[value]]
             if made is not None and made.index < start and readers and summed.issuperset(readers):
-                if value in usages:
+                if value in usages and not self._is_costly(value):
                     self.spans[usages[value]] = made.index, max(readers) + 1
+
+    def _is_costly(self, value: int) -> bool:
+        """Whether the kernel that makes a value computes a costly function."""
+        made = self.reading.producer[value]
+        inside = [o for o in made.operands if o is not None and self.reading.producer[o] is not None]
+        stored = self.f.program.live.stored
+        return made.name in COSTLY or any([self._is_costly(o) for o in inside if o not in stored])
 
     def _is_apart(self, operation: int) -> bool:
         """Whether a reduction sums too many elements on a device to be part of the kernel that adds two of them."""
