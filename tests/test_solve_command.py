@@ -119,7 +119,7 @@ def test_signals_give_the_best_so_far(tmp_path, number):
 
 def test_the_limit_counts_from_the_start_of_the_process(tmp_path):
     path = endless(tmp_path)
-    command = [sys.executable, "-c", "from autoshard.cli import main; main()", "solve", path, "--time-limit", "10"]
+    command = [sys.executable, "-c", "from autoshard.cli import main; main()", "solve", path, "--time-limit", "15"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     check_lines(done.stdout, path)
