@@ -144,7 +144,7 @@ def test_programs_of_other_compilers_are_read(plan, verified, target, is_install
 
 
 def test_full_rematerialisation_is_caught():
-    """A move of pieces that XLA's partitioner does not know (tried on jax 0.10.2)."""
+    """A move of pieces that XLA's partitioner does not know (jax 0.10.2, and 0.12, which names the axes)."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
 
     def moved(v):
@@ -157,7 +157,8 @@ def test_full_rematerialisation_is_caught():
         lowered.compile()
     (found,) = rematerialisations(log(), Origins({5: "sin"}, {5: "here.py:1 (moved)"}))
     assert (found.operation, found.source, found.shape) == ("sin", "here.py:1 (moved)", "f32[12,20]")
-    assert found.before.startswith("{devices=[2,2,2]") and found.after.startswith("{devices=[8,1]")
+    notations = ("{devices=[2,2,2]", "{devices=[8,1]"), ("[{'x'}, {'y'}]", "[{'y', 'x', 'z'}, {}]")
+    assert any(before in found.before and after in found.after for before, after in notations)
 
 
 def test_a_compiler_that_takes_too_long_is_left():
