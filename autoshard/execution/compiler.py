@@ -13,7 +13,8 @@ _IN_PROGRAM_ORDER: Mapping[str, bool] = {"xla_gpu_enable_analytical_sol_latency_
 On Hopper and later XLA reorders that schedule to hide collectives (its latency-hiding scheduler, gated by this flag).
 Built from the end, it puts the products that make weight gradients last of all, whatever the memory limit, so that each
 layer's activations and their gradients stay until then, in spite of gradient checkpointing (openxla/xla, pull requests
-45753 and 45929). Collectives stay asynchronous without it: reductions begin as early and end as late as they can.
+45753 and 45929). What is lost is overlap: without it hardly any kernel runs between the begin and the end of a
+collective (docs/cost_model.md tells how many), so that times add up, as plans assume by default.
 """
 
 
