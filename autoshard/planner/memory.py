@@ -146,9 +146,9 @@ def _copies(
     tables that they are looked up in are gathered before the first is read. A copy that came by a collective stays for
     as long as anything needs it: where its reader is computed inside other kernels, for the last of these; and a sum
     made in a product's buffer is made in the copy of the product. Slices are computed there like their reader, and
-    copies of gradients wait for others to be joined with. Activations are moved as soon as they are there, too, if a
-    product of the same checkpointed function reads them. The weight of a convolution waits
-    for the gradient of a kernel that is made before (`kernels_first.py`).
+    copies of gradients wait for others to be joined with, unless they are too large for that. Activations are moved as
+    soon as they are there, too, if a product of the same checkpointed function reads them. The weight of a convolution
+    waits for the gradient of a kernel that is made before (`kernels_first.py`).
     """
     graph: Graph = program.graph
     live = program.live
@@ -196,9 +196,16 @@ def _copies(
             kept_until = max([max(fused_stop.get(r, 0), alias_stop.get(r, 0)) for r in results], default=0)
             yield edge, start, stop, copy.size_bytes
             kept_from = max(kept_from, stop)
-            if is_kept and kept_until > kept_from:
-                yield edge, kept_from, kept_until, copy.sent_bytes
+            if kept_until > kept_from:
+                kept_bytes = copy.sent_bytes if is_kept else _too_large_to_join(copy.sent_bytes)
+                if kept_bytes.any():
+                    yield edge, kept_from, kept_until, kept_bytes
                 kept_from = kept_until
+
+
+def _too_large_to_join(size_bytes: np.ndarray) -> np.ndarray:
+    """The sizes of gradients that are gathered as soon as they are there, since none are joined with them; else 0."""
+    return np.where(size_bytes > COMBINED_BYTES, size_bytes, 0.0)
 
 
 def _made_at_once(graph: Graph) -> frozenset[int]:

@@ -185,6 +185,35 @@ def test_a_gathered_copy_stays_for_all_that_is_made_of_it(formulated, mesh_of):
     assert (min(held["sent"]), max(held["sent"])) == (scaling, again)
 
 
+def turned(state, x):
+    """Two gradients, of which the first is turned before the second is made, and subtracted after."""
+    w, v = state
+    first = (x.T @ jnp.tanh(x)).T
+    second = x.T @ (x @ v)
+    return w - first, v - second
+
+
+@pytest.mark.parametrize(("size", "is_there"), [(64, False), (4096, True)])
+def test_large_gradients_are_gathered_when_they_are_there(formulated, mesh_of, size, is_there):
+    """The turned gradient is never stored: it is made where it is subtracted. Gathered, one of 16 kB waits for others
+    to be gathered with, and counts where it is turned alone; one of 64 MiB is joined with none, and there until then.
+    """
+    square = jax.ShapeDtypeStruct((size, size), jnp.float32)
+    f = formulated(turned, ((square, square), square), mesh_of(2), donate=(0,))
+    graph, first_group = f.program.graph, len(f.program.graph.arguments)
+    product = next(o for o in graph.operations if o.name == "dot_general")
+    turning = next(o.index for o in graph.operations if o.name == "transpose" and product.results[0] in o.operands)
+    subtracted = next(o.index for o in graph.operations if o.name == "sub")
+    held: set[int] = set()
+    for u in f.problem.edge_usages:
+        flow = f.flows[u.edge]
+        if flow.value == product.results[0] and turning in f.program.groups[flow.target - first_group].operations:
+            is_sent = [flow.source_layouts[k] != (WHOLE,) for k in range(len(flow.source_layouts))]
+            if u.amounts[is_sent].any():
+                held.update(f.instants[u.start : u.stop])
+    assert (max(held) == subtracted) == is_there and min(held) == turning
+
+
 def recomputed(x, w):
     """A checkpointed layer in which an activation is read again behind two products."""
 
