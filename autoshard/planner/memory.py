@@ -6,7 +6,7 @@ of an operation; only the instants that matter are kept: any set of values alive
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Graph, OperationKind
 from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
-from autoshard.planner.alone_sums import waited_for
 from autoshard.planner.buffers import is_alias
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.exponentials import exponentials
-from autoshard.planner.kernels_first import kernels_first
 from autoshard.planner.layout_columns import LayoutColumn
 from autoshard.planner.partial_sums import partial_sums
 from autoshard.planner.products import workspaces
@@ -77,12 +75,11 @@ def memory_over_time(
       defined: The decision and layouts of a value; None for a constant.
     """
     first_group = len(program.graph.arguments)
-    alone = waited_for(program.graph)
-    partial = partial_sums(program, mesh, tables, decisions, first_group, alone)
+    partial = partial_sums(program, mesh, tables, decisions, first_group)
     values = [*_stored(program, mesh, defined), *partial]
     num_values = len(values)
     values.extend(workspaces(program, mesh, decisions, first_group))
-    pairs = list(_copies(program, reads, copies, first_group, alone))
+    pairs = list(_copies(program, reads, copies, first_group))
     starts = np.array([start for _, start, _, _, _ in values] + [start for _, start, _, _ in pairs], np.int64)
     stops = np.array([stop for _, _, stop, _, _ in values] + [stop for _, _, stop, _ in pairs], np.int64)
     instants = instants_that_matter(starts, stops)
@@ -132,23 +129,19 @@ def _stored(program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[
 
 
 def _copies(
-    program: Program,
-    reads: Sequence[tuple[int, int | None]],
-    copies: Sequence[Copies | None],
-    first_group: int,
-    alone: Mapping[int, int],
+    program: Program, reads: Sequence[tuple[int, int | None]], copies: Sequence[Copies | None], first_group: int
 ):
     """(edge, start, stop, bytes of each pair of classes) of every resharded copy.
 
     XLA:GPU begins a collective as soon as it can, and execution lets a weight be gathered as soon as the reader's other
-    operand is there, which may wait for a sum that is reduced alone: `alone` says, by the product that makes it, what
-    does. Its partial sum takes as much as the copy. Indices that come with the arguments are there from the start: all
-    tables that they are looked up in are gathered before the first is read. A copy that came by a collective stays for
-    as long as anything needs it: where its reader is computed inside other kernels, for the last of these; and a sum
-    made in a product's buffer is made in the copy of the product. Slices are computed there like their reader, and
-    copies of gradients wait for others to be joined with, unless they are too large for that. Activations are moved as
-    soon as they are there, too, if a product of the same checkpointed function reads them. The weight of a convolution
-    waits for the gradient of a kernel that is made before (`kernels_first.py`).
+    operand is there, which may wait for a sum that is reduced alone (`alone_sums.py`). Its partial sum takes as much as
+    the copy. Indices that come with the arguments are there from the start: all tables that they are looked up in are
+    gathered before the first is read. A copy that came by a collective stays for as long as anything needs it: where
+    its reader is computed inside other kernels, for the last of these; and a sum made in a product's buffer is made in
+    the copy of the product. Slices are computed there like their reader, and copies of gradients wait for others to be
+    joined with, unless they are too large for that. Activations are moved as soon as they are there, too, if a product
+    of the same checkpointed function reads them. The weight of a convolution waits for the gradient of a kernel that is
+    made before (`kernels_first.py`).
     """
     graph: Graph = program.graph
     live = program.live
@@ -156,10 +149,10 @@ def _copies(
     births = {life.value: life.start for life in live.lifetimes}
     at_once, place = _made_at_once(graph), graph.checkpoint_of()
     first: dict[int, list[int]] = {}  # of each value, the gradients of kernels that its later readers wait for
-    for convolution, value in kernels_first(graph, program.gradients).items():
+    for convolution, value in program.kernels_first.items():
         first.setdefault(value, []).append(convolution)
     awaited: dict[int, list[int]] = {}  # of each value, the products whose sums its later readers wait for
-    for product, value in alone.items():
+    for product, value in program.alone.items():
         awaited.setdefault(value, []).append(product)
     for edge, ((target, read), copy) in enumerate(zip(reads, copies, strict=True)):
         if read is None or copy is None:

@@ -11,7 +11,6 @@ import numpy as np
 
 from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.layout import Layout, shard_bytes
-from autoshard.planner.alone_sums import waited_for
 from autoshard.planner.build import Formulation, is_sent
 from autoshard.planner.fusion import COSTLY
 from autoshard.planner.reading import read
@@ -72,13 +71,13 @@ class NeededWhole:
         Where that is made of a costly function, the kernel behind the sum needs this as well, and as long: it is stored
         instead. `usages`: Of each value.
         """
-        f, first, alone = self.f, len(self.f.program.graph.arguments), waited_for(self.f.program.graph)
+        f, first = self.f, len(self.f.program.graph.arguments)
         own: dict[int, list[int]] = collections.defaultdict(list)  # for each such product, what it needs beside values
         for k, (usage, value) in enumerate(zip(f.problem.usages, f.usage_values, strict=True)):
             if value is None and usage.node >= first:
                 own[f.program.groups[usage.node - first].operations[0]].append(k)
         is_sum = lambda k: k not in f.workspaces and self.sizes_bytes[k] > COMBINED_BYTES
-        summed = {at for at in alone if any(map(is_sum, own[at]))}
+        summed = {at for at in f.program.alone if any(map(is_sum, own[at]))}
         for at in summed:
             for k in own[at]:
                 self.spans[k] = at, at + 1

@@ -2,7 +2,7 @@
 
 import bisect
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.joined_sums import joined_until
-from autoshard.planner.kernels_first import kernels_first
 from autoshard.planner.program import Program
 
 
@@ -40,7 +39,6 @@ def partial_sums(
     tables: Sequence[ChoiceTable],
     decisions: Sequence[Decision],
     first_group: int,
-    alone: Collection[int],
 ) -> Iterator[tuple[int, int, int, np.ndarray, None]]:
     """(node, start, stop, bytes of each choice, None) of every partial sum that waits for its reduce-scatter.
 
@@ -53,12 +51,11 @@ def partial_sums(
 
     Args:
       program, mesh: What is planned. tables: The choice table of each group. decisions: The nodes of the problem.
-      first_group: The node of the first group. alone: The operations of `alone_sums.waited_for`.
+      first_group: The node of the first group.
     """
     cache: dict[tuple, _Amounts | None] = {}
     behind = dict(program.live.behind)
-    first = kernels_first(program.graph, program.gradients)
-    joined, not_alone = joined_until(program, mesh), joined_until(program, mesh, alone)
+    joined, not_alone = joined_until(program, mesh), joined_until(program, mesh, program.alone)
     early, stretch = program.live.early_terms, program.live.stretch
     starts = {life.value: life.start for life in program.live.lifetimes if life.value in early}
     stops = {life.value: life.stop for life in program.live.lifetimes}
@@ -70,11 +67,11 @@ def partial_sums(
         table, rows = tables[group.index], decisions[first_group + group.index].rows
         at, is_sum = group.operations[0], len(group.operations) > 1
         soon = bisect.bisect_right(stretch, stretch[at] + 2)  # the gradient of the other operand comes right after
-        stays = is_sum or at in first
+        stays = is_sum or at in program.kernels_first
         freed = tuple([not stays and at < stops.get(a.value, 0) <= soon for a in group.reads])
         is_gather_next = bisect.bisect_right(reading_weights, at) < bisect.bisect_left(reading_weights, soon)
         at_once = tuple([is_gather_next and (a.value, at + 1) in ends for a in group.reads])
-        is_alone = at in alone and not is_sum
+        is_alone = at in program.alone and not is_sum
         until = (joined if is_alone else not_alone).get(group.index, 0)
         key = id(table), rows, freed, at_once, is_alone
         if key not in cache:

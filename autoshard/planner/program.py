@@ -1,12 +1,15 @@
 """A graph prepared for planning: what can be computed before any mesh is known."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations, pointwise_operations
+from autoshard.planner.alone_sums import waited_for
 from autoshard.planner.choices import GroupShape, shape_of
 from autoshard.planner.joining import Joining, joining_of
+from autoshard.planner.kernels_first import kernels_first
 from autoshard.planner.liveness import Liveness, liveness
 from autoshard.planner.overlap import gradient_values, weight_values
 
@@ -20,6 +23,8 @@ class Program:
       shapes: The shape of each group; groups of equal shape share one object.
       weights, gradients: The values whose collectives nobody waits for; see `overlap.py`.
       joining: How many of those the compiler joins.
+      alone: The products whose sums are waited for; see `alone_sums.py`.
+      kernels_first: The gradients of convolution kernels that are waited for; see `kernels_first.py`.
     """
 
     graph: Graph
@@ -29,6 +34,8 @@ class Program:
     weights: frozenset[int]
     gradients: frozenset[int]
     joining: Joining
+    alone: Mapping[int, int]
+    kernels_first: Mapping[int, int]
 
 
 @collection_paused()
@@ -41,4 +48,5 @@ def prepare(graph: Graph) -> Program:
     shapes = tuple(interned.setdefault(s, s) for s in shapes)
     gradients = gradient_values(graph, pointwise)
     weights = weight_values(graph, pointwise)
-    return Program(graph, groups, live, shapes, weights, gradients, joining_of(graph, groups, gradients))
+    joining, alone, first = joining_of(graph, groups, gradients), waited_for(graph), kernels_first(graph, gradients)
+    return Program(graph, groups, live, shapes, weights, gradients, joining, alone, first)
