@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoshard import baselines, errors
+    from autoshard.api import plan
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
     from autoshard.comparison import compare
     from autoshard.errors import AutoshardError
+    from autoshard.pipeline.plan.staged_plan import StagedPlan
+    from autoshard.pipeline.search.options import StageOptions
     from autoshard.plans.diff import diff
     from autoshard.plans.logical import LogicalAxes
     from autoshard.plans.logical_pins import pins_from_logical_rules
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
     from autoshard.plans.plan import Plan
-    from autoshard.stages.options import StageOptions
-    from autoshard.stages.plan import plan
-    from autoshard.stages.staged_plan import StagedPlan
     from autoshard.train_step import TrainState, TrainStep
 
 __version__ = "0.1.0"
@@ -60,9 +60,9 @@ _HOMES = {
     "Plan": "autoshard.plans.plan",
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",
-    "plan": "autoshard.stages.plan",
-    "StageOptions": "autoshard.stages.search",
-    "StagedPlan": "autoshard.stages.staged_plan",
+    "plan": "autoshard.api",
+    "StageOptions": "autoshard.pipeline.search.search",
+    "StagedPlan": "autoshard.pipeline.plan.staged_plan",
     "TrainState": "autoshard.train_step",
     "TrainStep": "autoshard.train_step",
     "write_problem": "autoshard.plans.offline",

@@ -170,7 +170,7 @@ def explain(
 ) -> None:
     """Explain a saved plan: what it decides, what it costs, and why."""
     with _errors_shown(traceback):
-        from autoshard.stages.explain_file import explain_file
+        from autoshard.pipeline.plan.explain_file import explain_file
 
         typer.echo(explain_file(plan, program, timeline))
 
@@ -437,7 +437,7 @@ def solve(
         _keep_stdout_for_python()
     with _errors_shown(traceback):
         from autoshard.solve_file import SolveRequest, solve_file
-        from autoshard.solver.cache import default_cache
+        from autoshard.solver.io.cache import default_cache
 
         request = SolveRequest(
             file, out, time_limit, work_limit, gap, seed, default_cache() if cache else None, started, is_alone

@@ -125,9 +125,9 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
     from quota import CpuQuota
     from residual_mlp import training
 
-    from autoshard.runtime.agree import plan_of_first
-    from autoshard.runtime.peers import gathered
-    from autoshard.schedule.tasks import ScheduleKind
+    from autoshard.pipeline.run.agreement import plan_of_first
+    from autoshard.pipeline.schedule.tasks import ScheduleKind
+    from autoshard.transfer.peers import gathered
 
     quota = CpuQuota(f"autoshard-bubbles-{number}")
     results = []
@@ -160,10 +160,10 @@ def planned(step, state, batch, total, count, kind):
     """A plan of one pipeline over all places."""
     from autoshard import PlanOptions
     from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
-    from autoshard.schedule.tasks import ScheduleKind
-    from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
-    from autoshard.stages.make import plan_staged
-    from autoshard.stages.options import StageOptions
+    from autoshard.pipeline.plan.make import plan_staged
+    from autoshard.pipeline.schedule.tasks import ScheduleKind
+    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+    from autoshard.pipeline.search.options import StageOptions
 
     link = Link(1e-3, 1e9, 0, "estimated")
     device = DeviceType("share of a core", (("float32", 1e10),), 2**34, 1e11, 1e-5, "estimated")
@@ -178,7 +178,7 @@ def planned(step, state, batch, total, count, kind):
 
 def compared(plan, kind, total, count, timelines):
     """What was recorded of some steps, and what the schedule predicts with the tasks' medians."""
-    from autoshard.schedule.orders import in_flight_bound
+    from autoshard.pipeline.schedule.orders import in_flight_bound
 
     predicted = [tasks_of(with_medians(plan, timeline)) for timeline in timelines]
     recorded = [tasks_of(timeline) for timeline in timelines]
@@ -197,9 +197,9 @@ def compared(plan, kind, total, count, timelines):
 
 def with_medians(plan, timeline):
     """The plan's timeline with the medians of recorded tasks in place of its estimates."""
-    from autoshard.schedule.durations import StepDurations
-    from autoshard.schedule.simulate import simulate
-    from autoshard.schedule.tasks import Phase
+    from autoshard.pipeline.schedule.durations import StepDurations
+    from autoshard.pipeline.schedule.simulate import simulate
+    from autoshard.pipeline.schedule.tasks import Phase
 
     took = collections.defaultdict(list)
     for event in tasks_of(timeline):

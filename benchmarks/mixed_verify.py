@@ -26,10 +26,10 @@ from autoshard_models.zoo import FAMILIES
 
 import autoshard
 from autoshard.execution.jit import device_mesh
-from autoshard.execution.parts import planned_parts
-from autoshard.stages.pricing import trace_model
-from autoshard.stages.stage_plan import TracedStage, check_stage
-from autoshard.trace.layers import LayerCuts
+from autoshard.pipeline.cost.pricing import trace_model
+from autoshard.pipeline.cost.stage import TracedStage, check_stage
+from autoshard.pipeline.run.phases import planned_parts
+from autoshard.pipeline.split.layer_cuts import LayerCuts
 from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.devices import devices_for, options_for
 from autoshard.verify.hlo import parse

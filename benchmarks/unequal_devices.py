@@ -156,8 +156,8 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
     from quota import CpuQuota
     from residual_mlp import training
 
-    from autoshard.runtime.agree import plan_of_first
-    from autoshard.runtime.peers import gathered
+    from autoshard.pipeline.run.agreement import plan_of_first
+    from autoshard.transfer.peers import gathered
 
     quota = CpuQuota(f"autoshard-unequal-{number}")
     cores = [FAST_CORES, FAST_CORES / ratio]
@@ -231,7 +231,7 @@ class Alone:
 
 def in_turn(alone, number):
     """(speeds, cores) of both processes, of which one works at a time."""
-    from autoshard.runtime.peers import gathered
+    from autoshard.transfer.peers import gathered
 
     speeds, cores = [], []
     for turn in range(2):
@@ -249,10 +249,10 @@ def planned(step, state, batch, speeds):
     import jax
 
     from autoshard import PlanOptions, plan
-    from autoshard.schedule.tasks import ScheduleKind
-    from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
-    from autoshard.stages.make import plan_staged
-    from autoshard.stages.options import StageOptions
+    from autoshard.pipeline.plan.make import plan_staged
+    from autoshard.pipeline.schedule.tasks import ScheduleKind
+    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+    from autoshard.pipeline.search.options import StageOptions
 
     order = ScheduleKind.ONE_F_ONE_B
     options = PlanOptions(cache=False)

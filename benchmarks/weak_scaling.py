@@ -34,10 +34,10 @@ from autoshard_models.zoo import FAMILIES
 import autoshard
 from autoshard.cluster import Cluster, NodeGroup
 from autoshard.files import write_bytes_atomically
-from autoshard.stages.costs import CostKey, CostTable
-from autoshard.stages.make import default_sizes
-from autoshard.stages.pricing import price_layers, usual_devices
-from autoshard.stages.search import search
+from autoshard.pipeline.cost.pricing import price_layers, usual_devices
+from autoshard.pipeline.cost.table import CostKey, CostTable
+from autoshard.pipeline.plan.make import default_sizes
+from autoshard.pipeline.search.search import search
 from autoshard.train_step import TrainStep
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -26,20 +26,20 @@ from autoshard_models.zoo import FAMILIES
 
 from autoshard import PlanOptions
 from autoshard.cluster import Cluster, Link
-from autoshard.schedule.memory import peak_bytes
-from autoshard.schedule.simulate import step_time
-from autoshard.schedule.tasks import ScheduleKind
-from autoshard.stages.arrangement import Arrangement, Pipeline, Place, Stage
-from autoshard.stages.costs import CostTable
-from autoshard.stages.durations import step_durations
-from autoshard.stages.memory import limits_bytes
-from autoshard.stages.options import StageOptions
-from autoshard.stages.places import Ground
-from autoshard.stages.pricing import price_layers
-from autoshard.stages.runs import Runs
-from autoshard.stages.search import search
-from autoshard.stages.team import Scene, arrangement_step_s
-from autoshard.stages.whale import cut_by_shares, even_cut, whale_order, whale_shares
+from autoshard.pipeline.cost.pricing import price_layers
+from autoshard.pipeline.cost.runs import Runs
+from autoshard.pipeline.cost.table import CostTable
+from autoshard.pipeline.schedule.peak_memory import peak_bytes
+from autoshard.pipeline.schedule.simulate import step_time
+from autoshard.pipeline.schedule.tasks import ScheduleKind
+from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+from autoshard.pipeline.search.options import StageOptions
+from autoshard.pipeline.search.search import search
+from autoshard.pipeline.search.stage_memory import limits_bytes
+from autoshard.pipeline.search.step_durations import step_durations
+from autoshard.pipeline.search.team import Scene, arrangement_step_s
+from autoshard.pipeline.search.topology import Ground
+from autoshard.pipeline.search.whale import cut_by_shares, even_cut, whale_order, whale_shares
 from autoshard.train_step import TrainStep
 
 ROOT = pathlib.Path(__file__).parents[1]

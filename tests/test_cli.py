@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from autoshard.cli import app
+from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.plans.plan import Plan
-from autoshard.stages.staged_plan import StagedPlan
 from autoshard.verify.verification import Report
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from autoshard.cli import app
 from autoshard.solver import Edge, Node, Problem, Usage, evaluate
 from autoshard.solver.driver import compile_kernels
-from autoshard.solver.problem_file import ProblemFile, read_problem_file, write_problem_file
-from autoshard.solver.solution_file import read_solution
+from autoshard.solver.io.problem_file import ProblemFile, read_problem_file, write_problem_file
+from autoshard.solver.io.solution_file import read_solution
 
 EXAMPLE = {
     "problem": {

@@ -20,7 +20,7 @@ VERSION = 4
 """Changes whenever a file written before could be misread."""
 
 STAGED_FORMAT = "autoshard-staged-plan"
-"""The format of files of plans in stages, which `autoshard.stages.files` reads."""
+"""The format of files of plans in stages, which `autoshard.pipeline.plan.files` reads."""
 
 _DERIVED = frozenset({"in_tree", "out_tree", "equations"})
 

@@ -19,7 +19,7 @@ from autoshard.plans.make import budget_of, homogeneous_slice, load_cluster
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import Question, report
 from autoshard.plans.search import logical_meshes, several_meshes
-from autoshard.solver.problem_file import ProblemFile, write_problem_file
+from autoshard.solver.io.problem_file import ProblemFile, write_problem_file
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import trace
 
@@ -38,7 +38,7 @@ def write_problem(
     """Writes the problem that `autoshard.plan` would solve for the same arguments, on one mesh.
 
     Args:
-      path: The file, by custom with the ending `.npz`; its format is told in `autoshard/solver/problem_file.py`.
+      path: The file, by custom with the ending `.npz`; its format is told in `autoshard/solver/io/problem_file.py`.
       fn, *args, cluster, donate_argnums, memory_budget_bytes, pins, options: As for `autoshard.plan`.
       mesh: As for `autoshard.plan`; may be None only where a single mesh comes into question, since each mesh has a
         problem of its own.

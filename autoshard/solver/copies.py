@@ -11,17 +11,17 @@ Every solution is unfolded and priced on the whole problem; every bound holds fo
 
 import numpy as np
 
-from autoshard.solver.ascent import Ascent
-from autoshard.solver.columns import columns_of, usage_over_time
+from autoshard.solver.bound.ascent import Ascent
+from autoshard.solver.bound.flat import Flat, flatten, table_entries
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
-from autoshard.solver.flat import Flat, flatten, table_entries
-from autoshard.solver.fold import Folded, fold
-from autoshard.solver.network import Network
-from autoshard.solver.presolve import presolve
-from autoshard.solver.primal import labels_cost, settle
-from autoshard.solver.refinement import refine
+from autoshard.solver.primal.local_search import labels_cost, settle
+from autoshard.solver.primal.trees import walk_trees
+from autoshard.solver.reduce.columns import columns_of, usage_over_time
+from autoshard.solver.reduce.fold import Folded, fold
+from autoshard.solver.reduce.network import Network
+from autoshard.solver.reduce.presolve import presolve
+from autoshard.solver.reduce.refinement import refine
 from autoshard.solver.search import Search
-from autoshard.solver.trees import walk_trees
 
 WORTHWHILE = 0.9
 """Folding goes on while classes are at most this share of the nodes."""

@@ -20,20 +20,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autoshard.interrupts import StopRequest, stop_on_signals
-from autoshard.solver.ascent import Ascent
+from autoshard.solver.bound.ascent import Ascent
+from autoshard.solver.bound.flat import Flat, flatten, table_entries
+from autoshard.solver.bound.messages import label_slack
 from autoshard.solver.copies import search_copies
-from autoshard.solver.flat import Flat, flatten, table_entries
-from autoshard.solver.hints import labels_near
-from autoshard.solver.ilp import entry_estimate
-from autoshard.solver.messages import label_slack
-from autoshard.solver.network import Network
+from autoshard.solver.exact.ilp import entry_estimate
+from autoshard.solver.exact.programs import Programs
 from autoshard.solver.options import Progress, SolverOptions
-from autoshard.solver.presolve import presolve, restrict
-from autoshard.solver.primal import descend, labels_cost, labels_usage, modest_labels, settle
+from autoshard.solver.primal.local_search import descend, labels_cost, labels_usage, modest_labels, settle
+from autoshard.solver.primal.subproblems import WALK_ROUNDS, Part, offer_labels, recover, roam, solve_part, walk
 from autoshard.solver.problem import Problem, Solution
-from autoshard.solver.programs import Programs
+from autoshard.solver.reduce.hints import labels_near
+from autoshard.solver.reduce.network import Network
+from autoshard.solver.reduce.presolve import presolve, restrict
 from autoshard.solver.search import Search
-from autoshard.solver.subproblems import WALK_ROUNDS, Part, offer_labels, recover, roam, solve_part, walk
 from autoshard.solver.validate import check_problem
 from autoshard.solver.warm_up import is_warm, share_compilation, warm_up_options, warm_up_problem
 

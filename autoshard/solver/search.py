@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autoshard.interrupts import StopRequest
 from autoshard.solver.evaluate import evaluate
+from autoshard.solver.exact.programs import Programs
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status
-from autoshard.solver.programs import Programs
 
 ROUNDING = 1e-9
 """A relative gap below this is rounding, whatever smaller gap was asked for."""

@@ -10,14 +10,14 @@ import sys
 
 import numpy as np
 
-from autoshard.solver.ascent import Ascent
-from autoshard.solver.flat import Flat, flatten
-from autoshard.solver.messages import label_slack
-from autoshard.solver.network import Network
+from autoshard.solver.bound.ascent import Ascent
+from autoshard.solver.bound.flat import Flat, flatten
+from autoshard.solver.bound.messages import label_slack
 from autoshard.solver.options import SolverOptions
-from autoshard.solver.primal import labels_cost, settle
+from autoshard.solver.primal.local_search import labels_cost, settle
+from autoshard.solver.primal.trees import improve_trees
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
-from autoshard.solver.trees import improve_trees
+from autoshard.solver.reduce.network import Network
 
 _NODES, _LABELS, _CLASSES = 24, 5, 3
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autoshard.runtime.fleet import as_array
-from autoshard.runtime.staged_function import StagedFunction
+from autoshard.pipeline.run.devices import as_array
+from autoshard.pipeline.run.staged_function import StagedFunction
 
 _AXIS = "device"
 

@@ -8,9 +8,9 @@ from autoshard_models.train_step import TrainFunctions
 
 from autoshard.cluster.detect import detect_cluster
 from autoshard.errors import AutoshardError, PlanMismatchError
+from autoshard.pipeline.plan.files import read_any_plan
+from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.plans.plan import Plan
-from autoshard.stages.files import read_any_plan
-from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.registry import batch_shapes
 from autoshard.train_step import TrainStep

@@ -12,16 +12,16 @@ import rich.markup
 from autoshard_models.train_step import TrainFunctions
 from jax.sharding import PartitionSpec
 
+from autoshard.api import plan
 from autoshard.baselines import Strategy
 from autoshard.comparison import Comparison, compare
 from autoshard.errors import ConfigError
+from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.schedule.tasks import ScheduleKind
+from autoshard.pipeline.search.options import StageOptions
 from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.plan import Plan
-from autoshard.schedule.tasks import ScheduleKind
-from autoshard.stages.options import StageOptions
-from autoshard.stages.plan import plan
-from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.config import PlanSection, StagesSection, TrainConfig
 from autoshard.train.registry import batch_shapes
 from autoshard.train_step import TrainStep

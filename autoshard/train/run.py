@@ -9,9 +9,9 @@ import jax
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.execution.jit import PlannedFunction
+from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.run.staged_function import StagedFunction
 from autoshard.plans.plan import Plan
-from autoshard.runtime.staged_function import StagedFunction
-from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData

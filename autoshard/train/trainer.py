@@ -14,9 +14,9 @@ from autoshard_models.train_step import TrainFunctions
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.pipeline.plan.files import read_any_plan
+from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.plans.plan import Plan
-from autoshard.stages.files import read_any_plan
-from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData

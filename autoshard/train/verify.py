@@ -16,10 +16,10 @@ import rich.console
 import rich.markup
 
 from autoshard.errors import ConfigError, VerificationError
+from autoshard.pipeline.plan.explain import program_text
+from autoshard.pipeline.plan.files import read_any_plan
+from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.plans.plan import Plan
-from autoshard.stages.explain import program_text
-from autoshard.stages.files import read_any_plan
-from autoshard.stages.staged_plan import StagedPlan
 from autoshard.train.config import load_config
 from autoshard.train.verify_process import Request
 from autoshard.verify.targets import target_named

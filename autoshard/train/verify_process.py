@@ -35,9 +35,9 @@ def main() -> None:
     request = Request.model_validate_json(sys.stdin.read())
     import jax
 
-    from autoshard.stages.files import read_any_plan
-    from autoshard.stages.rebuild import program_function
-    from autoshard.stages.staged_plan import StagedPlan
+    from autoshard.pipeline.plan.files import read_any_plan
+    from autoshard.pipeline.plan.rebuild import program_function
+    from autoshard.pipeline.plan.staged_plan import StagedPlan
     from autoshard.train.config import config_of_text
     from autoshard.train.planning import arguments
     from autoshard.train.registry import staged_functions, whole_functions

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from autoshard_models.train_step import TrainFunctions
 
+from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.plans.plan import Plan
-from autoshard.stages.staged_plan import StagedPlan
 from autoshard.trace.trace import trace
 from autoshard.train.data import TrainData
 from autoshard.train.metrics import StepWork

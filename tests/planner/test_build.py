@@ -17,7 +17,7 @@ from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
 from autoshard.planner.ties import settle_ties
 from autoshard.solver import SolverOptions, Status, evaluate, least_capacity, solve
-from autoshard.solver.brute_force import brute_force
+from autoshard.solver.exact.brute_force import brute_force
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -13,8 +13,8 @@ from autoshard.cli import app
 from autoshard.errors import FileFormatError, MeshError
 from autoshard.plans.options import PlanOptions
 from autoshard.solver import solve
-from autoshard.solver.problem_file import read_problem_file
-from autoshard.solver.solution_file import write_solution
+from autoshard.solver.io.problem_file import read_problem_file
+from autoshard.solver.io.solution_file import write_solution
 
 MESH = {"data": 4, "tensor": 2}
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from autoshard.solver import evaluate
-from autoshard.solver.ascent import Ascent
-from autoshard.solver.brute_force import brute_force
-from autoshard.solver.core import Core
-from autoshard.solver.flat import Flat, flatten, message_count
-from autoshard.solver.messages import factor_minima, node_costs, price_tables, price_unary, sweep
-from autoshard.solver.network import Network
-from autoshard.solver.presolve import presolve
-from autoshard.solver.prices import climb_prices
-from autoshard.solver.primal import labels_cost, labels_usage, modest_labels
+from autoshard.solver.bound.ascent import Ascent
+from autoshard.solver.bound.core import Core
+from autoshard.solver.bound.flat import Flat, flatten, message_count
+from autoshard.solver.bound.messages import factor_minima, node_costs, price_tables, price_unary, sweep
+from autoshard.solver.bound.prices import climb_prices
+from autoshard.solver.exact.brute_force import brute_force
+from autoshard.solver.primal.local_search import labels_cost, labels_usage, modest_labels
+from autoshard.solver.reduce.network import Network
+from autoshard.solver.reduce.presolve import presolve
 
 _spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
 generate = importlib.util.module_from_spec(_spec)
@@ -124,7 +124,7 @@ def test_modest_labels_take_least():
 
 
 def test_presolve_may_be_stopped_at_any_question(monkeypatch):
-    monkeypatch.setattr("autoshard.solver.presolve.LOOKS", 1)
+    monkeypatch.setattr("autoshard.solver.reduce.presolve.LOOKS", 1)
     for seed in range(3300, 3380):
         problem = generate.random_problem(seed, 6, 3)
         expected, _ = brute_force(problem)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from autoshard.solver import SolverOptions, Status, evaluate, least_capacity, solve
-from autoshard.solver.brute_force import brute_force
-from autoshard.solver.network import Network
-from autoshard.solver.presolve import presolve
+from autoshard.solver.exact.brute_force import brute_force
+from autoshard.solver.reduce.network import Network
+from autoshard.solver.reduce.presolve import presolve
 
 _spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
 generate = importlib.util.module_from_spec(_spec)

@@ -13,8 +13,8 @@ import pytest
 
 from autoshard.interrupts import StopRequest
 from autoshard.solver import SolverOptions, Status, evaluate
-from autoshard.solver.cache import Labels, SolutionCache, carried_over, default_cache, plain_labels, solve_cached
-from autoshard.solver.packed import problem_digest
+from autoshard.solver.io.cache import Labels, SolutionCache, carried_over, default_cache, plain_labels, solve_cached
+from autoshard.solver.io.packed import problem_digest
 from autoshard.solver.problem import Edge, Node, Problem, Usage
 
 _spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))

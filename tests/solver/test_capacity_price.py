@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autoshard.solver import Node, Problem, SolverOptions, Usage, solve
-from autoshard.solver.brute_force import brute_force
+from autoshard.solver.exact.brute_force import brute_force
 
 _spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
 generate = importlib.util.module_from_spec(_spec)

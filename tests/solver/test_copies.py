@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from autoshard.solver import SolverOptions, Status, evaluate, solve
-from autoshard.solver.ascent import Ascent
-from autoshard.solver.brute_force import brute_force
-from autoshard.solver.columns import columns_of, restricted, usage_over_time
+from autoshard.solver.bound.ascent import Ascent
+from autoshard.solver.bound.flat import flatten
 from autoshard.solver.copies import search_copies
-from autoshard.solver.flat import flatten
-from autoshard.solver.fold import fold
-from autoshard.solver.network import Network
-from autoshard.solver.presolve import presolve
+from autoshard.solver.exact.brute_force import brute_force
 from autoshard.solver.problem import Edge, Node, Problem
-from autoshard.solver.refinement import refine
+from autoshard.solver.reduce.columns import columns_of, restricted, usage_over_time
+from autoshard.solver.reduce.fold import fold
+from autoshard.solver.reduce.network import Network
+from autoshard.solver.reduce.presolve import presolve
+from autoshard.solver.reduce.refinement import refine
 from autoshard.solver.search import Search
 
 _spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))

@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.errors import FileFormatError
 from autoshard.solver import SolverOptions, Status, evaluate, solve
-from autoshard.solver.iopddl import read_iopddl
+from autoshard.solver.io.iopddl import read_iopddl
 
 EXAMPLE = {
     "problem": {

@@ -13,9 +13,9 @@ import pytest
 
 from autoshard.errors import FileFormatError
 from autoshard.solver import Edge, Problem, SolverOptions, solve
-from autoshard.solver.packed import problem_digest
-from autoshard.solver.problem_file import ProblemFile, read_problem_file, write_problem_file
-from autoshard.solver.solution_file import read_solution, write_solution
+from autoshard.solver.io.packed import problem_digest
+from autoshard.solver.io.problem_file import ProblemFile, read_problem_file, write_problem_file
+from autoshard.solver.io.solution_file import read_solution, write_solution
 
 _spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
 generate = importlib.util.module_from_spec(_spec)

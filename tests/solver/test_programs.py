@@ -16,8 +16,8 @@ from ortools.math_opt.python import mathopt
 
 from autoshard.errors import SolverError
 from autoshard.interrupts import StopRequest
-from autoshard.solver import programs
-from autoshard.solver.programs import Programs
+from autoshard.solver.exact import programs
+from autoshard.solver.exact.programs import Programs
 
 HIGHS = mathopt.SolverType.HIGHS
 

@@ -1,0 +1,244 @@
+"""One stage on one mesh: planned as a program of its own, and what each of its phases costs."""
+
+import bisect
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from autoshard.cluster.mesh import LogicalMesh
+from autoshard.graph.layout import WHOLE, Layout, all_layouts
+from autoshard.pipeline.split.forward import Forward
+from autoshard.pipeline.split.layer_cuts import size_bytes
+from autoshard.pipeline.split.phases import Parts, split_parts
+from autoshard.pipeline.split.residual_layouts import held_layouts
+from autoshard.pipeline.split.stage_program import JointFunction, StageProgram, joint_arguments, joint_function
+from autoshard.planner.allowed import Restrictions
+from autoshard.planner.decisions import SpecEntries
+from autoshard.planner.estimate import Estimate
+from autoshard.planner.program import Program, prepare
+from autoshard.plans.make import plan_on
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.plan import Plan
+from autoshard.plans.question import Question, Restrict
+from autoshard.trace.trace import Trace, trace
+from autoshard.trace.walk import equation_numbers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slots:
+    """Positions of a joint program's flat arguments and results, by what they are; see `JointFunction`."""
+
+    sums: range
+    params: range
+    mutable: range
+    batch: range
+    key: range
+    inputs: range
+    factor: int
+    gradients: range
+    new_sums: range
+    outputs: range
+    input_gradients: range
+    new_mutable: range
+    metrics: range
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TracedStage:
+    """A stage ready to be planned on any mesh.
+
+    Attributes:
+      program: The layers. function, arguments: The joint function, and the shapes that it takes.
+      trace: Its trace. slots: Where its leaves are. prepared: Its graph, grouped.
+      whole, split: Its parts, with the gradients of weights in the backward pass, and apart.
+    """
+
+    program: StageProgram
+    function: JointFunction
+    arguments: tuple[Any, ...] = dataclasses.field(repr=False)
+    trace: Trace = dataclasses.field(repr=False)
+    slots: Slots = dataclasses.field(repr=False)
+    prepared: Program = dataclasses.field(repr=False)
+    whole: Parts = dataclasses.field(repr=False)
+    split: Parts = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageCost:
+    """What a planned stage costs: see `LayerCost`, of which this is the sum, for the fields."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    weight_bytes: float
+    gradient_bytes: float
+    residual_bytes: float
+    weight_residual_bytes: float
+    input_bytes: float
+    working_bytes: float
+    peak_bytes: float
+
+
+def trace_stage(forward: Forward, program: StageProgram, rematerialise: bool = False) -> TracedStage:
+    """Traces forward and backward pass of a stage."""
+    function = joint_function(forward, program, rematerialise)
+    arguments = joint_arguments(forward, program)
+    return _traced_stage(program, function, arguments, trace(function, arguments, (0,)))
+
+
+def _traced_stage(
+    program: StageProgram, function: JointFunction, arguments: tuple[Any, ...], traced: Trace
+) -> TracedStage:
+    slots = _slots(arguments, jax.eval_shape(function, *arguments))
+    parts = [parts_of(traced, slots, splits_backward) for splits_backward in (False, True)]
+    return TracedStage(program, function, arguments, traced, slots, prepare(traced.graph), *parts)
+
+
+def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, plan: Plan) -> TracedStage:
+    """A stage traced to be run by `plan`.
+
+    Raises:
+      PlanMismatchError: It is not the stage that was planned.
+    """
+    function = joint_function(forward, program, rematerialise)
+    arguments = joint_arguments(forward, program)
+    return _traced_stage(program, function, arguments, plan.check(function, arguments))
+
+
+def parts_of(traced: Trace, slots: Slots, splits_backward: bool) -> Parts:
+    """The parts of a traced joint function."""
+    forward_outs = [*slots.outputs, *slots.new_mutable, *slots.metrics]
+    return split_parts(
+        traced.jaxpr.jaxpr,
+        forward_outs,
+        list(slots.input_gradients),
+        list(slots.new_sums),
+        list(slots.inputs),
+        splits_backward,
+    )
+
+
+def _slots(arguments: Sequence[Any], results: Sequence[Any]) -> Slots:
+    def ranges(trees: Sequence[Any]) -> list[range]:
+        ends = np.cumsum([0, *(len(jax.tree.leaves(t)) for t in trees)]).tolist()
+        return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+    sums, params, mutable, batch, key, inputs, factor, gradients = ranges(arguments)
+    return Slots(
+        sums, params, mutable, batch, key, inputs, factor.start, gradients, *ranges(results)
+    )  # fmt: skip
+
+
+def plan_stage(
+    stage: TracedStage,
+    mesh: LogicalMesh,
+    cluster_name: str,
+    budget_bytes: float,
+    options: PlanOptions,
+    splits_weights: bool = False,
+) -> Plan:
+    """The plan of a stage on one mesh.
+
+    Args:
+      budget_bytes: Memory per device for one micro-batch at a time; inf for no limit.
+      splits_weights: Whether every weight must be split over as many devices as can be.
+
+    Raises:
+      MemoryBudgetError, SolverError: As for `autoshard.plan`.
+    """
+    restrict = _weights_split(stage) if splits_weights else None
+    question = Question(stage.trace, stage.prepared, budget_bytes, None, options, restrict, time.perf_counter())
+    return plan_on(question, cluster_name, [mesh], (0,), stage.function.__name__)
+
+
+def _weights_split(stage: TracedStage) -> Restrict:
+    """Allows only the layouts of weights that leave least on each device."""
+    params, arguments, values = set(stage.slots.params), stage.trace.graph.arguments, stage.trace.graph.values
+
+    def restrict(program: Program, mesh: LogicalMesh) -> Restrictions:
+        ways = lambda layout: math.prod(n for n, dim in zip(mesh.shape, layout, strict=True) if dim != WHOLE)
+
+        @functools.cache
+        def most(shape: tuple[int, ...]) -> int:
+            return max(map(ways, all_layouts(shape, mesh.shape)))
+
+        def is_allowed(i: int, layout: Layout) -> bool:
+            return i not in params or ways(layout) == most(values[arguments[i].value].shape)
+
+        return Restrictions(argument=is_allowed)
+
+    return restrict
+
+
+def stage_cost(stage: TracedStage, plan: Plan) -> StageCost:
+    """What each phase of a planned stage takes, and what it holds."""
+    jaxpr, slots, parts = stage.trace.jaxpr.jaxpr, stage.slots, stage.split
+    forward_s, backward_s, weight_s = _phase_times(jaxpr, parts, plan.estimate)
+    sizes = dict(plan.axes)
+    local = lambda n: _local(plan.arguments[n].shape, plan.arguments[n].entries, sizes) * _itemsize(jaxpr.invars[n])
+    total = lambda positions: float(sum(map(local, positions)))
+    later = {*stage.whole.backward.given}
+    held_inputs = total([n for n in slots.inputs if n in later])
+    residual = _held_bytes(jaxpr, plan, stage.whole.held) + held_inputs
+    weights, sums, inputs = total(slots.params), total(slots.sums), total(slots.inputs)
+    resident = weights + sums + total(slots.batch) + total(slots.mutable)
+    peak = plan.estimate.peak_bytes
+    return StageCost(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        weight_s=weight_s,
+        weight_bytes=weights,
+        gradient_bytes=sums,
+        residual_bytes=residual,
+        weight_residual_bytes=_held_bytes(jaxpr, plan, (*parts.handed, *parts.kept)),
+        input_bytes=inputs,
+        working_bytes=max(0.0, peak - resident - residual),
+        peak_bytes=peak,
+    )
+
+
+def _held_bytes(jaxpr: Any, plan: Plan, held: Sequence[Any]) -> float:
+    """Bytes on one device of variables in the layouts that the plan gives them; whole where it gives none."""
+    layouts, sizes = held_layouts(jaxpr, plan.interface, held), dict(plan.axes)
+    return float(
+        sum(
+            size_bytes(v) if e is None else _local(v.aval.shape, e, sizes) * _itemsize(v)
+            for v, e in zip(held, layouts, strict=True)
+        )
+    )
+
+
+def _itemsize(v: Any) -> int:
+    return getattr(v.aval.dtype, "itemsize", 4)
+
+
+def _local(shape: Sequence[int], entries: SpecEntries, sizes: dict[str, int]) -> int:
+    """Elements on one device."""
+    return math.prod(n // math.prod(sizes[a] for a in axes) for n, axes in zip(shape, entries, strict=True))
+
+
+def _phase_times(jaxpr: Any, parts: Parts, estimate: Estimate) -> tuple[float, float, float]:
+    """Time of the forward and backward pass, and of the gradients of weights.
+
+    Where an equation serves several, it counts for the first. Collectives behind the last equation belong to the sums.
+    """
+    numbers = equation_numbers(jaxpr)
+    forward, backward = set(parts.forward.equations), set(parts.backward.equations)
+    times = [0.0, 0.0, 0.0]
+
+    def add(equation: int | None, time_s: float) -> None:
+        i = None if equation is None else bisect.bisect_right(numbers, equation) - 1
+        phase = 2 if i is None else 0 if i in forward else 1 if i in backward else 2
+        times[phase] += time_s
+
+    for item in estimate.compute:
+        add(item.equation, item.compute_s)
+    for item in estimate.communication:
+        add(item.equation, item.time_s)
+    return tuple(times)

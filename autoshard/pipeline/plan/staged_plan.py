@@ -1,0 +1,181 @@
+"""The staged plan: what runs where and when, how each stage is sharded, what it will take, and the ways to use it."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autoshard.pipeline.cost.layers import Layers
+from autoshard.pipeline.plan.parameter_owners import StageId
+from autoshard.pipeline.schedule.durations import StepDurations
+from autoshard.pipeline.schedule.simulate import simulate, step_time
+from autoshard.pipeline.schedule.timeline import Timeline
+from autoshard.pipeline.search.arrangement import Arrangement, Pipeline
+from autoshard.pipeline.search.considered import Considered
+from autoshard.plans.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SliceSummary:
+    """A homogeneous part of the cluster: its devices count from `first_device` on in the order of the cluster."""
+
+    name: str
+    device: str
+    num_devices: int
+    first_device: int
+    memory_bytes: float
+    limit_bytes: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlacedMesh:
+    """The devices of a place, counted over the whole cluster, and the axes that are laid over them."""
+
+    first_device: int
+    axes: tuple[tuple[str, int], ...]
+    name: str
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        count = 1
+        for _, size in self.axes:
+            count *= size
+        return count
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageCertificate:
+    """How good the arrangement is.
+
+    Attributes:
+      searched_s: Step time of the arrangement by the costs of single layers, which the search compared.
+      bound_s: No arrangement of the search's space takes less, by the same costs. gap: Of the two.
+      search_s: How long planning took.
+    """
+
+    searched_s: float
+    bound_s: float
+    gap: float
+    search_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StagedPlan:
+    """A plan of a training step over several meshes.
+
+    Attributes:
+      cluster: Name of the cluster. slices: Its parts.
+      batch_size: Examples of a step.
+      arrangement: Which layers run where, and with which share of the batch.
+      layers: The layers that it speaks of. starts, stop: Where they begin in the traced loss.
+      meshes: For each pipeline and place, its devices.
+      programs: The distinct plans of stages. program_of: For each pipeline and stage, which is its.
+      parameters: Paths of the parameters. homes: Where each lives.
+      durations: What everything in a step takes. certificate: How good it is. considered: What else was looked at.
+      warnings: What the user should know.
+      donates_state: Whether a step may reuse the buffers of the state that it is given.
+      configuration: The training configuration that it was made from, as JSON; None for a function of one's own.
+    """
+
+    cluster: str
+    slices: tuple[SliceSummary, ...]
+    batch_size: int
+    arrangement: Arrangement
+    layers: Layers
+    starts: tuple[int, ...]
+    stop: int
+    meshes: tuple[tuple[PlacedMesh, ...], ...]
+    programs: tuple[Plan, ...]
+    program_of: tuple[tuple[int, ...], ...]
+    parameters: tuple[str, ...]
+    homes: tuple[StageId, ...]
+    durations: StepDurations
+    certificate: StageCertificate
+    considered: tuple[Considered, ...] = ()
+    warnings: tuple[str, ...] = ()
+    donates_state: bool = False
+    configuration: str | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Predicted time of a step."""
+        return step_time(self.durations)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The step as simulated."""
+        limits = [[self.slices[p.slice].limit_bytes for p in one.places] for one in self.arrangement.pipelines]
+        return simulate(self.durations, limits, [[m.name for m in meshes] for meshes in self.meshes])
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The micro-batches of a step, in order, by their examples: `step.in_parts(plan.parts)` computes the same."""
+        return tuple(p.micro_batch_size for p in self.arrangement.pipelines for _ in range(p.num_micro_batches))
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the cluster, also those that are left out."""
+        return sum(s.num_devices for s in self.slices)
+
+    def mesh_of(self, one: StageId) -> PlacedMesh:
+        """Where a stage runs."""
+        meshes = self.meshes[one.pipeline]
+        return meshes[one.stage % len(meshes)]
+
+    def plan_of(self, one: StageId) -> Plan:
+        """How a stage is sharded."""
+        return self.programs[self.program_of[one.pipeline][one.stage]]
+
+    def pipeline(self, number: int) -> Pipeline:
+        """A pipeline of the arrangement."""
+        return self.arrangement.pipelines[number]
+
+    @property
+    def stage_ids(self) -> tuple[StageId, ...]:
+        """All stages."""
+        return tuple(StageId(p, s) for p, one in enumerate(self.arrangement.pipelines) for s in range(len(one.stages)))
+
+    def jit(self, step: Any, devices: Sequence[Any] | None = None, **settings: Any) -> Any:
+        """Makes `step` run as planned: a callable `(state, batch) -> (state, metrics)`.
+
+        Args:
+          step: The `TrainStep` that was planned.
+          devices: One for each device of the cluster, in its order (slice after slice); default all live devices.
+          settings: See `autoshard.pipeline.run.staged_function.StagedFunction`.
+
+        Raises:
+          MeshError: The number of devices is not the cluster's.
+          PlanMismatchError: On first use, if `step` is no longer what was planned.
+        """
+        from autoshard.pipeline.run.staged_function import (
+            StagedFunction,  # the one room above that is reached from here
+        )
+
+        return StagedFunction(self, step, devices, **settings)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as versioned JSON; the file appears whole or not at all."""
+        from autoshard.pipeline.plan.files import write_staged_plan
+
+        write_staged_plan(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "StagedPlan":
+        """Reads a plan written by `save`.
+
+        Raises:
+          FileFormatError: If the file is not a staged plan of a known version.
+        """
+        from autoshard.pipeline.plan.files import read_staged_plan
+
+        return read_staged_plan(path)
+
+    def explain(self) -> str:
+        """The plan for people: slices, pipelines, stages, schedule, memory, what was considered. Also `print(plan)`."""
+        from autoshard.pipeline.plan.explain import explain
+
+        return explain(self)
+
+    def __str__(self) -> str:
+        return self.explain()

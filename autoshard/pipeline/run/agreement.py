@@ -1,0 +1,63 @@
+"""The processes of a run agree on a plan: the first one's is sent to all, and no run starts with two.
+
+Two processes that plan the same may differ: where the solver or the search is ended by its time limit, what was found
+by then depends on how fast they were.
+"""
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+import jax
+
+from autoshard.errors import PlanMismatchError
+from autoshard.pipeline.plan.files import read_staged_plan, write_staged_plan
+from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.transfer.peers import gathered, sent_by_first
+
+
+def plan_of_first(plan: StagedPlan | None) -> StagedPlan:
+    """The plan of process 0, in every process; all of them must call this together, others than the first with None.
+
+        plan = autoshard.plan(...) if jax.process_index() == 0 else None
+        plan = plan_of_first(plan)
+
+    Raises:
+      PlanMismatchError: The first process has no plan.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        text = b""
+        if plan is not None and jax.process_index() == 0:
+            write_staged_plan(plan, path)
+            text = path.read_bytes()
+        text = sent_by_first(text)
+        if not text:
+            raise PlanMismatchError(
+                "The plan of process 0 is to be used by all processes, but it gave None. Plan there."
+            )
+        path.write_bytes(text)
+        return read_staged_plan(path)
+
+
+def check_same_plan(plan: StagedPlan) -> None:
+    """Compares the plans of all processes, which must call this together.
+
+    Raises:
+      PlanMismatchError: They are to do different things.
+    """
+    digests = gathered(_digest(plan))
+    unlike = [process for process, digest in enumerate(digests) if digest != digests[0]]
+    if unlike:
+        raise PlanMismatchError(
+            f"All processes of a run must have the same plan, but that of process {unlike[0]} differs from that of "
+            f"process 0 ({len(unlike)} of {len(digests)} differ). Plan once and load the file everywhere, or take the "
+            "first one's with autoshard.pipeline.run.agreement.plan_of_first."
+        )
+
+
+def _digest(plan: StagedPlan) -> str:
+    """Of all that says what is done, and in which order; not of what planning took, which differs always."""
+    programs = [(p.axes, p.arguments, p.outputs, p.output_steps, p.shardings, p.equations) for p in plan.programs]
+    done = plan.arrangement, plan.starts, plan.stop, plan.meshes, plan.program_of, plan.parameters, plan.homes
+    return hashlib.sha256(repr((done, plan.durations, plan.donates_state, programs)).encode()).hexdigest()[:32]

@@ -1,0 +1,248 @@
+"""Runs a training step as a staged plan says: many jitted programs on many meshes, from one thread, asynchronously.
+
+Every process walks through the same list of tasks and transfers in the same order; each runs the programs of its own
+devices, and takes part in the transfers that concern it. Nothing waits for a result: JAX hands work to the devices, and
+an array that is not there yet holds back only what reads it. How much is in flight is bounded by the schedule, because
+every place runs its tasks in the schedule's order.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from autoshard.errors import PlanMismatchError, StageError, TransferError
+from autoshard.pipeline.plan.parameter_owners import StageId
+from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.run.agreement import check_same_plan
+from autoshard.pipeline.run.create import create
+from autoshard.pipeline.run.devices import Fleet, bring
+from autoshard.pipeline.run.recorder import Recorder
+from autoshard.pipeline.run.stage_runners import Crew
+from autoshard.pipeline.run.step import Keys, RunningStep
+from autoshard.pipeline.run.update import Located, StateLayout, Update, state_layout, trace_finish
+from autoshard.pipeline.schedule.timeline import Timeline
+from autoshard.train_step import TrainStep, batch_size
+from autoshard.transfer.move import CrossMesh
+
+COMPILING_S = 3600.0
+"""How long processes wait for each other at least in the first two steps: each compiles its programs in the first, and
+the others may meanwhile be in the second."""
+
+_MOST_QUEUED = 4
+"""Tasks of a place that are handed over before the first of them has ended, in a run of several processes."""
+
+
+class StagedFunction:
+    """A training step that runs as planned. Call it with `(state, batch)`.
+
+    The state that it returns lies where the plan says, and is best passed on as it is; a state that lies otherwise is
+    moved first. In a run of several processes all of them call it with equal host values or with the arrays that it
+    returned, and with the whole batch. Each step then waits for its metrics, so that reading them cannot hang; to wait
+    for other results use `wait`. After a TransferError the run is over: the processes no longer agree on what moves.
+
+    Args:
+      plan: What to do. step: The training step that was planned.
+      devices: One for each device of the cluster, in its order; default all live devices.
+      donate: Whether the buffers of the state may be reused; what is passed in must then not be used again. None: as
+        planned.
+      timeout_s: How long another process may keep this one waiting, from the third step on; more than its longest task.
+      coordinator_address: As given to `jax.distributed.initialize`; see `CrossMesh`.
+      record: Whether to measure when each task ran; see `timeline`. It costs a thread for each place.
+    """
+
+    def __init__(
+        self,
+        plan: StagedPlan,
+        step: TrainStep,
+        devices: Sequence[Any] | None = None,
+        *,
+        donate: bool | None = None,
+        timeout_s: float = 300.0,
+        coordinator_address: str | None = None,
+        record: bool = False,
+    ):
+        self.plan, self.step = plan, step
+        self.fleet = Fleet(plan, devices)
+        self._timeout_s, self._num_steps = timeout_s, 0
+        self.mover = CrossMesh(timeout_s=max(timeout_s, COMPILING_S), coordinator_address=coordinator_address)
+        self._donate, self._records = plan.donates_state if donate is None else donate, record
+        self._recorder: Recorder | None = None
+        self._crew: Crew | None = None
+        self._keys = Keys(step)
+        self._update: Update | None = None
+        self._layout: StateLayout | None = None
+        timeline = plan.timeline
+        self._tasks = [
+            (StageId(e.pipeline, e.stage), e.phase, e.micro_batch)
+            for e in sorted(timeline.events, key=lambda e: (e.start_s, e.stop_s, e.pipeline, e.place))
+            if e.phase is not None and e.to_place is None
+        ]
+        self._sign_of = jax.jit(lambda x: jnp.ravel(x)[:1])
+        self._is_shared = jax.process_count() > 1
+        self._failure: TransferError | None = None
+        if self._is_shared:
+            check_same_plan(plan)
+        # XLA:CPU may run what is queued in any order, and run out of threads. In a run of several processes little may
+        # be queued, see `arrivals.MOST_OWED`.
+        is_cpu = self.fleet.meshes[0].devices.flat[0].platform == "cpu"
+        self._most_queued = 1 if is_cpu else _MOST_QUEUED if self._is_shared else None
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """Takes one step: `(new state, metrics)`.
+
+        Raises:
+          PlanMismatchError: The step, the state or the batch is not what was planned.
+          TransferError: Another process ended or stalled.
+        """
+        if self._failure is not None:
+            raise TransferError("An earlier step failed. Start all processes again.") from self._failure
+        try:
+            return self._take_step(state, batch)
+        except TransferError as error:
+            self._failure = error
+            raise
+        except jax.errors.JaxRuntimeError:
+            self.mover.blame()
+            raise
+
+    def _take_step(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        self.prepare(state, batch)
+        self._check_batch(batch)
+        state = self.place(state)
+        self._recorder = Recorder(self.plan, self.fleet) if self._records else None
+        running = RunningStep(self._crew, self.step, self.mover, self._keys, state, batch)
+        self._run_tasks(running)
+        result = self._update(state, running.gradients(), running.mutable(), running.metrics())
+        if self._is_shared:
+            self._watch_update(result[0])
+            self.wait(result[1])
+            self._num_steps += 1
+            if self._num_steps == 2:
+                self.mover.timeout_s = self._timeout_s
+        if self._recorder is not None:
+            self.wait(result)
+            self._recorder.end()
+        return result
+
+    def _run_tasks(self, running: RunningStep) -> None:
+        queues: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)
+        for one, phase, micro_batch in self._tasks:
+            place = self.fleet.place_of(one)
+            queue = queues[place]
+            if self._most_queued is not None and len(queue) >= self._most_queued:
+                self.wait(queue.popleft())
+            made = running.run(one, phase, micro_batch)
+            if made is None:
+                continue
+            sign = self._sign_of(made.addressable_shards[0].data)  # for `made` itself may be donated to the next task
+            queue.append(sign)
+            if others := self.fleet.others(place):
+                self.mover.watch(f"{phase.name.lower()} {micro_batch} of {one}", others, sign)
+            if self._recorder is not None:
+                self._recorder.task(one, phase, micro_batch, sign)
+        if self._is_shared:
+            self.wait(list(queues.values()))
+
+    def _watch_update(self, state: Any) -> None:
+        """Watches a result of the update on each mesh of which other processes have a part."""
+        by_mesh = {x.sharding.mesh: x for x in jax.tree.leaves(state)}
+        for place, mesh in enumerate(self.fleet.meshes):
+            if mesh in by_mesh and (others := self.fleet.others(place)):
+                part = by_mesh[mesh].addressable_shards[0].data
+                self.mover.watch("the optimizer's update", others, self._sign_of(part))
+
+    @property
+    def timeline(self) -> Timeline:
+        """What was measured of the last step; needs `record`. All processes of a run must ask for it together.
+
+        Raises:
+          StageError: Nothing was recorded.
+        """
+        if self._recorder is None:
+            raise StageError("No timeline was recorded. Pass record=True to `plan.jit`, and take a step.")
+        return self._recorder.timeline()
+
+    def prepare(self, state: Any, batch: Any) -> None:
+        """Traces the step, and works out where everything lies; the first step does so if it was not done before.
+
+        Args:
+          state, batch: Arrays, or their shapes as `jax.ShapeDtypeStruct`.
+
+        Raises:
+          PlanMismatchError: The step, the state or the batch is not what was planned.
+        """
+        if self._update is None:
+            self._build(state, batch)
+
+    @property
+    def shardings(self) -> Any:
+        """Where each leaf of the state lies, in its structure: for creating a state, or restoring a checkpoint."""
+        layout = self._laid_out
+        return jax.tree.unflatten(layout.tree, [located.sharding for located in layout.leaves])
+
+    def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
+        """Creates the state where the plan says: each place makes what lives there, and no device makes it all.
+
+        Args:
+          init_fn: Returns the state, e.g. from a seed. *args: Its arguments.
+
+        Raises:
+          PlanMismatchError: It returns another state than that of `prepare`.
+        """
+        layout = self._laid_out
+        self._check_leaves(jax.eval_shape(init_fn, *args))
+        return create(layout, self.fleet, init_fn, args)
+
+    def place(self, state: Any) -> Any:
+        """A state laid out as planned; leaves that lie so already stay as they are."""
+        layout = self._laid_out
+        self._check_leaves(state)
+        placed = [
+            bring(x, l.sharding, self.mover, f"leaf {n} of the state")
+            for n, (x, l) in enumerate(zip(jax.tree.leaves(state), layout.leaves, strict=True))
+        ]
+        return jax.tree.unflatten(layout.tree, placed)
+
+    @property
+    def _laid_out(self) -> StateLayout:
+        if self._layout is None:
+            raise StageError(
+                "Where a state lies is known once the step is prepared: call `prepare(state, batch)` with arrays or "
+                "shapes, or take a step."
+            )
+        return self._layout
+
+    def _check_leaves(self, state: Any) -> None:
+        found, planned = len(jax.tree.leaves(state)), len(self._laid_out.leaves)
+        if found != planned:
+            raise PlanMismatchError(
+                f"The state has {found} leaves, but the step was prepared for one with {planned}. Plan again for it."
+            )
+
+    def wait(self, arrays: Any) -> None:
+        """Blocks until arrays are ready, as `jax.block_until_ready`, but not for ever if another process has died."""
+        self.mover.wait(arrays)
+
+    def _check_batch(self, batch: Any) -> None:
+        found = batch_size(batch)
+        if found != self.plan.batch_size:
+            raise PlanMismatchError(
+                f"The plan is for batches of {self.plan.batch_size} examples; received one of {found}. Plan again."
+            )
+
+    def _build(self, state: Any, batch: Any) -> None:
+        crew = self._crew = Crew(self.plan, self.step, self.fleet, state, batch)
+        parameters, sums = crew.parameter_homes()
+        mutable = {name: crew.mutable_home(name) for name in crew.mutable_names}
+        finish = trace_finish(self.step, state, crew.metric_types)
+        self._layout = state_layout(finish, parameters, sums, mutable, self.fleet)
+        metrics = {}
+        for name in crew.metric_types:
+            home = crew.metric_stage(name)
+            metrics[name] = Located(self.fleet.place_of(home), crew[home].whole)
+        gradients = [sums[name] for name in self.plan.parameters]
+        unchanged = [n for n, name in enumerate(crew.mutable_names) if not crew.is_changed(name)]
+        self._update = Update(finish, self._layout, gradients, metrics, unchanged, self.fleet, self.mover, self._donate)

@@ -1,0 +1,38 @@
+"""What the caller fixes of the stage search."""
+
+import dataclasses
+
+from autoshard.pipeline.schedule.tasks import ScheduleKind
+from autoshard.pipeline.search.cut import CutEffort
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageOptions:
+    """What the caller fixes, and how long to look.
+
+    Attributes:
+      num_stages: Stages of each pipeline; None: any number.
+      num_micro_batches: Micro-batches of the pipeline that has most; None: any number.
+      micro_batch_sizes: Sizes to try; None: all that the table has.
+      schedules: Orders to try.
+      most_devices_per_stage: None: as many as an option of the table has.
+      most_chunks: Stages on one place, at most, where they are interleaved.
+      limits_bytes: For each slice, what one device may hold; None: its memory less `PlanOptions.memory_reserve`.
+      most_shapes: Shapes to cut, at most, in each form of the step.
+      cut_effort: How long to look at each.
+    """
+
+    num_stages: int | None = None
+    num_micro_batches: int | None = None
+    micro_batch_sizes: tuple[int, ...] | None = None
+    schedules: tuple[ScheduleKind, ...] = (
+        ScheduleKind.ONE_F_ONE_B,
+        ScheduleKind.ZERO_BUBBLE,
+        ScheduleKind.INTERLEAVED,
+        ScheduleKind.GPIPE,
+    )
+    most_devices_per_stage: int | None = None
+    most_chunks: int = 4
+    limits_bytes: tuple[float, ...] | None = None
+    most_shapes: int = 60
+    cut_effort: CutEffort = CutEffort(most_enumerated=300, most_simulated=3)

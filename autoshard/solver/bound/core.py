@@ -1,0 +1,216 @@
+"""The core of a flat problem: what is left for message passing when capacity counts at a few instants only.
+
+Dropping the capacity at an instant relaxes the problem, so a bound of the relaxation is a bound. In problems that come
+from programs, a few instants carry all of the capacity's price, while most nodes are short-lived values that hang on
+one neighbour. Without the capacity of the other instants those leaves can be minimised out exactly, again and again
+until none is left; what remains is the core.
+
+The minimisation is written as messages (`messages.py`): a leaf gives all of its cost to its factor, and the factor
+gives its minimum over the leaf to the neighbour. So the messages of a core, together with those of the leaves, are
+messages of the whole problem, and prove the same bound there.
+"""
+
+import numba
+import numpy as np
+
+from autoshard.solver.bound.flat import Flat, message_count
+
+
+class Core:
+    """The core of `flat` for the instants `active`.
+
+    Attributes:
+      flat: The core as a `Flat` of its own; its instants are the active ones, its tables those of the whole.
+      active: bool [T]. nodes, factors: Their indices in the whole problem, int64.
+      constant: Cost of the parts that were minimised out completely.
+    """
+
+    def __init__(self, whole: Flat, active: np.ndarray) -> None:
+        self.whole, self.active = whole, active
+        position = np.concatenate([[0], np.cumsum(active)])
+        usage_node = np.repeat(np.arange(len(whole.label_start) - 1), np.diff(whole.usage_start))
+        pair_factor = np.repeat(np.arange(len(whole.source)), np.diff(whole.pair_start))
+        usages = _Records(position, usage_node, whole.usage_first, whole.usage_last, whole.usage_amounts)
+        pairs = _Records(position, pair_factor, whole.pair_first, whole.pair_last, whole.pair_amounts)
+        count, factors = len(whole.label_start) - 1, len(whole.source)
+        self._unary, self._messages = whole.unary.copy(), np.zeros(message_count(whole))
+        self._order, self._link = np.empty(count, np.int64), np.empty(count, np.int64)
+        used, paired = usages.owned(count), pairs.owned(factors)
+        self._peeled, self.constant, left, unlinked = _peel(
+            whole, used, paired, self._unary, self._messages, self._order, self._link
+        )
+        self.nodes, self.factors = np.flatnonzero(~left), np.flatnonzero(~unlinked)
+        number, factor_number = np.cumsum(~left) - 1, np.cumsum(~unlinked) - 1
+        sizes = np.diff(whole.label_start)
+        source, target = number[whole.source[self.factors]], number[whole.target[self.factors]]
+        rows, columns = whole.rows[self.factors], whole.columns[self.factors]
+        message_start = _offsets(np.stack([rows, columns], axis=1).ravel())
+        in_start, in_factors = _grouped(target, len(self.nodes))
+        out_start, out_factors = _grouped(source, len(self.nodes))
+        self._place = _places(whole.source_message[self.factors], rows + columns)
+        self.flat = Flat(
+            label_start=_offsets(sizes[self.nodes]), unary=self._unary[np.repeat(~left, sizes)],
+            source=source, target=target, rows=rows, columns=columns,
+            source_map=whole.source_map[self.factors], target_map=whole.target_map[self.factors],
+            classes=whole.classes, table=whole.table[self.factors], tables=whole.tables,
+            source_message=message_start[:-1][0::2].copy(), target_message=message_start[:-1][1::2].copy(),
+            in_start=in_start, in_factors=in_factors, out_start=out_start, out_factors=out_factors,
+            usage_start=_offsets(np.bincount(number[usages.owner], minlength=len(self.nodes))),
+            usage_first=usages.first, usage_last=usages.last, usage_amounts=usages.amounts,
+            pair_start=_offsets(np.bincount(factor_number[pairs.owner], minlength=len(self.factors))),
+            pair_first=pairs.first, pair_last=pairs.last, pair_amounts=pairs.amounts,
+            amounts=whole.amounts, capacity=whole.capacity[active],
+        )  # fmt: skip
+
+    def messages_from(self, messages: np.ndarray) -> np.ndarray:
+        """The core's share of messages of the whole problem."""
+        return messages[self._place]
+
+    def whole_messages(self, messages: np.ndarray) -> np.ndarray:
+        """Messages of the whole problem: the core's, and those that minimise the leaves."""
+        result = self._messages.copy()
+        result[self._place] = messages
+        return result
+
+    def whole_labels(self, labels: np.ndarray) -> np.ndarray:
+        """The core's labels int64, and the cheapest beside them for the leaves; int64 [n]."""
+        result = np.zeros(len(self.whole.label_start) - 1, np.int64)
+        result[self.nodes] = labels
+        _unpeel(self.whole, self._unary, self._order[: self._peeled], self._link, result)
+        return result
+
+
+class _Records:
+    """Usages restricted to the active instants; those that are live at none are dropped."""
+
+    def __init__(
+        self, position: np.ndarray, owner: np.ndarray, first: np.ndarray, last: np.ndarray, amounts: np.ndarray
+    ) -> None:
+        first, last = position[first], position[last]
+        live = first < last
+        self.owner, self.first, self.last, self.amounts = owner[live], first[live], last[live], amounts[live]
+
+    def owned(self, count: int) -> np.ndarray:
+        """bool [count]: which owners have a usage."""
+        return np.bincount(self.owner, minlength=count)[:count] > 0
+
+
+def _offsets(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _grouped(ends: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    return _offsets(np.bincount(ends, minlength=count)[:count]), np.argsort(ends, kind="stable").astype(np.int64)
+
+
+def _places(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """start[0], start[0] + 1, .. (length[0] of them), start[1], .."""
+    offsets = _offsets(length)
+    return np.repeat(start - offsets[:-1], length) + np.arange(offsets[-1])
+
+
+@numba.njit(cache=True, nogil=True)
+def _peel(flat: Flat, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, messages: np.ndarray,
+          order: np.ndarray, link: np.ndarray) -> tuple[int, float, np.ndarray, np.ndarray]:  # fmt: skip
+    """Minimises out nodes with at most one factor while there are any.
+
+    Args:
+      used bool [n], paired bool [m]: nodes and factors with usages, which stay.
+      unary: float64 [L], updated: neighbours get what leaves cost. messages: written at the leaves' factors.
+      order, link: int64 [n], written: the nodes that left in this order, and the factor of each or -1.
+
+    Returns:
+      (number of nodes that left, constant cost, bool [n] nodes that left, bool [m] factors that left).
+    """
+    count = len(flat.label_start) - 1
+    degree = np.zeros(count, np.int64)
+    left, unlinked = np.zeros(count, np.bool_), np.zeros(len(flat.source), np.bool_)
+    most = 1
+    for f in range(len(flat.source)):
+        degree[flat.source[f]] += 1
+        degree[flat.target[f]] += 1
+        most = max(most, flat.rows[f], flat.columns[f])
+    own, given = np.empty(most), np.empty(most)
+    stack, height = np.empty(count, np.int64), 0
+    for i in range(count - 1, -1, -1):
+        if degree[i] <= 1 and not used[i]:
+            stack[height] = i
+            height += 1
+    found, constant = 0, 0.0
+    while height > 0:
+        height -= 1
+        i = stack[height]
+        if left[i]:
+            continue
+        f = -1
+        for p in range(flat.out_start[i], flat.out_start[i + 1]):
+            if not unlinked[flat.out_factors[p]]:
+                f = flat.out_factors[p]
+        for p in range(flat.in_start[i], flat.in_start[i + 1]):
+            if not unlinked[flat.in_factors[p]]:
+                f = flat.in_factors[p]
+        if f >= 0 and paired[f]:
+            continue
+        left[i] = True
+        order[found], link[found] = i, f
+        found += 1
+        first, labels = flat.label_start[i], flat.label_start[i + 1] - flat.label_start[i]
+        if f < 0:
+            low = np.inf
+            for k in range(labels):
+                low = min(low, unary[first + k])
+            constant += low
+            continue
+        unlinked[f] = True
+        rows, columns, place = flat.rows[f], flat.columns[f], flat.table[f]
+        is_source = flat.source[f] == i
+        own_map = flat.source_map[f] if is_source else flat.target_map[f]
+        own[:] = np.inf
+        given[:] = np.inf
+        for k in range(labels):
+            c = flat.classes[own_map + k]
+            own[c] = min(own[c], unary[first + k])
+        for a in range(rows):
+            for b in range(columns):
+                if is_source:
+                    given[b] = min(given[b], own[a] + flat.tables[place + a * columns + b])
+                else:
+                    given[a] = min(given[a], own[b] + flat.tables[place + a * columns + b])
+        j = flat.target[f] if is_source else flat.source[f]
+        other_map = flat.target_map[f] if is_source else flat.source_map[f]
+        for k in range(flat.label_start[j + 1] - flat.label_start[j]):
+            unary[flat.label_start[j] + k] += given[flat.classes[other_map + k]]
+        own_message = flat.source_message[f] if is_source else flat.target_message[f]
+        other_message = flat.target_message[f] if is_source else flat.source_message[f]
+        for c in range(rows if is_source else columns):
+            messages[own_message + c] = -own[c]
+        for c in range(columns if is_source else rows):
+            messages[other_message + c] = given[c]
+        degree[j] -= 1
+        if degree[j] <= 1 and not used[j]:
+            stack[height] = j
+            height += 1
+    return found, constant, left, unlinked
+
+
+@numba.njit(cache=True, nogil=True)
+def _unpeel(flat: Flat, unary: np.ndarray, order: np.ndarray, link: np.ndarray, labels: np.ndarray) -> None:
+    """Sets the labels of the nodes in `order`, from the last to leave to the first."""
+    for step in range(len(order) - 1, -1, -1):
+        i, f = order[step], link[step]
+        first = flat.label_start[i]
+        place, stride, own_map = 0, 0, 0
+        if f >= 0 and flat.source[f] == i:
+            own_map, stride = flat.source_map[f], flat.columns[f]
+            place = flat.table[f] + flat.classes[flat.target_map[f] + labels[flat.target[f]]]
+        elif f >= 0:
+            own_map, stride = flat.target_map[f], 1
+            place = flat.table[f] + flat.classes[flat.source_map[f] + labels[flat.source[f]]] * flat.columns[f]
+        best, choice = np.inf, 0
+        for k in range(flat.label_start[i + 1] - first):
+            value = unary[first + k]
+            if f >= 0:
+                value += flat.tables[place + stride * flat.classes[own_map + k]]
+            if value < best:
+                best, choice = value, k
+        labels[i] = choice

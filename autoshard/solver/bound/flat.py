@@ -1,0 +1,191 @@
+"""The remaining problem as flat arrays, the form that the compiled kernels work on.
+
+Nodes are renumbered 0.. in the order of the original problem; every factor runs from a lower to a higher node. Tables
+and class maps that are the same object in the `Network` are stored once.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.solver.reduce.network import Network, Record
+
+
+class Flat(NamedTuple):
+    """Arrays of a problem with n nodes, L labels in all, m factors, T instants.
+
+    label_start int64 [n+1]: labels of node i are label_start[i]..label_start[i+1]-1. unary float64 [L].
+    source, target int64 [m]: nodes, source < target. rows, columns int64 [m]: shape of each table.
+    source_map, target_map int64 [m]: where the class of the node's first label stands in `classes` int32.
+    table int64 [m]: where the factor's table (row-major) begins in `tables` float64.
+    source_message, target_message int64 [m]: where the messages of each end begin in a message array of
+      `message_count` entries.
+    in_start, out_start int64 [n+1], in_factors, out_factors int64 [m]: factors whose target / source is the node.
+    usage_start int64 [n+1]: node usages of node i; usage_first, usage_last int64: instants first <= t < last;
+      usage_amounts int64: where the amounts per label begin in `amounts` float64.
+    pair_start int64 [m+1], pair_first, pair_last, pair_amounts: the same for factors (amounts per table entry).
+    capacity float64 [T].
+    """
+
+    label_start: np.ndarray
+    unary: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    source_map: np.ndarray
+    target_map: np.ndarray
+    classes: np.ndarray
+    table: np.ndarray
+    tables: np.ndarray
+    source_message: np.ndarray
+    target_message: np.ndarray
+    in_start: np.ndarray
+    in_factors: np.ndarray
+    out_start: np.ndarray
+    out_factors: np.ndarray
+    usage_start: np.ndarray
+    usage_first: np.ndarray
+    usage_last: np.ndarray
+    usage_amounts: np.ndarray
+    pair_start: np.ndarray
+    pair_first: np.ndarray
+    pair_last: np.ndarray
+    pair_amounts: np.ndarray
+    amounts: np.ndarray
+    capacity: np.ndarray
+
+
+class _Store:
+    """Concatenates arrays, each distinct object once."""
+
+    def __init__(self, dtype: type) -> None:
+        self._dtype = dtype
+        self._place: dict[int, int] = {}
+        self._parts: list[np.ndarray] = []
+        self._length = 0
+
+    def put(self, array: np.ndarray) -> int:
+        if id(array) not in self._place:
+            self._place[id(array)] = self._length
+            self._parts.append(np.ravel(array).astype(self._dtype))
+            self._length += array.size
+        return self._place[id(array)]
+
+    def joined(self) -> np.ndarray:
+        return np.concatenate(self._parts) if self._parts else np.zeros(0, self._dtype)
+
+
+class _Multiples:
+    """Arrays times counts of copies; the same array and count give the same object."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], np.ndarray] = {}
+
+    def of(self, array: np.ndarray, count: int) -> np.ndarray:
+        if count == 1:
+            return array
+        key = id(array), count
+        if key not in self._made:
+            self._made[key] = array * count
+        return self._made[key]
+
+    def records(self, records: list[Record], count: int) -> list[Record]:
+        if count == 1:
+            return records
+        return [Record(r.start, r.stop, self.of(r.amounts, count)) for r in records]
+
+
+def flatten(network: Network) -> tuple[Flat, np.ndarray]:
+    """Lays out the nodes still alive.
+
+    In a folded network, everything counts as often as there are copies. A factor with usages gets a table of its own,
+    since prices on capacity will be added to it.
+
+    Returns:
+      The arrays, and the original index of each node, int64 [n].
+    """
+    nodes = np.array([node for node, alive in enumerate(network.alive) if alive], np.int64)
+    number = {int(node): index for index, node in enumerate(nodes)}
+    sizes = [len(network.labels[node]) for node in nodes]
+    classes, tables, amounts = _Store(np.int32), _Store(np.float64), _Store(np.float64)
+    factors = sorted(network.factors.values(), key=lambda factor: (factor.i, factor.j))
+    source = np.array([number[factor.i] for factor in factors], np.int64)
+    target = np.array([number[factor.j] for factor in factors], np.int64)
+    rows = np.array([factor.table.shape[0] for factor in factors], np.int64)
+    columns = np.array([factor.table.shape[1] for factor in factors], np.int64)
+    source_map = np.array([classes.put(factor.map_i) for factor in factors], np.int64)
+    target_map = np.array([classes.put(factor.map_j) for factor in factors], np.int64)
+    multiples = _Multiples()
+    node_counts = [1 if network.counts is None else int(network.counts[node]) for node in nodes]
+    factor_counts = [network.copies_of_factor(factor) for factor in factors]
+    own_tables = [multiples.of(f.table, count) for f, count in zip(factors, factor_counts, strict=True)]
+    own_tables = [own.copy() if f.records else own for f, own in zip(factors, own_tables, strict=True)]
+    table = np.array([tables.put(own) for own in own_tables], np.int64)
+    message_sizes = np.stack([rows, columns], axis=1).ravel()
+    message_start = np.concatenate([[0], np.cumsum(message_sizes)]).astype(np.int64)
+    in_start, in_factors = _grouped(target, len(nodes))
+    out_start, out_factors = _grouped(source, len(nodes))
+    node_records = [multiples.records(network.records[n], c) for n, c in zip(nodes, node_counts, strict=True)]
+    factor_records = [multiples.records(f.records, c) for f, c in zip(factors, factor_counts, strict=True)]
+    unary = [multiples.of(network.unary[n], c) for n, c in zip(nodes, node_counts, strict=True)]
+    usage_start, usage_first, usage_last, usage_amounts = _lay_records(node_records, amounts)
+    pair_start, pair_first, pair_last, pair_amounts = _lay_records(factor_records, amounts)
+    flat = Flat(
+        label_start=_offsets(sizes),
+        unary=np.concatenate(unary) if unary else np.zeros(0),
+        source=source,
+        target=target,
+        rows=rows,
+        columns=columns,
+        source_map=source_map,
+        target_map=target_map,
+        classes=classes.joined(),
+        table=table,
+        tables=tables.joined(),
+        source_message=message_start[:-1][0::2].copy(),
+        target_message=message_start[:-1][1::2].copy(),
+        in_start=in_start,
+        in_factors=in_factors,
+        out_start=out_start,
+        out_factors=out_factors,
+        usage_start=usage_start,
+        usage_first=usage_first,
+        usage_last=usage_last,
+        usage_amounts=usage_amounts,
+        pair_start=pair_start,
+        pair_first=pair_first,
+        pair_last=pair_last,
+        pair_amounts=pair_amounts,
+        amounts=amounts.joined(),
+        capacity=network.capacity.copy(),
+    )
+    return flat, nodes
+
+
+def message_count(flat: Flat) -> int:
+    """Entries of a message array."""
+    return int(flat.rows.sum() + flat.columns.sum())
+
+
+def table_entries(flat: Flat) -> int:
+    """Labels and table entries together: what one sweep visits in one direction."""
+    return int(len(flat.unary) + flat.rows @ flat.columns)
+
+
+def _offsets(sizes: list[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).astype(np.int64)
+
+
+def _grouped(ends: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    return _offsets(np.bincount(ends, minlength=count)[:count]), np.argsort(ends, kind="stable").astype(np.int64)
+
+
+def _lay_records(groups: list, amounts: _Store) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    flat_records = [record for group in groups for record in group]
+    return (
+        _offsets([len(group) for group in groups]),
+        np.array([record.start for record in flat_records], np.int64),
+        np.array([record.stop for record in flat_records], np.int64),
+        np.array([amounts.put(record.amounts) for record in flat_records], np.int64),
+    )

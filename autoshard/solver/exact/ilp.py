@@ -1,0 +1,313 @@
+"""The exact search: the remaining problem as a mixed integer program.
+
+Over binaries x (one per label), reals y in 0..1 (one per finite entry of a factor's table) and slacks s >= 0:
+
+  (1) minimise  sum_i theta_i . x_i  +  sum_f theta_f . y_f  +  sum_t price_t s_t        -> _columns
+  (2) sum_k x_i,k                    = 1                       for every node i           -> _one_label
+  (3) sum_b y_f,ab                   = sum_{k in class a} x_source,k   for every row a    -> _marginals
+  (4) sum_a y_f,ab                   = sum_{k in class b} x_target,k   for every column b -> _marginals
+  (5) sum usages live at t + s_t     = capacity_t              for every instant t        -> _capacity
+
+theta and price are the reparametrised costs of `messages.py` (all zero prices and messages give the plain costs).
+By (5), price_t s_t = price_t capacity_t - price_t usage_t, so (1) is the plain cost up to a constant; but every
+coefficient is then a reduced cost >= 0 of a nearly optimal dual solution. A coefficient above (incumbent - bound)
+belongs to no better solution, so its column is left out: that is reduced-cost fixing.
+"""
+
+import dataclasses
+import datetime
+
+import numpy as np
+from ortools.math_opt import model_pb2
+from ortools.math_opt.python import mathopt
+
+from autoshard.interrupts import StopRequest
+from autoshard.solver.bound.flat import Flat
+from autoshard.solver.exact.programs import Programs
+
+OBJECTIVE_SCALE = 1e4
+"""The program's costs are scaled so that the incumbent, or the largest cost, is about this: far above tolerances."""
+
+
+PROGRAM_VISITS, NODE_VISITS = 1_000, 100
+"""Visits of all matrix entries that presolve and the root, and then each node, are reckoned to cost, beside one visit
+for each simplex iteration."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """Arrays of the program: columns, rows, entries, and how to read labels from it."""
+
+    column_cost: np.ndarray
+    column_upper: np.ndarray
+    integer: np.ndarray
+    row_bounds: np.ndarray
+    entry_row: np.ndarray
+    entry_column: np.ndarray
+    entry_value: np.ndarray
+    label_column: np.ndarray
+    """int64 [L]: column of each label, -1 if left out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """labels int64 [n] or None; bound: proven on the objective (1); infeasible: proven; work was cut off or not.
+
+    work: Matrix entries visited, as `NODE_VISITS` and `PROGRAM_VISITS` reckon.
+    """
+
+    labels: np.ndarray | None
+    bound: float
+    infeasible: bool
+    work: float = 0.0
+
+
+def entry_estimate(flat: Flat, keep: np.ndarray) -> int:
+    """Matrix entries of the program that keeps the labels where `keep` (bool [L]) is True; an upper estimate."""
+    kept = np.add.reduceat(keep.astype(np.int64), flat.label_start[:-1]) if len(keep) else np.zeros(0, np.int64)
+    rows = np.minimum(flat.rows, kept[flat.source])
+    columns = np.minimum(flat.columns, kept[flat.target])
+    lengths = flat.usage_last - flat.usage_first
+    usage_node = np.repeat(np.arange(len(kept)), np.diff(flat.usage_start))
+    usages = int((np.minimum(lengths, 2) * kept[usage_node]).sum())
+    return int((2 * rows * columns + kept[flat.source] + kept[flat.target]).sum() + kept.sum() + usages)
+
+
+def build_program(
+    flat: Flat,
+    unary: np.ndarray,
+    tables: np.ndarray,
+    messages: np.ndarray,
+    prices: np.ndarray,
+    keep: np.ndarray,
+    cutoff: float,
+    active: np.ndarray,
+) -> Program:
+    """Builds (1) to (5).
+
+    Args:
+      unary: theta_i, float64 [L]. tables: priced tables. messages: as in `messages.py`. prices: float64 [T].
+      keep: bool [L], the labels that have a column.
+      cutoff: factor entries with a reduced cost above this have no column; +inf to keep all finite ones.
+      active: bool [T]; instants that have a row (5). All those with a price must.
+    """
+    parts = _Parts()
+    label_column = np.full(len(unary), -1, np.int64)
+    label_column[keep] = np.arange(keep.sum())
+    parts.columns(unary[keep], True)
+    _one_label(flat, label_column, parts)
+    factor_columns = _marginals(flat, tables, messages, label_column, cutoff, parts)
+    _capacity(flat, prices, label_column, factor_columns, active, parts)
+    return parts.program(label_column)
+
+
+class _Parts:
+    """Gathers columns, rows and entries."""
+
+    def __init__(self) -> None:
+        self.cost, self.upper, self.integer, self.bounds = [], [], [], []
+        self.entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.column_count = self.row_count = 0
+
+    def columns(self, cost: np.ndarray, integer: bool, upper: float = 1.0) -> np.ndarray:
+        self.cost.append(cost)
+        self.upper.append(np.full(len(cost), upper))
+        self.integer.append(np.full(len(cost), integer))
+        self.column_count += len(cost)
+        return np.arange(self.column_count - len(cost), self.column_count)
+
+    def rows(self, bounds: np.ndarray) -> np.ndarray:
+        self.bounds.append(bounds)
+        self.row_count += len(bounds)
+        return np.arange(self.row_count - len(bounds), self.row_count)
+
+    def put(self, row: np.ndarray, column: np.ndarray, value: np.ndarray | float) -> None:
+        self.entries.append((row, column, np.broadcast_to(np.asarray(value, np.float64), row.shape)))
+
+    def program(self, label_column: np.ndarray) -> Program:
+        rows, columns, values = (np.concatenate([entry[part] for entry in self.entries]) for part in range(3))
+        return Program(
+            np.concatenate(self.cost),
+            np.concatenate(self.upper),
+            np.concatenate(self.integer),
+            np.concatenate(self.bounds),
+            rows,
+            columns,
+            values,
+            label_column,
+        )
+
+
+def _one_label(flat: Flat, label_column: np.ndarray, parts: _Parts) -> None:
+    """(2)"""
+    count = len(flat.label_start) - 1
+    rows = parts.rows(np.ones(count))
+    node = np.repeat(np.arange(count), np.diff(flat.label_start))
+    kept = label_column >= 0
+    parts.put(rows[node[kept]], label_column[kept], 1.0)
+
+
+def _marginals(
+    flat: Flat, tables: np.ndarray, messages: np.ndarray, label_column: np.ndarray, cutoff: float, parts: _Parts
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(3) and (4). Returns for each factor its columns and the class at either end."""
+    result = []
+    for f in range(len(flat.source)):
+        rows, columns = int(flat.rows[f]), int(flat.columns[f])
+        ends = []
+        for node, start, size in (
+            (flat.source[f], flat.source_map[f], rows),
+            (flat.target[f], flat.target_map[f], columns),
+        ):
+            own = label_column[flat.label_start[node] : flat.label_start[node + 1]]
+            classes = flat.classes[start : start + len(own)][own >= 0]
+            own = own[own >= 0]
+            present = np.zeros(size, bool)
+            present[classes] = True
+            ends.append((own, classes, present))
+        place = flat.table[f]
+        table = tables[place : place + rows * columns].reshape(rows, columns)
+        table = table - messages[flat.source_message[f] :][:rows, None]
+        table = table - messages[flat.target_message[f] :][None, :columns]
+        row, column = np.nonzero((table <= cutoff) & np.isfinite(table) & ends[0][2][:, None] & ends[1][2][None, :])
+        entry_columns = parts.columns(table[row, column], False)
+        result.append((entry_columns, row, column))
+        for (own, classes, present), side in zip(ends, (row, column), strict=True):
+            position = np.cumsum(present) - 1
+            row_ids = parts.rows(np.zeros(int(present.sum())))
+            parts.put(row_ids[position[side]], entry_columns, 1.0)
+            parts.put(row_ids[position[classes]], own, -1.0)
+    return result
+
+
+def _capacity(
+    flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_columns: list, active: np.ndarray, parts: _Parts
+) -> None:
+    """(5), in thousandths of the largest capacity left, to be far above tolerances.
+
+    Each row is stated minus the one before where that has fewer entries.
+    """
+    capacity, prices = flat.capacity[active], prices[active]
+    count = len(capacity)
+    if not count:
+        return
+    position = np.concatenate([[0], np.cumsum(active)])
+    unit = max(float(capacity.max()) / 1e3, 1e-300)
+    pieces = []
+    for i in range(len(flat.label_start) - 1):
+        own = label_column[flat.label_start[i] : flat.label_start[i + 1]]
+        for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
+            amounts = flat.amounts[flat.usage_amounts[r] : flat.usage_amounts[r] + len(own)]
+            used = (own >= 0) & (amounts > 0)
+            pieces.append((position[flat.usage_first[r]], position[flat.usage_last[r]], own[used], amounts[used]))
+    for f, (columns, row, column) in enumerate(factor_columns):
+        for r in range(flat.pair_start[f], flat.pair_start[f + 1]):
+            amounts = flat.amounts[flat.pair_amounts[r] + row * flat.columns[f] + column]
+            used = amounts > 0
+            pieces.append((position[flat.pair_first[r]], position[flat.pair_last[r]], columns[used], amounts[used]))
+    pieces = [piece for piece in pieces if piece[0] < piece[1]]
+    dense = sum((last - first) * len(own) for first, last, own, _ in pieces)
+    sparse = sum(2 * len(own) for _, _, own, _ in pieces)
+    slack = parts.columns(prices * unit, False, np.inf)
+    if dense <= max(4 * sparse, 200_000):
+        rows = parts.rows(capacity / unit)
+        for first, last, own, amounts in pieces:
+            instants = np.arange(first, last)
+            parts.put(
+                np.repeat(rows[instants], len(own)), np.tile(own, len(instants)), np.tile(amounts / unit, len(instants))
+            )
+        parts.put(rows, slack, 1.0)
+        return
+    rows = parts.rows(np.diff(capacity, prepend=0.0) / unit)
+    for first, last, own, amounts in pieces:
+        parts.put(np.full(len(own), rows[first]), own, amounts / unit)
+        if last < count:
+            parts.put(np.full(len(own), rows[last]), own, -amounts / unit)
+    parts.put(rows, slack, 1.0)
+    parts.put(rows[1:], slack[:-1], -1.0)
+
+
+def solve_program(
+    flat: Flat,
+    program: Program,
+    scale: float,
+    absolute_gap: float,
+    time_limit_s: float | None,
+    seed: int,
+    node_limit: int | None = None,
+    hint: np.ndarray | None = None,
+    integer: bool = True,
+    programs: Programs | None = None,
+) -> ProgramResult:
+    """Runs HiGHS (one thread, fixed seed) on the program.
+
+    Args:
+      scale: A cost of the size of the whole objective; costs are divided by it (but the largest coefficient is kept
+        below 1e6 times `OBJECTIVE_SCALE`).
+      absolute_gap: The search stops when bound and solution are this near, in the problem's own cost.
+      time_limit_s, node_limit: Limits; None for none. hint: labels int64 [n] to start from. integer: False for the
+        relaxation. programs: Where to run it; None for a process that lives for this program alone.
+    """
+    factor = OBJECTIVE_SCALE / max(scale, 1e-6 * float(program.column_cost.max(initial=0.0)), 1e-300)
+    start = None
+    if hint is not None:
+        columns = program.label_column[flat.label_start[:-1] + hint]
+        if (columns >= 0).all():
+            start = columns, np.ones(len(columns))
+    limit = None if time_limit_s is None else datetime.timedelta(seconds=max(time_limit_s, 0.01))
+    parameters = mathopt.SolveParameters(
+        time_limit=limit,
+        random_seed=seed,
+        node_limit=node_limit,
+        absolute_gap_tolerance=max(absolute_gap * factor, 1e-9),
+        relative_gap_tolerance=0.0,
+    )
+    programs = programs or Programs(StopRequest())
+    answer = programs.run(_proto(program, factor, integer), mathopt.SolverType.HIGHS, parameters, start)
+    work = len(program.entry_row) * (PROGRAM_VISITS + NODE_VISITS * answer.nodes + answer.iterations)
+    if answer.reason in ("INFEASIBLE", "INFEASIBLE_OR_UNBOUNDED"):
+        return ProgramResult(None, np.inf, True, work)
+    bound = answer.dual_bound / factor
+    labels = None
+    if len(answer.ids):
+        values = np.zeros(len(program.column_cost))
+        values[answer.ids] = answer.values
+        labels = _read_labels(flat, program, values)
+    return ProgramResult(labels, bound if np.isfinite(bound) else -np.inf, False, work)
+
+
+def _proto(program: Program, factor: float, integer: bool) -> model_pb2.ModelProto:
+    proto = model_pb2.ModelProto()
+    columns, rows = len(program.column_cost), len(program.row_bounds)
+    variables = proto.variables
+    variables.ids.extend(range(columns))
+    variables.lower_bounds.extend(np.zeros(columns))
+    variables.upper_bounds.extend(program.column_upper)
+    variables.integers.extend((program.integer & integer).tolist())
+    constraints = proto.linear_constraints
+    constraints.ids.extend(range(rows))
+    constraints.lower_bounds.extend(program.row_bounds)
+    constraints.upper_bounds.extend(program.row_bounds)
+    order = np.lexsort((program.entry_column, program.entry_row))
+    row, column, value = program.entry_row[order], program.entry_column[order], program.entry_value[order]
+    new = np.ones(len(row), bool)
+    new[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
+    group = np.cumsum(new) - 1
+    summed = np.bincount(group, weights=value) if len(value) else value
+    matrix = proto.linear_constraint_matrix
+    matrix.row_ids.extend(row[new])
+    matrix.column_ids.extend(column[new])
+    matrix.coefficients.extend(summed)
+    used = np.flatnonzero(program.column_cost)
+    proto.objective.linear_coefficients.ids.extend(used)
+    proto.objective.linear_coefficients.values.extend(program.column_cost[used] * factor)
+    return proto
+
+
+def _read_labels(flat: Flat, program: Program, values: np.ndarray) -> np.ndarray:
+    """The label of largest value at each node."""
+    weight = np.where(program.label_column >= 0, values[program.label_column], -1.0)
+    labels = np.empty(len(flat.label_start) - 1, np.int64)
+    for i in range(len(labels)):
+        labels[i] = int(np.argmax(weight[flat.label_start[i] : flat.label_start[i + 1]]))
+    return labels

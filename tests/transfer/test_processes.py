@@ -1,0 +1,67 @@
+"""Moves between two processes, and what a process is told when the other one stalls or dies."""
+
+import ipaddress
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from autoshard.transfer.peers import host_towards_coordinator
+
+TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What the two processes print, of which the second one kills itself at the end."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    folder = str(tmp_path_factory.mktemp("told"))
+    program = pathlib.Path(__file__).with_name("two_processes.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(program), f"127.0.0.1:{port}", str(number), folder],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        texts = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, -signal.SIGKILL], texts
+    return [out for out, _ in texts]
+
+
+def test_arrays_arrive(printed):
+    assert all("moves agree" in out for out in printed) and "donated arrives" in printed[0]
+
+
+def test_a_process_that_stalls_is_named_and_may_still_come(printed):
+    (line,) = [line for line in printed[0].splitlines() if line.startswith("stalled:")]
+    assert "late activations must come from process 1, which has sent nothing for 0.5 s" in line
+    assert "came after all: 16.0" in printed[0]
+
+
+def test_a_process_that_dies_is_named_whenever_one_waits_or_moves(printed):
+    lines = [line for line in printed[0].splitlines() if line.startswith("died:")]
+    assert len(lines) == 2
+    assert all("lost gradients must come from process 1, but the transfer failed" in line for line in lines)
+
+
+def test_a_host_listens_where_the_coordinator_can_reach_it(monkeypatch):
+    assert host_towards_coordinator("127.0.0.1:9") == "127.0.0.1"
+    assert host_towards_coordinator("[::1]:9") in ("::1", "127.0.0.1")  # the latter where there is no IPv6
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:9")
+    assert ipaddress.ip_address(host_towards_coordinator(None)).is_loopback
+    own = host_towards_coordinator("198.51.100.7:9")
+    assert host_towards_coordinator(f"{own}:9") == own
