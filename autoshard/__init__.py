@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autoshard.plans.plan import Plan
     from autoshard.train_step import TrainState, TrainStep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AutoshardError",

@@ -16,7 +16,7 @@ import autoshard.errors
 from autoshard.cli import app
 
 ROOT = pathlib.Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 SET_BY_CONFTEST = re.compile(r'^jax\.config\.update\("jax_num_cpu_devices", 8\)', re.MULTILINE)
 """May stand only before JAX's first use of a device; `conftest.py` has done the same."""
 
