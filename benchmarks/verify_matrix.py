@@ -2,6 +2,7 @@
 
     python benchmarks/verify_matrix.py                     # goes on where it stopped
     python benchmarks/verify_matrix.py --model gpt,moe --mesh 2x4 --only plan,zero3
+    python benchmarks/verify_matrix.py --foreign --mesh 2x4 --only plan   # also programs that are not in the zoo
     python benchmarks/verify_matrix.py --table             # only writes the table of what is there
 
 Needs the extra `verify-gpu`, no GPU. The models have their published widths and few layers, since layers repeat. One
@@ -22,6 +23,7 @@ import time
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+from foreign.table import PROGRAMS, Program
 
 from autoshard import baselines
 from autoshard.cluster import Cluster
@@ -144,8 +146,12 @@ def read(path: pathlib.Path) -> dict[tuple[str, str, str], Cell]:
     return cells
 
 
-def subject_of(model: Model, cluster: Cluster):
+def subject_of(model: Model | Program, cluster: Cluster):
     """The step of a model, its arguments, and the traced and prepared program."""
+    if isinstance(model, Program):
+        made = model.make()
+        args = made.state, made.batch
+        return made.step, args, baselines.prepare_subject(made.step, *args, cluster=cluster, donate_argnums=0)
     config = load_config(CONFIGS / f"{model.config}.yaml", model.overrides)
     functions = train_functions(config)
     args = arguments(config, functions)
@@ -307,6 +313,7 @@ def _gains(done: list[Cell]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="only these, with commas between them")
+    parser.add_argument("--foreign", action="store_true", help="also the programs of benchmarks/foreign")
     parser.add_argument("--mesh", help=f"only these of {', '.join(MESHES)}")
     parser.add_argument("--only", help=f"only these of {', '.join(STRATEGIES)}")
     parser.add_argument("--again", action="store_true", help="also cells that are known")
@@ -317,7 +324,8 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 1)
     lines = chosen.out / "verify-matrix.jsonl"
     known = read(lines)
-    for name in [] if chosen.table else (chosen.model.split(",") if chosen.model else MODELS):
+    models = {**MODELS, **(PROGRAMS if chosen.foreign else {})}
+    for name in [] if chosen.table else (chosen.model.split(",") if chosen.model else models):
         for mesh in chosen.mesh.split(",") if chosen.mesh else MESHES:
             wanted = [(name, mesh, s) for s in (chosen.only.split(",") if chosen.only else STRATEGIES)]
             if not chosen.again:
@@ -327,7 +335,7 @@ def main() -> None:
                 continue
             nodes = max(1, jax.numpy.prod(jax.numpy.array(list(MESHES[mesh].values()))).item() // PER_NODE)
             cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{nodes * PER_NODE}.yaml")
-            step, args, subject = subject_of(MODELS[name], cluster)
+            step, args, subject = subject_of(models[name], cluster)
             for key in wanted:
                 cell = measured(key, step, args, subject, chosen.keep)
                 known[cell.key] = cell
@@ -335,7 +343,7 @@ def main() -> None:
                     file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
                 print(_told(cell), flush=True)
         jax.clear_caches()
-    places = {model: n for n, model in enumerate(MODELS)}
+    places = {model: n for n, model in enumerate((*MODELS, *PROGRAMS))}
     ordered = sorted(known.values(), key=lambda c: (places[c.model], list(MESHES).index(c.mesh)))
     head = (
         f"Predictions against XLA:GPU, compiled for H100; jax {jax.__version__}, {datetime.date.today().isoformat()}."
