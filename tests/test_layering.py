@@ -13,6 +13,7 @@ FLOORS = (
     {"errors", "files", "garbage", "interrupts", "printing", "watchdog", "train_step"},
     {"graph", "cluster", "solver", "pipeline.schedule"},
     {"trace", "cost", "transfer"},
+    {"compiler"},
     {"planner"},
     {"execution"},
     {"pipeline.split"},
@@ -27,7 +28,7 @@ FLOORS = (
     {"cli"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""
-JAX_FREE_ROOMS = {"graph", "solver", "cluster", "pipeline.schedule"}
+JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "pipeline.schedule"}
 JAXPR_ROOMS = {"trace", "execution", "pipeline.split"}
 """The tracing and execution rooms: only these touch jaxprs."""
 UPWARD = {
@@ -133,7 +134,7 @@ def test_imports_point_down(module):
 
 @pytest.mark.parametrize(
     ("what", "rooms"),
-    [("ortools", {"solver"}), ("numba", {"solver"}), ("jax.extend", JAXPR_ROOMS), ("jax._src", set())],
+    [("ortools", {"solver"}), ("numba", {"solver", "compiler"}), ("jax.extend", JAXPR_ROOMS), ("jax._src", set())],
 )
 def test_what_only_some_rooms_may_import(what, rooms):
     users = [(m, one) for m in MODULES for one in m.imports if within(one.target, what)]
@@ -151,7 +152,7 @@ def test_jaxprs_are_reached_by_no_other_road():
 
 @pytest.mark.parametrize(
     "module",
-    [m for m in MODULES if m.room in ("graph", "solver", "cluster", "pipeline.schedule")],
+    [m for m in MODULES if m.room in JAX_FREE_ROOMS],
     ids=lambda m: m.name,
 )
 def test_rooms_that_know_nothing_of_jax(module):
@@ -160,6 +161,13 @@ def test_rooms_that_know_nothing_of_jax(module):
         assert of_jax and all(one.is_lazy for one in of_jax)
     else:
         assert of_jax == []
+
+
+def test_the_compiler_is_described_without_the_problem():
+    """What XLA does is told of graph, groups, values and layouts: not of the solver's nodes, nor of the trace."""
+    allowed = {"compiler", "graph", "cluster", "cost", *FLOORS[0]}
+    found = [(m, one) for m in MODULES if m.room == "compiler" for one in m.imports if within(one.target, "autoshard")]
+    assert found and [f"{m.path}:{one.line}" for m, one in found if room_of(one.target) not in allowed] == []
 
 
 def test_models_know_nothing_of_autoshard():

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from autoshard.compiler.primitives import PRODUCTS, SUMS
 from autoshard.cost.collectives import COMBINED_BYTES
-from autoshard.planner.buffers import PRODUCTS, SUMS
 from autoshard.planner.decisions import EquationShardings, SpecEntries
 from autoshard.trace.walk import nested_programs, open_jaxpr
 

@@ -20,7 +20,7 @@ import jax.extend.core as jex
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, PartitionSpec
 
-from autoshard.planner.buffers import PRODUCTS, SUMS
+from autoshard.compiler.primitives import PRODUCTS, SUMS
 from autoshard.planner.decisions import SpecEntries
 from autoshard.trace.walk import EquationKind, kind_of
 

@@ -1,8 +1,8 @@
 """Which gradients execution has reduced before the next product is made, each by a collective of its own."""
 
+from autoshard.compiler.primitives import PRODUCTS, SUMS
 from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Graph
-from autoshard.planner.buffers import PRODUCTS, SUMS
 
 
 def waited_for(graph: Graph) -> dict[int, int]:

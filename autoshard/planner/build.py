@@ -26,6 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
+from autoshard.compiler.collective_dtypes import moved_itemsizes, rounded_itemsize, rounding_operations
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind, Value
@@ -34,7 +35,6 @@ from autoshard.planner.allowed import Decision, Restrictions, argument_choices, 
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.memory import Copies, memory_over_time
-from autoshard.planner.moved import moved_itemsizes, rounded_itemsize, rounding_operations
 from autoshard.planner.overlap import Exposure, Terms
 from autoshard.planner.program import Program
 from autoshard.solver.problem import Edge, Node, Problem
@@ -199,7 +199,7 @@ class _Builder:
                 if operation.kind is OperationKind.LOOP_CARRY and access.value == operation.operands[1]:
                     trips = body_trips[operation.index] * group.trips
                 column = self.columns.of(self.tables[group.index].reads[r], rows)
-                makings = len({self.program.live.stretch[o] for o in access.operations})
+                makings = len({self.program.live.region[o] for o in access.operations})
                 places = tuple(sorted({checkpoint_of[o] for o in access.operations}))
                 itemsize = self.itemsize(access.value, access.operations)
                 self.connect(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
+from autoshard.compiler.live_ranges import LiveRanges
 from autoshard.cost.collectives import Collective, all_reduce, launched, permute, reduce_scatter
 from autoshard.cost.compute import Work, flops_s, kernel_s, transposing_s, work_of
 from autoshard.cost.reshard import inner_dims, out_of_order
@@ -28,7 +29,6 @@ from autoshard.graph.layout import (
     shard_bytes,
     spec_entries,
 )
-from autoshard.planner.liveness import Liveness
 from autoshard.trace.rules.indexing import COMBINERS
 
 
@@ -122,7 +122,9 @@ class GroupShape:
     is_summed_at_once: bool
 
 
-def shape_of(group: Group, graph: Graph, live: Liveness, in_memory: Set[int], pointwise: Sequence[bool]) -> GroupShape:
+def shape_of(
+    group: Group, graph: Graph, live: LiveRanges, in_memory: Set[int], pointwise: Sequence[bool]
+) -> GroupShape:
     """The shape of `group`; `in_memory` are the values that are stored under some name, and `pointwise` tells of each
     operation whether it is (`pointwise_operations`).
     """
@@ -139,7 +141,7 @@ def shape_of(group: Group, graph: Graph, live: Liveness, in_memory: Set[int], po
         tuple(map(describe, group.writes)),
         _kernels(group, operations, graph.values),
         max(
-            len({live.stretch[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
+            len({live.region[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
             sum(o.rule.is_heavy for o in operations),
         ),
         tuple((a.value, a.operations) not in partly_read for a in group.reads),

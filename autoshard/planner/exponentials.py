@@ -45,12 +45,12 @@ def exponentials(
     if not mesh.device_type.product_workspace_bytes:
         return  # no GPU
     graph, live = program.graph, program.live
-    until, stops = dict(live.fused_stop), {life.value: life.stop for life in live.lifetimes}
+    until, stops = dict(live.fused_stop), {life.value: life.stop for life in live.ranges}
     producer = {r: o for o in graph.operations for r in o.results if r is not None}
     for operation in graph.operations:
         value = operation.results[0] if operation.name == "exp" else None
         stop = until.get(value, 0)
-        if not stop or live.stretch[stop - 1] == live.stretch[operation.index]:
+        if not stop or live.region[stop - 1] == live.region[operation.index]:
             continue  # no kernel behind a product needs them
         source, found = _scores(graph, producer, operation, stops), defined(value)
         if source is None or found is None or stops[source] > stop:

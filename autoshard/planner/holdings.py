@@ -6,13 +6,13 @@ from collections.abc import Container, Mapping, Sequence, Set
 
 import numpy as np
 
+from autoshard.compiler.heap_simulator import in_rooms, packed_bytes
 from autoshard.graph.graph import Graph, Operation
 from autoshard.graph.layout import WHOLE, Layout, shard_bytes
 from autoshard.planner.build import Formulation
 from autoshard.planner.estimate import MemoryItem
 from autoshard.planner.memory import instants_that_matter
 from autoshard.planner.needed_whole import NeededWhole
-from autoshard.solver.packing import in_rooms, packed_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Set
 
+from autoshard.compiler.primitives import PRODUCTS
 from autoshard.graph.graph import Graph
-from autoshard.planner.buffers import PRODUCTS
 
 
 def kernels_first(graph: Graph, gradients: Set[int]) -> dict[int, int]:

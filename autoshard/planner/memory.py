@@ -1,8 +1,9 @@
 """Memory over time: which bytes each choice takes on one device, and when.
 
-Stored values take memory over their lifetimes (`liveness.py`), a partial result while it waits for its reduction, the
-resharded copy of an operand and the workspace of a product while the operation that needs them runs. Time is the index
-of an operation; only the instants that matter are kept: any set of values alive together is alive at one of them.
+Stored values take memory over their live ranges (`compiler/live_ranges.py`), a partial result while it waits for its
+reduction, the resharded copy of an operand and the workspace of a product while the operation that needs them runs.
+Time is the index of an operation; only the instants that matter are kept: any set of values alive together is alive at
+one of them.
 """
 
 import dataclasses
@@ -11,11 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
+from autoshard.compiler.buffers import is_alias
 from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Graph, OperationKind
 from autoshard.graph.layout import shard_bytes
 from autoshard.planner.allowed import Decision
-from autoshard.planner.buffers import is_alias
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.exponentials import exponentials
 from autoshard.planner.layout_columns import LayoutColumn
@@ -114,7 +115,7 @@ def _stored(program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[
     """(node, start, stop, bytes of each choice, value) of every stored value."""
     values = program.graph.values
     cache: dict[tuple[int, int], np.ndarray] = {}
-    for life in program.live.lifetimes:
+    for life in program.live.ranges:
         found = defined(life.value)
         size_bytes = values[life.value].size_bytes
         if found is None or size_bytes == 0:
@@ -146,7 +147,7 @@ def _copies(
     graph: Graph = program.graph
     live = program.live
     alias_stop, fused_stop = dict(live.alias_stop), dict(live.fused_stop)
-    births = {life.value: life.start for life in live.lifetimes}
+    births = {life.value: life.start for life in live.ranges}
     at_once, place = _made_at_once(graph), graph.checkpoint_of()
     first: dict[int, list[int]] = {}  # of each value, the gradients of kernels that its later readers wait for
     for convolution, value in program.kernels_first.items():

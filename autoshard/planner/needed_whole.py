@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from autoshard.compiler.def_use import def_use
+from autoshard.compiler.fusion import COSTLY
 from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.layout import Layout, shard_bytes
 from autoshard.planner.build import Formulation, is_sent
-from autoshard.planner.fusion import COSTLY
-from autoshard.planner.reading import read
 
 _MOST_ADDED = 32
 """How many elements each of two reductions may sum on a device to be made by the kernel that adds them. XLA:GPU's
@@ -41,9 +41,9 @@ class NeededWhole:
           sizes_bytes: Of each usage, then of each usage of an edge; 0 where there is none.
         """
         self.f, self.layouts, self.targets = f, layouts, targets
-        self.reading, live = read(f.program.graph), f.program.live
+        self.chains, live = def_use(f.program.graph), f.program.live
         self.named_until, self.fused_until = dict(live.alias_stop), dict(live.fused_stop)
-        self.starts = {life.value: life.start for life in live.lifetimes}
+        self.starts = {life.value: life.start for life in live.ranges}
         self.spans, self.sizes_bytes = f.spans.copy(), sizes_bytes.copy()
         self.copies: dict[int, list[int]] = collections.defaultdict(list)  # for each flow, its usages
         for k, usage in enumerate(f.problem.edge_usages, len(f.problem.usages)):
@@ -55,8 +55,8 @@ class NeededWhole:
         num = collections.Counter(self.f.usage_values)
         usages = {v: k for k, v in enumerate(self.f.usage_values) if num[v] == 1}
         for value in self.moved:
-            is_made = value in usages and self.reading.producer[value] is not None
-            if is_made and value not in self.reading.outputs:
+            is_made = value in usages and self.chains.producer[value] is not None
+            if is_made and value not in self.chains.outputs:
                 self._shorten(value, usages[value])
         self._make_for_sums(usages)
         if all(map(self._is_apart, self.f.program.live.added)):
@@ -82,24 +82,24 @@ class NeededWhole:
             for k in own[at]:
                 self.spans[k] = at, at + 1
         for value, start in self.starts.items():
-            made, readers = self.reading.producer[value], [c.index for c, _ in self.reading.consumers[value]]
+            made, readers = self.chains.producer[value], [c.index for c, _ in self.chains.consumers[value]]
             if made is not None and made.index < start and readers and summed.issuperset(readers):
                 if value in usages and not self._is_costly(value):
                     self.spans[usages[value]] = made.index, max(readers) + 1
 
     def _is_costly(self, value: int) -> bool:
         """Whether the kernel that makes a value computes a costly function."""
-        made = self.reading.producer[value]
-        inside = [o for o in made.operands if o is not None and self.reading.producer[o] is not None]
+        made = self.chains.producer[value]
+        inside = [o for o in made.operands if o is not None and self.chains.producer[o] is not None]
         stored = self.f.program.live.stored
         return made.name in COSTLY or any([self._is_costly(o) for o in inside if o not in stored])
 
     def _is_apart(self, operation: int) -> bool:
         """Whether a reduction sums too many elements on a device to be part of the kernel that adds two of them."""
-        reduction = self.reading.graph.operations[operation]
+        reduction = self.chains.graph.operations[operation]
         value, rule = reduction.operands[0], reduction.rule
         summed = [d for d, dim in enumerate(rule.operands[0]) if any(rule.factors[k].reduction for k in dim)]
-        whole = math.prod(self.reading.graph.values[value].shape[d] for d in summed)
+        whole = math.prod(self.chains.graph.values[value].shape[d] for d in summed)
         ways = math.prod(n for d, n in zip(self.layouts[value], self.f.mesh.shape, strict=True) if d in summed)
         return whole == 1 or whole // ways > _MOST_ADDED
 
@@ -115,13 +115,13 @@ class NeededWhole:
 
     def _shorten(self, value: int, usage: int) -> None:
         """Ends the usage of a value when nothing needs the whole one, and begins its slices then."""
-        reading = self.reading
+        chains = self.chains
         slices: dict[Layout, list[tuple[int, int]]] = collections.defaultdict(list)  # -> (operation, flow)
-        whole_until, made = 0, reading.producer[value].index
-        for o, num in collections.Counter(o.index for o, _ in reading.consumers[value]).items():
-            if reading.around[o] != reading.home(value):
+        whole_until, made = 0, chains.producer[value].index
+        for o, num in collections.Counter(o.index for o, _ in chains.consumers[value]).items():
+            if chains.loop_nest[o] != chains.scope(value):
                 return
-            flows, operation, until = self.moved[value].get(o, ()), reading.graph.operations[o], self._until(o)
+            flows, operation, until = self.moved[value].get(o, ()), chains.graph.operations[o], self._until(o)
             sent = [n for n in flows if is_sent(self.layouts[value], self.targets[n])]
             if len(flows) == num and sent and self._kept_until(sent) >= until:
                 until = o + 1
@@ -130,7 +130,7 @@ class NeededWhole:
                     slices[self.targets[n]].append((o, n))
                 continue
             whole_until = max(whole_until, until)
-        size_bytes = float(reading.graph.values[value].size_bytes)
+        size_bytes = float(chains.graph.values[value].size_bytes)
         if sum(shard_bytes(size_bytes, s, self.f.mesh.shape) for s in slices) >= self.sizes_bytes[usage]:
             whole_until = max([whole_until, *(o + 1 for reads in slices.values() for o, _ in reads)])
         if whole_until <= made and (value not in self.f.program.live.remade or self._is_stored_whole(value)):
@@ -156,15 +156,15 @@ class NeededWhole:
 
     def _is_stored_whole(self, value: int) -> bool:
         """Whether execution has a value stored: it is made of a gathered copy, and a matrix product reads it."""
-        made = self.reading.producer[value]
+        made = self.chains.producer[value]
         flows = [n for o in made.operands if o is not None for n in self.moved.get(o, {}).get(made.index, ())]
         is_of_a_copy = any(is_sent(self.layouts[self.f.flows[n].value], self.targets[n]) for n in flows)
-        return is_of_a_copy and any(c.name == "dot_general" for c, _ in self.reading.consumers[value])
+        return is_of_a_copy and any(c.name == "dot_general" for c, _ in self.chains.consumers[value])
 
     def _until(self, operation: int) -> int:
         """One past the last operation that needs what an operation reads."""
         until, seen = operation + 1, set()
-        ahead = [r for r in self.reading.graph.operations[operation].results if r is not None]
+        ahead = [r for r in self.chains.graph.operations[operation].results if r is not None]
         while ahead:
             value = ahead.pop()
             if value in seen:
@@ -173,7 +173,7 @@ class NeededWhole:
             known = (self.fused_until.get(value, 0), self.named_until.get(value, 0), self.starts.get(value, 0) + 1)
             until = max(until, *known)
             if value in self.named_until:
-                until = max(until, len(self.reading.graph.operations) * (value in self.reading.outputs))
-                names = (r for c, _ in self.reading.consumers[value] for r in c.results)
+                until = max(until, len(self.chains.graph.operations) * (value in self.chains.outputs))
+                names = (r for c, _ in self.chains.consumers[value] for r in c.results)
                 ahead += [r for r in names if r in self.named_until]
         return until

@@ -11,61 +11,9 @@ import math
 from collections.abc import Sequence
 
 from autoshard.cluster import CollectiveKind
+from autoshard.compiler.collective_combiner import Joining
 from autoshard.cost.collectives import Collective, joined
-from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import Group
-from autoshard.planner.joining import Joining
-
-
-def weight_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
-    """State arguments, their slices in loops, and what pointwise operations make of them alone; `pointwise` tells of
-    each operation whether it is (`pointwise_operations`).
-    """
-    weights = {graph.arguments[o.successor_of].value for o in graph.outputs if o.successor_of is not None}
-    values = graph.values
-    for operation, is_light in zip(graph.operations, pointwise, strict=True):
-        if not is_light and operation.kind is not OperationKind.SCAN_SLICE:
-            continue
-        is_weight = False
-        for o in operation.operands:
-            if o is not None and values[o].shape:
-                is_weight = o in weights
-                if not is_weight:
-                    break
-        if is_weight:
-            weights.update(r for r in operation.results if r is not None)
-    return frozenset(weights)
-
-
-def gradient_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
-    """Values that reach nothing but the successors of state, through pointwise operations (`pointwise`, as above),
-    norms and the stacking of loops.
-    """
-    values = graph.values
-    seen = {o.value for o in graph.outputs if o.successor_of is not None}  # successors, and whatever is read
-    waited: set[int] = set()  # read by operations that make more than gradients and norms
-    gradients: set[int] = set()
-
-    def read(operation: Operation, passes_on: bool) -> None:
-        operands = [o for o in operation.operands if o is not None]
-        seen.update(operands)
-        if not passes_on and any([r is not None and values[r].shape for r in operation.results]):
-            waited.update(operands)
-
-    for operation in graph.operations:
-        if operation.kind is OperationKind.LOOP_CARRY:  # reads what is made after it
-            read(operation, False)
-    for operation in reversed(graph.operations):
-        passes_on = pointwise[operation.index] or operation.kind is OperationKind.SCAN_STACK
-        for r in operation.results:
-            if r is None or not values[r].shape:
-                continue
-            if r in seen and r not in waited:
-                gradients.add(r)
-            else:
-                passes_on = False
-        read(operation, passes_on)
-    return frozenset(gradients)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

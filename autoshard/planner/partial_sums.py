@@ -56,17 +56,17 @@ def partial_sums(
     cache: dict[tuple, _Amounts | None] = {}
     behind = dict(program.live.behind)
     joined, not_alone = joined_until(program, mesh), joined_until(program, mesh, program.alone)
-    early, stretch = program.live.early_terms, program.live.stretch
-    starts = {life.value: life.start for life in program.live.lifetimes if life.value in early}
-    stops = {life.value: life.stop for life in program.live.lifetimes}
-    ends = {(life.value, life.stop) for life in program.live.lifetimes}
+    early, region = program.live.early_terms, program.live.region
+    starts = {life.value: life.start for life in program.live.ranges if life.value in early}
+    stops = {life.value: life.stop for life in program.live.ranges}
+    ends = {(life.value, life.stop) for life in program.live.ranges}
     reading_weights = [
         o.index for o in program.graph.operations if o.rule.is_heavy and not program.weights.isdisjoint(o.operands)
     ]
     for group in program.groups:
         table, rows = tables[group.index], decisions[first_group + group.index].rows
         at, is_sum = group.operations[0], len(group.operations) > 1
-        soon = bisect.bisect_right(stretch, stretch[at] + 2)  # the gradient of the other operand comes right after
+        soon = bisect.bisect_right(region, region[at] + 2)  # the gradient of the other operand comes right after
         stays = is_sum or at in program.kernels_first
         freed = tuple([not stays and at < stops.get(a.value, 0) <= soon for a in group.reads])
         is_gather_next = bisect.bisect_right(reading_weights, at) < bisect.bisect_left(reading_weights, soon)

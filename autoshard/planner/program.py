@@ -3,23 +3,23 @@
 import dataclasses
 from collections.abc import Mapping
 
+from autoshard.compiler.collective_combiner import Joining, joining_of
+from autoshard.compiler.live_ranges import LiveRanges, live_ranges
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations, pointwise_operations
+from autoshard.graph.state import gradient_values, weight_values
 from autoshard.planner.alone_sums import waited_for
 from autoshard.planner.choices import GroupShape, shape_of
-from autoshard.planner.joining import Joining, joining_of
 from autoshard.planner.kernels_first import kernels_first
-from autoshard.planner.liveness import Liveness, liveness
-from autoshard.planner.overlap import gradient_values, weight_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """A graph prepared for planning: its groups and lifetimes, which no mesh changes.
+    """A graph prepared for planning: its groups and live ranges, which no mesh changes.
 
     Attributes:
-      graph: The graph. groups: Its groups. live: Its lifetimes.
+      graph: The graph. groups: Its groups. live: When its values are alive.
       shapes: The shape of each group; groups of equal shape share one object.
       weights, gradients: The values whose collectives nobody waits for; see `overlap.py`.
       joining: How many of those the compiler joins.
@@ -29,7 +29,7 @@ class Program:
 
     graph: Graph
     groups: tuple[Group, ...]
-    live: Liveness
+    live: LiveRanges
     shapes: tuple[GroupShape, ...]
     weights: frozenset[int]
     gradients: frozenset[int]
@@ -40,8 +40,8 @@ class Program:
 
 @collection_paused()
 def prepare(graph: Graph) -> Program:
-    """Groups the operations of `graph` and computes lifetimes."""
-    groups, live, pointwise = group_operations(graph), liveness(graph), pointwise_operations(graph)
+    """Groups the operations of `graph` and finds when values are alive."""
+    groups, live, pointwise = group_operations(graph), live_ranges(graph), pointwise_operations(graph)
     interned: dict[GroupShape, GroupShape] = {}
     in_memory = live.stored.union(value for value, _ in live.alias_stop)
     shapes = (shape_of(g, graph, live, in_memory, pointwise) for g in groups)

@@ -13,7 +13,7 @@ def tied_copies(
 ) -> list[tuple[int, int]]:
     """(operation, slot) of each operand whose copy is tied to the other operands.
 
-    Those are weights that are read once in a stretch, and everything that is gathered a second time for a later stretch
+    Those are weights that are read once in a region, and everything that is gathered a second time for a later region
     (the compiler would else make one copy and keep it). But the compiler fuses nothing across the barrier that ties
     them: other operands that it would compute inside their reader are then stored, such as all activations of a layer
     in float32 for the sake of a layer norm's scale. A copy is not tied where they would take more memory than it.
@@ -22,21 +22,21 @@ def tied_copies(
       program, mesh: What is planned. layouts: The layout of each value where it is defined.
       gathers: (operation, slot, layout) of each operand that is gathered for its reader.
     """
-    graph, stretches, unstored = program.graph, program.live.stretch, _unstored(program)
-    uses = collections.Counter((v, stretches[o.index]) for o in graph.operations for v in o.operands)
+    graph, regions, unstored = program.graph, program.live.region, _unstored(program)
+    uses = collections.Counter((v, regions[o.index]) for o in graph.operations for v in o.operands)
     bytes_in = lambda value, layout: shard_bytes(float(graph.values[value].size_bytes), layout, mesh.shape)
-    made: dict[tuple[int, Layout], int] = {}  # copy -> stretch of its latest making
+    made: dict[tuple[int, Layout], int] = {}  # copy -> region of its latest making
     tied = []
     for index, slot, layout in sorted(gathers):
-        operands, stretch = graph.operations[index].operands, stretches[index]
+        operands, region = graph.operations[index].operands, regions[index]
         value = operands[slot]
         before = made.get((value, layout))
-        is_early = before is None and value in program.weights and uses[value, stretch] == 1
-        if is_early or before not in (None, stretch):
+        is_early = before is None and value in program.weights and uses[value, region] == 1
+        if is_early or before not in (None, region):
             others = [v for k, v in enumerate(operands) if k != slot and v in unstored and v in layouts]
             if sum([bytes_in(v, layouts[v]) for v in others]) <= bytes_in(value, layout):
                 tied.append((index, slot))
-        made[value, layout] = stretch
+        made[value, layout] = region
     return tied
 
 

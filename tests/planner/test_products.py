@@ -50,7 +50,7 @@ def test_a_product_runs_when_what_it_reads_is_made_with_something_else(formulate
     early = next(o for o in operations if o.name == "dot_general" and o.index)
     both = next(o for o in operations if o.name == "mul")
     assert live.behind == ((early.index, both.index + 1),)
-    (sine,) = (life for life in live.lifetimes if life.value == early.operands[0])
+    (sine,) = (life for life in live.ranges if life.value == early.operands[0])
     assert (sine.start, sine.stop) == (both.index, both.index + 2)
     at = {f.instants[f.problem.usages[k].start] for k in f.workspaces}
     assert both.index + 1 in at and early.index not in at

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Set
 
+from autoshard.compiler.def_use import DefUse
 from autoshard.graph.graph import Operation
-from autoshard.planner.reading import Reading
 
 _Order = tuple[tuple[int, ...], frozenset[tuple[int, ...]]]
 """The batch dimensions, and the two blocks of the other ones: a matrix may be read row by row or column by column."""
@@ -38,12 +38,12 @@ def read_order(operation: Operation, slot: int) -> _Order | None:
     return None if wanted == tuple(d for d, _ in own) else (batch, frozenset({free, summed}))
 
 
-def read_orders(reading: Reading, value: int) -> dict[_Order | None, list[int]]:
+def read_orders(chains: DefUse, value: int) -> dict[_Order | None, list[int]]:
     """The orders in which the readers of a value want it, each with the operations that do."""
     uses: dict[_Order | None, list[int]] = {}
-    if len(reading.graph.values[value].shape) > 2:
-        for operation, slot in reading.consumers[value]:
-            if reading.around[operation.index] == reading.home(value):
+    if len(chains.graph.values[value].shape) > 2:
+        for operation, slot in chains.consumers[value]:
+            if chains.loop_nest[operation.index] == chains.scope(value):
                 uses.setdefault(read_order(operation, slot), []).append(operation.index)
     return uses
 
@@ -62,7 +62,7 @@ class Transposed:
 
 
 def transposed(
-    reading: Reading, stored: Set[int], sources: Mapping[int, Set[int]], moved: Mapping[int, int]
+    chains: DefUse, stored: Set[int], sources: Mapping[int, Set[int]], moved: Mapping[int, int]
 ) -> Transposed:
     """The copies of stored values in other orders.
 
@@ -75,16 +75,16 @@ def transposed(
     """
     copies, stops = [], {}
     for value in sorted(stored):
-        uses = read_orders(reading, value)
-        if len(uses) < 2 or reading.producer[value] is None:
+        uses = read_orders(chains, value)
+        if len(uses) < 2 or chains.producer[value] is None:
             continue
         last = {order: max(indices) + 1 for order, indices in uses.items()}
         own = None if None in uses else max(uses, key=lambda order: last[order])
         for order, indices in uses.items():
             if order != own:
-                start = moved.get(value, reading.born(value)) if value in sources else min(indices)
+                start = moved.get(value, chains.defined_at(value)) if value in sources else min(indices)
                 copies.append((value, start, last[order]))
-        if own is None and value not in reading.outputs and all(c.rule.is_heavy for c, _ in reading.consumers[value]):
+        if own is None and value not in chains.outputs and all(c.rule.is_heavy for c, _ in chains.consumers[value]):
             copied = [min(indices) + 1 for indices in uses.values()] if value not in sources else []
             stops[value] = max([last[None], *copied])
     return Transposed(stops, tuple(copies))

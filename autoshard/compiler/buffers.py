@@ -6,8 +6,9 @@ Each law is one of XLA:GPU's, observed in its schedules and buffer assignments.
 import collections
 from collections.abc import Collection, Mapping, Sequence, Set
 
+from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.primitives import PRODUCTS, SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
-from autoshard.planner.reading import Reading
 
 _ALIASING = frozenset(
     {
@@ -24,10 +25,6 @@ _ALIASING = frozenset(
         "random_unwrap",
     }
 )
-
-SUMS = frozenset({"add", "add_any"})
-
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 _LARGE_BYTES = 2**20
 """From which size on it matters when a buffer is filled."""
@@ -58,27 +55,27 @@ def aliases(graph: Graph) -> dict[int, int]:
     return root
 
 
-def sums_in_place(reading: Reading, free: Set[int]) -> dict[int, int]:
+def sums_in_place(chains: DefUse, free: Set[int]) -> dict[int, int]:
     """For each sum of a product and another value, the product whose buffer it is made in.
 
     XLA:GPU hands the other term to the product's kernel, which adds to it (`GemmRewriter`, `ConvRewriter`), if nothing
     else reads the product.
     """
     made_in: dict[int, int] = {}
-    values = reading.graph.values
-    for operation in reading.graph.operations:
+    values = chains.graph.values
+    for operation in chains.graph.operations:
         if operation.name not in SUMS or operation.results[0] is None:
             continue
         result = operation.results[0]
         for o in reversed(operation.operands):
-            producer = reading.producer[o] if o is not None else None
+            producer = chains.producer[o] if o is not None else None
             if (
                 producer is not None
                 and producer.name in PRODUCTS
-                and len(reading.consumers[o]) == 1
-                and o not in reading.outputs
+                and len(chains.consumers[o]) == 1
+                and o not in chains.outputs
                 and values[o].size_bytes == values[result].size_bytes
-                and reading.around[producer.index] == reading.around[operation.index]
+                and chains.loop_nest[producer.index] == chains.loop_nest[operation.index]
                 and not any(other in free for other in operation.operands)
             ):
                 made_in[result] = o
@@ -86,18 +83,18 @@ def sums_in_place(reading: Reading, free: Set[int]) -> dict[int, int]:
     return made_in
 
 
-def scattered_into(reading: Reading, free: Set[int]) -> dict[int, int]:
+def scattered_into(chains: DefUse, free: Set[int]) -> dict[int, int]:
     """For each scatter into zeros whose result is only added to a value, that value: XLA scatters into it instead.
 
     The gradient of a table is never there as such where a plain update adds it to the table.
     """
     made_in: dict[int, int] = {}
-    for operation in reading.graph.operations:
+    for operation in chains.graph.operations:
         result = operation.results[0] if operation.results else None
         if operation.name != "scatter-add" or operation.operands[0] not in free or result is None:
             continue
-        consumers = reading.consumers[result]
-        if len(consumers) == 1 and consumers[0][0].name in SUMS and result not in reading.outputs:
+        consumers = chains.consumers[result]
+        if len(consumers) == 1 and consumers[0][0].name in SUMS and result not in chains.outputs:
             others = [o for o in consumers[0][0].operands if o is not None and o != result and o not in free]
             if others:
                 made_in[result] = others[0]
@@ -105,7 +102,7 @@ def scattered_into(reading: Reading, free: Set[int]) -> dict[int, int]:
 
 
 def siblings(
-    reading: Reading, fused: Sequence[int], sources: Mapping[int, Set[int]], gradients: Set[int]
+    chains: DefUse, fused: Sequence[int], sources: Mapping[int, Set[int]], gradients: Set[int]
 ) -> dict[int, int]:
     """For each value that one kernel makes together with others, the operation at which it does, if not its own.
 
@@ -114,53 +111,53 @@ def siblings(
     made together, as soon as what they are made of is there. What only weight gradients read is not waited for: the
     activation of a layer that is computed again in the backward pass is made together with its gradient.
     """
-    values, producer, stretch = reading.graph.values, reading.producer, reading.stretch
+    values, producer, region = chains.graph.values, chains.producer, chains.region
     stored = [v for v in sources if not fused[v] and values[v].shape]
     alike = lambda value: [s for s in sources[value] if values[s].shape == values[value].shape]
     moved: dict[int, int] = {}
     first: dict[int, int] = {}  # for each source, when the latest kernel that makes what is waited for runs
     waited = lambda value: (
-        value in reading.outputs
-        or not all([r is None or r in gradients for c, _ in reading.consumers[value] for r in c.results])
+        value in chains.outputs
+        or not all([r is None or r in gradients for c, _ in chains.consumers[value] for r in c.results])
     )
     for value in stored:
         own = producer[value].index
         if not waited(value) or value in gradients:
             continue
-        there = max(map(reading.born, sources[value]), default=own)
+        there = max(map(chains.defined_at, sources[value]), default=own)
         for s in alike(value):
             at = first.get(s, -1)
-            if there < at and reading.around[at] == reading.around[own] and stretch[own] - stretch[at] <= _NEAR:
+            if there < at and chains.loop_nest[at] == chains.loop_nest[own] and region[own] - region[at] <= _NEAR:
                 moved[value] = min(at, moved.get(value, own))
         for s in alike(value):
             first[s] = moved.get(value, own)
     for value in stored:
         own = producer[value].index
-        if waited(value) or not reading.consumers[value]:
+        if waited(value) or not chains.consumers[value]:
             continue
         at = max((first.get(s, 0) for s in alike(value)), default=0)
-        if at > own and reading.around[at] == reading.around[own]:
+        if at > own and chains.loop_nest[at] == chains.loop_nest[own]:
             moved[value] = at
     return moved
 
 
-def behind(reading: Reading, together: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+def behind(chains: DefUse, together: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     """(operation, when) of the products that run later than where the program does them, right behind the kernel that
     makes what they read together with other values.
 
     Args:
-      reading: The graph. together: What `siblings` found.
+      chains: The graph. together: What `siblings` found.
     """
     when: dict[int, int] = {}
-    last = len(reading.graph.operations) - 1
+    last = len(chains.graph.operations) - 1
     for value, at in together.items():
-        for operation, _ in reading.consumers[value]:
+        for operation, _ in chains.consumers[value]:
             if operation.rule.is_heavy and operation.index < at:
                 when[operation.index] = max(min(at + 1, last), when.get(operation.index, 0))
     return tuple(sorted(when.items()))
 
 
-def filled_late(reading: Reading, made_in: Mapping[int, int]) -> tuple[tuple[int, bool], ...]:
+def filled_late(chains: DefUse, made_in: Mapping[int, int]) -> tuple[tuple[int, bool], ...]:
     """The scatters into a broadcast scalar that execution fills when what is scattered is there: (operation, only if
     the sum is partial).
 
@@ -169,10 +166,10 @@ def filled_late(reading: Reading, made_in: Mapping[int, int]) -> tuple[tuple[int
     `made_in`: results that are scattered into another value; they need zeros only where they are partial sums.
     """
     found = []
-    for operation in reading.graph.operations:
-        if operation.name.startswith("scatter") and not reading.around[operation.index]:
-            filled = reading.producer[operation.operands[0]] if operation.operands[0] is not None else None
-            sizes_bytes = [reading.graph.values[r].size_bytes for r in operation.results if r is not None]
+    for operation in chains.graph.operations:
+        if operation.name.startswith("scatter") and not chains.loop_nest[operation.index]:
+            filled = chains.producer[operation.operands[0]] if operation.operands[0] is not None else None
+            sizes_bytes = [chains.graph.values[r].size_bytes for r in operation.results if r is not None]
             is_constant = filled is not None and filled.name == "broadcast_in_dim" and filled.operands == (None,)
             if is_constant and max(sizes_bytes, default=0) >= _LARGE_BYTES:
                 found.append((operation.index, operation.results[0] in made_in))
@@ -180,7 +177,7 @@ def filled_late(reading: Reading, made_in: Mapping[int, int]) -> tuple[tuple[int
 
 
 def zeros(
-    reading: Reading, free: Set[int], gradients: Set[int], made_in: Mapping[int, int], late: Collection[int] = ()
+    chains: DefUse, free: Set[int], gradients: Set[int], made_in: Mapping[int, int], late: Collection[int] = ()
 ) -> dict[int, int]:
     """For each value whose buffer is filled with a constant before something is written into it, the operation at which
     that happens: results of scatters into constants that are not in `late` (`filled_late`), and the stacked outputs
@@ -192,7 +189,7 @@ def zeros(
     (`SelectAndScatterExpander`); its zeros are made with what the windows slide over, which has the same shape and,
     behind a ReLU, is compared to zeros.
     """
-    operations, values = reading.graph.operations, reading.graph.values
+    operations, values = chains.graph.operations, chains.graph.values
     first = next((o.index for o in operations if o.rule.is_heavy and o.results and o.results[0] in gradients), 0)
     first = next((o.index for o in reversed(operations[:first]) if o.name in PRODUCTS), first)
     found: dict[int, int] = {}
@@ -203,11 +200,11 @@ def zeros(
             if o.index in late:
                 continue
             if o.kind is OperationKind.SCAN_STACK:
-                if len(reading.around[o.index]) == 1:
-                    found[value] = reading.born(value)
+                if len(chains.loop_nest[o.index]) == 1:
+                    found[value] = chains.defined_at(value)
             elif o.name == "select_and_scatter_add":
-                found[value] = reading.born(o.operands[1])
-            elif o.name.startswith("scatter") and o.operands[0] in free and not reading.around[o.index]:
+                found[value] = chains.defined_at(o.operands[1])
+            elif o.name.startswith("scatter") and o.operands[0] in free and not chains.loop_nest[o.index]:
                 found[value] = min(o.index, first) if value in gradients else o.index
     together: dict[tuple[tuple[int, ...], str], int] = {}
     for value, at in found.items():
@@ -216,49 +213,49 @@ def zeros(
     return {value: together[values[value].shape, values[value].dtype] for value in found}
 
 
-def early_terms(reading: Reading, made: Mapping[int, int], gradients: Set[int]) -> frozenset[int]:
+def early_terms(chains: DefUse, made: Mapping[int, int], gradients: Set[int]) -> frozenset[int]:
     """Those of `zeros` that are made early even where they are only to hold partial sums: gradients that are added to
     another one, such as of an embedding that is also the output layer, and those made together with others.
     """
-    values = reading.graph.values
+    values = chains.graph.values
     kind = lambda value: (values[value].shape, values[value].dtype)
     num = collections.Counter(map(kind, made))
-    return frozenset(v for v in made if num[kind(v)] > 1 or (v in gradients and is_term(reading, v)))
+    return frozenset(v for v in made if num[kind(v)] > 1 or (v in gradients and is_term(chains, v)))
 
 
-def is_term(reading: Reading, value: int) -> bool:
+def is_term(chains: DefUse, value: int) -> bool:
     """Whether a value, or the same in another type, is added to another one."""
-    readers = [c for c, _ in reading.consumers[value]]
-    return any(c.name in SUMS or (c.name == "convert_element_type" and is_term(reading, c.results[0])) for c in readers)
+    readers = [c for c, _ in chains.consumers[value]]
+    return any(c.name in SUMS or (c.name == "convert_element_type" and is_term(chains, c.results[0])) for c in readers)
 
 
-def kernel_copies(reading: Reading) -> list[tuple[int, int, int]]:
+def kernel_copies(chains: DefUse) -> list[tuple[int, int, int]]:
     """(argument, start, stop) of each copy of a convolution kernel.
 
     cuDNN wants kernels with their input features innermost, which the program has elsewhere: a kernel that is an
     argument is transposed once, before its first convolution, and stays for the last one.
     """
-    graph = reading.graph
+    graph = chains.graph
     copies = []
     for argument in graph.arguments:
-        uses = [o.index for o, _ in _readers(reading, argument.value) if o.name == "conv_general_dilated"]
+        uses = [o.index for o, _ in _readers(chains, argument.value) if o.name == "conv_general_dilated"]
         if uses and len(graph.values[argument.value].shape) > 1:
             copies.append((argument.value, min(uses), max(uses) + 1))
     return copies
 
 
-def is_reversed_kernel(reading: Reading, value: int) -> bool:
+def is_reversed_kernel(chains: DefUse, value: int) -> bool:
     """Whether a value is a reversed kernel, which a convolution for gradients reads as it is."""
-    consumers = reading.consumers[value]
-    return reading.producer[value].name == "rev" and all(c.name == "conv_general_dilated" for c, _ in consumers)
+    consumers = chains.consumers[value]
+    return chains.producer[value].name == "rev" and all(c.name == "conv_general_dilated" for c, _ in consumers)
 
 
-def _readers(reading: Reading, value: int) -> list[tuple[Operation, int]]:
+def _readers(chains: DefUse, value: int) -> list[tuple[Operation, int]]:
     """Who reads a value, or the same reversed."""
     found = []
-    for operation, slot in reading.consumers[value]:
+    for operation, slot in chains.consumers[value]:
         if operation.name == "rev":
-            found += _readers(reading, operation.results[0])
+            found += _readers(chains, operation.results[0])
         else:
             found.append((operation, slot))
     return found

@@ -10,9 +10,9 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Set
 
+from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.primitives import PRODUCTS
 from autoshard.graph.graph import Operation
-from autoshard.planner.buffers import PRODUCTS
-from autoshard.planner.reading import Reading
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,19 +29,19 @@ class FreeingFirst:
 
 
 def freeing_first(
-    reading: Reading, stops: Mapping[int, int], root: Mapping[int, int], left_alone: Set[int]
+    chains: DefUse, stops: Mapping[int, int], root: Mapping[int, int], left_alone: Set[int]
 ) -> FreeingFirst:
     """Those of two products in a row, neither of which waits for the other, of which the second frees more.
 
     Bytes are those of whole tensors: how a plan splits activations that belong together is much the same for all.
 
     Args:
-      reading: The graph. stops: For each buffer, one past the last operation that needs it in the program's order.
+      chains: The graph. stops: For each buffer, one past the last operation that needs it in the program's order.
       root: For each value without a buffer of its own, whose it has.
       left_alone: Weights, whose gathered copies would count as well, and gradients, which wait for others to be reduced
         with: products that read or make one stay where they are.
     """
-    values = reading.graph.values
+    values = chains.graph.values
 
     def buffers_of(operation: Operation) -> set[int]:
         return {root.get(o, o) for o in operation.operands if o is not None}
@@ -49,20 +49,20 @@ def freeing_first(
     def ending(operation: Operation) -> set[int]:
         """The buffers that end with an operation in the program's order; arguments never do."""
         ends = operation.index + 1
-        return {b for b in buffers_of(operation) if reading.producer[b] is not None and stops.get(b) == ends}
+        return {b for b in buffers_of(operation) if chains.producer[b] is not None and stops.get(b) == ends}
 
     def freed_bytes(operation: Operation, buffers: Set[int]) -> int:
         return sum(values[b].size_bytes for b in buffers) - values[operation.results[0]].size_bytes
 
     made: dict[int, int] = {}
     sooner: dict[int, int] = {}
-    products = [o for o in reading.graph.operations if o.name in PRODUCTS]
+    products = [o for o in chains.graph.operations if o.name in PRODUCTS]
     for first, second in itertools.pairwise(products):
-        if reading.stretch[second.index] != reading.stretch[first.index] + 1:
+        if chains.region[second.index] != chains.region[first.index] + 1:
             continue
         known = {*first.operands, *first.results, *second.operands, *second.results}
-        is_ready = all([reading.born(b) < first.index for b in buffers_of(second)])
-        if not is_ready or known & left_alone or reading.around[first.index] != reading.around[second.index]:
+        is_ready = all([chains.defined_at(b) < first.index for b in buffers_of(second)])
+        if not is_ready or known & left_alone or chains.loop_nest[first.index] != chains.loop_nest[second.index]:
             continue
         gained = ending(second) - buffers_of(first)
         if gained and freed_bytes(second, gained) > freed_bytes(first, ending(first)):

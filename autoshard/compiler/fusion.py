@@ -7,11 +7,12 @@ kernels of this kind take as long as the bytes that they move.
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
+from autoshard.compiler.buffers import is_alias
+from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.dimension_orders import read_orders
+from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.groups import is_key_or_random
-from autoshard.planner.buffers import SUMS, is_alias
-from autoshard.planner.reading import Reading
-from autoshard.planner.transposed import read_orders
 
 _EXPENSIVE = frozenset(
     {
@@ -57,17 +58,17 @@ class Fusion:
     added: frozenset[int]
 
 
-def _kernels(reading: Reading, can_fuse: Sequence[int], place: Sequence[int]) -> list[frozenset[int]]:
+def _kernels(chains: DefUse, can_fuse: Sequence[int], place: Sequence[int]) -> list[frozenset[int]]:
     """For each value, the places in which it is needed, if all that can be fused is. `place`: That of each operation,
-    such as its stretch.
+    such as its region.
     """
-    kernels: list[frozenset[int]] = [frozenset()] * len(reading.graph.values)
-    for operation in reversed(reading.graph.operations):
+    kernels: list[frozenset[int]] = [frozenset()] * len(chains.graph.values)
+    for operation in reversed(chains.graph.operations):
         for value in operation.results:
             if value is None:
                 continue
             found: set[int] = set()
-            for c, _ in reading.consumers[value]:
+            for c, _ in chains.consumers[value]:
                 if len(found) >= _MOST_KERNELS:
                     break
                 inner = [r for r in c.results if r is not None and can_fuse[r]] if c.index > operation.index else []
@@ -77,20 +78,20 @@ def _kernels(reading: Reading, can_fuse: Sequence[int], place: Sequence[int]) ->
                 else:
                     found.add(place[c.index])
                     for r in c.results:  # each order of dimensions that a result is needed in is a kernel of its own
-                        others = len(read_orders(reading, r)) - 1 if r is not None else 0
-                        found.update(-1 - c.index - k * len(reading.stretch) for k in range(others))
+                        others = len(read_orders(chains, r)) - 1 if r is not None else 0
+                        found.update(-1 - c.index - k * len(chains.region) for k in range(others))
             kernels[value] = frozenset(found)
     return kernels
 
 
-def _between_sums(reading: Reading) -> list[int]:
-    """For each operation, a number that it shares with those of its stretch that wait for as many sums in turn."""
+def _between_sums(chains: DefUse) -> list[int]:
+    """For each operation, a number that it shares with those of its region that wait for as many sums in turn."""
     waits: list[int] = []
-    for operation in reading.graph.operations:
-        made = [reading.producer[o] for o in operation.operands if o is not None]
-        near = [p for p in made if p is not None and reading.stretch[p.index] == reading.stretch[operation.index]]
+    for operation in chains.graph.operations:
+        made = [chains.producer[o] for o in operation.operands if o is not None]
+        near = [p for p in made if p is not None and chains.region[p.index] == chains.region[operation.index]]
         waits.append(max([waits[p.index] + _sums(p) for p in near if p.index < operation.index], default=0))
-    return [stretch + num * len(waits) for stretch, num in zip(reading.stretch, waits, strict=True)]
+    return [region + num * len(waits) for region, num in zip(chains.region, waits, strict=True)]
 
 
 def _sums(operation: Operation) -> bool:
@@ -98,7 +99,7 @@ def _sums(operation: Operation) -> bool:
     return not operation.rule.is_heavy and any(f.reduction and f.size > 1 for f in operation.rule.factors)
 
 
-def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: Mapping[int, int]) -> Fusion:
+def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Mapping[int, int]) -> Fusion:
     """Decides for each value whether it is stored.
 
     A pointwise result that only fusible operations read is not, if one kernel needs it, or if the kernels that need it
@@ -107,24 +108,24 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
     pointwise result, unless the table is a parameter: these are sharded by rows, too, and the rows are then summed.
 
     Args:
-      reading: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.
+      chains: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.
       in_place: Results that an operand's buffer receives; these are stored there (`buffers.sums_in_place`).
     """
-    graph, stretch = reading.graph, reading.stretch
+    graph, region = chains.graph, chains.region
     size = lambda value: graph.values[value].size_bytes
     can_fuse = bytearray(len(graph.values))
-    held = reading.outputs | _held_by_barriers(graph)
+    held = chains.outputs | _held_by_barriers(graph)
     fusible = _fusible(graph, pointwise)
     for operation in graph.operations:
         if fusible[operation.index]:
             for value in operation.results:
                 if value is not None and value not in held and value not in in_place:
                     can_fuse[value] = all(
-                        [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in reading.consumers[value]]
+                        [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in chains.consumers[value]]
                     )
-    kernels = _kernels(reading, can_fuse, stretch)
+    kernels = _kernels(chains, can_fuse, region)
     has_costly = any(o.name in COSTLY for o in graph.operations)
-    parts = _kernels(reading, can_fuse, _between_sums(reading)) if has_costly else kernels
+    parts = _kernels(chains, can_fuse, _between_sums(chains)) if has_costly else kernels
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
     for operation in graph.operations:
@@ -146,7 +147,7 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
                 continue
             num = len(kernels[value])
             if num > 1 and not is_alias(operation) and value not in free:
-                if not is_cheap and kernels[value] != {stretch[operation.index]}:
+                if not is_cheap and kernels[value] != {region[operation.index]}:
                     continue
                 if sum(map(size, own)) * (num - 1) > size(value) * (num + 1):
                     continue
@@ -154,7 +155,7 @@ def fuse(reading: Reading, pointwise: Sequence[bool], free: Set[int], in_place: 
     added: set[int] = set()
     for operation in graph.operations:
         if operation.name in SUMS:
-            terms = [_summed(reading, o) for o in operation.operands]
+            terms = [_summed(chains, o) for o in operation.operands]
             if all(terms):  # both reductions are part of the kernel that adds them
                 added.update(v for term in terms for v in term)
     for value in added:
@@ -184,15 +185,15 @@ def _held_by_barriers(graph: Graph) -> frozenset[int]:
     return frozenset(held)
 
 
-def _summed(reading: Reading, value: int | None) -> list[int]:
+def _summed(chains: DefUse, value: int | None) -> list[int]:
     """A value that is a sum over a dimension and what it is another name of, if each of them has one reader."""
     names: list[int] = []
-    while value is not None and value not in reading.outputs and len(reading.consumers[value]) == 1:
-        operation = reading.producer[value]
+    while value is not None and value not in chains.outputs and len(chains.consumers[value]) == 1:
+        operation = chains.producer[value]
         if operation is None or operation.name not in ("reduce_sum", "reshape"):
             return []
         names.append(value)
         if operation.name == "reduce_sum" and any(f.reduction and f.size > 1 for f in operation.rule.factors):
-            return names if reading.graph.values[value].shape else []
+            return names if chains.graph.values[value].shape else []
         value = operation.operands[0]
     return []

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.solver.packing import ALIGNMENT_BYTES, offsets, packed_bytes
+from autoshard.compiler.heap_simulator import ALIGNMENT_BYTES, offsets, packed_bytes
 
 BUFFERS = st.lists(
     st.tuples(st.integers(0, 10), st.integers(1, 8), st.integers(1, 6)).map(lambda b: (b[0], b[0] + b[1], b[2])),
