@@ -1,4 +1,4 @@
-"""The documentation is true: its Python blocks run, its commands parse, and the files it names exist.
+"""The documentation is true: its Python blocks run, its commands parse, and what it names exists and is complete.
 
 All Python blocks of one document run in order in one namespace, in an empty folder that holds a link to `configs`. A
 block after the comment `<!-- not run: reason -->` is only compiled.
@@ -12,11 +12,16 @@ import pytest
 import typer
 import typer.main
 
+import autoshard
 import autoshard.errors
 from autoshard.cli import app
 
 ROOT = pathlib.Path(__file__).parents[1]
+<<<<<<< HEAD
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+=======
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+>>>>>>> e36eaf8 (Docs: a short README, a documentation site with API pages, results, limits, command line and the map of the code as pages of their own)
 SET_BY_CONFTEST = re.compile(r'^jax\.config\.update\("jax_num_cpu_devices", 8\)', re.MULTILINE)
 """May stand only before JAX's first use of a device; `conftest.py` has done the same."""
 
@@ -74,3 +79,29 @@ def test_every_error_is_explained():
     text = (ROOT / "docs" / "errors.md").read_text()
     names = [name for name, kind in vars(autoshard.errors).items() if isinstance(kind, type)]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("name", typer.main.get_command(app).commands)
+def test_command_line_page_has_the_texts_of_help(name):
+    command = typer.main.get_command(app).commands[name]
+    text = (ROOT / "docs" / "command_line.md").read_text()
+    section = re.search(rf"^## autoshard {name}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/command_line.md has no section `## autoshard {name}`"
+    rows = []
+    for parameter in command.params:
+        is_option = parameter.opts[0].startswith("-")
+        names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.metavar or parameter.name]
+        rows.append(f"| {', '.join(f'`{name}`' for name in names)} | {parameter.help} |")
+    assert [line for line in section[1].splitlines() if line.startswith("| `")] == rows
+
+
+def test_api_pages_show_every_public_name():
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    shown = re.findall(r"^::: autoshard\.(\w+)$", text, re.MULTILINE)
+    assert sorted(shown) == sorted(autoshard.__all__)
+
+
+def test_design_names_every_package():
+    text = (ROOT / "docs" / "design.md").read_text()
+    packages = [path.parent.relative_to(ROOT) for path in (ROOT / "autoshard").rglob("__init__.py")]
+    assert [str(path) for path in packages if f"`{path}/`" not in text] == []
