@@ -54,7 +54,7 @@ def plan(
     Raises:
       ClusterError: The cluster has devices of several kinds, and `fn` is no `TrainStep`.
       StageError: The step cannot be cut or shared out as asked; what is given fits one program only.
-      As `autoshard.plans.make.plan` otherwise.
+      AutoshardError: As `autoshard.plans.make.plan` otherwise.
     """
     options = options or PlanOptions()
     hardware = load_cluster(cluster)

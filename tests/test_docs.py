@@ -17,11 +17,7 @@ import autoshard.errors
 from autoshard.cli import app
 
 ROOT = pathlib.Path(__file__).parents[1]
-<<<<<<< HEAD
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-=======
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
->>>>>>> e36eaf8 (Docs: a short README, a documentation site with API pages, results, limits, command line and the map of the code as pages of their own)
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SET_BY_CONFTEST = re.compile(r'^jax\.config\.update\("jax_num_cpu_devices", 8\)', re.MULTILINE)
 """May stand only before JAX's first use of a device; `conftest.py` has done the same."""
 
