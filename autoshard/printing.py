@@ -1,8 +1,34 @@
-"""Figures with their units, and plain tables: what every account for people shares."""
+"""Figures with their units, plain tables, and text for a terminal: what every account for people shares."""
 
+import io
 from collections.abc import Sequence
 
+from rich.console import Console, JustifyMethod
 from rich.table import Table
+
+PAGE_WIDTH = 118
+"""Columns of an account where nothing else is asked for."""
+
+
+class TextConsole(Console):
+    """A console that prints into a string, without colours; names of the user are shown as they are."""
+
+    def __init__(self, width: int = PAGE_WIDTH) -> None:
+        self._written = io.StringIO()
+        super().__init__(
+            file=self._written,
+            width=width,
+            color_system=None,
+            highlight=False,
+            soft_wrap=False,
+            markup=False,
+            emoji=False,
+        )
+
+    @property
+    def text(self) -> str:
+        """What was printed: lines without blanks at their ends, and no empty ones at the end."""
+        return "\n".join(line.rstrip() for line in self._written.getvalue().rstrip().splitlines()) + "\n"
 
 
 def seconds(value: float) -> str:
@@ -21,7 +47,7 @@ def amount(value: float, unit: str = "B") -> str:
     return f"{value:.3g} {unit}"
 
 
-def table(title: str, columns: Sequence[tuple[str, str]]) -> Table:
+def table(title: str, columns: Sequence[tuple[str, JustifyMethod]]) -> Table:
     """An empty table without lines; `columns` are names and how they are justified."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), title_style="bold")
     for name, justify in columns:

@@ -10,9 +10,7 @@ from autoshard.comparison.picture import check_picture, write_picture
 from autoshard.comparison.table import comparison_text
 from autoshard.errors import ConfigError
 from autoshard.files import write_text_atomically
-
-_WIDTH = 118
-"""Narrower terminals wrap the table's lines."""
+from autoshard.printing import PAGE_WIDTH
 
 
 def strategies_named(names: str | None) -> tuple[Strategy, ...] | None:
@@ -41,7 +39,7 @@ def write_outputs(
     comparison: Comparison, console: rich.console.Console, json_file: pathlib.Path | None, picture: pathlib.Path | None
 ) -> None:
     """Prints the table, and writes JSON and picture where they are asked for."""
-    console.file.write(comparison_text(comparison, max(console.width, _WIDTH)))
+    console.file.write(comparison_text(comparison, max(console.width, PAGE_WIDTH)))
     if json_file is not None:
         write_text_atomically(json_file, comparison.json() + "\n")
     if picture is not None:

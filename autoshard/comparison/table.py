@@ -1,27 +1,20 @@
 """A comparison as a table for a terminal."""
 
-import io
 import math
 import textwrap
 
-from rich.console import Console
-
 from autoshard.comparison.compare import Comparison, Contender
-from autoshard.printing import amount, seconds, table
+from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
 
-_WIDTH = 118
 COLUMNS = ("mesh", "step", "vs plan", "compute", "comm.", "sent", "memory", "fits", "gap")
 """What `cells` returns."""
 
 
-def comparison_text(comparison: Comparison, width: int = _WIDTH) -> str:
+def comparison_text(comparison: Comparison, width: int = PAGE_WIDTH) -> str:
     """One line a contender, as `ranked`; then the verdict, and in short why others have no plan that fits."""
-    console = Console(
-        file=io.StringIO(), width=width, color_system=None, highlight=False, soft_wrap=False, markup=False, emoji=False
-    )
+    console = TextConsole(width)
     console.print(heading(comparison))
     rows = table("", [("strategy", "left"), ("mesh", "left"), *((name, "right") for name in COLUMNS[1:])])
-    rows.title = None
     for contender in ranked(comparison):
         rows.add_row(contender.name, *cells(comparison, contender))
     console.print(rows)
@@ -30,7 +23,7 @@ def comparison_text(comparison: Comparison, width: int = _WIDTH) -> str:
     for contender in ranked(comparison):
         if contender.reason:
             console.print(f"{contender.name}: {textwrap.shorten(contender.reason, 180, placeholder=' ...')}")
-    return console.file.getvalue().rstrip() + "\n"
+    return console.text
 
 
 def heading(comparison: Comparison) -> str:

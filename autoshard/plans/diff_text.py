@@ -1,26 +1,21 @@
 """The difference of two plans as text for a terminal."""
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from autoshard.plans.differences import PlanDiff, Side
-from autoshard.printing import amount, seconds, table
-
-_WIDTH = 118
+from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
 
 
-def diff_text(found: PlanDiff, most: int = 20, width: int = _WIDTH) -> str:
+def diff_text(found: PlanDiff, most: int = 20, width: int = PAGE_WIDTH) -> str:
     """The whole difference, in lines of `width`; of each table the `most` largest rows, and the sum of all others."""
-    console = Console(
-        file=io.StringIO(), width=width, color_system=None, highlight=False, soft_wrap=False, markup=False, emoji=False
-    )
+    console = TextConsole(width)
     _summary(console, found)
     if found.is_empty:
         console.print("The plans decide the same and cost the same.")
-        return console.file.getvalue()
+        return console.text
     _table(
         console,
         "Layouts that differ",
@@ -78,7 +73,7 @@ def diff_text(found: PlanDiff, most: int = 20, width: int = _WIDTH) -> str:
         most // 2,
     )
     _totals(console, found)
-    return console.file.getvalue().rstrip() + "\n"
+    return console.text
 
 
 def signed(value: float, unit: Callable[[float], str]) -> str:

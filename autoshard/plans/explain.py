@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import io
 import math
 from collections.abc import Iterable, Sequence
 
@@ -10,16 +9,12 @@ from rich.console import Console
 
 from autoshard.plans.plan import Plan
 from autoshard.plans.text import is_companion, layout_text, pattern
-from autoshard.printing import amount, seconds, table
-
-_WIDTH = 118
+from autoshard.printing import TextConsole, amount, seconds, table
 
 
 def explain(plan: Plan) -> str:
     """The whole explanation."""
-    console = Console(
-        file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, soft_wrap=False, markup=False, emoji=False
-    )  # text of the user is shown as it is
+    console = TextConsole()
     _summary(console, plan)
     _tensors(console, plan)
     _communication(console, plan)
@@ -29,7 +24,7 @@ def explain(plan: Plan) -> str:
     _meshes(console, plan)
     for warning in plan.warnings:
         console.print(f"warning: {warning}")
-    return console.file.getvalue().rstrip() + "\n"
+    return console.text
 
 
 def _summary(console: Console, plan: Plan) -> None:

@@ -1,24 +1,19 @@
 """A verification as text for a terminal: predicted beside compiled, and what stands alone."""
 
-import io
-
 from rich.console import Console
 
 from autoshard.plans.text import pattern
-from autoshard.printing import amount, table
+from autoshard.printing import PAGE_WIDTH, TextConsole, amount, table
 from autoshard.verify.targets import CpuTarget
 from autoshard.verify.verification import Flow, MemoryFigures, Stray, Verification
 
-_WIDTH = 118
 _MOST = 12
 """Rows of a table of strays."""
 
 
-def verification_text(verification: Verification, width: int = _WIDTH) -> str:
+def verification_text(verification: Verification, width: int = PAGE_WIDTH) -> str:
     """The whole account."""
-    console = Console(
-        file=io.StringIO(), width=width, color_system=None, highlight=False, soft_wrap=False, markup=False, emoji=False
-    )
+    console = TextConsole(width)
     v = verification
     mesh = ", ".join(f"{name}={size}" for name, size in v.axes)
     console.print(
@@ -35,7 +30,7 @@ def verification_text(verification: Verification, width: int = _WIDTH) -> str:
     for text in v.disagreements:
         console.print(f"disagreement: {text}")
     console.print("Confirmed." if v.is_confirmed else "Not confirmed.")
-    return console.file.getvalue().rstrip() + "\n"
+    return console.text
 
 
 def _scatters(v: Verification) -> list[Flow]:

@@ -1,7 +1,6 @@
 """A plan in stages as text for a terminal: what runs where, what a step is made of, what else was considered."""
 
 import collections
-import io
 import math
 from collections.abc import Sequence
 
@@ -12,17 +11,14 @@ from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.pipeline.schedule.timeline import UPDATE, Timeline
 from autoshard.plans.plan import Plan
 from autoshard.plans.text import layout_text, pattern
-from autoshard.printing import amount, seconds, table
+from autoshard.printing import TextConsole, amount, seconds, table
 
-_WIDTH = 118
 _MOST_LAYOUTS = 8
 
 
 def explain(plan: StagedPlan) -> str:
     """The whole explanation."""
-    console = Console(
-        file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, soft_wrap=False, markup=False, emoji=False
-    )  # names of the user are shown as they are
+    console = TextConsole()
     timeline, groups = plan.timeline, replicas_of(plan)
     _summary(console, plan, timeline)
     _slices(console, plan)
@@ -34,7 +30,7 @@ def explain(plan: StagedPlan) -> str:
     _programs(console, plan)
     for warning in plan.warnings:
         console.print(f"warning: {warning}")
-    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines()) + "\n"
+    return console.text
 
 
 def _summary(console: Console, plan: StagedPlan, timeline: Timeline) -> None:

@@ -1,21 +1,14 @@
 """A timeline as a table for a terminal: what each place does with its time and its memory."""
 
-import io
 import math
 
-from rich.console import Console
-
 from autoshard.pipeline.schedule.timeline import PlaceSummary, Timeline
-from autoshard.printing import amount, seconds, table
-
-_WIDTH = 118
+from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
 
 
-def timeline_text(timeline: Timeline, most: int = 32, width: int = _WIDTH) -> str:
+def timeline_text(timeline: Timeline, most: int = 32, width: int = PAGE_WIDTH) -> str:
     """One line for each place, in lines of `width`; of more than `most` places, only the first."""
-    console = Console(
-        file=io.StringIO(), width=width, color_system=None, highlight=False, soft_wrap=False, markup=False, emoji=False
-    )
+    console = TextConsole(width)
     several = len({p.pipeline for p in timeline.places}) > 1
     columns = [("pipeline", "right")] if several else []
     columns += [("place", "left"), ("busy", "right"), ("idle", "right"), ("peak memory", "right"), ("limit", "right")]
@@ -25,7 +18,7 @@ def timeline_text(timeline: Timeline, most: int = 32, width: int = _WIDTH) -> st
     console.print(made)
     if len(timeline.places) > most:
         console.print(f"and {len(timeline.places) - most} more places")
-    return console.file.getvalue()
+    return console.text
 
 
 def _cells(place: PlaceSummary) -> tuple[str, ...]:
