@@ -33,7 +33,8 @@ from autoshard.execution.row_by_row import (
 from autoshard.execution.stored import is_made_of_a_copy, read_by_products
 from autoshard.execution.turned import turned_at_once
 from autoshard.execution.waiting import tied_after, tied_to_partial_sum
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.table import table_rule
 from autoshard.trace.source import source_of
@@ -118,7 +119,7 @@ class Evaluator:
     """
 
     mesh: Mesh
-    shardings: Mapping[int, EquationShardings]
+    shardings: Mapping[int, EquationPlan]
 
     def __call__(
         self,
@@ -167,7 +168,7 @@ class Evaluator:
         return self._constrain(value, entries)
 
     def _result(
-        self, equation: jex.JaxprEqn, result: _Placed, entries: SpecEntries | None, wanted: EquationShardings
+        self, equation: jex.JaxprEqn, result: _Placed, entries: SpecEntries | None, wanted: EquationPlan
     ) -> _Placed:
         """A result in its layout; the sum of a scatter-add that is scattered is first made where it is."""
         if entries is None:
@@ -222,16 +223,16 @@ class Evaluator:
         """
         read = lambda v: _Placed(v.val, None) if isinstance(v, jex.Literal) else env[v]
         number = counter.take()
-        wanted = self.shardings.get(number, EquationShardings())
+        wanted = self.shardings.get(number, EquationPlan())
         with jax.named_scope(scope_of(number)):
             placed = list(map(read, equation.invars))
             for slot, steps in wanted.operands:
                 copy = placed[slot].copy
                 if copy is not None and copy[1] == steps[-1]:
                     placed[slot] = placed[slot]._replace(value=copy[0], entries=copy[1], copy=None)
-            if wanted.again:
+            if wanted.delayed:
                 self._slice_first(placed, wanted)
-            for slot in wanted.again:
+            for slot in wanted.delayed:
                 self._tie(placed, slot)
                 env[equation.invars[slot]] = placed[slot]  # so that what reads it next shares the new copy
             operands = self._read(placed, wanted)
@@ -267,18 +268,18 @@ class Evaluator:
     def _is_on(self, platforms: Collection[str]) -> bool:
         return self.mesh.devices.flat[0].platform in platforms
 
-    def _slice_first(self, placed: list[_Placed], wanted: EquationShardings) -> None:
+    def _slice_first(self, placed: list[_Placed], wanted: EquationPlan) -> None:
         """Takes the slices that an equation reads: what is tied to its operands would else keep the whole ones."""
         for slot, steps in wanted.operands:
             own = placed[slot].entries
-            if slot not in wanted.again and own is not None and _is_slice(own, steps[-1]):
+            if slot not in wanted.delayed and own is not None and _is_slice(own, steps[-1]):
                 placed[slot] = self._place(placed[slot].value, steps[-1])
 
     def _before_its_sum(
         self,
         equation: jex.JaxprEqn,
         operands: Sequence[_Placed],
-        wanted: EquationShardings,
+        wanted: EquationPlan,
         env: dict[Any, _Placed],
         tied: Sequence[Any],
     ) -> list[_Placed]:
@@ -310,7 +311,7 @@ class Evaluator:
         for s, value in zip(others, rest, strict=True):
             placed[s] = self._place(value, placed[s].entries)
 
-    def _read(self, placed: list[_Placed], wanted: EquationShardings) -> list[_Placed]:
+    def _read(self, placed: list[_Placed], wanted: EquationPlan) -> list[_Placed]:
         """Operands in the layouts in which the equation reads them."""
         operands = [p.value for p in placed]
         for slot, steps in wanted.operands:
@@ -328,7 +329,7 @@ class Evaluator:
         ]
 
     def _evaluate(
-        self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationShardings, counter: _Counter
+        self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationPlan, counter: _Counter
     ) -> list[_Placed]:
         """The results of an equation, and their layouts where an inlined function tells them."""
         if kind_of(equation) is EquationKind.CALL:
@@ -341,7 +342,7 @@ class Evaluator:
         return [_Placed(r, None, filled, of_state, is_scattered) for r in results]
 
     def _results(
-        self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationShardings, counter: _Counter
+        self, equation: jex.JaxprEqn, placed: list[_Placed], wanted: EquationPlan, counter: _Counter
     ) -> list[Any]:
         operands = [p.value for p in placed]
         match kind_of(equation):
@@ -441,7 +442,7 @@ class Evaluator:
         return jax.make_jaxpr(rewritten)(*avals)
 
     def _scan(
-        self, equation: jex.JaxprEqn, operands: list[_Placed], wanted: EquationShardings, counter: _Counter
+        self, equation: jex.JaxprEqn, operands: list[_Placed], wanted: EquationPlan, counter: _Counter
     ) -> list[Any]:
         p = equation.params
         n_consts, n_carry = scan_counts(equation)
@@ -451,7 +452,7 @@ class Evaluator:
         return equation.primitive.bind(*(o.value for o in operands), **{**p, "jaxpr": nested})
 
     def _while(
-        self, equation: jex.JaxprEqn, operands: list[_Placed], wanted: EquationShardings, counter: _Counter
+        self, equation: jex.JaxprEqn, operands: list[_Placed], wanted: EquationPlan, counter: _Counter
     ) -> list[Any]:
         p = equation.params
         carried, tested, repeated = dict(wanted.body), p["cond_nconsts"], p["body_nconsts"]

@@ -13,8 +13,9 @@ import jax.extend.core as jex
 from jax.sharding import Mesh, PartitionSpec
 
 from autoshard.execution.row_by_row import row_by_row
+from autoshard.graph.equation_plan import SCATTERING, EquationPlan
 from autoshard.graph.graph import Dims, FactorRule
-from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
+from autoshard.graph.layout import SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.table import BY_SHARDS, table_rule
 
@@ -22,7 +23,7 @@ _AxesOf = dict[int, tuple[str, ...]]
 """The mesh axes that split each factor, major to minor."""
 
 
-def rule_by_shards(equation: jex.JaxprEqn, wanted: EquationShardings) -> FactorRule | None:
+def rule_by_shards(equation: jex.JaxprEqn, wanted: EquationPlan) -> FactorRule | None:
     """The rule of an equation that must run by shards; None for any other."""
     if wanted.scatters and equation.primitive.name in SCATTERING:
         return table_rule(leaf_of(equation))
@@ -34,7 +35,7 @@ def run_by_shards(
     equation: jex.JaxprEqn,
     operands: Sequence[Any],
     rule: FactorRule,
-    wanted: EquationShardings,
+    wanted: EquationPlan,
     mesh: Mesh,
     tied: Sequence[tuple[Any, PartitionSpec]] = (),
 ) -> list[Any]:
@@ -88,7 +89,7 @@ def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str
     return jax.lax.psum(result, left) if left else result
 
 
-def _axes_of(rule: FactorRule, wanted: EquationShardings, mesh: Mesh) -> _AxesOf:
+def _axes_of(rule: FactorRule, wanted: EquationPlan, mesh: Mesh) -> _AxesOf:
     """The axes of each factor that is split. What the results alone say comes last: a sum may be scattered there."""
     found: _AxesOf = {}
     told: set[int] = set()

@@ -11,7 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from autoshard.errors import MeshError
 from autoshard.execution.apply import Evaluator, partition_spec
 from autoshard.execution.compiler import compiler_options
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import SpecEntries
 from autoshard.trace.trace import Trace
 
 
@@ -44,7 +45,7 @@ class Interface:
     """
 
     axes: tuple[tuple[str, int], ...]
-    shardings: tuple[tuple[int, EquationShardings], ...]
+    shardings: tuple[tuple[int, EquationPlan], ...]
     argument_entries: tuple[SpecEntries, ...]
     output_entries: tuple[SpecEntries, ...]
     output_steps: tuple[tuple[SpecEntries, ...], ...]

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from autoshard.planner.decisions import EquationShardings
+from autoshard.graph.equation_plan import EquationPlan
 
 _REACH = 256
 """How many equations after one it is looked for a second use: a layer has fewer. Farther uses are those of the forward
@@ -19,7 +19,7 @@ and the backward pass, of which the second waits for the first."""
 
 
 def used_up_first(
-    equations: Sequence[jex.JaxprEqn], numbers: Sequence[int], shardings: Mapping[int, EquationShardings]
+    equations: Sequence[jex.JaxprEqn], numbers: Sequence[int], shardings: Mapping[int, EquationPlan]
 ) -> dict[int, list[Any]]:
     """For positions of equations, the variables that the equation must have read before the next one reads them: whose
     copy is then made again, or with which the next one multiplies the gradient of what it was multiplied with.
@@ -27,7 +27,7 @@ def used_up_first(
     Args:
       equations: Those of one jaxpr, in order. numbers: Of each. shardings: What the plan says, by equation number.
     """
-    wanted = [shardings.get(number, EquationShardings()) for number in numbers]
+    wanted = [shardings.get(number, EquationPlan()) for number in numbers]
     latest: dict[tuple[Any, Any], tuple[int, int]] = {}  # a variable and its layout -> who read it so, in which slot
     found: dict[int, list[Any]] = collections.defaultdict(list)
     for at, (equation, own) in enumerate(zip(equations, wanted, strict=True)):
@@ -39,7 +39,7 @@ def used_up_first(
             if before is not None and at - before[0] <= _REACH:
                 first = equations[before[0]]
                 others = {v for s, v in enumerate(equation.invars) if s != slot and not isinstance(v, jex.Literal)}
-                if slot in own.again or _is_backward(equations, before, (at, slot)):
+                if slot in own.delayed or _is_backward(equations, before, (at, slot)):
                     if not _is_made_of(first.outvars, equations[before[0] + 1 : at], others):
                         found[before[0]].append(variable)
             latest[variable, steps[-1]] = at, slot

@@ -15,7 +15,8 @@ import jax.extend.core as jex
 
 from autoshard.compiler.primitives import PRODUCTS, SUMS
 from autoshard.cost.collectives import COMBINED_BYTES
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import nested_programs, open_jaxpr
 
 CONVOLUTIONS = frozenset({"conv_general_dilated"})
@@ -28,7 +29,7 @@ all devices."""
 def products_first(
     equations: Sequence[jex.JaxprEqn],
     numbers: Sequence[int],
-    shardings: Mapping[int, EquationShardings],
+    shardings: Mapping[int, EquationPlan],
     axis_sizes: Mapping[str, int],
 ) -> dict[int, list[Any]]:
     """For positions of products, the operand that other products may read only when the product is made.
@@ -62,7 +63,7 @@ def products_first(
             after = readers.get(equation.outvars[0], [])
             is_term = len(after) == 1 and after[0].primitive.name in SUMS
             later = [v for v in variables if v in next_product]
-            wanted = shardings.get(numbers[at], EquationShardings())
+            wanted = shardings.get(numbers[at], EquationPlan())
             if later and equation.primitive.name in CONVOLUTIONS:
                 found[at] = [min(later, key=next_product.__getitem__)]
             elif later and not is_term:
@@ -88,7 +89,7 @@ def has_product(equation: jex.JaxprEqn) -> bool:
     return any(has_product(e) for nested in nested_programs(equation) for e in open_jaxpr(nested).eqns)
 
 
-def is_partial(equation: jex.JaxprEqn, wanted: EquationShardings) -> bool:
+def is_partial(equation: jex.JaxprEqn, wanted: EquationPlan) -> bool:
     """Whether each device makes only a part of the sum: a dimension that the product sums over is split.
 
     Operands that are not named are those that the program makes from nothing; the others tell how they are split.
@@ -98,7 +99,7 @@ def is_partial(equation: jex.JaxprEqn, wanted: EquationShardings) -> bool:
 
 
 def _frees_memory(
-    equation: jex.JaxprEqn, wanted: EquationShardings, ending: Sequence[Any], axis_sizes: Mapping[str, int]
+    equation: jex.JaxprEqn, wanted: EquationPlan, ending: Sequence[Any], axis_sizes: Mapping[str, int]
 ) -> bool:
     """Whether the operands `ending` take more on a device than the product's partial sum and workspace."""
     read_as = {equation.invars[slot]: steps[-1] for slot, steps in wanted.operands}
@@ -106,7 +107,7 @@ def _frees_memory(
     return ending_bytes > _partial_bytes(equation, wanted, axis_sizes) + _WORKSPACE_BYTES
 
 
-def is_reduced_alone(equation: jex.JaxprEqn, wanted: EquationShardings, axis_sizes: Mapping[str, int]) -> bool:
+def is_reduced_alone(equation: jex.JaxprEqn, wanted: EquationPlan, axis_sizes: Mapping[str, int]) -> bool:
     """Whether a product's partial sum is scattered by a collective of its own.
 
     XLA joins those that make up to `COMBINED_BYTES` on a device, of partial sums that take as many times more as there
@@ -115,7 +116,7 @@ def is_reduced_alone(equation: jex.JaxprEqn, wanted: EquationShardings, axis_siz
     return bool(wanted.scatters) and _partial_bytes(equation, wanted, axis_sizes) > COMBINED_BYTES
 
 
-def _partial_bytes(equation: jex.JaxprEqn, wanted: EquationShardings, axis_sizes: Mapping[str, int]) -> float:
+def _partial_bytes(equation: jex.JaxprEqn, wanted: EquationPlan, axis_sizes: Mapping[str, int]) -> float:
     """Bytes of a product's result on a device before it is scattered."""
     scattered = [axis for axis, _ in wanted.scatters]
     whole = tuple(tuple(a for a in axes if a not in scattered) for axes in dict(wanted.results).get(0, ()))

@@ -21,7 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, PartitionSpec
 
 from autoshard.compiler.primitives import PRODUCTS, SUMS
-from autoshard.planner.decisions import SpecEntries
+from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import EquationKind, kind_of
 
 LEAST_SUMMED = 32

@@ -9,7 +9,8 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import EquationKind, kind_of
 
 
@@ -24,7 +25,7 @@ def read_by_products(equations: Sequence[jex.JaxprEqn]) -> frozenset[Any]:
     )
 
 
-def is_made_of_a_copy(equation: jex.JaxprEqn, layouts: Mapping[int, SpecEntries], wanted: EquationShardings) -> bool:
+def is_made_of_a_copy(equation: jex.JaxprEqn, layouts: Mapping[int, SpecEntries], wanted: EquationPlan) -> bool:
     """Whether an equation that nests no program and is no product itself reads an operand that is gathered for it.
 
     Args:

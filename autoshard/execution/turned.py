@@ -12,13 +12,13 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from autoshard.planner.decisions import EquationShardings
+from autoshard.graph.equation_plan import EquationPlan
 
 
 def turned_at_once(
     equations: Sequence[jex.JaxprEqn],
     numbers: Sequence[int],
-    shardings: Mapping[int, EquationShardings],
+    shardings: Mapping[int, EquationPlan],
     is_tpu: bool = False,
 ) -> frozenset[Any]:
     """The results of products that only a transposition of rows and columns reads, as they are laid out.
@@ -40,8 +40,8 @@ def turned_at_once(
         after = readers.get(equation.outvars[0], []) if equation.primitive.name == "dot_general" else []
         if len(after) != 1 or not _exchanges_rows(equation, after[0][0], is_tpu):
             continue
-        (turning, next_number), wanted = after[0], shardings.get(number, EquationShardings())
-        own, then = dict(wanted.results).get(0), shardings.get(next_number, EquationShardings())
+        (turning, next_number), wanted = after[0], shardings.get(number, EquationPlan())
+        own, then = dict(wanted.results).get(0), shardings.get(next_number, EquationPlan())
         if own is None or wanted.scatters or then.operands:
             continue
         if dict(then.results).get(0) == tuple(own[d] for d in turning.params["permutation"]):

@@ -7,13 +7,14 @@ import jax.extend.core as jex
 
 from autoshard.execution.order import used_up_first
 from autoshard.execution.products_first import CONVOLUTIONS, is_partial, is_reduced_alone, products_first
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import SpecEntries
 
 
 def tied_after(
     equations: Sequence[jex.JaxprEqn],
     numbers: Sequence[int],
-    shardings: Mapping[int, EquationShardings],
+    shardings: Mapping[int, EquationPlan],
     axis_sizes: Mapping[str, int],
 ) -> dict[int, list[Any]]:
     """For positions of equations, the variables whose later readers wait for its results.
@@ -31,7 +32,7 @@ def tied_after(
 
 def tied_to_partial_sum(
     equation: jex.JaxprEqn,
-    wanted: EquationShardings,
+    wanted: EquationPlan,
     layouts: Mapping[int, SpecEntries],
     tied: Sequence[Any],
     axis_sizes: Mapping[str, int],

@@ -17,6 +17,8 @@ WHOLE = -1
 Layout = tuple[int, ...]
 Assignment = tuple[int, ...]
 """For each mesh axis, the factor of an operation that it splits, or `WHOLE`."""
+SpecEntries = tuple[tuple[str, ...], ...]
+"""For each dimension of a tensor, the mesh axes that shard it, major to minor: the entries of a PartitionSpec."""
 
 
 def shard_bytes(size_bytes: float, layout: Layout, axis_sizes: Sequence[int]) -> float:
@@ -49,7 +51,7 @@ def is_contiguous(dims: Dims, assignment: Assignment, factor_sizes: Sequence[int
     return True
 
 
-def spec_entries(layout: Layout, rank: int, axis_names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def spec_entries(layout: Layout, rank: int, axis_names: Sequence[str]) -> SpecEntries:
     """The layout as axis names for each of `rank` dimensions, major to minor: the entries of a PartitionSpec."""
     return tuple(tuple(axis_names[a] for a, d in enumerate(layout) if d == dim) for dim in range(rank))
 

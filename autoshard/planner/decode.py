@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard, waypoints
+from autoshard.graph.equation_plan import SCATTERING, EquationPlan
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
-from autoshard.graph.layout import WHOLE, Layout, layout_of, spec_entries
+from autoshard.graph.layout import WHOLE, Layout, SpecEntries, layout_of, spec_entries
 from autoshard.planner.as_compiled import Choosing, Made, compiled, counted
 from autoshard.planner.build import Flow, Formulation, is_gather
 from autoshard.planner.choices import Choice, scatter_order
-from autoshard.planner.decisions import SCATTERING, EquationShardings, SpecEntries
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate
 from autoshard.planner.holdings import Holdings, held_as_compiled, held_as_counted, peak, reserved_bytes
 from autoshard.planner.tied_copies import tied_copies
@@ -37,7 +37,7 @@ class Decoded:
     output_layouts: tuple[Layout | None, ...]
     output_steps: tuple[tuple[SpecEntries, ...], ...]
     choices: tuple[Choice, ...]
-    shardings: tuple[tuple[int, EquationShardings], ...]
+    shardings: tuple[tuple[int, EquationPlan], ...]
 
 
 class _Reader:
@@ -130,31 +130,31 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
 
 
 class _Slots:
-    """The `EquationShardings` in the making: for each equation, what is said of its slots."""
+    """The `EquationPlan` in the making: for each equation, what is said of its slots."""
 
     def __init__(self):
         self.operands: dict[int, dict[int, tuple[SpecEntries, ...]]] = collections.defaultdict(dict)
         self.results: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
         self.body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
-        self.again: dict[int, set[int]] = collections.defaultdict(set)
+        self.delayed: dict[int, set[int]] = collections.defaultdict(set)
         self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
 
-    def freeze(self) -> tuple[tuple[int, EquationShardings], ...]:
+    def freeze(self) -> tuple[tuple[int, EquationPlan], ...]:
         """By equation number; equal ones are one object."""
         listed = lambda table, n: tuple(sorted(table[n].items())) if n in table else ()
-        shared: dict[tuple, EquationShardings] = {}
+        shared: dict[tuple, EquationPlan] = {}
         rows = []
-        for n in sorted({*self.operands, *self.results, *self.body, *self.again}):
-            again = tuple(sorted(self.again[n])) if n in self.again else ()
+        for n in sorted({*self.operands, *self.results, *self.body, *self.delayed}):
+            delayed = tuple(sorted(self.delayed[n])) if n in self.delayed else ()
             scatters = self.scatters.get(n, ())
-            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), again, scatters)
+            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters)
             if key not in shared:
-                shared[key] = EquationShardings(*key)
+                shared[key] = EquationPlan(*key)
             rows.append((n, shared[key]))
         return tuple(rows)
 
 
-def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
+def _shardings(reader: _Reader) -> tuple[tuple[int, EquationPlan], ...]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
     slots, late = _Slots(), dict(f.program.live.filled_late)
     gathers: list[tuple[int, int, Layout]] = []  # operation, slot, layout
@@ -171,7 +171,7 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                 slots.results[operation.equation][slot] = reader.entries(value, reader.layout[value])
         for index in group.operations:
             if index in late and (not late[index] or _is_partial(reader, group, index)):
-                slots.again[graph.operations[index].equation].add(0)
+                slots.delayed[graph.operations[index].equation].add(0)
         for index in _moving(reader, group):
             operation = graph.operations[index]
             factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
@@ -193,7 +193,7 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationShardings], ...]:
                 if is_gather(held, wanted):
                     gathers.append((index, slot, wanted))
     for index, slot in tied_copies(f.program, f.mesh, reader.layout, gathers):
-        slots.again[graph.operations[index].equation].add(slot)
+        slots.delayed[graph.operations[index].equation].add(slot)
     return slots.freeze()
 
 
@@ -231,7 +231,7 @@ def _summed(operation: Operation, factor_map: Sequence[int]) -> set[int]:
 def _scatters(
     reader: _Reader, group: Group, operation: Operation, factor_map: Sequence[int]
 ) -> tuple[tuple[str, int], ...]:
-    """`EquationShardings.scatters` of an operation of `group`."""
+    """`EquationPlan.scatters` of an operation of `group`."""
     choice, names = reader.choice(group.index), reader.f.mesh.axis_names
     if all(s == WHOLE for s in choice.scatter):
         return ()

@@ -13,7 +13,7 @@ import collections
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from autoshard.planner.decisions import SpecEntries
+from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import CommunicationItem
 from autoshard.plans.differences import CommunicationChange, ComputeChange, LayoutChange, MemoryChange, PlanDiff, Side
 from autoshard.plans.plan import Plan, PlannedTensor

@@ -9,14 +9,13 @@ from typing import Any, Literal
 import jax
 import pydantic
 
-from autoshard.cluster.device import UNMEASURED
 from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.garbage import collection_paused
-from autoshard.planner.decisions import SpecEntries
+from autoshard.graph.layout import SpecEntries
 from autoshard.plans.plan import Plan, PlannedTensor
 
-VERSION = 4
+VERSION = 5
 """Changes whenever a file written before could be misread."""
 
 STAGED_FORMAT = "autoshard-staged-plan"
@@ -86,14 +85,11 @@ def plan_of_document(raw: Any, path: str | Path) -> Plan:
         raise FileFormatError(
             f'`{path}` is not an autoshard plan: it lacks `"format": "autoshard-plan"`. Make one with `autoshard plan`.'
         )
-    if raw.get("version") == 3:
-        raw = _upgraded(raw)
     if raw.get("version") != VERSION:
         raise FileFormatError(
-            f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} and 3. "
-            "Plan again."
+            f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} only, "
+            "in which a plan also says in which order its operations run. Plan again."
         )
-    raw = _with_reserved(raw)
     try:
         document = _document_type().model_validate(raw)
     except pydantic.ValidationError as error:
@@ -111,31 +107,6 @@ def plan_of_document(raw: Any, path: str | Path) -> Plan:
     )
     _check(plan, path)
     return plan
-
-
-def _with_reserved(raw: dict[str, Any]) -> dict[str, Any]:
-    """A document in which the estimate tells what is reserved, which it did not always: then it is not known."""
-    estimate = raw.get("estimate")
-    return {**raw, "estimate": {"reserved_bytes": None, **estimate}} if isinstance(estimate, dict) else raw
-
-
-def _upgraded(raw: dict[str, Any]) -> dict[str, Any]:
-    """A document of version 3 as one of version 4, which also tells nodes, configuration, figures, equations and
-    scatters.
-    """
-    raw = {**raw, "version": VERSION, "devices_per_node": None, "configuration": None, "figures": UNMEASURED}
-    if isinstance(raw.get("shardings"), list):
-        raw["shardings"] = [
-            [row[0], {**row[1], "scatters": []}]
-            if isinstance(row, list) and len(row) == 2 and isinstance(row[1], dict)
-            else row
-            for row in raw["shardings"]
-        ]
-    estimate = raw.get("estimate")
-    if isinstance(estimate, dict) and isinstance(estimate.get("communication"), list):
-        items = [{**i, "equation": None} if isinstance(i, dict) else i for i in estimate["communication"]]
-        raw["estimate"] = {**estimate, "communication": items}
-    return raw
 
 
 def _check(plan: Plan, path: str | Path) -> None:

@@ -13,7 +13,8 @@ from autoshard.cluster.device import UNMEASURED
 from autoshard.errors import PlanMismatchError
 from autoshard.execution.apply import partition_spec
 from autoshard.execution.jit import Interface, PlannedFunction, device_mesh
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import Estimate
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
@@ -91,7 +92,7 @@ class Plan:
     arguments: tuple[PlannedTensor, ...]
     outputs: tuple[PlannedTensor, ...]
     output_steps: tuple[tuple[SpecEntries, ...], ...]
-    shardings: tuple[tuple[int, EquationShardings], ...]
+    shardings: tuple[tuple[int, EquationPlan], ...]
     equations: tuple[str, ...]
     donate_argnums: tuple[int, ...]
     budget_bytes: float | None

@@ -2,7 +2,7 @@
 
 import re
 
-from autoshard.planner.decisions import SpecEntries
+from autoshard.graph.layout import SpecEntries
 
 
 def pattern(name: str) -> str:

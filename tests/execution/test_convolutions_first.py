@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autoshard.execution.apply import Evaluator
-from autoshard.planner.decisions import EquationShardings
+from autoshard.graph.equation_plan import EquationPlan
 
 X, KERNEL = (8, 5, 3), (3, 3, 4)
 
@@ -30,7 +30,7 @@ def test_the_gradient_of_what_is_convolved_waits_for_that_of_the_kernel_and_not_
     rows, whole = (("data",), (), ()), ((), (), ())
     layout = lambda v: rows if v.aval.shape[0] == 8 else whole
     wanted = {
-        number: EquationShardings(
+        number: EquationPlan(
             operands=tuple((slot, (layout(v),)) for slot, v in enumerate(equation.invars)),
             results=((0, layout(equation.outvars[0])),),
         )

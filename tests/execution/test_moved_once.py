@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autoshard.execution.apply import Evaluator
-from autoshard.planner.decisions import EquationShardings
+from autoshard.graph.equation_plan import EquationPlan
 
 
 def by_product(gradient, x, weight):
@@ -39,7 +39,7 @@ def test_a_gradient_that_two_products_read_in_another_layout_is_moved_once(progr
     whole = lambda v: ((),) * v.aval.ndim
     layouts = {gradient: read, x: read if program is by_convolution else whole(x)}
     wanted = {
-        number: EquationShardings(operands=tuple((s, (layouts.get(v, whole(v)),)) for s, v in enumerate(e.invars)))
+        number: EquationPlan(operands=tuple((s, (layouts.get(v, whole(v)),)) for s, v in enumerate(e.invars)))
         for number, e in enumerate(closed.eqns)
         if e.primitive.name in ("dot_general", "conv_general_dilated")
     }

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from autoshard.execution.order import used_up_first
-from autoshard.planner.decisions import EquationShardings
+from autoshard.graph.equation_plan import EquationPlan
 
 GATHERED = ((1, (((), ()),)),)
 """Operand 1, a matrix, is read whole."""
@@ -19,13 +19,13 @@ def test_a_copy_is_used_up_first_unless_the_second_use_waits_anyway(waits):
         return first, other @ w  # equation 2
 
     jaxpr = jax.make_jaxpr(f)(*[jnp.ones((2, 2))] * 3).jaxpr
-    again = EquationShardings(operands=GATHERED, again=(1,))
-    shardings = {0: EquationShardings(operands=GATHERED), 2: again}
+    again = EquationPlan(operands=GATHERED, delayed=(1,))
+    shardings = {0: EquationPlan(operands=GATHERED), 2: again}
     found = used_up_first(jaxpr.eqns, [0, 1, 2], shardings)
     assert found == ({} if waits else {0: [jaxpr.invars[2]]})
-    elsewhere = {0: EquationShardings(operands=((1, ((("data",), ()),)),)), 2: again}
+    elsewhere = {0: EquationPlan(operands=((1, ((("data",), ()),)),)), 2: again}
     assert used_up_first(jaxpr.eqns, [0, 1, 2], elsewhere) == {}  # not the same copy
-    assert used_up_first(jaxpr.eqns, [0, 1, 2], {2: EquationShardings(operands=GATHERED)}) == {}  # made once for both
+    assert used_up_first(jaxpr.eqns, [0, 1, 2], {2: EquationPlan(operands=GATHERED)}) == {}  # made once for both
 
 
 @pytest.mark.parametrize("summed", [0, 1])
@@ -36,7 +36,7 @@ def test_a_product_comes_before_its_backward_product(summed):
         return again, for_w, jax.lax.dot_general(gradient, w, (((1,), (summed,)), ((), ())))
 
     jaxpr = jax.make_jaxpr(f)(*[jnp.ones((2, 2))] * 3).jaxpr
-    read = EquationShardings(operands=GATHERED)
+    read = EquationPlan(operands=GATHERED)
     numbers, last = list(range(len(jaxpr.eqns))), len(jaxpr.eqns) - 1
     found = used_up_first(jaxpr.eqns, numbers, {0: read, last: read})
     assert found == {0: [jaxpr.invars[2]]}

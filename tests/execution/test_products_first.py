@@ -8,7 +8,7 @@ import pytest
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.by_shards import run_by_shards
 from autoshard.execution.products_first import products_first
-from autoshard.planner.decisions import EquationShardings
+from autoshard.graph.equation_plan import EquationPlan
 from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.table import table_rule
 
@@ -60,7 +60,7 @@ def test_partial_sums_are_left_alone(traced):
     product = next(k for k, e in enumerate(jaxpr.eqns) if e.primitive.name == "dot_general")
     of_gradient = jaxpr.eqns[product].invars.index(jaxpr.invars[0])
     layouts = {"batch": (("data",), ()), "output": ((), ("data",))}
-    read = {k: {product: EquationShardings(operands=((of_gradient, (l,)),))} for k, l in layouts.items()}
+    read = {k: {product: EquationPlan(operands=((of_gradient, (l,)),))} for k, l in layouts.items()}
     assert found(jaxpr, read["batch"]) is None
     assert found(jaxpr, read["output"]) == [jaxpr.invars[0]]
 
@@ -73,7 +73,7 @@ def test_a_partial_sum_that_takes_less_than_what_ends_with_it_is_made_first(batc
     jaxpr = jax.make_jaxpr(gradients)(*shapes).jaxpr
     product = next(k for k, e in enumerate(jaxpr.eqns) if e.primitive.name == "dot_general")
     split = (("data",), ())
-    read = {product: EquationShardings(operands=((0, (split,)), (1, (split,))), results=((0, ((), ())),))}
+    read = {product: EquationPlan(operands=((0, (split,)), (1, (split,))), results=((0, ((), ())),))}
     assert found(jaxpr, read) == ([jaxpr.invars[0]] if is_tied else None)
 
 
@@ -83,7 +83,7 @@ def split_by_rows(batch, inputs, outputs):
     closed = jax.make_jaxpr(gradients)(*shapes)
     product = next(k for k, e in enumerate(closed.eqns) if e.primitive.name == "dot_general")
     split = (("data",), ())
-    wanted = EquationShardings(operands=((0, (split,)), (1, (split,))), results=((0, split),), scatters=(("data", 0),))
+    wanted = EquationPlan(operands=((0, (split,)), (1, (split,))), results=((0, split),), scatters=(("data", 0),))
     return closed, {product: wanted}
 
 
@@ -118,7 +118,7 @@ def test_what_is_tied_to_a_partial_sum_does_not_wait_for_the_sum():
     x, gradient = np.arange(32.0, dtype=np.float32).reshape(8, 4), np.ones((8, 6), np.float32)
     (equation,) = jax.make_jaxpr(lambda x, g: jax.lax.dot_general(x, g, (((0,), (0,)), ((), ()))))(x, gradient).eqns
     split = (("data",), ())
-    wanted = EquationShardings(operands=((0, (split,)), (1, (split,))), results=((0, ((), ())),))
+    wanted = EquationPlan(operands=((0, (split,)), (1, (split,))), results=((0, ((), ())),))
     rule, rows = table_rule(leaf_of(equation)), jax.sharding.PartitionSpec("data")
     run = jax.jit(lambda *o: run_by_shards(equation, o, rule, wanted, mesh, tied=[(o[1], rows)]))
     names = [e.primitive.name for e in run.trace(x, gradient).jaxpr.eqns[0].params["jaxpr"].eqns]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 from autoshard.execution.apply import Evaluator
-from autoshard.planner.decisions import EquationShardings
+from autoshard.graph.equation_plan import EquationPlan
 
 WHOLE, ROWS, COLUMNS = ((), ()), (("data",), ()), ((), ("data",))
 
@@ -17,7 +17,7 @@ def test_a_copy_waits_for_slices_where_slices_are_read():
     program = jax.make_jaxpr(lambda a, b: a + b)(shape, shape).jaxpr
     tied_to = {}
     for own in (WHOLE, ROWS):
-        wanted = EquationShardings(operands=((0, (WHOLE,)), (1, (COLUMNS,))), again=(0,))
+        wanted = EquationPlan(operands=((0, (WHOLE,)), (1, (COLUMNS,))), delayed=(0,))
         run = Evaluator(mesh, {0: wanted})
 
         def made(a, b, run=run, own=own):

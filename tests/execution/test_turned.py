@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from autoshard.execution.turned import turned_at_once
-from autoshard.planner.decisions import EquationShardings
+from autoshard.graph.equation_plan import EquationPlan
 
 ROWS, COLUMNS, WHOLE = ((), ("data",), ()), ((), (), ("data",)), ((), (), ())
 
@@ -21,21 +21,21 @@ def heads(x, y):
 @pytest.mark.parametrize(
     ("fn", "product", "turning", "is_turned"),
     [
-        (gradient, EquationShardings(results=((0, ROWS),)), EquationShardings(results=((0, COLUMNS),)), True),
-        (gradient, EquationShardings(results=((0, ROWS),)), EquationShardings(results=((0, ROWS),)), False),
+        (gradient, EquationPlan(results=((0, ROWS),)), EquationPlan(results=((0, COLUMNS),)), True),
+        (gradient, EquationPlan(results=((0, ROWS),)), EquationPlan(results=((0, ROWS),)), False),
         (
             gradient,
-            EquationShardings(results=((0, ROWS),)),
-            EquationShardings(operands=((0, (WHOLE,)),), results=((0, COLUMNS),)),
+            EquationPlan(results=((0, ROWS),)),
+            EquationPlan(operands=((0, (WHOLE,)),), results=((0, COLUMNS),)),
             False,
         ),
         (
             gradient,
-            EquationShardings(results=((0, ROWS),), scatters=(("data", 1),)),
-            EquationShardings(results=((0, COLUMNS),)),
+            EquationPlan(results=((0, ROWS),), scatters=(("data", 1),)),
+            EquationPlan(results=((0, COLUMNS),)),
             False,
         ),
-        (heads, EquationShardings(results=((0, WHOLE),)), EquationShardings(results=((0, WHOLE),)), False),
+        (heads, EquationPlan(results=((0, WHOLE),)), EquationPlan(results=((0, WHOLE),)), False),
     ],
     ids=["same layout", "other layout", "moved", "scattered", "batches"],
 )
@@ -53,8 +53,8 @@ def test_on_tpus_products_without_batches_are_turned_at_once_too():
     equations = jaxpr.eqns[1:]
     assert [e.primitive.name for e in equations] == ["dot_general", "transpose"]
     rows, columns = (
-        EquationShardings(results=((0, ((), ("data",))),)),
-        EquationShardings(results=((0, (("data",), ())),)),
+        EquationPlan(results=((0, ((), ("data",))),)),
+        EquationPlan(results=((0, (("data",), ())),)),
     )
     shardings = {3: rows, 4: columns}
     assert turned_at_once(equations, [3, 4], shardings, is_tpu=True) == frozenset(equations[0].outvars)

@@ -55,19 +55,14 @@ def test_infinities_are_read_back(plan, tmp_path):
     assert Plan.load(tmp_path / "odd.json") == odd
 
 
-def test_plans_of_the_version_before_are_read(plan, document, tmp_path):
-    """Version 3 told neither nodes, nor configuration, nor equations, nor scatters, nor what is reserved."""
-    before = copy.deepcopy(document)
-    before["version"] = 3
-    del before["devices_per_node"], before["configuration"]
-    for _, shardings in before["shardings"]:
-        assert not shardings.pop("scatters")
-    for item in before["estimate"]["communication"]:
-        del item["equation"]
-    del before["estimate"]["reserved_bytes"]
-    items = tuple(dataclasses.replace(c, equation=None) for c in plan.estimate.communication)
-    estimate = dataclasses.replace(plan.estimate, communication=items, reserved_bytes=None)
-    assert load(before, tmp_path) == dataclasses.replace(plan, estimate=estimate, devices_per_node=None)
+@pytest.mark.parametrize("version", [3, 4])
+def test_plans_of_earlier_versions_are_refused_and_told_to_plan_again(document, version, tmp_path):
+    """Before version 5, a plan did not say in which order its operations run."""
+    before = {**copy.deepcopy(document), "version": version}
+    for _, equation in before["shardings"]:
+        equation["again"] = equation.pop("delayed")
+    with pytest.raises(FileFormatError, match=rf"version {version}, but .* reads version {VERSION} only.* Plan again"):
+        load(before, tmp_path)
 
 
 def test_a_plan_read_from_a_file_runs(plan, saved, train, shapes):

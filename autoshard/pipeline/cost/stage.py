@@ -12,14 +12,13 @@ import jax
 import numpy as np
 
 from autoshard.cluster.mesh import LogicalMesh
-from autoshard.graph.layout import WHOLE, Layout, all_layouts
+from autoshard.graph.layout import WHOLE, Layout, SpecEntries, all_layouts
 from autoshard.pipeline.split.forward import Forward
 from autoshard.pipeline.split.layer_cuts import size_bytes
 from autoshard.pipeline.split.phases import Parts, split_parts
 from autoshard.pipeline.split.residual_layouts import held_layouts
 from autoshard.pipeline.split.stage_program import JointFunction, StageProgram, joint_arguments, joint_function
 from autoshard.planner.allowed import Restrictions
-from autoshard.planner.decisions import SpecEntries
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.program import Program, prepare
 from autoshard.plans.make import plan_on

@@ -6,7 +6,8 @@ from typing import Any
 import jax.extend.core as jex
 
 from autoshard.execution.jit import Interface
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import EquationKind, called_jaxpr, equation_numbers, kind_of, open_jaxpr
 
 
@@ -30,9 +31,7 @@ def held_layouts(jaxpr: jex.Jaxpr, interface: Interface, held: Sequence[Any]) ->
     return [known[v] for v in held]
 
 
-def _planned(
-    equation: jex.JaxprEqn, number: int, shardings: Mapping[int, EquationShardings]
-) -> list[SpecEntries | None]:
+def _planned(equation: jex.JaxprEqn, number: int, shardings: Mapping[int, EquationPlan]) -> list[SpecEntries | None]:
     """What the plan says of each result; of those of a call, what it says of the equations inside that make them."""
     if kind_of(equation) is not EquationKind.CALL:
         found = shardings.get(number)

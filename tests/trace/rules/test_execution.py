@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
+from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.graph import Dims, FactorRule
-from autoshard.planner.decisions import EquationShardings, SpecEntries
+from autoshard.graph.layout import SpecEntries
 from autoshard.trace.rules import rule_of
 from autoshard.trace.rules.shardy import function_of
 
@@ -53,8 +54,8 @@ def compiled(eqn, rule: FactorRule, ways: dict[int, int]):
         return NamedSharding(mesh, PartitionSpec(*[names or None for names in entries(dims)]))
 
     function, operands = function_of(eqn)
-    if rule_by_shards(eqn, EquationShardings()) is not None:
-        wanted = EquationShardings(
+    if rule_by_shards(eqn, EquationPlan()) is not None:
+        wanted = EquationPlan(
             operands=tuple((slot, (entries(dims),)) for slot, dims in enumerate(rule.operands)),
             results=tuple((slot, entries(dims)) for slot, dims in enumerate(rule.results)),
         )

@@ -1,13 +1,8 @@
-"""What a plan decides, as plain data: the layout of every argument and output, and of every tensor in between.
-
-These types are the contract between the planner, which fills them, and execution, which obeys them.
-"""
+"""What a plan says of one equation, as plain data: the contract between the planner and execution, which obeys it."""
 
 import dataclasses
 
-SpecEntries = tuple[tuple[str, ...], ...]
-"""For each dimension of a tensor, the mesh axes that shard it, major to minor: the entries of a PartitionSpec."""
-
+from autoshard.graph.layout import SpecEntries
 
 SCATTERING = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
 """Operations that execution runs by shards where their partial sums are scattered. XLA, left alone, sums whole first
@@ -16,7 +11,7 @@ where two axes go onto two dimensions, and may gather an operand where an axis j
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class EquationShardings:
+class EquationPlan:
     """The layouts around one equation; a slot that is not named is left as it comes.
 
     Attributes:
@@ -25,7 +20,7 @@ class EquationShardings:
       scatters: (mesh axis, dimension of the result): the partial sums over this axis are reduce-scattered onto this
         dimension, one after another. Of an equation in `SCATTERING`, which then runs by shards, all operands are named.
       body: For loops: (input slot of the body, layout inside). A carry has this layout before and after the body too.
-      again: Operand slots whose copy must not be made before the other operands are there: it would be kept from an
+      delayed: Operand slots whose copy must not be made before the other operands are there: it would be kept from an
         earlier equation that made the same one, or gathered while nobody needs it yet. Of a scatter, the constant that
         it begins with, which is filled then.
     """
@@ -33,5 +28,5 @@ class EquationShardings:
     operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()
     results: tuple[tuple[int, SpecEntries], ...] = ()
     body: tuple[tuple[int, SpecEntries], ...] = ()
-    again: tuple[int, ...] = ()
+    delayed: tuple[int, ...] = ()
     scatters: tuple[tuple[str, int], ...] = ()
