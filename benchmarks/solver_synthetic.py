@@ -51,7 +51,7 @@ def transformer_problem(
                 kind = k if sweep == 0 else nodes_per_layer - 1 - k
                 order[layer, kind] = len(nodes)
                 factor = 1.0 + noise * rng.random(choices) if noise else 1.0
-                nodes.append(Node(f"layer{layer}/{kind}", own[kind] * factor, kind))
+                nodes.append(Node(f"layer{layer}/{kind}", own[kind] * factor))
     edges = []
 
     def link(a: tuple[int, int], b: tuple[int, int], kind: int) -> None:
