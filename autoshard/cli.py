@@ -437,7 +437,7 @@ def solve(
         _keep_stdout_for_python()
     with _errors_shown(traceback):
         from autoshard.solve_file import SolveRequest, solve_file
-        from autoshard.solver.io.cache import default_cache
+        from autoshard.solver.io.solution_cache import default_cache
 
         request = SolveRequest(
             file, out, time_limit, work_limit, gap, seed, default_cache() if cache else None, started, is_alone

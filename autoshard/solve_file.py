@@ -19,8 +19,8 @@ from autoshard.errors import AutoshardError, MemoryBudgetError, SolverError
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.driver import compile_kernels
 from autoshard.solver.evaluate import evaluate
-from autoshard.solver.io.cache import SolutionCache, solve_cached
 from autoshard.solver.io.problem_file import ProblemFile, read_problem_file
+from autoshard.solver.io.solution_cache import SolutionCache, solve_cached
 from autoshard.solver.io.solution_file import solution_document, write_solution
 from autoshard.solver.least_capacity import LeastCapacity, least_capacity
 from autoshard.solver.options import Progress, SolverOptions

@@ -8,7 +8,7 @@ changes with the batch size or the budget, and little with the number of layers.
 import collections
 
 from autoshard.planner.build import Formulation
-from autoshard.solver.io.cache import Labels
+from autoshard.solver.io.solution_cache import Labels
 
 
 def labels_of(f: Formulation) -> Labels:

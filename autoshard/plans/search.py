@@ -21,7 +21,7 @@ from autoshard.plans.pins import as_spec
 from autoshard.plans.plan import MeshCandidate
 from autoshard.plans.question import Question, axes_text, report
 from autoshard.plans.starts import choices_of_joined_axes, starting_choices
-from autoshard.solver.io.cache import SolutionCache, default_cache, solve_cached
+from autoshard.solver.io.solution_cache import SolutionCache, default_cache, solve_cached
 from autoshard.solver.io.solution_file import read_solution
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Solution, Status

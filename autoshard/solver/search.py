@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autoshard.interrupts import StopRequest
 from autoshard.solver.evaluate import evaluate
-from autoshard.solver.exact.programs import Programs
+from autoshard.solver.exact.mathopt_runner import MathOptRunner
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status
 
@@ -24,7 +24,7 @@ ENTRIES_PER_UNIT = 1e8
 
 NODE_ITERATIONS = 150
 """Visits of all matrix entries that a branch-and-bound node is reckoned to cost, to limit the work of programs."""
-PROGRAM_ENTRIES_PER_UNIT = 4_000
+MILP_ENTRIES_PER_UNIT = 4_000
 """Matrix entries of the largest program that a unit of work affords: the root of a larger one alone takes longer."""
 
 
@@ -42,7 +42,7 @@ class Search:
       objective, choices: Best solution (+inf and None if none). bound: Best proven lower bound (-inf if none).
       capacity_price: See `Certificate`; None while unknown.
       infeasible: True once no solution can exist.
-      programs: Where integer programs run; its `stop` asks the search to end with what it has.
+      runner: Where integer programs run; its `stop` asks the search to end with what it has.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Search:
         problem: Problem,
         options: SolverOptions,
         on_progress: Callable[[Progress], None] | None,
-        programs: Programs | None = None,
+        runner: MathOptRunner | None = None,
     ) -> None:
-        self.problem, self.options, self.programs = problem, options, programs or Programs(StopRequest())
+        self.problem, self.options, self.runner = problem, options, runner or MathOptRunner(StopRequest())
         self.objective, self.choices = math.inf, None
         self.bound, self.infeasible = -math.inf, False
         self.capacity_price: CapacityPrice | None = None
@@ -70,7 +70,7 @@ class Search:
 
     def remaining_s(self) -> float:
         """Seconds, or units of work, that are left; 0 once a stop is asked for."""
-        if self.programs.stop.requested:
+        if self.runner.stop.requested:
             return 0.0
         limit = self.options.time_limit_s if self.options.work_limit is None else self.options.work_limit
         return min(limit, self._until) - self.elapsed_s()
@@ -112,16 +112,16 @@ class Search:
         self._work += units
         return dataclasses.replace(self.options, work_limit=units)
 
-    def program_limits(self, limit_s: float, entries: int, node_limit: int | None) -> tuple[float | None, int | None]:
+    def milp_limits(self, limit_s: float, entries: int, node_limit: int | None) -> tuple[float | None, int | None]:
         """(seconds, branch-and-bound nodes) for a program that may take `limit_s` seconds, or units of work."""
         if self.options.work_limit is None:
             return limit_s, node_limit
         nodes = int(max(limit_s, 0.0) * ENTRIES_PER_UNIT / (NODE_ITERATIONS * max(entries, 1)))
         return None, max(min(nodes, nodes if node_limit is None else node_limit), 1)
 
-    def affords_program(self, entries: int) -> bool:
+    def affords_milp(self, entries: int) -> bool:
         """Whether a program of so many matrix entries may be begun; by the clock, always."""
-        return self.options.work_limit is None or entries <= PROGRAM_ENTRIES_PER_UNIT * self.remaining_s()
+        return self.options.work_limit is None or entries <= MILP_ENTRIES_PER_UNIT * self.remaining_s()
 
     def spend(self, entries: float) -> None:
         """Counts work: `entries` table entries (or matrix entries) were visited."""

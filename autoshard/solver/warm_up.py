@@ -10,12 +10,12 @@ import sys
 
 import numpy as np
 
-from autoshard.solver.bound.ascent import Ascent
-from autoshard.solver.bound.flat import Flat, flatten
+from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.bound.messages import label_slack
+from autoshard.solver.factor_graph import FactorGraph, factor_graph_of
 from autoshard.solver.options import SolverOptions
-from autoshard.solver.primal.local_search import labels_cost, settle
-from autoshard.solver.primal.trees import improve_trees
+from autoshard.solver.primal.local_search import labels_cost, repair
+from autoshard.solver.primal.tree_moves import improve_trees
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
 from autoshard.solver.reduce.network import Network
 
@@ -29,9 +29,9 @@ def is_warm() -> bool:
 
 def share_compilation() -> None:
     """Compiles the larger kernels in two processes, if they are not on disk yet."""
-    flat = _warm_up_flat()
-    labels = np.zeros(len(flat.label_start) - 1, np.int64)
-    labels_cost(flat, labels)
+    graph = _warm_up_graph()
+    labels = np.zeros(len(graph.label_start) - 1, np.int64)
+    labels_cost(graph, labels)
     if not labels_cost.stats.cache_misses:
         return
     child = subprocess.Popen(
@@ -40,8 +40,8 @@ def share_compilation() -> None:
         start_new_session=True,
     )
     try:
-        ascent = Ascent(flat)
-        settle(flat, labels, ascent.penalties(), 1, ascent.scratch[0])
+        ascent = DualAscent(graph)
+        repair(graph, labels, ascent.penalties(), 1, ascent.scratch[0])
         child.wait()
     finally:
         child.kill()
@@ -50,18 +50,18 @@ def share_compilation() -> None:
 
 def compile_ascent() -> None:
     """The child's share."""
-    flat = _warm_up_flat()
-    ascent = Ascent(flat)
+    graph = _warm_up_graph()
+    ascent = DualAscent(graph)
     ascent.climb(50, np.inf, np.inf, -1.0)
     theta, tables, _ = ascent.state()
-    label_slack(flat, tables, ascent.messages, theta)
-    usage, cost = np.zeros(len(flat.capacity)), np.zeros(len(flat.unary))
-    improve_trees(flat, ascent.decoded[0], usage, theta, tables, True, 4, 1, 0, cost)
+    label_slack(graph, tables, ascent.messages, theta)
+    usage, cost = np.zeros(len(graph.capacity)), np.zeros(len(graph.unary))
+    improve_trees(graph, ascent.decoded[0], usage, theta, tables, True, 4, 1, 0, cost)
 
 
-def _warm_up_flat() -> Flat:
-    flat, _ = flatten(Network(warm_up_problem()))
-    return flat
+def _warm_up_graph() -> FactorGraph:
+    graph, _ = factor_graph_of(Network(warm_up_problem()))
+    return graph
 
 
 def warm_up_problem() -> Problem:

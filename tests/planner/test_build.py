@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from brute_force import brute_force
 from jax import lax
 
 from autoshard.errors import LayoutError
@@ -17,7 +18,6 @@ from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
 from autoshard.planner.ties import settle_ties
 from autoshard.solver import SolverOptions, Status, evaluate, least_capacity, solve
-from autoshard.solver.exact.brute_force import brute_force
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

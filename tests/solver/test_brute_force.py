@@ -1,21 +1,16 @@
 """The solver against exhaustive enumeration on hundreds of small problems of every kind."""
 
 import dataclasses
-import importlib.util
 import math
-import pathlib
 
+import generate
 import numpy as np
 import pytest
+from brute_force import brute_force
 
 from autoshard.solver import SolverOptions, Status, evaluate, least_capacity, solve
-from autoshard.solver.exact.brute_force import brute_force
 from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
-
-_spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
 
 EXACT = SolverOptions(relative_gap=0.0, time_limit_s=60)
 
@@ -72,7 +67,7 @@ def test_presolve_keeps_the_optimum():
         best = math.inf
         for combination in np.ndindex(*(len(own) for own in kept.values())):
             chosen = {node: int(own[k]) for (node, own), k in zip(kept.items(), combination, strict=True)}
-            result = evaluate(problem, network.complete(chosen))
+            result = evaluate(problem, network.postsolve(chosen))
             best = min(best, result.objective if result.feasible else math.inf)
         assert best == expected or close(best, expected), seed
 

@@ -2,24 +2,26 @@
 
 import dataclasses
 import gzip
-import importlib.util
 import json
 import multiprocessing
 import os
-import pathlib
 
+import generate
 import numpy as np
 import pytest
 
 from autoshard.interrupts import StopRequest
 from autoshard.solver import SolverOptions, Status, evaluate
-from autoshard.solver.io.cache import Labels, SolutionCache, carried_over, default_cache, plain_labels, solve_cached
 from autoshard.solver.io.packed import problem_digest
+from autoshard.solver.io.solution_cache import (
+    Labels,
+    SolutionCache,
+    carried_over,
+    default_cache,
+    plain_labels,
+    solve_cached,
+)
 from autoshard.solver.problem import Edge, Node, Problem, Usage
-
-_spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
 
 EXACT = SolverOptions(relative_gap=0.0)
 

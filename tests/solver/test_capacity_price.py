@@ -1,19 +1,14 @@
 """The price of capacity: derived by hand where that can be done, and as a bound against enumeration."""
 
 import dataclasses
-import importlib.util
 import math
-import pathlib
 
+import generate
 import numpy as np
 import pytest
+from brute_force import brute_force
 
 from autoshard.solver import Node, Problem, SolverOptions, Usage, solve
-from autoshard.solver.exact.brute_force import brute_force
-
-_spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
 
 EXACT = SolverOptions(relative_gap=0.0)
 

@@ -1,13 +1,12 @@
 """Problem and solution files: round trips, the digest's laws, and what is refused."""
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import math
-import pathlib
 import zipfile
 
+import generate
 import numpy as np
 import pytest
 
@@ -16,10 +15,6 @@ from autoshard.solver import Edge, Problem, SolverOptions, solve
 from autoshard.solver.io.packed import problem_digest
 from autoshard.solver.io.problem_file import ProblemFile, read_problem_file, write_problem_file
 from autoshard.solver.io.solution_file import read_solution, write_solution
-
-_spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
 
 
 def same(one: Problem, other: Problem) -> bool:

@@ -1,10 +1,9 @@
 """The solver's promises beyond small optima: certificates, hints, limits, reproducibility, refusals."""
 
 import dataclasses
-import importlib.util
 import math
-import pathlib
 
+import generate
 import numpy as np
 import pytest
 
@@ -21,10 +20,6 @@ from autoshard.solver import (
     least_capacity,
     solve,
 )
-
-_spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
 
 EXACT = SolverOptions(relative_gap=0.0)
 

@@ -1,4 +1,4 @@
-"""The core of a flat problem: what is left for message passing when capacity counts at a few instants only.
+"""The core of a graph problem: what is left for message passing when capacity counts at a few instants only.
 
 Dropping the capacity at an instant relaxes the problem, so a bound of the relaxation is a bound. In problems that come
 from programs, a few instants carry all of the capacity's price, while most nodes are short-lived values that hang on
@@ -13,25 +13,25 @@ messages of the whole problem, and prove the same bound there.
 import numba
 import numpy as np
 
-from autoshard.solver.bound.flat import Flat, message_count
+from autoshard.solver.factor_graph import FactorGraph, message_count
 
 
-class Core:
-    """The core of `flat` for the instants `active`.
+class CoreGraph:
+    """The core of `graph` for the instants `active`.
 
     Attributes:
-      flat: The core as a `Flat` of its own; its instants are the active ones, its tables those of the whole.
+      graph: The core as a `FactorGraph` of its own; its instants are the active ones, its tables those of the whole.
       active: bool [T]. nodes, factors: Their indices in the whole problem, int64.
       constant: Cost of the parts that were minimised out completely.
     """
 
-    def __init__(self, whole: Flat, active: np.ndarray) -> None:
+    def __init__(self, whole: FactorGraph, active: np.ndarray) -> None:
         self.whole, self.active = whole, active
         position = np.concatenate([[0], np.cumsum(active)])
         usage_node = np.repeat(np.arange(len(whole.label_start) - 1), np.diff(whole.usage_start))
         pair_factor = np.repeat(np.arange(len(whole.source)), np.diff(whole.pair_start))
-        usages = _Records(position, usage_node, whole.usage_first, whole.usage_last, whole.usage_amounts)
-        pairs = _Records(position, pair_factor, whole.pair_first, whole.pair_last, whole.pair_amounts)
+        usages = _ActiveDemands(position, usage_node, whole.usage_first, whole.usage_last, whole.usage_amounts)
+        pairs = _ActiveDemands(position, pair_factor, whole.pair_first, whole.pair_last, whole.pair_amounts)
         count, factors = len(whole.label_start) - 1, len(whole.source)
         self._unary, self._messages = whole.unary.copy(), np.zeros(message_count(whole))
         self._order, self._link = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -48,7 +48,7 @@ class Core:
         in_start, in_factors = _grouped(target, len(self.nodes))
         out_start, out_factors = _grouped(source, len(self.nodes))
         self._place = _places(whole.source_message[self.factors], rows + columns)
-        self.flat = Flat(
+        self.graph = FactorGraph(
             label_start=_offsets(sizes[self.nodes]), unary=self._unary[np.repeat(~left, sizes)],
             source=source, target=target, rows=rows, columns=columns,
             source_map=whole.source_map[self.factors], target_map=whole.target_map[self.factors],
@@ -80,7 +80,7 @@ class Core:
         return result
 
 
-class _Records:
+class _ActiveDemands:
     """Usages restricted to the active instants; those that are live at none are dropped."""
 
     def __init__(
@@ -110,7 +110,7 @@ def _places(start: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True, nogil=True)
-def _peel(flat: Flat, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, messages: np.ndarray,
+def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, messages: np.ndarray,
           order: np.ndarray, link: np.ndarray) -> tuple[int, float, np.ndarray, np.ndarray]:  # fmt: skip
     """Minimises out nodes with at most one factor while there are any.
 
@@ -122,14 +122,14 @@ def _peel(flat: Flat, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, m
     Returns:
       (number of nodes that left, constant cost, bool [n] nodes that left, bool [m] factors that left).
     """
-    count = len(flat.label_start) - 1
+    count = len(graph.label_start) - 1
     degree = np.zeros(count, np.int64)
-    left, unlinked = np.zeros(count, np.bool_), np.zeros(len(flat.source), np.bool_)
+    left, unlinked = np.zeros(count, np.bool_), np.zeros(len(graph.source), np.bool_)
     most = 1
-    for f in range(len(flat.source)):
-        degree[flat.source[f]] += 1
-        degree[flat.target[f]] += 1
-        most = max(most, flat.rows[f], flat.columns[f])
+    for f in range(len(graph.source)):
+        degree[graph.source[f]] += 1
+        degree[graph.target[f]] += 1
+        most = max(most, graph.rows[f], graph.columns[f])
     own, given = np.empty(most), np.empty(most)
     stack, height = np.empty(count, np.int64), 0
     for i in range(count - 1, -1, -1):
@@ -143,18 +143,18 @@ def _peel(flat: Flat, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, m
         if left[i]:
             continue
         f = -1
-        for p in range(flat.out_start[i], flat.out_start[i + 1]):
-            if not unlinked[flat.out_factors[p]]:
-                f = flat.out_factors[p]
-        for p in range(flat.in_start[i], flat.in_start[i + 1]):
-            if not unlinked[flat.in_factors[p]]:
-                f = flat.in_factors[p]
+        for p in range(graph.out_start[i], graph.out_start[i + 1]):
+            if not unlinked[graph.out_factors[p]]:
+                f = graph.out_factors[p]
+        for p in range(graph.in_start[i], graph.in_start[i + 1]):
+            if not unlinked[graph.in_factors[p]]:
+                f = graph.in_factors[p]
         if f >= 0 and paired[f]:
             continue
         left[i] = True
         order[found], link[found] = i, f
         found += 1
-        first, labels = flat.label_start[i], flat.label_start[i + 1] - flat.label_start[i]
+        first, labels = graph.label_start[i], graph.label_start[i + 1] - graph.label_start[i]
         if f < 0:
             low = np.inf
             for k in range(labels):
@@ -162,26 +162,26 @@ def _peel(flat: Flat, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, m
             constant += low
             continue
         unlinked[f] = True
-        rows, columns, place = flat.rows[f], flat.columns[f], flat.table[f]
-        is_source = flat.source[f] == i
-        own_map = flat.source_map[f] if is_source else flat.target_map[f]
+        rows, columns, place = graph.rows[f], graph.columns[f], graph.table[f]
+        is_source = graph.source[f] == i
+        own_map = graph.source_map[f] if is_source else graph.target_map[f]
         own[:] = np.inf
         given[:] = np.inf
         for k in range(labels):
-            c = flat.classes[own_map + k]
+            c = graph.classes[own_map + k]
             own[c] = min(own[c], unary[first + k])
         for a in range(rows):
             for b in range(columns):
                 if is_source:
-                    given[b] = min(given[b], own[a] + flat.tables[place + a * columns + b])
+                    given[b] = min(given[b], own[a] + graph.tables[place + a * columns + b])
                 else:
-                    given[a] = min(given[a], own[b] + flat.tables[place + a * columns + b])
-        j = flat.target[f] if is_source else flat.source[f]
-        other_map = flat.target_map[f] if is_source else flat.source_map[f]
-        for k in range(flat.label_start[j + 1] - flat.label_start[j]):
-            unary[flat.label_start[j] + k] += given[flat.classes[other_map + k]]
-        own_message = flat.source_message[f] if is_source else flat.target_message[f]
-        other_message = flat.target_message[f] if is_source else flat.source_message[f]
+                    given[a] = min(given[a], own[b] + graph.tables[place + a * columns + b])
+        j = graph.target[f] if is_source else graph.source[f]
+        other_map = graph.target_map[f] if is_source else graph.source_map[f]
+        for k in range(graph.label_start[j + 1] - graph.label_start[j]):
+            unary[graph.label_start[j] + k] += given[graph.classes[other_map + k]]
+        own_message = graph.source_message[f] if is_source else graph.target_message[f]
+        other_message = graph.target_message[f] if is_source else graph.source_message[f]
         for c in range(rows if is_source else columns):
             messages[own_message + c] = -own[c]
         for c in range(columns if is_source else rows):
@@ -194,23 +194,23 @@ def _peel(flat: Flat, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, m
 
 
 @numba.njit(cache=True, nogil=True)
-def _unpeel(flat: Flat, unary: np.ndarray, order: np.ndarray, link: np.ndarray, labels: np.ndarray) -> None:
+def _unpeel(graph: FactorGraph, unary: np.ndarray, order: np.ndarray, link: np.ndarray, labels: np.ndarray) -> None:
     """Sets the labels of the nodes in `order`, from the last to leave to the first."""
     for step in range(len(order) - 1, -1, -1):
         i, f = order[step], link[step]
-        first = flat.label_start[i]
+        first = graph.label_start[i]
         place, stride, own_map = 0, 0, 0
-        if f >= 0 and flat.source[f] == i:
-            own_map, stride = flat.source_map[f], flat.columns[f]
-            place = flat.table[f] + flat.classes[flat.target_map[f] + labels[flat.target[f]]]
+        if f >= 0 and graph.source[f] == i:
+            own_map, stride = graph.source_map[f], graph.columns[f]
+            place = graph.table[f] + graph.classes[graph.target_map[f] + labels[graph.target[f]]]
         elif f >= 0:
-            own_map, stride = flat.target_map[f], 1
-            place = flat.table[f] + flat.classes[flat.source_map[f] + labels[flat.source[f]]] * flat.columns[f]
+            own_map, stride = graph.target_map[f], 1
+            place = graph.table[f] + graph.classes[graph.source_map[f] + labels[graph.source[f]]] * graph.columns[f]
         best, choice = np.inf, 0
-        for k in range(flat.label_start[i + 1] - first):
+        for k in range(graph.label_start[i + 1] - first):
             value = unary[first + k]
             if f >= 0:
-                value += flat.tables[place + stride * flat.classes[own_map + k]]
+                value += graph.tables[place + stride * graph.classes[own_map + k]]
             if value < best:
                 best, choice = value, k
         labels[i] = choice

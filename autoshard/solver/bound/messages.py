@@ -3,10 +3,10 @@
 The state is a *reparametrisation*, an equal problem with the cost spread differently. With prices p_t >= 0 per unit of
 capacity and messages m (one number per class at each end of a factor) it has
 
-    node costs     theta_i(x)    = cost_i(x) + sum_records price(record) amount(x) + sum_factors m_(f,i)(class(x))
-    factor costs   theta_f(a, b) = table_f(a, b) + sum_records price(record) amount(a, b) - m_(f,s)(a) - m_(f,t)(b)
+    node costs     theta_i(x)    = cost_i(x) + sum_demands price(demand) amount(x) + sum_factors m_(f,i)(class(x))
+    factor costs   theta_f(a, b) = table_f(a, b) + sum_demands price(demand) amount(a, b) - m_(f,s)(a) - m_(f,t)(b)
 
-where price(record) is the sum of p over its instants. For every p and m
+where price(demand) is the sum of p over its instants. For every p and m
 
     bound = sum_i min theta_i + sum_f min theta_f - sum_t p_t capacity_t   <=   the cost of every feasible solution.
 
@@ -20,7 +20,7 @@ over each class; it is spread one factor after the other so that what one factor
 import numba
 import numpy as np
 
-from autoshard.solver.bound.flat import Flat
+from autoshard.solver.factor_graph import FactorGraph
 
 FAST = {"nnan", "nsz", "reassoc", "contract"}
 """Lets minima and sums be vectorised. Infinities stay legal; NaN never arises (only finite numbers are subtracted)."""
@@ -36,58 +36,58 @@ def running_sum(values: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True, nogil=True)
-def price_unary(flat: Flat, prices: np.ndarray, unary: np.ndarray) -> None:
+def price_unary(graph: FactorGraph, prices: np.ndarray, unary: np.ndarray) -> None:
     """unary[label] = cost + price of the label's usages. Arguments: prices float64 [T]; unary float64 [L], written."""
     running = running_sum(prices)
-    for i in range(len(flat.label_start) - 1):
-        first, count = flat.label_start[i], flat.label_start[i + 1] - flat.label_start[i]
+    for i in range(len(graph.label_start) - 1):
+        first, count = graph.label_start[i], graph.label_start[i + 1] - graph.label_start[i]
         for k in range(count):
-            unary[first + k] = flat.unary[first + k]
-        for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
-            price = running[flat.usage_last[r]] - running[flat.usage_first[r]]
+            unary[first + k] = graph.unary[first + k]
+        for r in range(graph.usage_start[i], graph.usage_start[i + 1]):
+            price = running[graph.usage_last[r]] - running[graph.usage_first[r]]
             if price != 0.0:
-                base = flat.usage_amounts[r]
+                base = graph.usage_amounts[r]
                 for k in range(count):
-                    unary[first + k] += price * flat.amounts[base + k]
+                    unary[first + k] += price * graph.amounts[base + k]
 
 
 @numba.njit(cache=True, nogil=True)
-def price_tables(flat: Flat, prices: np.ndarray, tables: np.ndarray) -> None:
-    """Writes the priced tables of factors with usages into `tables` (float64, laid out as flat.tables)."""
+def price_tables(graph: FactorGraph, prices: np.ndarray, tables: np.ndarray) -> None:
+    """Writes the priced tables of factors with usages into `tables` (float64, laid out as graph.tables)."""
     running = running_sum(prices)
-    for f in range(len(flat.source)):
-        if flat.pair_start[f] == flat.pair_start[f + 1]:
+    for f in range(len(graph.source)):
+        if graph.pair_start[f] == graph.pair_start[f + 1]:
             continue
-        place, size = flat.table[f], flat.rows[f] * flat.columns[f]
+        place, size = graph.table[f], graph.rows[f] * graph.columns[f]
         for k in range(size):
-            tables[place + k] = flat.tables[place + k]
-        for r in range(flat.pair_start[f], flat.pair_start[f + 1]):
-            price = running[flat.pair_last[r]] - running[flat.pair_first[r]]
+            tables[place + k] = graph.tables[place + k]
+        for r in range(graph.pair_start[f], graph.pair_start[f + 1]):
+            price = running[graph.pair_last[r]] - running[graph.pair_first[r]]
             if price != 0.0:
-                base = flat.pair_amounts[r]
+                base = graph.pair_amounts[r]
                 for k in range(size):
-                    tables[place + k] += price * flat.amounts[base + k]
+                    tables[place + k] += price * graph.amounts[base + k]
 
 
 @numba.njit(cache=True, nogil=True)
-def node_costs(flat: Flat, unary: np.ndarray, messages: np.ndarray, theta: np.ndarray) -> None:
+def node_costs(graph: FactorGraph, unary: np.ndarray, messages: np.ndarray, theta: np.ndarray) -> None:
     """theta = priced unary costs + messages, computed afresh (sweeps update it and gather rounding errors)."""
     theta[:] = unary
-    for f in range(len(flat.source)):
+    for f in range(len(graph.source)):
         for node, start, place in (
-            (flat.source[f], flat.source_map[f], flat.source_message[f]),
-            (flat.target[f], flat.target_map[f], flat.target_message[f]),
+            (graph.source[f], graph.source_map[f], graph.source_message[f]),
+            (graph.target[f], graph.target_map[f], graph.target_message[f]),
         ):
-            first = flat.label_start[node]
-            for k in range(flat.label_start[node + 1] - first):
-                theta[first + k] += messages[place + flat.classes[start + k]]
+            first = graph.label_start[node]
+            for k in range(graph.label_start[node + 1] - first):
+                theta[first + k] += messages[place + graph.classes[start + k]]
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _collect(flat, tables, messages, theta, f, at_target, scratch):
+def _collect(graph, tables, messages, theta, f, at_target, scratch):
     """Sets the message at one end of factor f so that every row of theta_f on that side has minimum 0."""
-    rows, columns, place = flat.rows[f], flat.columns[f], flat.table[f]
-    source, target = flat.source_message[f], flat.target_message[f]
+    rows, columns, place = graph.rows[f], graph.columns[f], graph.table[f]
+    source, target = graph.source_message[f], graph.target_message[f]
     if at_target:
         for b in range(columns):
             scratch[b] = np.inf
@@ -96,7 +96,7 @@ def _collect(flat, tables, messages, theta, f, at_target, scratch):
             line = place + a * columns
             for b in range(columns):
                 scratch[b] = min(scratch[b], tables[line + b] - given)
-        node, start, own, count = flat.target[f], flat.target_map[f], target, columns
+        node, start, own, count = graph.target[f], graph.target_map[f], target, columns
     else:
         for a in range(rows):
             best = np.inf
@@ -104,40 +104,40 @@ def _collect(flat, tables, messages, theta, f, at_target, scratch):
             for b in range(columns):
                 best = min(best, tables[line + b] - messages[target + b])
             scratch[a] = best
-        node, start, own, count = flat.source[f], flat.source_map[f], source, rows
+        node, start, own, count = graph.source[f], graph.source_map[f], source, rows
     for c in range(count):
         new = scratch[c]
         scratch[c] = new - messages[own + c]
         messages[own + c] = new
-    first = flat.label_start[node]
-    for k in range(flat.label_start[node + 1] - first):
-        theta[first + k] += scratch[flat.classes[start + k]]
+    first = graph.label_start[node]
+    for k in range(graph.label_start[node + 1] - first):
+        theta[first + k] += scratch[graph.classes[start + k]]
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _spread(flat, messages, theta, f, from_source, weight, scratch):
+def _spread(graph, messages, theta, f, from_source, weight, scratch):
     """Moves `weight` of the node's minimum over each class from the node into factor f."""
     if from_source:
-        node, start, own, count = flat.source[f], flat.source_map[f], flat.source_message[f], flat.rows[f]
+        node, start, own, count = graph.source[f], graph.source_map[f], graph.source_message[f], graph.rows[f]
     else:
-        node, start, own, count = flat.target[f], flat.target_map[f], flat.target_message[f], flat.columns[f]
+        node, start, own, count = graph.target[f], graph.target_map[f], graph.target_message[f], graph.columns[f]
     for c in range(count):
         scratch[c] = np.inf
-    first = flat.label_start[node]
-    labels = flat.label_start[node + 1] - first
+    first = graph.label_start[node]
+    labels = graph.label_start[node + 1] - first
     for k in range(labels):
-        c = flat.classes[start + k]
+        c = graph.classes[start + k]
         scratch[c] = min(scratch[c], theta[first + k])
     for c in range(count):
         scratch[c] *= weight
         messages[own + c] -= scratch[c]
     for k in range(labels):
-        theta[first + k] -= scratch[flat.classes[start + k]]
+        theta[first + k] -= scratch[graph.classes[start + k]]
 
 
 @numba.njit(cache=True, nogil=True)
 def sweep(
-    flat: Flat,
+    graph: FactorGraph,
     tables: np.ndarray,
     messages: np.ndarray,
     theta: np.ndarray,
@@ -158,28 +158,28 @@ def sweep(
     Returns:
       Sum of node minima: the bound, plus the price of the capacity.
     """
-    count = len(flat.label_start) - 1
+    count = len(graph.label_start) - 1
     total = 0.0
     for step in range(count):
         i = step if forward else count - 1 - step
         if forward:
             before, after = (
-                flat.in_factors[flat.in_start[i] : flat.in_start[i + 1]],
-                flat.out_factors[flat.out_start[i] : flat.out_start[i + 1]],
+                graph.in_factors[graph.in_start[i] : graph.in_start[i + 1]],
+                graph.out_factors[graph.out_start[i] : graph.out_start[i + 1]],
             )
         else:
             after, before = (
-                flat.in_factors[flat.in_start[i] : flat.in_start[i + 1]],
-                flat.out_factors[flat.out_start[i] : flat.out_start[i + 1]],
+                graph.in_factors[graph.in_start[i] : graph.in_start[i + 1]],
+                graph.out_factors[graph.out_start[i] : graph.out_start[i + 1]],
             )
         for f in before:
-            _collect(flat, tables, messages, theta, f, forward, scratch[0])
-        _decode_one(flat, tables, messages, theta, i, before, forward, scratch[1], labels)
+            _collect(graph, tables, messages, theta, f, forward, scratch[0])
+        _decode_one(graph, tables, messages, theta, i, before, forward, scratch[1], labels)
         remaining = max(len(before), len(after))
         for f in after:
-            _spread(flat, messages, theta, f, forward, 1.0 / remaining, scratch[0])
+            _spread(graph, messages, theta, f, forward, 1.0 / remaining, scratch[0])
             remaining -= 1
-        first, last = flat.label_start[i], flat.label_start[i + 1]
+        first, last = graph.label_start[i], graph.label_start[i + 1]
         low = np.inf
         for k in range(first, last):
             low = min(low, theta[k])
@@ -188,25 +188,25 @@ def sweep(
 
 
 @numba.njit(cache=True, nogil=True)
-def _decode_one(flat, tables, messages, theta, i, before, forward, cost, labels):
+def _decode_one(graph, tables, messages, theta, i, before, forward, cost, labels):
     """Chooses for node i: theta, with the messages from visited neighbours replaced by their exact table entries."""
-    first = flat.label_start[i]
-    count = flat.label_start[i + 1] - first
+    first = graph.label_start[i]
+    count = graph.label_start[i + 1] - first
     for k in range(count):
         cost[k] = theta[first + k]
     for f in before:
         if forward:
-            j, start, own = flat.source[f], flat.target_map[f], flat.target_message[f]
-            a = flat.classes[flat.source_map[f] + labels[j]]
-            given = messages[flat.source_message[f] + a]
-            place, stride = flat.table[f] + a * flat.columns[f], 1
+            j, start, own = graph.source[f], graph.target_map[f], graph.target_message[f]
+            a = graph.classes[graph.source_map[f] + labels[j]]
+            given = messages[graph.source_message[f] + a]
+            place, stride = graph.table[f] + a * graph.columns[f], 1
         else:
-            j, start, own = flat.target[f], flat.source_map[f], flat.source_message[f]
-            b = flat.classes[flat.target_map[f] + labels[j]]
-            given = messages[flat.target_message[f] + b]
-            place, stride = flat.table[f] + b, flat.columns[f]
+            j, start, own = graph.target[f], graph.source_map[f], graph.source_message[f]
+            b = graph.classes[graph.target_map[f] + labels[j]]
+            given = messages[graph.target_message[f] + b]
+            place, stride = graph.table[f] + b, graph.columns[f]
         for k in range(count):
-            c = flat.classes[start + k]
+            c = graph.classes[start + k]
             cost[k] += tables[place + c * stride] - given - messages[own + c]
     best, choice = np.inf, 0
     for k in range(count):
@@ -216,16 +216,16 @@ def _decode_one(flat, tables, messages, theta, i, before, forward, cost, labels)
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def factor_minima(flat: Flat, tables: np.ndarray, messages: np.ndarray) -> float:
+def factor_minima(graph: FactorGraph, tables: np.ndarray, messages: np.ndarray) -> float:
     """Sum of the minima of theta_f; 0 after a sweep, something else after messages or prices were changed."""
     total = 0.0
-    for f in range(len(flat.source)):
-        source, target = flat.source_message[f], flat.target_message[f]
+    for f in range(len(graph.source)):
+        source, target = graph.source_message[f], graph.target_message[f]
         low = np.inf
-        for a in range(flat.rows[f]):
-            line = flat.table[f] + a * flat.columns[f]
+        for a in range(graph.rows[f]):
+            line = graph.table[f] + a * graph.columns[f]
             best = np.inf
-            for b in range(flat.columns[f]):
+            for b in range(graph.columns[f]):
                 best = min(best, tables[line + b] - messages[target + b])
             low = min(low, best - messages[source + a])
         total += low
@@ -233,33 +233,33 @@ def factor_minima(flat: Flat, tables: np.ndarray, messages: np.ndarray) -> float
 
 
 @numba.njit(cache=True, nogil=True)
-def label_slack(flat: Flat, tables: np.ndarray, messages: np.ndarray, theta: np.ndarray) -> np.ndarray:
+def label_slack(graph: FactorGraph, tables: np.ndarray, messages: np.ndarray, theta: np.ndarray) -> np.ndarray:
     """How much more than the bound every solution with a given label costs, at least; float64 [L].
 
     Counts the label's own reduced cost and, for each neighbour, the least over its classes of factor cost plus the
     neighbour's reduced cost (for parallel factors to one neighbour, the latter once). All reduced costs are >= 0 once
     node and factor minima are taken out, so the sum over this star bounds the sum over everything.
     """
-    nodes = len(flat.label_start) - 1
+    nodes = len(graph.label_start) - 1
     low = np.empty(nodes)
     for i in range(nodes):
         low[i] = np.inf
-        for k in range(flat.label_start[i], flat.label_start[i + 1]):
+        for k in range(graph.label_start[i], graph.label_start[i + 1]):
             low[i] = min(low[i], theta[k])
     slack = np.empty(len(theta))
     for i in range(nodes):
-        for k in range(flat.label_start[i], flat.label_start[i + 1]):
+        for k in range(graph.label_start[i], graph.label_start[i + 1]):
             slack[k] = theta[k] - low[i]
     most = 1
-    for f in range(len(flat.source)):
-        most = max(most, flat.rows[f], flat.columns[f])
+    for f in range(len(graph.source)):
+        most = max(most, graph.rows[f], graph.columns[f])
     row_best, column_best = np.empty(most), np.empty(most)
     row_least, column_least = np.empty(most), np.empty(most)
     before = -1, -1
-    for f in range(len(flat.source)):
-        i, j = flat.source[f], flat.target[f]
-        rows, columns, place = flat.rows[f], flat.columns[f], flat.table[f]
-        source, target = flat.source_message[f], flat.target_message[f]
+    for f in range(len(graph.source)):
+        i, j = graph.source[f], graph.target[f]
+        rows, columns, place = graph.rows[f], graph.columns[f], graph.table[f]
+        source, target = graph.source_message[f], graph.target_message[f]
         first = before[0] != i or before[1] != j
         before = i, j
         row_best[:] = np.inf
@@ -267,12 +267,12 @@ def label_slack(flat: Flat, tables: np.ndarray, messages: np.ndarray, theta: np.
         row_least[:] = 0.0 if not first else np.inf
         column_least[:] = 0.0 if not first else np.inf
         if first:
-            for k in range(flat.label_start[i + 1] - flat.label_start[i]):
-                c = flat.classes[flat.source_map[f] + k]
-                row_least[c] = min(row_least[c], theta[flat.label_start[i] + k] - low[i])
-            for k in range(flat.label_start[j + 1] - flat.label_start[j]):
-                c = flat.classes[flat.target_map[f] + k]
-                column_least[c] = min(column_least[c], theta[flat.label_start[j] + k] - low[j])
+            for k in range(graph.label_start[i + 1] - graph.label_start[i]):
+                c = graph.classes[graph.source_map[f] + k]
+                row_least[c] = min(row_least[c], theta[graph.label_start[i] + k] - low[i])
+            for k in range(graph.label_start[j + 1] - graph.label_start[j]):
+                c = graph.classes[graph.target_map[f] + k]
+                column_least[c] = min(column_least[c], theta[graph.label_start[j] + k] - low[j])
         minimum = np.inf
         for a in range(rows):
             for b in range(columns):
@@ -280,8 +280,8 @@ def label_slack(flat: Flat, tables: np.ndarray, messages: np.ndarray, theta: np.
                 minimum = min(minimum, value)
                 row_best[a] = min(row_best[a], value + column_least[b])
                 column_best[b] = min(column_best[b], value + row_least[a])
-        for k in range(flat.label_start[i + 1] - flat.label_start[i]):
-            slack[flat.label_start[i] + k] += row_best[flat.classes[flat.source_map[f] + k]] - minimum
-        for k in range(flat.label_start[j + 1] - flat.label_start[j]):
-            slack[flat.label_start[j] + k] += column_best[flat.classes[flat.target_map[f] + k]] - minimum
+        for k in range(graph.label_start[i + 1] - graph.label_start[i]):
+            slack[graph.label_start[i] + k] += row_best[graph.classes[graph.source_map[f] + k]] - minimum
+        for k in range(graph.label_start[j + 1] - graph.label_start[j]):
+            slack[graph.label_start[j] + k] += column_best[graph.classes[graph.target_map[f] + k]] - minimum
     return slack

@@ -6,14 +6,14 @@ With messages fixed, the bound of `messages.py` is a concave, piecewise linear f
 
 whose slope at an instant is the usage of the minimising labels minus the capacity. Maximising it over one price after
 the other never lowers the bound, needs no step length, and costs little, since only nodes with usages count. It can
-get stuck where messages and prices would have to change together; `ascent.py` has other steps for that.
+get stuck where messages and prices would have to change together; `dual_ascent.py` has other steps for that.
 """
 
 import numba
 import numpy as np
 
-from autoshard.solver.bound.flat import Flat
 from autoshard.solver.bound.messages import running_sum
+from autoshard.solver.factor_graph import FactorGraph
 
 COORDINATES = 4
 """Prices that are moved in one call: those whose slope is steepest."""
@@ -24,45 +24,45 @@ WIDENINGS = 12
 
 
 @numba.njit(cache=True, nogil=True)
-def _usage_at(flat, theta, tables, messages, change, usage):
+def _usage_at(graph, theta, tables, messages, change, usage):
     """Writes the usage of the labels and entries that are least after prices moved by `change`, float64 [T]."""
     running = running_sum(change)
     steps = np.zeros(len(change) + 1)
-    for i in range(len(flat.label_start) - 1):
-        begin, end = flat.usage_start[i], flat.usage_start[i + 1]
+    for i in range(len(graph.label_start) - 1):
+        begin, end = graph.usage_start[i], graph.usage_start[i + 1]
         if begin == end:
             continue
-        first = flat.label_start[i]
+        first = graph.label_start[i]
         low, choice = np.inf, 0
-        for k in range(flat.label_start[i + 1] - first):
+        for k in range(graph.label_start[i + 1] - first):
             value = theta[first + k]
             for r in range(begin, end):
-                price = running[flat.usage_last[r]] - running[flat.usage_first[r]]
-                value += price * flat.amounts[flat.usage_amounts[r] + k]
+                price = running[graph.usage_last[r]] - running[graph.usage_first[r]]
+                value += price * graph.amounts[graph.usage_amounts[r] + k]
             if value < low:
                 low, choice = value, k
         for r in range(begin, end):
-            amount = flat.amounts[flat.usage_amounts[r] + choice]
-            steps[flat.usage_first[r]] += amount
-            steps[flat.usage_last[r]] -= amount
-    for f in range(len(flat.source)):
-        begin, end = flat.pair_start[f], flat.pair_start[f + 1]
+            amount = graph.amounts[graph.usage_amounts[r] + choice]
+            steps[graph.usage_first[r]] += amount
+            steps[graph.usage_last[r]] -= amount
+    for f in range(len(graph.source)):
+        begin, end = graph.pair_start[f], graph.pair_start[f + 1]
         if begin == end:
             continue
-        columns, place = flat.columns[f], flat.table[f]
+        columns, place = graph.columns[f], graph.table[f]
         low, choice = np.inf, 0
-        for e in range(flat.rows[f] * columns):
-            value = tables[place + e] - messages[flat.source_message[f] + e // columns]
-            value -= messages[flat.target_message[f] + e % columns]
+        for e in range(graph.rows[f] * columns):
+            value = tables[place + e] - messages[graph.source_message[f] + e // columns]
+            value -= messages[graph.target_message[f] + e % columns]
             for r in range(begin, end):
-                price = running[flat.pair_last[r]] - running[flat.pair_first[r]]
-                value += price * flat.amounts[flat.pair_amounts[r] + e]
+                price = running[graph.pair_last[r]] - running[graph.pair_first[r]]
+                value += price * graph.amounts[graph.pair_amounts[r] + e]
             if value < low:
                 low, choice = value, e
         for r in range(begin, end):
-            amount = flat.amounts[flat.pair_amounts[r] + choice]
-            steps[flat.pair_first[r]] += amount
-            steps[flat.pair_last[r]] -= amount
+            amount = graph.amounts[graph.pair_amounts[r] + choice]
+            steps[graph.pair_first[r]] += amount
+            steps[graph.pair_last[r]] -= amount
     level = 0.0
     for t in range(len(usage)):
         level += steps[t]
@@ -79,7 +79,7 @@ def _largest(values):
 
 
 @numba.njit(cache=True, nogil=True)
-def climb_prices(flat: Flat, theta: np.ndarray, tables: np.ndarray, messages: np.ndarray, prices: np.ndarray,
+def ascend_prices(graph: FactorGraph, theta: np.ndarray, tables: np.ndarray, messages: np.ndarray, prices: np.ndarray,
                  step: float) -> np.ndarray:  # fmt: skip
     """How the steepest prices should move, one after the other.
 
@@ -91,18 +91,18 @@ def climb_prices(flat: Flat, theta: np.ndarray, tables: np.ndarray, messages: np
     """
     count = len(prices)
     change, usage = np.zeros(count), np.zeros(count)
-    _usage_at(flat, theta, tables, messages, change, usage)
+    _usage_at(graph, theta, tables, messages, change, usage)
     excess = np.empty(count)
     for t in range(count):
-        excess[t] = abs(usage[t] - flat.capacity[t])
+        excess[t] = abs(usage[t] - graph.capacity[t])
     moved = 0
     for _ in range(count):
         if moved == COORDINATES:
             break
         t = _largest(excess)
         excess[t] = -1.0
-        _usage_at(flat, theta, tables, messages, change, usage)
-        slope = usage[t] - flat.capacity[t]
+        _usage_at(graph, theta, tables, messages, change, usage)
+        slope = usage[t] - graph.capacity[t]
         if slope == 0 or (slope < 0 and prices[t] + change[t] <= 0):
             continue
         moved += 1
@@ -111,16 +111,16 @@ def climb_prices(flat: Flat, theta: np.ndarray, tables: np.ndarray, messages: np
         far = near + length
         for _turn in range(WIDENINGS):
             change[t] = max(far, -prices[t])
-            _usage_at(flat, theta, tables, messages, change, usage)
-            if (usage[t] > flat.capacity[t]) != rising or change[t] == -prices[t]:
+            _usage_at(graph, theta, tables, messages, change, usage)
+            if (usage[t] > graph.capacity[t]) != rising or change[t] == -prices[t]:
                 break
             near, length = change[t], 2 * length
             far = near + length
         far = max(far, -prices[t])
         for _turn in range(HALVINGS):
             change[t] = 0.5 * (near + far)
-            _usage_at(flat, theta, tables, messages, change, usage)
-            if (usage[t] > flat.capacity[t]) == rising:
+            _usage_at(graph, theta, tables, messages, change, usage)
+            if (usage[t] > graph.capacity[t]) == rising:
                 near = change[t]
             else:
                 far = change[t]

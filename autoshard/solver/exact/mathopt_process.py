@@ -1,7 +1,7 @@
 """Runs MathOpt on one program after another in a process of its own, which its owner may kill at any moment.
 
-Started by `programs.py` as a script, so that it imports OR-Tools and NumPy but nothing of autoshard, and never the
-owner's main module. `run` serves within the owner's process too.
+Started by `mathopt_runner.py` as a script, so that it imports OR-Tools and NumPy but nothing of autoshard, and never
+the owner's main module. `run` serves within the owner's process too.
 
 Requests and answers are pickled tuples behind their length, on the standard streams. The process ends when its input
 does, even in the midst of a solve, so that it does not outlive its owner.

@@ -11,107 +11,107 @@ instants grow; where it fits, infinite weights keep it so.
 import numba
 import numpy as np
 
-from autoshard.solver.bound.flat import Flat
+from autoshard.solver.factor_graph import FactorGraph
 
 
 @numba.njit(cache=True, nogil=True)
-def labels_cost(flat: Flat, labels: np.ndarray) -> float:
+def labels_cost(graph: FactorGraph, labels: np.ndarray) -> float:
     """Cost of local labels int64 [n] (without the network's constant)."""
     total = 0.0
     for i in range(len(labels)):
-        total += flat.unary[flat.label_start[i] + labels[i]]
-    for f in range(len(flat.source)):
-        a = flat.classes[flat.source_map[f] + labels[flat.source[f]]]
-        b = flat.classes[flat.target_map[f] + labels[flat.target[f]]]
-        total += flat.tables[flat.table[f] + a * flat.columns[f] + b]
+        total += graph.unary[graph.label_start[i] + labels[i]]
+    for f in range(len(graph.source)):
+        a = graph.classes[graph.source_map[f] + labels[graph.source[f]]]
+        b = graph.classes[graph.target_map[f] + labels[graph.target[f]]]
+        total += graph.tables[graph.table[f] + a * graph.columns[f] + b]
     return total
 
 
 @numba.njit(cache=True, nogil=True)
-def labels_usage(flat: Flat, labels: np.ndarray) -> np.ndarray:
+def labels_usage(graph: FactorGraph, labels: np.ndarray) -> np.ndarray:
     """Usage at each instant, float64 [T]."""
-    steps = np.zeros(len(flat.capacity) + 1)
+    steps = np.zeros(len(graph.capacity) + 1)
     for i in range(len(labels)):
-        for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
-            amount = flat.amounts[flat.usage_amounts[r] + labels[i]]
-            steps[flat.usage_first[r]] += amount
-            steps[flat.usage_last[r]] -= amount
-    for f in range(len(flat.source)):
-        if flat.pair_start[f] == flat.pair_start[f + 1]:
+        for r in range(graph.usage_start[i], graph.usage_start[i + 1]):
+            amount = graph.amounts[graph.usage_amounts[r] + labels[i]]
+            steps[graph.usage_first[r]] += amount
+            steps[graph.usage_last[r]] -= amount
+    for f in range(len(graph.source)):
+        if graph.pair_start[f] == graph.pair_start[f + 1]:
             continue
-        a = flat.classes[flat.source_map[f] + labels[flat.source[f]]]
-        b = flat.classes[flat.target_map[f] + labels[flat.target[f]]]
-        for r in range(flat.pair_start[f], flat.pair_start[f + 1]):
-            amount = flat.amounts[flat.pair_amounts[r] + a * flat.columns[f] + b]
-            steps[flat.pair_first[r]] += amount
-            steps[flat.pair_last[r]] -= amount
-    for t in range(len(flat.capacity)):
+        a = graph.classes[graph.source_map[f] + labels[graph.source[f]]]
+        b = graph.classes[graph.target_map[f] + labels[graph.target[f]]]
+        for r in range(graph.pair_start[f], graph.pair_start[f + 1]):
+            amount = graph.amounts[graph.pair_amounts[r] + a * graph.columns[f] + b]
+            steps[graph.pair_first[r]] += amount
+            steps[graph.pair_last[r]] -= amount
+    for t in range(len(graph.capacity)):
         steps[t + 1] += steps[t]
-    return steps[: len(flat.capacity)].copy()
+    return steps[: len(graph.capacity)].copy()
 
 
 @numba.njit(cache=True, nogil=True)
-def fits(flat: Flat, labels: np.ndarray) -> bool:
+def fits(graph: FactorGraph, labels: np.ndarray) -> bool:
     """Whether the usage is within the capacity at every instant."""
-    usage = labels_usage(flat, labels)
+    usage = labels_usage(graph, labels)
     for t in range(len(usage)):
-        if usage[t] > flat.capacity[t]:
+        if usage[t] > graph.capacity[t]:
             return False
     return True
 
 
 @numba.njit(cache=True, nogil=True)
-def modest_labels(flat: Flat) -> np.ndarray:
+def least_usage_labels(graph: FactorGraph) -> np.ndarray:
     """For each node the label that takes least capacity, and of these the cheapest; int64 [n]."""
-    labels = np.zeros(len(flat.label_start) - 1, np.int64)
+    labels = np.zeros(len(graph.label_start) - 1, np.int64)
     for i in range(len(labels)):
         least, cheapest = np.inf, np.inf
-        for k in range(flat.label_start[i + 1] - flat.label_start[i]):
-            taken, cost = _most(flat, i, k), flat.unary[flat.label_start[i] + k]
+        for k in range(graph.label_start[i + 1] - graph.label_start[i]):
+            taken, cost = _most(graph, i, k), graph.unary[graph.label_start[i] + k]
             if taken < least or (taken == least and cost < cheapest):
                 least, cheapest, labels[i] = taken, cost, k
     return labels
 
 
 @numba.njit(cache=True, nogil=True)
-def local_costs(flat, labels, i, cost):
+def local_costs(graph, labels, i, cost):
     """cost[k] = unary + table entries of node i with label k, neighbours fixed."""
-    first = flat.label_start[i]
-    count = flat.label_start[i + 1] - first
+    first = graph.label_start[i]
+    count = graph.label_start[i + 1] - first
     for k in range(count):
-        cost[k] = flat.unary[first + k]
-    for p in range(flat.in_start[i], flat.in_start[i + 1]):
-        f = flat.in_factors[p]
-        a = flat.classes[flat.source_map[f] + labels[flat.source[f]]]
-        line, start = flat.table[f] + a * flat.columns[f], flat.target_map[f]
+        cost[k] = graph.unary[first + k]
+    for p in range(graph.in_start[i], graph.in_start[i + 1]):
+        f = graph.in_factors[p]
+        a = graph.classes[graph.source_map[f] + labels[graph.source[f]]]
+        line, start = graph.table[f] + a * graph.columns[f], graph.target_map[f]
         for k in range(count):
-            cost[k] += flat.tables[line + flat.classes[start + k]]
-    for p in range(flat.out_start[i], flat.out_start[i + 1]):
-        f = flat.out_factors[p]
-        b = flat.classes[flat.target_map[f] + labels[flat.target[f]]]
-        place, stride, start = flat.table[f] + b, flat.columns[f], flat.source_map[f]
+            cost[k] += graph.tables[line + graph.classes[start + k]]
+    for p in range(graph.out_start[i], graph.out_start[i + 1]):
+        f = graph.out_factors[p]
+        b = graph.classes[graph.target_map[f] + labels[graph.target[f]]]
+        place, stride, start = graph.table[f] + b, graph.columns[f], graph.source_map[f]
         for k in range(count):
-            cost[k] += flat.tables[place + stride * flat.classes[start + k]]
+            cost[k] += graph.tables[place + stride * graph.classes[start + k]]
 
 
 @numba.njit(cache=True, nogil=True)
-def take_cheapest(flat: Flat, labels: np.ndarray, nodes: np.ndarray, scratch: np.ndarray) -> None:
+def assign_greedily(graph: FactorGraph, labels: np.ndarray, nodes: np.ndarray, scratch: np.ndarray) -> None:
     """Gives each of `nodes` int64, in turn, the label that is cheapest beside the others, whatever it takes."""
     for i in nodes:
-        local_costs(flat, labels, i, scratch)
+        local_costs(graph, labels, i, scratch)
         best = 0
-        for k in range(flat.label_start[i + 1] - flat.label_start[i]):
+        for k in range(graph.label_start[i + 1] - graph.label_start[i]):
             if scratch[k] < scratch[best]:
                 best = k
         labels[i] = best
 
 
 @numba.njit(cache=True, nogil=True)
-def _add(flat, usage, weights, first, last, amount):
+def _add(graph, usage, weights, first, last, amount):
     """Adds `amount` to usage[first:last]; returns the penalty it adds."""
     penalty = 0.0
     for t in range(first, last):
-        over = usage[t] + amount - flat.capacity[t]
+        over = usage[t] + amount - graph.capacity[t]
         if amount > 0.0 and over > 0.0:
             penalty += weights[t] * min(over, amount)
         usage[t] += amount
@@ -119,37 +119,37 @@ def _add(flat, usage, weights, first, last, amount):
 
 
 @numba.njit(cache=True, nogil=True)
-def occupy(flat, labels, usage, weights, i, k, sign):
+def add_usage(graph, labels, usage, weights, i, k, sign):
     """Adds (sign 1) or removes (sign -1) what node i and its factors take with label k; returns the added penalty."""
     penalty = 0.0
-    for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
-        amount = flat.amounts[flat.usage_amounts[r] + k]
+    for r in range(graph.usage_start[i], graph.usage_start[i + 1]):
+        amount = graph.amounts[graph.usage_amounts[r] + k]
         if amount != 0.0:
-            penalty += _add(flat, usage, weights, flat.usage_first[r], flat.usage_last[r], sign * amount)
-    for p in range(flat.in_start[i], flat.in_start[i + 1]):
-        f = flat.in_factors[p]
-        if flat.pair_start[f] != flat.pair_start[f + 1]:
-            a = flat.classes[flat.source_map[f] + labels[flat.source[f]]]
-            entry = a * flat.columns[f] + flat.classes[flat.target_map[f] + k]
-            for r in range(flat.pair_start[f], flat.pair_start[f + 1]):
-                amount = flat.amounts[flat.pair_amounts[r] + entry]
+            penalty += _add(graph, usage, weights, graph.usage_first[r], graph.usage_last[r], sign * amount)
+    for p in range(graph.in_start[i], graph.in_start[i + 1]):
+        f = graph.in_factors[p]
+        if graph.pair_start[f] != graph.pair_start[f + 1]:
+            a = graph.classes[graph.source_map[f] + labels[graph.source[f]]]
+            entry = a * graph.columns[f] + graph.classes[graph.target_map[f] + k]
+            for r in range(graph.pair_start[f], graph.pair_start[f + 1]):
+                amount = graph.amounts[graph.pair_amounts[r] + entry]
                 if amount != 0.0:
-                    penalty += _add(flat, usage, weights, flat.pair_first[r], flat.pair_last[r], sign * amount)
-    for p in range(flat.out_start[i], flat.out_start[i + 1]):
-        f = flat.out_factors[p]
-        if flat.pair_start[f] != flat.pair_start[f + 1]:
-            b = flat.classes[flat.target_map[f] + labels[flat.target[f]]]
-            entry = flat.classes[flat.source_map[f] + k] * flat.columns[f] + b
-            for r in range(flat.pair_start[f], flat.pair_start[f + 1]):
-                amount = flat.amounts[flat.pair_amounts[r] + entry]
+                    penalty += _add(graph, usage, weights, graph.pair_first[r], graph.pair_last[r], sign * amount)
+    for p in range(graph.out_start[i], graph.out_start[i + 1]):
+        f = graph.out_factors[p]
+        if graph.pair_start[f] != graph.pair_start[f + 1]:
+            b = graph.classes[graph.target_map[f] + labels[graph.target[f]]]
+            entry = graph.classes[graph.source_map[f] + k] * graph.columns[f] + b
+            for r in range(graph.pair_start[f], graph.pair_start[f + 1]):
+                amount = graph.amounts[graph.pair_amounts[r] + entry]
                 if amount != 0.0:
-                    penalty += _add(flat, usage, weights, flat.pair_first[r], flat.pair_last[r], sign * amount)
+                    penalty += _add(graph, usage, weights, graph.pair_first[r], graph.pair_last[r], sign * amount)
     return penalty
 
 
 @numba.njit(cache=True, nogil=True)
-def descend(
-    flat: Flat, labels: np.ndarray, usage: np.ndarray, weights: np.ndarray, sweeps: int, scratch: np.ndarray
+def iterated_conditional_modes(
+    graph: FactorGraph, labels: np.ndarray, usage: np.ndarray, weights: np.ndarray, sweeps: int, scratch: np.ndarray
 ) -> int:
     """Moves single nodes downhill, in place.
 
@@ -169,43 +169,43 @@ def descend(
             i = step if turn % 2 == 0 else count - 1 - step
             if not stale[i]:
                 continue
-            local_costs(flat, labels, i, scratch)
-            choices = flat.label_start[i + 1] - flat.label_start[i]
+            local_costs(graph, labels, i, scratch)
+            choices = graph.label_start[i + 1] - graph.label_start[i]
             now = labels[i]
             cheapest = np.inf
             for k in range(choices):
                 cheapest = min(cheapest, scratch[k])
-            if not _occupies(flat, i):
+            if not _occupies(graph, i):
                 if cheapest < scratch[now]:
                     for k in range(choices):
                         if scratch[k] == cheapest:
                             labels[i] = k
                             break
                     moved += 1
-                    _make_stale(flat, i, stale)
+                    _make_stale(graph, i, stale)
                 stale[i] = False
                 continue
-            occupy(flat, labels, usage, weights, i, now, -1.0)
-            room = _room(flat, usage, i)
+            add_usage(graph, labels, usage, weights, i, now, -1.0)
+            room = _room(graph, usage, i)
             penalty = 0.0
-            if _most(flat, i, now) > room:
-                penalty = occupy(flat, labels, usage, weights, i, now, 1.0)
-                occupy(flat, labels, usage, weights, i, now, -1.0)
+            if _most(graph, i, now) > room:
+                penalty = add_usage(graph, labels, usage, weights, i, now, 1.0)
+                add_usage(graph, labels, usage, weights, i, now, -1.0)
             best, choice = scratch[now] + penalty, now
             if cheapest < best:
                 for k in range(choices):
                     if scratch[k] < best and k != now:
                         penalty = 0.0
-                        if _most(flat, i, k) > room:
-                            penalty = occupy(flat, labels, usage, weights, i, k, 1.0)
-                            occupy(flat, labels, usage, weights, i, k, -1.0)
+                        if _most(graph, i, k) > room:
+                            penalty = add_usage(graph, labels, usage, weights, i, k, 1.0)
+                            add_usage(graph, labels, usage, weights, i, k, -1.0)
                         if scratch[k] + penalty < best:
                             best, choice = scratch[k] + penalty, k
-            occupy(flat, labels, usage, weights, i, choice, 1.0)
+            add_usage(graph, labels, usage, weights, i, choice, 1.0)
             if choice != now:
                 labels[i] = choice
                 moved += 1
-                _make_stale(flat, i, stale)
+                _make_stale(graph, i, stale)
             stale[i] = scratch[choice] > cheapest or best > scratch[choice]
         moves += moved
         if moved == 0:
@@ -214,55 +214,55 @@ def descend(
 
 
 @numba.njit(cache=True, nogil=True)
-def _make_stale(flat, i, stale):
-    for p in range(flat.in_start[i], flat.in_start[i + 1]):
-        stale[flat.source[flat.in_factors[p]]] = True
-    for p in range(flat.out_start[i], flat.out_start[i + 1]):
-        stale[flat.target[flat.out_factors[p]]] = True
+def _make_stale(graph, i, stale):
+    for p in range(graph.in_start[i], graph.in_start[i + 1]):
+        stale[graph.source[graph.in_factors[p]]] = True
+    for p in range(graph.out_start[i], graph.out_start[i + 1]):
+        stale[graph.target[graph.out_factors[p]]] = True
 
 
 @numba.njit(cache=True, nogil=True)
-def _room(flat, usage, i):
+def _room(graph, usage, i):
     """Least capacity left at the instants of node i's own usages; -inf if its factors have usages too."""
     room = np.inf
-    for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
-        for t in range(flat.usage_first[r], flat.usage_last[r]):
-            room = min(room, flat.capacity[t] - usage[t])
-    for p in range(flat.in_start[i], flat.in_start[i + 1]):
-        if flat.pair_start[flat.in_factors[p]] != flat.pair_start[flat.in_factors[p] + 1]:
+    for r in range(graph.usage_start[i], graph.usage_start[i + 1]):
+        for t in range(graph.usage_first[r], graph.usage_last[r]):
+            room = min(room, graph.capacity[t] - usage[t])
+    for p in range(graph.in_start[i], graph.in_start[i + 1]):
+        if graph.pair_start[graph.in_factors[p]] != graph.pair_start[graph.in_factors[p] + 1]:
             return -np.inf
-    for p in range(flat.out_start[i], flat.out_start[i + 1]):
-        if flat.pair_start[flat.out_factors[p]] != flat.pair_start[flat.out_factors[p] + 1]:
+    for p in range(graph.out_start[i], graph.out_start[i + 1]):
+        if graph.pair_start[graph.out_factors[p]] != graph.pair_start[graph.out_factors[p] + 1]:
             return -np.inf
     return room
 
 
 @numba.njit(cache=True, nogil=True)
-def _most(flat, i, k):
+def _most(graph, i, k):
     """What node i takes with label k if all its usages coincide."""
     total = 0.0
-    for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
-        total += flat.amounts[flat.usage_amounts[r] + k]
+    for r in range(graph.usage_start[i], graph.usage_start[i + 1]):
+        total += graph.amounts[graph.usage_amounts[r] + k]
     return total
 
 
 @numba.njit(cache=True, nogil=True)
-def _occupies(flat, i):
-    if flat.usage_start[i] != flat.usage_start[i + 1]:
+def _occupies(graph, i):
+    if graph.usage_start[i] != graph.usage_start[i + 1]:
         return True
-    for p in range(flat.in_start[i], flat.in_start[i + 1]):
-        f = flat.in_factors[p]
-        if flat.pair_start[f] != flat.pair_start[f + 1]:
+    for p in range(graph.in_start[i], graph.in_start[i + 1]):
+        f = graph.in_factors[p]
+        if graph.pair_start[f] != graph.pair_start[f + 1]:
             return True
-    for p in range(flat.out_start[i], flat.out_start[i + 1]):
-        f = flat.out_factors[p]
-        if flat.pair_start[f] != flat.pair_start[f + 1]:
+    for p in range(graph.out_start[i], graph.out_start[i + 1]):
+        f = graph.out_factors[p]
+        if graph.pair_start[f] != graph.pair_start[f + 1]:
             return True
     return False
 
 
 @numba.njit(cache=True, nogil=True)
-def settle(flat: Flat, labels: np.ndarray, weights: np.ndarray, rounds: int, scratch: np.ndarray) -> bool:
+def repair(graph: FactorGraph, labels: np.ndarray, weights: np.ndarray, rounds: int, scratch: np.ndarray) -> bool:
     """Repairs and polishes `labels` in place: penalised descent with growing weights, then descent inside the capacity.
 
     Args:
@@ -272,19 +272,19 @@ def settle(flat: Flat, labels: np.ndarray, weights: np.ndarray, rounds: int, scr
     Returns:
       True if the result has finite cost and fits.
     """
-    usage = labels_usage(flat, labels)
+    usage = labels_usage(graph, labels)
     for _ in range(rounds):
-        descend(flat, labels, usage, weights, 20, scratch)
-        usage = labels_usage(flat, labels)
+        iterated_conditional_modes(graph, labels, usage, weights, 20, scratch)
+        usage = labels_usage(graph, labels)
         exceeded = False
         for t in range(len(weights)):
-            if usage[t] > flat.capacity[t]:
+            if usage[t] > graph.capacity[t]:
                 exceeded = True
                 weights[t] = weights[t] * 2.0
         if not exceeded:
             break
     for t in range(len(weights)):
-        if usage[t] > flat.capacity[t]:
+        if usage[t] > graph.capacity[t]:
             return False
-    descend(flat, labels, usage, np.full(len(weights), np.inf), 50, scratch)
-    return np.isfinite(labels_cost(flat, labels)) and fits(flat, labels)
+    iterated_conditional_modes(graph, labels, usage, np.full(len(weights), np.inf), 50, scratch)
+    return np.isfinite(labels_cost(graph, labels)) and fits(graph, labels)

@@ -1,9 +1,9 @@
-"""The solver's working copy of a problem: arrays that presolve may shrink, and a trail that leads back.
+"""The solver's working copy of a problem: arrays that presolve may shrink, and a stack that leads back (postsolve).
 
 A `Network` holds, for every node still undecided, the labels that remain (original choice indices), their unary costs
 and their capacity usages; and for every remaining pair of nodes a factor: a table over classes of labels. Arrays are
 *interned*: equal content is the same object, so that work done once for a layer is looked up for its copies by
-identity. Nothing here searches; `presolve.py` simplifies, `flat.py` lays the rest out for compiled kernels.
+identity. Nothing here searches; `presolve.py` simplifies, `factor_graph.py` lays the rest out for compiled kernels.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from autoshard.solver.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Record:
+class Demand:
     """Capacity taken during instants `start <= t < stop`; amounts per label (node) or per class pair (factor)."""
 
     start: int
@@ -25,17 +25,17 @@ class Record:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Copies:
+class CopyPairs:
     """Pairs (copy of i, copy of j), one for each copy of a factor, in rising order; int64 each."""
 
     i: np.ndarray
     j: np.ndarray
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Copies) and np.array_equal(self.i, other.i) and np.array_equal(self.j, other.j)
+        return isinstance(other, CopyPairs) and np.array_equal(self.i, other.i) and np.array_equal(self.j, other.j)
 
     @classmethod
-    def of(cls, i: np.ndarray, j: np.ndarray) -> "Copies":
+    def of(cls, i: np.ndarray, j: np.ndarray) -> "CopyPairs":
         """The pairs, sorted."""
         order = np.lexsort((j, i))
         return cls(i[order], j[order])
@@ -45,7 +45,7 @@ class Copies:
 class Factor:
     """A pairwise cost: `table[map_i[x_i], map_j[x_j]]` for labels x_i, x_j of nodes i < j, with its usages.
 
-    In a folded network (`Network.counts`), `copies` tells which copy of i each copy of the factor joins to which of j.
+    In a lifted network (`Network.multiplicity`), `copy_pairs` tells which copies of i and j each of its copies joins.
     """
 
     i: int
@@ -53,8 +53,8 @@ class Factor:
     map_i: np.ndarray
     map_j: np.ndarray
     table: np.ndarray
-    records: list[Record]
-    copies: Copies | None = None
+    demands: list[Demand]
+    copy_pairs: CopyPairs | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Elimination:
     links: tuple[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray], ...]
 
 
-class Pool:
+class InternPool:
     """Keeps one copy of arrays with equal content, so that identity can be used as a key."""
 
     def __init__(self) -> None:
@@ -99,23 +99,23 @@ class Pool:
 class Network:
     """See the module's docstring. Attributes are plain; only this room's own modules use them.
 
-    A *folded* network has a node for each class of copies, with the costs of one of them, and `counts` tells how many
-    they are. Presolve then does only what could be done to each copy alone; costs and amounts are multiplied where they
-    leave it: in `constant`, `capacity` and `flat.py`.
+    A *lifted* network has a node for each class of copies, with the costs of one of them, and `multiplicity` tells how
+    many they are. Presolve then does only what could be done to each copy alone; costs and amounts are multiplied
+    where they leave it: in `constant`, `capacity` and `factor_graph.py`.
     """
 
     def __init__(self, problem: Problem, like: "Network | None" = None) -> None:
-        self.pool = Pool() if like is None else like.pool
+        self.pool = InternPool() if like is None else like.pool
         self.memo: dict[tuple, object] = {} if like is None else like.memo
         self.constant = 0.0
         self.is_cut_by_capacity = False
         self.infeasible = False
-        self.trail: list[Elimination] = []
-        self.counts: np.ndarray | None = None
+        self.postsolve_stack: list[Elimination] = []
+        self.multiplicity: np.ndarray | None = None
         count = len(problem.nodes)
         self.labels: list[np.ndarray] = [self._range(len(node.costs)) for node in problem.nodes]
         self.unary: list[np.ndarray] = [self.pool.intern(node.costs) for node in problem.nodes]
-        self.records: list[list[Record]] = [[] for _ in range(count)]
+        self.demands: list[list[Demand]] = [[] for _ in range(count)]
         self.alive = [True] * count
         self.factors: dict[int, Factor] = {}
         self.incident: list[dict[int, None]] = [{} for _ in range(count)]
@@ -142,24 +142,26 @@ class Network:
         self.incident[factor.j][key] = None
         return key
 
-    def fold(self, problem: Problem, counts: np.ndarray, copies: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Makes this, the untouched network of `problem`, a folded one.
+    def lift(
+        self, problem: Problem, multiplicity: np.ndarray, copy_pairs: Sequence[tuple[np.ndarray, np.ndarray]]
+    ) -> None:
+        """Makes this, the untouched network of `problem`, a lifted one.
 
         Args:
-          counts: How many copies each node stands for.
-          copies: For each edge, which copies of (source, target) it joins.
+          multiplicity: How many copies each node stands for.
+          copy_pairs: For each edge, which copies of (source, target) it joins.
         """
-        self.counts = counts
-        for factor, edge, (source, target) in zip(self.factors.values(), problem.edges, copies, strict=True):
-            factor.copies = Copies.of(*((source, target) if edge.source < edge.target else (target, source)))
+        self.multiplicity = multiplicity
+        for factor, edge, (source, target) in zip(self.factors.values(), problem.edges, copy_pairs, strict=True):
+            factor.copy_pairs = CopyPairs.of(*((source, target) if edge.source < edge.target else (target, source)))
 
-    def copies_of_factor(self, factor: Factor) -> int:
+    def factor_multiplicity(self, factor: Factor) -> int:
         """How many copies of a factor there are."""
-        return 1 if factor.copies is None else len(factor.copies.i)
+        return 1 if factor.copy_pairs is None else len(factor.copy_pairs.i)
 
     def times(self, factor: Factor, node: int) -> int:
         """How many copies of a factor each copy of one of its nodes has."""
-        return 1 if self.counts is None else len(factor.copies.i) // int(self.counts[node])
+        return 1 if self.multiplicity is None else len(factor.copy_pairs.i) // int(self.multiplicity[node])
 
     def detach(self, key: int) -> Factor:
         """Removes a factor and returns it."""
@@ -168,10 +170,10 @@ class Network:
         del self.incident[factor.j][key]
         return factor
 
-    def complete(self, choices: dict[int, int]) -> tuple[int, ...]:
-        """Extends original choices of the remaining nodes to all nodes, undoing the trail from its end."""
+    def postsolve(self, choices: dict[int, int]) -> tuple[int, ...]:
+        """Extends original choices of the remaining nodes to all nodes, undoing the stack from its top."""
         result = dict(choices)
-        for step in reversed(self.trail):
+        for step in reversed(self.postsolve_stack):
             cost = step.unary
             for neighbour, labels, classes, own, table in step.links:
                 position = int(np.searchsorted(labels, result[neighbour]))
@@ -179,9 +181,9 @@ class Network:
             result[step.node] = int(step.labels[int(np.argmin(cost))])
         return tuple(result[node] for node in range(len(self.labels)))
 
-    def complete_labels(self, nodes: np.ndarray, labels: np.ndarray) -> tuple[int, ...]:
+    def postsolve_labels(self, nodes: np.ndarray, labels: np.ndarray) -> tuple[int, ...]:
         """Original choices of all nodes, from local labels (positions among those that remain) of the given nodes."""
-        return self.complete({int(n): int(self.labels[n][label]) for n, label in zip(nodes, labels, strict=True)})
+        return self.postsolve({int(n): int(self.labels[n][label]) for n, label in zip(nodes, labels, strict=True)})
 
     def _range(self, count: int) -> np.ndarray:
         return self.pool.intern(np.arange(count), np.int64)
@@ -212,7 +214,7 @@ class Network:
         for usage in problem.usages:
             if usage.start < usage.stop:
                 start, stop = np.searchsorted(self.instants, [usage.start, usage.stop])
-                self.records[usage.node].append(Record(int(start), int(stop), self.pool.intern(usage.amounts)))
+                self.demands[usage.node].append(Demand(int(start), int(stop), self.pool.intern(usage.amounts)))
         for usage in problem.edge_usages:
             if usage.start < usage.stop:
                 start, stop = np.searchsorted(self.instants, [usage.start, usage.stop])
@@ -220,4 +222,4 @@ class Network:
                 amounts = self.pool.intern(usage.amounts)
                 if edge.source > edge.target:
                     amounts = self.transposed(amounts)
-                factor.records.append(Record(int(start), int(stop), amounts))
+                factor.demands.append(Demand(int(start), int(stop), amounts))

@@ -1,6 +1,6 @@
 """Simplifies a `Network` without losing any optimum value.
 
-Each rule keeps at least one optimal solution reachable (through the network's trail):
+Each rule keeps at least one optimal solution reachable (through the network's postsolve stack):
 
   1. a label whose unary cost, or whose row in some factor, is entirely +inf cannot be taken: removed;
   2. a label that costs at least as much as another whatever the neighbours do, and never takes less capacity, is
@@ -10,12 +10,12 @@ Each rule keeps at least one optimal solution reachable (through the network's t
   4. parallel factors become one over joint classes, where that stays small;
   5. a node without capacity usage that has at most two factors is minimised out: the result is a constant, a unary
      cost or a factor between its two neighbours;
-  6. the capacity's own presolve (`instants.py`).
+  6. the capacity's own presolve (`capacity.py`).
 
-A folded network (`Network.counts`) stands for all copies of its nodes, so each rule is applied only where it could be
-applied to every copy alone: a node is minimised out only if each copy has its own copies of the factors; factors are
-parallel, and both neighbours one, only if that holds copy by copy. What a label takes for all copies together says
-nothing about one of them.
+A lifted network (`Network.multiplicity`) stands for all copies of its nodes, so each rule is applied only where it
+could be applied to every copy alone: a node is minimised out only if each copy has its own copies of the factors;
+factors are parallel, and both neighbours one, only if that holds copy by copy. What a label takes for all copies
+together says nothing about one of them.
 
 Results of table work are remembered by the identity of the interned arrays, so copies of a layer cost look-ups.
 """
@@ -25,8 +25,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autoshard.solver.reduce.instants import compress_instants
-from autoshard.solver.reduce.network import Copies, Elimination, Factor, Network, Record
+from autoshard.solver.reduce.capacity import compress_instants
+from autoshard.solver.reduce.network import CopyPairs, Demand, Elimination, Factor, Network
 
 JOINT_ENTRIES = 4096
 """Parallel factors are merged, and nodes eliminated, freely while the new table has at most this many entries."""
@@ -49,7 +49,7 @@ def presolve(network: Network, stop: Callable[[], bool] = lambda: False) -> None
         unfit = compress_instants(network)
         if network.infeasible:
             return
-        if network.counts is not None:
+        if network.multiplicity is not None:
             unfit = {}
         network.is_cut_by_capacity |= bool(unfit)
         for node, keep in unfit.items():
@@ -72,8 +72,8 @@ def restrict(network: Network, node: int, keep: np.ndarray) -> None:
     pool = network.pool
     network.labels[node] = pool.intern(network.labels[node][keep], np.int64)
     network.unary[node] = pool.intern(network.unary[node][keep])
-    network.records[node] = [
-        Record(record.start, record.stop, pool.intern(record.amounts[keep])) for record in network.records[node]
+    network.demands[node] = [
+        Demand(demand.start, demand.stop, pool.intern(demand.amounts[keep])) for demand in network.demands[node]
     ]
     for key in network.incident[node]:
         factor = network.factors[key]
@@ -130,7 +130,7 @@ class _Reducer:
         keep = self._undominated(node)
         if not keep.all():
             self._restrict(node, keep)
-        if not network.records[node] and len(network.incident[node]) <= 2:
+        if not network.demands[node] and len(network.incident[node]) <= 2:
             self._eliminate(node)
 
     def _restrict(self, node: int, keep: np.ndarray) -> None:
@@ -161,7 +161,7 @@ class _Reducer:
         """Rule 3 on one factor."""
         network = self.network
         factor = network.factors[key]
-        memo = ("tidy", id(factor.map_i), id(factor.map_j), id(factor.table), *(id(r.amounts) for r in factor.records))
+        memo = ("tidy", id(factor.map_i), id(factor.map_j), id(factor.table), *(id(r.amounts) for r in factor.demands))
         if memo not in self.memo:
             self.memo[memo] = self._tidied(factor)
         map_i, map_j, table, amounts, shift_i, shift_j = self.memo[memo]
@@ -171,8 +171,8 @@ class _Reducer:
                 self._push(node)
         if table is not factor.table or map_i is not factor.map_i or map_j is not factor.map_j:
             factor.map_i, factor.map_j, factor.table = map_i, map_j, table
-            factor.records = [
-                Record(record.start, record.stop, own) for record, own in zip(factor.records, amounts, strict=True)
+            factor.demands = [
+                Demand(demand.start, demand.stop, own) for demand, own in zip(factor.demands, amounts, strict=True)
             ]
         rows, columns = table.shape
         if rows == 1 or columns == 1:
@@ -190,14 +190,14 @@ class _Reducer:
         times = self.network.times(factor, node)
         if (line != 0).any():
             self._add_unary(node, times * line[own])
-        for record in factor.records:
-            amounts = times * (record.amounts[0] if axis == 0 else record.amounts[:, 0])
-            self.network.records[node].append(Record(record.start, record.stop, self.pool.intern(amounts[own])))
+        for demand in factor.demands:
+            amounts = times * (demand.amounts[0] if axis == 0 else demand.amounts[:, 0])
+            self.network.demands[node].append(Demand(demand.start, demand.stop, self.pool.intern(amounts[own])))
         self._push(factor.i)
         self._push(factor.j)
 
     def _tidied(self, factor: Factor) -> tuple:
-        layers = [factor.table, *(record.amounts for record in factor.records)]
+        layers = [factor.table, *(demand.amounts for demand in factor.demands)]
         map_i, layers = _compact(factor.map_i, layers, axis=0)
         map_j, layers = _compact(factor.map_j, layers, axis=1)
         table = layers[0].copy()
@@ -249,9 +249,9 @@ class _Reducer:
         if found is None:
             return None
         map_i, map_j, table, (i1, j1, i2, j2) = found
-        records = [Record(r.start, r.stop, self.pool.intern(r.amounts[np.ix_(i1, j1)])) for r in first.records]
-        records += [Record(r.start, r.stop, self.pool.intern(r.amounts[np.ix_(i2, j2)])) for r in second.records]
-        return Factor(first.i, first.j, map_i, map_j, table, records, first.copies)
+        demands = [Demand(r.start, r.stop, self.pool.intern(r.amounts[np.ix_(i1, j1)])) for r in first.demands]
+        demands += [Demand(r.start, r.stop, self.pool.intern(r.amounts[np.ix_(i2, j2)])) for r in second.demands]
+        return Factor(first.i, first.j, map_i, map_j, table, demands, first.copy_pairs)
 
     def _joint(self, first: Factor, second: Factor) -> tuple | None:
         pair_i, map_i = np.unique(first.map_i * second.table.shape[0] + second.map_i, return_inverse=True)
@@ -272,31 +272,31 @@ class _Reducer:
         for key in network.incident[node]:
             factor = network.factors[key]
             table, own = _from_side(network, factor, node)
-            records = tuple(id(record.amounts) for record in factor.records)
-            alike = (id(table), id(own), factor.i == node, records)
+            demands = tuple(id(demand.amounts) for demand in factor.demands)
+            alike = (id(table), id(own), factor.i == node, demands)
             sides.setdefault(alike, [factor, table, own, 0])[3] += network.times(factor, node)
         parts = frozenset((alike, times) for alike, (_, _, _, times) in sides.items())
-        memo = ("undominated", id(network.unary[node]), parts, *(id(r.amounts) for r in network.records[node]))
+        memo = ("undominated", id(network.unary[node]), parts, *(id(r.amounts) for r in network.demands[node]))
         if memo in self.memo:
             return self.memo[memo]
         unary = network.unary[node]
         if count * count * max(len(sides), 1) > PAIRWISE_WORK:
             columns = [own for _, _, own, _ in sides.values()]
-            amounts = [record.amounts for record in network.records[node]]
+            amounts = [demand.amounts for demand in network.demands[node]]
             self.memo[memo] = _cheapest_of_alike(unary, columns, amounts)
             return self.memo[memo]
         worse = unary[:, None] - unary[None, :]  # [y, x]: how much more y can cost than x
         possible = np.ones((count, count), bool)
-        for record in network.records[node]:
-            possible &= record.amounts[:, None] <= record.amounts[None, :]
+        for demand in network.demands[node]:
+            possible &= demand.amounts[:, None] <= demand.amounts[None, :]
         for factor, table, own, times in sides.values():
             difference = self._row_differences(table)
             if difference is None:
                 possible &= own[:, None] == own[None, :]
                 continue
             worse = worse + times * difference[own[:, None], own[None, :]]
-            for record in factor.records:
-                amounts = record.amounts if factor.i == node else record.amounts.T
+            for demand in factor.demands:
+                amounts = demand.amounts if factor.i == node else demand.amounts.T
                 less = (amounts[:, None, :] <= amounts[None, :, :]).all(axis=2)
                 possible &= less[own[:, None], own[None, :]]
         dominates = possible & (worse <= 0)
@@ -333,13 +333,13 @@ class _Reducer:
         network = self.network
         keys = list(network.incident[node])
         factors = [network.factors[key] for key in keys]
-        if any(factor.records for factor in factors):
+        if any(factor.demands for factor in factors):
             return
         sides = [_from_side(network, factor, node) for factor in factors]
         others = [factor.i + factor.j - node for factor in factors]
         copies = None
-        if network.counts is not None:
-            if any(len(factor.copies.i) != network.counts[node] for factor in factors):
+        if network.multiplicity is not None:
+            if any(len(factor.copy_pairs.i) != network.multiplicity[node] for factor in factors):
                 return
             copies = _neighbours_by_copy(factors, node)
             if len(factors) == 2 and others[0] == others[1] and not np.array_equal(*copies):
@@ -352,13 +352,13 @@ class _Reducer:
             entries = sides[0][0].shape[1] * sides[1][0].shape[1]
             if entries > max(JOINT_ENTRIES, 2 * (sides[0][0].size + sides[1][0].size)):
                 return
-        network.trail.append(Elimination(node, network.labels[node], network.unary[node], links))
+        network.postsolve_stack.append(Elimination(node, network.labels[node], network.unary[node], links))
         for key in keys:
             network.detach(key)
         network.alive[node] = False
         result = self._minimised(network.unary[node], sides)
         if not keys:
-            network.constant += float(result) * (1 if network.counts is None else int(network.counts[node]))
+            network.constant += float(result) * (1 if network.multiplicity is None else int(network.multiplicity[node]))
         elif len(keys) == 1:
             self._add_unary(others[0], network.times(factors[0], others[0]) * result[links[0][2]])
         elif others[0] == others[1]:
@@ -374,7 +374,7 @@ class _Reducer:
         first, second = (0, 1) if others[0] < others[1] else (1, 0)
         if first == 1:
             table = network.transposed(table)
-        pairs = None if copies is None else Copies.of(copies[first], copies[second])
+        pairs = None if copies is None else CopyPairs.of(copies[first], copies[second])
         low, high = others[first], others[second]
         new = network.attach(Factor(low, high, links[first][2], links[second][2], table, [], pairs))
         self._tidy(new)
@@ -385,8 +385,8 @@ class _Reducer:
         """Those of the factors between two nodes that join the same copies, two or more together."""
         groups: list[list[int]] = []
         for key in keys:
-            copies = self.network.factors[key].copies
-            alike = next((g for g in groups if self.network.factors[g[0]].copies == copies), None)
+            copies = self.network.factors[key].copy_pairs
+            alike = next((g for g in groups if self.network.factors[g[0]].copy_pairs == copies), None)
             if alike is None:
                 groups.append([key])
             else:
@@ -423,7 +423,7 @@ def _from_side(network: Network, factor: Factor, node: int) -> tuple[np.ndarray,
 def _neighbours_by_copy(factors: list[Factor], node: int) -> tuple[np.ndarray, ...]:
     """For each factor of a node whose copies have one copy of it each, the neighbour's copy, by the node's copies."""
     sides = [
-        (factor.copies.i, factor.copies.j) if factor.i == node else (factor.copies.j, factor.copies.i)
+        (factor.copy_pairs.i, factor.copy_pairs.j) if factor.i == node else (factor.copy_pairs.j, factor.copy_pairs.i)
         for factor in factors
     ]
     return tuple(other[np.argsort(own, kind="stable")] for own, other in sides)

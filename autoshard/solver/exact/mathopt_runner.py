@@ -56,7 +56,7 @@ class Answer:
 KILLED = Answer("KILLED", np.inf, -np.inf, np.zeros(0, np.int64), np.zeros(0), 0, 0)
 
 
-class Programs:
+class MathOptRunner:
     """Runs programs; a context manager that ends the child process with itself.
 
     Attributes:
@@ -68,7 +68,7 @@ class Programs:
         self.stop, self.deadline = stop, deadline
         self._child: subprocess.Popen | None = None
 
-    def __enter__(self) -> "Programs":
+    def __enter__(self) -> "MathOptRunner":
         return self
 
     def __exit__(self, *exception: object) -> None:

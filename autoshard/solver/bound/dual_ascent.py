@@ -7,9 +7,9 @@ than that of any instant that counts already.
 Two ways of moving prices take turns after each pair of sweeps; a block of either is judged by the bound it gained per
 iteration, and the better one gets most blocks:
 
-  * climbing: the prices that are best beside the messages, one after the other (`prices.py`). The bound never falls
+  * coordinate ascent: the prices that are best beside the messages, one after the other (`prices.py`). The bound never falls
     and no step length is needed, but it may stall where prices and messages would have to move together.
-  * steering: each price moves by a step of its own in the direction of the decoded labels' usage minus the capacity,
+  * subgradient steps: each price moves by a step of its own in the direction of the decoded labels' usage minus the capacity,
     averaged over iterations (as in the volume algorithm of Barahona and Anbil, 2000). Steps grow while the direction
     lasts and shrink when it turns (Rprop of Riedmiller and Braun, 1993), so that they find their length at each
     instant. The bound may fall for a while; when it falls too far, the best state is taken up again and all steps
@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autoshard.solver.bound.core import Core
-from autoshard.solver.bound.flat import Flat, message_count
+from autoshard.solver.bound.core import CoreGraph
 from autoshard.solver.bound.messages import factor_minima, node_costs, price_tables, price_unary, sweep
-from autoshard.solver.bound.prices import climb_prices
+from autoshard.solver.bound.prices import ascend_prices
+from autoshard.solver.factor_graph import FactorGraph, message_count
 from autoshard.solver.primal.local_search import labels_usage
 
 START = 20
@@ -49,11 +49,11 @@ WINDOW, PRICED_WINDOW = 15, 60
 PATIENCE = 60
 """Iterations that prices have at first, before any gain is missed: the bound may stand still until they are felt."""
 FADING = 0.98
-"""Weight of an iteration's decoded labels relative to the next one's, in `Ascent.seen`."""
+"""Weight of an iteration's decoded labels relative to the next one's, in `DualAscent.seen`."""
 
 
-class Ascent:
-    """A dual state of a `Flat` problem and the way it climbs.
+class DualAscent:
+    """A dual state of a `FactorGraph` problem and the way it climbs.
 
     Attributes:
       bound: Best lower bound so far (without the network's constant). prices, messages: the state that proves it.
@@ -61,28 +61,28 @@ class Ascent:
       seen: float64 [L]; how often each label was decoded, older iterations counting less.
     """
 
-    def __init__(self, flat: Flat, prices: np.ndarray | None = None) -> None:
-        self.flat = flat
-        nodes, most = len(flat.label_start) - 1, 1
-        for sizes in (np.diff(flat.label_start), flat.rows, flat.columns):
+    def __init__(self, graph: FactorGraph, prices: np.ndarray | None = None) -> None:
+        self.graph = graph
+        nodes, most = len(graph.label_start) - 1, 1
+        for sizes in (np.diff(graph.label_start), graph.rows, graph.columns):
             most = max(most, int(sizes.max(initial=1)))
         self.scratch = np.zeros((2, most))
         self.bound = -np.inf
         self.decoded = [np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)]
-        self.seen = np.zeros(len(flat.unary))
-        finite = flat.tables[np.isfinite(flat.tables)]
-        self._largest = max(float(np.abs(flat.unary).max(initial=0.0)), float(finite.max(initial=0.0)), 1e-300)
-        instants = len(flat.capacity)
-        self._capacity = max(float(flat.capacity.max(initial=0.0)), 1e-300)
+        self.seen = np.zeros(len(graph.unary))
+        finite = graph.tables[np.isfinite(graph.tables)]
+        self._largest = max(float(np.abs(graph.unary).max(initial=0.0)), float(finite.max(initial=0.0)), 1e-300)
+        instants = len(graph.capacity)
+        self._capacity = max(float(graph.capacity.max(initial=0.0)), 1e-300)
         self._trial = np.zeros(instants) if prices is None else prices.copy()
         self._best_prices = self._trial.copy()
         self._step, self._way = np.zeros(instants), np.zeros(instants)
         self._average, self._over = np.zeros(instants), np.zeros(instants)
         self._iteration = 0 if prices is None or not prices.any() else START
-        self._climbs, self._block_start, self._block_bound, self._blocks = True, -1, -np.inf, 0
+        self._by_coordinates, self._block_start, self._block_bound, self._blocks = True, -1, -np.inf, 0
         self._gain = {True: 0.0, False: np.inf}
         self._history: list[float] = []
-        self._lay_out(self._trial > 0, np.zeros(message_count(flat)), np.zeros(message_count(flat)))
+        self._lay_out(self._trial > 0, np.zeros(message_count(graph)), np.zeros(message_count(graph)))
 
     @property
     def prices(self) -> np.ndarray:
@@ -96,12 +96,12 @@ class Ascent:
 
     def _lay_out(self, active: np.ndarray, trial: np.ndarray, best: np.ndarray) -> None:
         """Makes the core for the instants `active`, with the messages given for the whole problem."""
-        self._core = Core(self.flat, active)
-        flat = self._core.flat
+        self._core = CoreGraph(self.graph, active)
+        graph = self._core.graph
         self._trial_messages, self._best = self._core.messages_from(trial), self._core.messages_from(best)
-        self._unary, self._theta = np.zeros(len(flat.unary)), np.zeros(len(flat.unary))
-        self._tables = flat.tables.copy() if len(flat.pair_first) else flat.tables
-        self._labels = [np.zeros(len(flat.label_start) - 1, np.int64) for _ in range(2)]
+        self._unary, self._theta = np.zeros(len(graph.unary)), np.zeros(len(graph.unary))
+        self._tables = graph.tables.copy() if len(graph.pair_first) else graph.tables
+        self._labels = [np.zeros(len(graph.label_start) - 1, np.int64) for _ in range(2)]
 
     def climb(
         self,
@@ -122,7 +122,7 @@ class Ascent:
         Returns:
           Iterations done.
         """
-        window, patience = (PRICED_WINDOW, PATIENCE) if len(self.flat.capacity) else (WINDOW, 0)
+        window, patience = (PRICED_WINDOW, PATIENCE) if len(self.graph.capacity) else (WINDOW, 0)
         for done in range(1, iterations + 1):
             bound = self._pair_of_sweeps()
             if bound > self.bound:
@@ -134,34 +134,34 @@ class Ascent:
             stalled = len(self._history) > window + patience and self.bound - self._history[-1 - window] < stall
             if self.bound >= stop_at or stalled or stop():
                 return done
-            if len(self.flat.capacity) and self._iteration >= START:
+            if len(self.graph.capacity) and self._iteration >= START:
                 self._move(bound, target)
         return iterations
 
     def _pair_of_sweeps(self) -> float:
-        core, flat = self._core, self._core.flat
+        core, graph = self._core, self._core.graph
         prices = self._trial[core.active]
         self._reprice(prices)
-        node_costs(flat, self._unary, self._trial_messages, self._theta)
+        node_costs(graph, self._unary, self._trial_messages, self._theta)
         total = 0.0
         for way in (0, 1):
             total = sweep(
-                flat, self._tables, self._trial_messages, self._theta, way == 1, self.scratch, self._labels[way]
+                graph, self._tables, self._trial_messages, self._theta, way == 1, self.scratch, self._labels[way]
             )
         with np.errstate(over="ignore"):  # where nothing fits, prices grow without end; what overflows bounds nothing
-            paid = float(prices @ flat.capacity)
+            paid = float(prices @ graph.capacity)
         return total + core.constant - paid if np.isfinite(paid) else -np.inf
 
     def _reprice(self, prices: np.ndarray) -> None:
-        price_unary(self._core.flat, prices, self._unary)
-        if len(self._core.flat.pair_first):
-            price_tables(self._core.flat, prices, self._tables)
+        price_unary(self._core.graph, prices, self._unary)
+        if len(self._core.graph.pair_first):
+            price_tables(self._core.graph, prices, self._tables)
 
     def _read_labels(self) -> None:
         self.seen *= FADING
         for way in (0, 1):
             self.decoded[way] = self._core.whole_labels(self._labels[way])
-            self.seen[self.flat.label_start[:-1] + self.decoded[way]] += 1.0
+            self.seen[self.graph.label_start[:-1] + self.decoded[way]] += 1.0
 
     def _move(self, bound: float, target: float) -> None:
         """Moves the prices once, and lets an instant count if one should."""
@@ -178,14 +178,14 @@ class Ascent:
         active = np.flatnonzero(self._core.active)
         if len(active):
             usage = 0.5 * (
-                labels_usage(self._core.flat, self._labels[0]) + labels_usage(self._core.flat, self._labels[1])
+                labels_usage(self._core.graph, self._labels[0]) + labels_usage(self._core.graph, self._labels[1])
             )
-            excess = (usage - self._core.flat.capacity) / self._capacity
+            excess = (usage - self._core.graph.capacity) / self._capacity
             self._average[active] += AVERAGING * (excess - self._average[active])
-            if self._climbs:
-                self._climb_once(active, unit)
+            if self._by_coordinates:
+                self._coordinate_step(active, unit)
             else:
-                self._steer_once(active, unit)
+                self._subgradient_step(active, unit)
         if self._iteration % (LOOK_EARLY if self._iteration < EARLY else LOOK) == 0:
             self._look_for_instants(unit)
 
@@ -195,21 +195,21 @@ class Ascent:
             self._block_start, self._block_bound = self._iteration, self.bound
         if self._iteration - self._block_start < BLOCK:
             return
-        self._gain[self._climbs] = self.bound - self._block_bound
+        self._gain[self._by_coordinates] = self.bound - self._block_bound
         self._blocks += 1
-        climbing = self._gain[True] >= self._gain[False]
+        coordinates_gain = self._gain[True] >= self._gain[False]
         if self._iteration >= EARLY - BLOCK:
-            self._climbs = climbing if self._blocks % 4 else not climbing
+            self._by_coordinates = coordinates_gain if self._blocks % 4 else not coordinates_gain
         self._block_start, self._block_bound = self._iteration, self.bound
         self._way[:] = 0.0
 
-    def _climb_once(self, active: np.ndarray, unit: float) -> None:
+    def _coordinate_step(self, active: np.ndarray, unit: float) -> None:
         prices = self._trial[active]
-        change = climb_prices(self._core.flat, self._theta, self._tables, self._trial_messages, prices, FIRST * unit)
+        change = ascend_prices(self._core.graph, self._theta, self._tables, self._trial_messages, prices, FIRST * unit)
         self._trial[active] = np.maximum(0.0, prices + change)
         self._step[active] = np.maximum(self._step[active], 0.5 * np.abs(change))
 
-    def _steer_once(self, active: np.ndarray, unit: float) -> None:
+    def _subgradient_step(self, active: np.ndarray, unit: float) -> None:
         excess, prices = self._average[active], self._trial[active]
         way = np.sign(excess)
         way[(prices <= 0) & (way < 0)] = 0.0
@@ -226,7 +226,7 @@ class Ascent:
         self._trial[active] = np.maximum(0.0, prices + way * step * np.minimum(1.0, np.abs(excess) / SLIGHT))
 
     def _look_for_instants(self, unit: float) -> None:
-        excess = (labels_usage(self.flat, self.decoded[1]) - self.flat.capacity) / self._capacity
+        excess = (labels_usage(self.graph, self.decoded[1]) - self.graph.capacity) / self._capacity
         self._over += (excess - self._over) * (0.5 if self._iteration > START + LOOK else 1.0)
         active = self._core.active
         most = self._average[active].max(initial=0.0)
@@ -246,17 +246,17 @@ class Ascent:
 
     def priced_unary(self) -> np.ndarray:
         """Unary costs with the best state's prices, without messages; float64 [L]."""
-        unary = np.zeros(len(self.flat.unary))
-        price_unary(self.flat, self.prices, unary)
+        unary = np.zeros(len(self.graph.unary))
+        price_unary(self.graph, self.prices, unary)
         return unary
 
     def state(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Returns (theta [L], priced tables, proven bound) of the best state, computed afresh."""
-        flat, messages, theta = self.flat, self.messages, np.zeros(len(self.flat.unary))
-        tables = flat.tables.copy() if len(flat.pair_first) else flat.tables
-        if len(flat.pair_first):
-            price_tables(flat, self.prices, tables)
-        node_costs(flat, self.priced_unary(), messages, theta)
-        low = np.minimum.reduceat(theta, flat.label_start[:-1]).sum() if len(theta) else 0.0
-        bound = low + factor_minima(flat, tables, messages) - self.prices @ flat.capacity
+        graph, messages, theta = self.graph, self.messages, np.zeros(len(self.graph.unary))
+        tables = graph.tables.copy() if len(graph.pair_first) else graph.tables
+        if len(graph.pair_first):
+            price_tables(graph, self.prices, tables)
+        node_costs(graph, self.priced_unary(), messages, theta)
+        low = np.minimum.reduceat(theta, graph.label_start[:-1]).sum() if len(theta) else 0.0
+        bound = low + factor_minima(graph, tables, messages) - self.prices @ graph.capacity
         return theta, tables, float(bound)

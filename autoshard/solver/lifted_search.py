@@ -1,26 +1,26 @@
 """Solves problems with repeated structure by folding copies into one node, in time that depends on what is distinct.
 
-  1. The capacity counts nowhere at first. The unit problem gives a bound and decoded labels; where these,
-     unfolded, exceed the capacity, the worst instants are added, and copies that are alive there are told from those
-     that are not (`refinement.py`). So a few instants stand for tens of thousands.
-  2. With those, the tied folded problem gives solutions. Evenly spaced instants are added, more in each round: they
+  1. The capacity counts nowhere at first. The lifted problem gives a bound and decoded labels; where these,
+     expanded, exceed the capacity, the worst instants are added, and copies that are alive there are told from those
+     that are not (`colour_refinement.py`). So a few instants stand for tens of thousands.
+  2. With those, the tied quotient problem gives solutions. Evenly spaced instants are added, more in each round: they
      part the copies into bands that may choose differently, which lets solutions fill the capacity more closely.
 
-Every solution is unfolded and priced on the whole problem; every bound holds for the whole problem (`fold.py`).
+Every solution is expanded and priced on the whole problem; every bound holds for the whole problem (`quotient.py`).
 """
 
 import numpy as np
 
-from autoshard.solver.bound.ascent import Ascent
-from autoshard.solver.bound.flat import Flat, flatten, table_entries
+from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
-from autoshard.solver.primal.local_search import labels_cost, settle
-from autoshard.solver.primal.trees import walk_trees
+from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, table_entries
+from autoshard.solver.primal.local_search import labels_cost, repair
+from autoshard.solver.primal.tree_moves import descend_trees
+from autoshard.solver.reduce.colour_refinement import refine
 from autoshard.solver.reduce.columns import columns_of, usage_over_time
-from autoshard.solver.reduce.fold import Folded, fold
 from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
-from autoshard.solver.reduce.refinement import refine
+from autoshard.solver.reduce.quotient import Quotient, quotient_of
 from autoshard.solver.search import Search
 
 WORTHWHILE = 0.9
@@ -39,11 +39,11 @@ BANDS = (0, 8, 16, 32)
 """Evenly spaced instants added, round by round."""
 PAIRS, CHUNK = 300, 25
 """Pairs of sweeps of an ascent, and between two polished solutions."""
-WALKS = 8
+TREE_ROUNDS = 8
 """Rounds of the local search over trees."""
 
 
-class _Copies:
+class _LiftedSearch:
     """The state of the search: which instants count."""
 
     def __init__(self, search: Search) -> None:
@@ -53,59 +53,59 @@ class _Copies:
         self.prices: dict[int, float] = {}
         """Latest price of each instant that counts."""
         self.network: Network | None = None
-        """The latest unit network: what presolve has worked out for it serves the next."""
+        """The latest lifted network: what presolve has worked out for it serves the next."""
 
-    def folded(self, bands: int) -> Folded | None:
-        """The problem folded for the instants that count and `bands` more; None if that is hardly smaller."""
+    def quotient(self, bands: int) -> Quotient | None:
+        """The problem quotient for the instants that count and `bands` more; None if that is hardly smaller."""
         problem, count = self.search.problem, self.columns.instants
         even = np.linspace(0, count - 1, bands + 2)[1:-1].astype(int).tolist() if count and bands else []
         instants = sorted(self.exceeded.union(even)) if problem.capacity is not None else []
         partition = refine(self.columns, instants)
         if len(partition.first_node) > WORTHWHILE * len(problem.nodes):
             return None
-        return fold(problem, self.columns, partition, instants)
+        return quotient_of(problem, self.columns, partition, instants)
 
-    def climb(self, folded: Folded) -> np.ndarray | None:
-        """Raises the bound by message passing on the unit problem; on the tied one, without proof, where there is none.
+    def climb(self, quotient: Quotient) -> np.ndarray | None:
+        """Raises the bound by message passing on the lifted problem; without proof on the tied one, if there is none.
 
         Returns:
           Choices for its nodes, decoded on the way and made to fit the instants that count; None if the search is over.
         """
-        search, unit = self.search, folded.unit
-        if unit is None:
-            network, constant = Network(folded.tied), 0.0
+        search, lifted = self.search, quotient.lifted
+        if lifted is None:
+            network, constant = Network(quotient.tied), 0.0
         else:
-            network, constant = Network(unit.problem, like=self.network), unit.constant
+            network, constant = Network(lifted.problem, like=self.network), lifted.constant
             self.network = network
-            network.fold(unit.problem, unit.counts, unit.copies)
+            network.lift(lifted.problem, lifted.multiplicity, lifted.copy_pairs)
             presolve(network)
             if network.infeasible:
                 search.infeasible = search.choices is None
                 return None
         constant += network.constant
         if not any(network.alive):
-            search.prove(constant, "folded presolve")
+            search.prove(constant, "quotient presolve")
             if not network.is_cut_by_capacity:
                 search.price_capacity(0.0, constant)
-            return np.array(network.complete({}))
-        flat, nodes = flatten(network)
-        instants = [folded.instants[t] for t in network.instants.tolist()]
-        ascent = Ascent(flat, np.array([self.prices.get(t, 0.0) for t in instants]))
+            return np.array(network.postsolve({}))
+        graph, nodes = factor_graph_of(network)
+        instants = [quotient.instants[t] for t in network.instants.tolist()]
+        ascent = DualAscent(graph, np.array([self.prices.get(t, 0.0) for t in instants]))
         done = 0
         while done < PAIRS and not search.done():
             gap = search.objective - constant - ascent.bound
             stall = min(5e-3 * gap, 1e-4 * abs(ascent.bound))
             steps = ascent.climb(CHUNK, search.objective - constant, np.inf, stall)
-            search.spend(3 * steps * table_entries(flat))
+            search.spend(3 * steps * table_entries(graph))
             done += steps
-            if unit is not None:
-                search.prove(ascent.bound + constant, "folded messages")
+            if lifted is not None:
+                search.prove(ascent.bound + constant, "quotient messages")
                 if not network.is_cut_by_capacity:
                     search.price_capacity(float(ascent.prices.sum()), ascent.bound + constant)
             if steps < CHUNK:
                 break
         self.prices.update(zip(instants, ascent.prices.tolist(), strict=True))
-        return np.array(network.complete_labels(nodes, _decoded(flat, ascent)))
+        return np.array(network.postsolve_labels(nodes, _decoded(graph, ascent)))
 
     def offer(self, whole: np.ndarray, phase: str) -> bool:
         """Offers choices for the whole problem; where they exceed the capacity, the worst instants count from now on.
@@ -124,7 +124,7 @@ class _Copies:
         return True
 
     def offer_repaired(self, bands: int, whole: np.ndarray, phase: str) -> bool:
-        """Offers choices; as long as they exceed the capacity, repairs them as those of the folded problem.
+        """Offers choices; as long as they exceed the capacity, repairs them as those of the quotient problem.
 
         Returns:
           Whether some fit in the end.
@@ -132,46 +132,46 @@ class _Copies:
         for _ in range(REPAIRS):
             if self.offer(whole, phase):
                 return True
-            folded = self.folded(bands)
-            if folded is None:
+            quotient = self.quotient(bands)
+            if quotient is None:
                 return False
-            flat, _ = flatten(Network(folded.tied))
-            labels = whole[folded.partition.first_node]
-            floor = PENALTY * abs(labels_cost(flat, labels)) / max(self.search.problem.capacity, 1e-300)
-            weights = np.array([max(self.prices.get(t, 0.0), floor) for t in folded.instants])
-            if not settle(flat, labels, weights, 30, np.zeros(int(np.diff(flat.label_start).max()))):
+            graph, _ = factor_graph_of(Network(quotient.tied))
+            labels = whole[quotient.partition.first_node]
+            floor = PENALTY * abs(labels_cost(graph, labels)) / max(self.search.problem.capacity, 1e-300)
+            weights = np.array([max(self.prices.get(t, 0.0), floor) for t in quotient.instants])
+            if not repair(graph, labels, weights, 30, np.zeros(int(np.diff(graph.label_start).max()))):
                 return False
-            whole = folded.unfolded(labels)
+            whole = quotient.expanded(labels)
         return False
 
 
-def search_copies(search: Search) -> None:
+def search_lifted(search: Search) -> None:
     """Offers solutions and proves bounds by folding; does nothing where little is repeated."""
-    state = _Copies(search)
-    folded = state.folded(0)
-    if folded is None:
+    state = _LiftedSearch(search)
+    quotient = state.quotient(0)
+    if quotient is None:
         return
-    choices = state.climb(folded)
-    if choices is not None and state.offer(folded.unfolded(choices), "folded") and not search.done():
-        choices = _tied_choices(search, folded)
+    choices = state.climb(quotient)
+    if choices is not None and state.offer(quotient.expanded(choices), "quotient") and not search.done():
+        choices = _tied_choices(search, quotient)
         if choices is not None:
-            state.offer(folded.unfolded(choices), "tied")
+            state.offer(quotient.expanded(choices), "tied")
     if not state.exceeded:
         return  # nothing binds: bands would change nothing
     for bands in BANDS:
         for _ in range(CUTS):
-            folded = None if search.done() else state.folded(bands)
-            choices = None if folded is None else state.climb(folded)
+            quotient = None if search.done() else state.quotient(bands)
+            choices = None if quotient is None else state.climb(quotient)
             if choices is None:
                 return
             before = len(state.exceeded)
-            fits = state.offer_repaired(bands, folded.unfolded(choices), "folded")
+            fits = state.offer_repaired(bands, quotient.expanded(choices), "quotient")
             if search.done() or not fits or len(state.exceeded) > before:
                 continue  # new instants count: the bound can rise
             if not bands:
                 break  # solutions without bands are not worth much
-            choices = _tied_choices(search, folded)
-            if choices is None or state.offer_repaired(bands, folded.unfolded(choices), "tied"):
+            choices = _tied_choices(search, quotient)
+            if choices is None or state.offer_repaired(bands, quotient.expanded(choices), "tied"):
                 break
 
 
@@ -195,40 +195,40 @@ def _peaks(usage: np.ndarray, capacity: float) -> list[int]:
     return found
 
 
-def _decoded(flat: Flat, ascent: Ascent) -> np.ndarray:
+def _decoded(graph: FactorGraph, ascent: DualAscent) -> np.ndarray:
     """The better of the labels decoded last, made to fit the instants that count."""
     best, lowest = ascent.decoded[0], (True, np.inf)
     for decoded in ascent.decoded:
         labels = decoded.copy()
-        fits = settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0])
-        value = (not fits, labels_cost(flat, labels))
+        fits = repair(graph, labels, ascent.penalties(), 30, ascent.scratch[0])
+        value = (not fits, labels_cost(graph, labels))
         if value < lowest:
             best, lowest = labels, value
     return best
 
 
-def _tied_choices(search: Search, folded: Folded) -> np.ndarray | None:
-    """Choices of the tied problem: message passing, its labels polished, and a walk over trees from the best."""
-    network = Network(folded.tied)
+def _tied_choices(search: Search, quotient: Quotient) -> np.ndarray | None:
+    """Choices of the tied problem: message passing, its labels polished, and a tree_search over trees from the best."""
+    network = Network(quotient.tied)
     presolve(network)
     if network.infeasible:
         return None
     if not any(network.alive):
-        return np.array(network.complete({}))
-    flat, nodes = flatten(network)
-    ascent = Ascent(flat)
+        return np.array(network.postsolve({}))
+    graph, nodes = factor_graph_of(network)
+    ascent = DualAscent(graph)
     enough = _satisfying(search) - network.constant
     best, lowest = None, np.inf
     done = 0
     while done < PAIRS and search.remaining_s() > 0:
         stall = min(5e-3 * (lowest - ascent.bound), 1e-4 * abs(ascent.bound))
         steps = ascent.climb(CHUNK, lowest, np.inf, stall)
-        search.spend(3 * steps * table_entries(flat))
+        search.spend(3 * steps * table_entries(graph))
         done += steps
         for decoded in ascent.decoded:
             labels = decoded.copy()
-            if settle(flat, labels, ascent.penalties(), 30, ascent.scratch[0]) and labels_cost(flat, labels) < lowest:
-                best, lowest = labels, labels_cost(flat, labels)
+            if repair(graph, labels, ascent.penalties(), 30, ascent.scratch[0]) and labels_cost(graph, labels) < lowest:
+                best, lowest = labels, labels_cost(graph, labels)
         if lowest <= enough or steps < CHUNK:
             break
     if best is None:
@@ -236,6 +236,6 @@ def _tied_choices(search: Search, folded: Folded) -> np.ndarray | None:
     if lowest > enough:
         _, tables, _ = ascent.state()
         stop = lambda: search.remaining_s() <= 0
-        search.spend(4 * WALKS * table_entries(flat))
-        best = walk_trees(flat, best, ascent.priced_unary(), tables, WALKS, search.options.seed, stop)
-    return np.array(network.complete_labels(nodes, best))
+        search.spend(4 * TREE_ROUNDS * table_entries(graph))
+        best = descend_trees(graph, best, ascent.priced_unary(), tables, TREE_ROUNDS, search.options.seed, stop)
+    return np.array(network.postsolve_labels(nodes, best))

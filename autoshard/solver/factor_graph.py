@@ -1,4 +1,4 @@
-"""The remaining problem as flat arrays, the form that the compiled kernels work on.
+"""The remaining problem as graph arrays, the form that the compiled kernels work on.
 
 Nodes are renumbered 0.. in the order of the original problem; every factor runs from a lower to a higher node. Tables
 and class maps that are the same object in the `Network` are stored once.
@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.solver.reduce.network import Network, Record
+from autoshard.solver.reduce.network import Demand, Network
 
 
-class Flat(NamedTuple):
+class FactorGraph(NamedTuple):
     """Arrays of a problem with n nodes, L labels in all, m factors, T instants.
 
     label_start int64 [n+1]: labels of node i are label_start[i]..label_start[i+1]-1. unary float64 [L].
@@ -90,16 +90,16 @@ class _Multiples:
             self._made[key] = array * count
         return self._made[key]
 
-    def records(self, records: list[Record], count: int) -> list[Record]:
+    def demands(self, demands: list[Demand], count: int) -> list[Demand]:
         if count == 1:
-            return records
-        return [Record(r.start, r.stop, self.of(r.amounts, count)) for r in records]
+            return demands
+        return [Demand(r.start, r.stop, self.of(r.amounts, count)) for r in demands]
 
 
-def flatten(network: Network) -> tuple[Flat, np.ndarray]:
+def factor_graph_of(network: Network) -> tuple[FactorGraph, np.ndarray]:
     """Lays out the nodes still alive.
 
-    In a folded network, everything counts as often as there are copies. A factor with usages gets a table of its own,
+    In a lifted network, everything counts as often as there are copies. A factor with usages gets a table of its own,
     since prices on capacity will be added to it.
 
     Returns:
@@ -117,21 +117,21 @@ def flatten(network: Network) -> tuple[Flat, np.ndarray]:
     source_map = np.array([classes.put(factor.map_i) for factor in factors], np.int64)
     target_map = np.array([classes.put(factor.map_j) for factor in factors], np.int64)
     multiples = _Multiples()
-    node_counts = [1 if network.counts is None else int(network.counts[node]) for node in nodes]
-    factor_counts = [network.copies_of_factor(factor) for factor in factors]
+    node_counts = [1 if network.multiplicity is None else int(network.multiplicity[node]) for node in nodes]
+    factor_counts = [network.factor_multiplicity(factor) for factor in factors]
     own_tables = [multiples.of(f.table, count) for f, count in zip(factors, factor_counts, strict=True)]
-    own_tables = [own.copy() if f.records else own for f, own in zip(factors, own_tables, strict=True)]
+    own_tables = [own.copy() if f.demands else own for f, own in zip(factors, own_tables, strict=True)]
     table = np.array([tables.put(own) for own in own_tables], np.int64)
     message_sizes = np.stack([rows, columns], axis=1).ravel()
     message_start = np.concatenate([[0], np.cumsum(message_sizes)]).astype(np.int64)
     in_start, in_factors = _grouped(target, len(nodes))
     out_start, out_factors = _grouped(source, len(nodes))
-    node_records = [multiples.records(network.records[n], c) for n, c in zip(nodes, node_counts, strict=True)]
-    factor_records = [multiples.records(f.records, c) for f, c in zip(factors, factor_counts, strict=True)]
+    node_demands = [multiples.demands(network.demands[n], c) for n, c in zip(nodes, node_counts, strict=True)]
+    factor_demands = [multiples.demands(f.demands, c) for f, c in zip(factors, factor_counts, strict=True)]
     unary = [multiples.of(network.unary[n], c) for n, c in zip(nodes, node_counts, strict=True)]
-    usage_start, usage_first, usage_last, usage_amounts = _lay_records(node_records, amounts)
-    pair_start, pair_first, pair_last, pair_amounts = _lay_records(factor_records, amounts)
-    flat = Flat(
+    usage_start, usage_first, usage_last, usage_amounts = _lay_demands(node_demands, amounts)
+    pair_start, pair_first, pair_last, pair_amounts = _lay_demands(factor_demands, amounts)
+    graph = FactorGraph(
         label_start=_offsets(sizes),
         unary=np.concatenate(unary) if unary else np.zeros(0),
         source=source,
@@ -160,17 +160,17 @@ def flatten(network: Network) -> tuple[Flat, np.ndarray]:
         amounts=amounts.joined(),
         capacity=network.capacity.copy(),
     )
-    return flat, nodes
+    return graph, nodes
 
 
-def message_count(flat: Flat) -> int:
+def message_count(graph: FactorGraph) -> int:
     """Entries of a message array."""
-    return int(flat.rows.sum() + flat.columns.sum())
+    return int(graph.rows.sum() + graph.columns.sum())
 
 
-def table_entries(flat: Flat) -> int:
+def table_entries(graph: FactorGraph) -> int:
     """Labels and table entries together: what one sweep visits in one direction."""
-    return int(len(flat.unary) + flat.rows @ flat.columns)
+    return int(len(graph.unary) + graph.rows @ graph.columns)
 
 
 def _offsets(sizes: list[int]) -> np.ndarray:
@@ -181,11 +181,11 @@ def _grouped(ends: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return _offsets(np.bincount(ends, minlength=count)[:count]), np.argsort(ends, kind="stable").astype(np.int64)
 
 
-def _lay_records(groups: list, amounts: _Store) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    flat_records = [record for group in groups for record in group]
+def _lay_demands(groups: list, amounts: _Store) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    laid = [demand for group in groups for demand in group]
     return (
         _offsets([len(group) for group in groups]),
-        np.array([record.start for record in flat_records], np.int64),
-        np.array([record.stop for record in flat_records], np.int64),
-        np.array([amounts.put(record.amounts) for record in flat_records], np.int64),
+        np.array([demand.start for demand in laid], np.int64),
+        np.array([demand.stop for demand in laid], np.int64),
+        np.array([amounts.put(demand.amounts) for demand in laid], np.int64),
     )

@@ -13,7 +13,7 @@ import dataclasses
 import numba
 import numpy as np
 
-from autoshard.solver.reduce.network import Network, Record
+from autoshard.solver.reduce.network import Demand, Network
 
 COUNT_ENTRIES = 20_000_000
 """Counts of live usages are compared only while instants x kinds of usages are at most this many."""
@@ -28,67 +28,67 @@ def compress_instants(network: Network) -> dict[int, np.ndarray]:
       For each node some of whose labels cannot fit: bool [labels], True for those that can.
     """
     while True:
-        owners, records = _collect(network)
-        if not records:
+        owners, demands = _collect(network)
+        if not demands:
             if (network.capacity < 0).any():
                 network.infeasible = True
             network.capacity, network.instants = np.zeros(0), np.zeros(0, np.int64)
             return {}
-        start = np.array([record.start for record in records])
-        stop = np.array([record.stop for record in records])
+        start = np.array([demand.start for demand in demands])
+        stop = np.array([demand.stop for demand in demands])
         copies = np.array([_copies_of(network, owner) for owner in owners])
-        least = np.array([record.amounts.min() for record in records])
+        least = np.array([demand.amounts.min() for demand in demands])
         count = len(network.capacity)
         capacity = network.capacity - _total(start, stop, copies * least, count)
         if (capacity < 0).any():
             network.infeasible = True
             return {}
-        records = [
-            record if low == 0 else dataclasses.replace(record, amounts=network.pool.intern(record.amounts - low))
-            for record, low in zip(records, least, strict=True)
+        demands = [
+            demand if low == 0 else dataclasses.replace(demand, amounts=network.pool.intern(demand.amounts - low))
+            for demand, low in zip(demands, least, strict=True)
         ]
-        most = np.array([record.amounts.max() for record in records])
+        most = np.array([demand.amounts.max() for demand in demands])
         keep = _total(start, stop, copies * most, count) > capacity
         useful = most > 0
         keep &= _undominated(start[useful], stop[useful], capacity, keep)
         kinds = {}
         kind = np.array(
             [
-                kinds.setdefault((owner, id(record.amounts)), len(kinds))
-                for owner, record in zip(owners, records, strict=True)
+                kinds.setdefault((owner, id(demand.amounts)), len(kinds))
+                for owner, demand in zip(owners, demands, strict=True)
             ]
         )
-        if len(kinds) < 0.7 * len(records) and keep.sum() * len(kinds) <= COUNT_ENTRIES:
+        if len(kinds) < 0.7 * len(demands) and keep.sum() * len(kinds) <= COUNT_ENTRIES:
             keep &= _unsurpassed(start[useful], stop[useful], kind[useful], capacity, keep)
         position = np.concatenate([[0], np.cumsum(keep)])
         start, stop = position[start], position[stop]
         useful &= start < stop
         network.capacity, network.instants = capacity[keep], network.instants[keep]
-        _distribute(network, owners, records, start, stop, useful)
+        _distribute(network, owners, demands, start, stop, useful)
         if keep.all():
             return _unfit(network)
 
 
 def _copies_of(network: Network, owner: tuple[bool, int]) -> int:
-    """How many copies take what a record of `owner` says, in a folded network."""
-    if network.counts is None:
+    """How many copies take what a demand of `owner` says, in a lifted network."""
+    if network.multiplicity is None:
         return 1
     is_factor, key = owner
-    return network.copies_of_factor(network.factors[key]) if is_factor else int(network.counts[key])
+    return network.factor_multiplicity(network.factors[key]) if is_factor else int(network.multiplicity[key])
 
 
-def _collect(network: Network) -> tuple[list[tuple[bool, int]], list[Record]]:
-    """All records with their owner: (is a factor, key)."""
-    owners, records = [], []
-    for node, own in enumerate(network.records):
-        for record in own:
+def _collect(network: Network) -> tuple[list[tuple[bool, int]], list[Demand]]:
+    """All demands with their owner: (is a factor, key)."""
+    owners, demands = [], []
+    for node, own in enumerate(network.demands):
+        for demand in own:
             owners.append((False, node))
-            records.append(record)
+            demands.append(demand)
     for key, factor in network.factors.items():
-        for record in factor.records:
+        for demand in factor.demands:
             owners.append((True, key))
-            records.append(record)
-    return owners, records
+            demands.append(demand)
+    return owners, demands
 
 
 def _total(start: np.ndarray, stop: np.ndarray, amount: np.ndarray, count: int) -> np.ndarray:
@@ -164,29 +164,29 @@ def _survivors(counts: np.ndarray, capacity: np.ndarray, order: np.ndarray) -> n
 
 
 def _distribute(
-    network: Network, owners: list, records: list[Record], start: np.ndarray, stop: np.ndarray, useful: np.ndarray
+    network: Network, owners: list, demands: list[Demand], start: np.ndarray, stop: np.ndarray, useful: np.ndarray
 ) -> None:
-    """Hands the surviving records back to their owners; records of one owner over one interval become one."""
+    """Hands the surviving demands back to their owners; demands of one owner over one interval become one."""
     merged: dict[tuple, np.ndarray] = {}
     for index in np.flatnonzero(useful):
         key = (owners[index], int(start[index]), int(stop[index]))
-        amounts = records[index].amounts
+        amounts = demands[index].amounts
         merged[key] = amounts if key not in merged else network.pool.intern(merged[key] + amounts)
-    for own in network.records:
+    for own in network.demands:
         own.clear()
     for factor in network.factors.values():
-        factor.records.clear()
+        factor.demands.clear()
     for ((is_factor, owner), first, last), amounts in merged.items():
-        own = network.factors[owner].records if is_factor else network.records[owner]
-        own.append(Record(first, last, amounts))
+        own = network.factors[owner].demands if is_factor else network.demands[owner]
+        own.append(Demand(first, last, amounts))
 
 
 def _unfit(network: Network) -> dict[int, np.ndarray]:
     """Labels that fit on their own, for nodes with some that do not."""
     result: dict[int, np.ndarray] = {}
-    for node, own in enumerate(network.records):
-        for record in own:
-            fits = record.amounts <= network.capacity[record.start : record.stop].min()
+    for node, own in enumerate(network.demands):
+        for demand in own:
+            fits = demand.amounts <= network.capacity[demand.start : demand.stop].min()
             if not fits.all():
                 result[node] = result.get(node, True) & fits
     return result

@@ -1,4 +1,4 @@
-"""Programs in a process of their own: same answers, killed when they overrun, gone with their owner."""
+"""MathOptRunner in a process of their own: same answers, killed when they overrun, gone with their owner."""
 
 import datetime
 import math
@@ -16,8 +16,8 @@ from ortools.math_opt.python import mathopt
 
 from autoshard.errors import SolverError
 from autoshard.interrupts import StopRequest
-from autoshard.solver.exact import programs
-from autoshard.solver.exact.programs import Programs
+from autoshard.solver.exact import mathopt_runner
+from autoshard.solver.exact.mathopt_runner import MathOptRunner
 
 HIGHS = mathopt.SolverType.HIGHS
 
@@ -40,16 +40,16 @@ def limited(seconds: float | None) -> mathopt.SolveParameters:
 
 @pytest.fixture
 def always_apart(monkeypatch):
-    monkeypatch.setattr(programs, "IN_PROCESS_ENTRIES", 0)
+    monkeypatch.setattr(mathopt_runner, "IN_PROCESS_ENTRIES", 0)
 
 
 def test_a_child_gives_the_answers_of_this_process(monkeypatch):
     model = knapsacks(16, 8)
-    with Programs(StopRequest()) as here:
+    with MathOptRunner(StopRequest()) as here:
         expected = here.run(model, HIGHS, limited(None), None)
         assert here._child is None
-    monkeypatch.setattr(programs, "IN_PROCESS_ENTRIES", 0)
-    with Programs(StopRequest()) as apart:
+    monkeypatch.setattr(mathopt_runner, "IN_PROCESS_ENTRIES", 0)
+    with MathOptRunner(StopRequest()) as apart:
         found = apart.run(model, HIGHS, limited(None), None)
         assert (found.reason, found.primal_bound, found.dual_bound) == (
             "OPTIMAL",
@@ -65,7 +65,7 @@ def test_a_child_gives_the_answers_of_this_process(monkeypatch):
 
 
 def test_an_overrun_is_killed_and_the_next_program_runs(always_apart):
-    with Programs(StopRequest(), time.perf_counter() + 1.0) as owner:
+    with MathOptRunner(StopRequest(), time.perf_counter() + 1.0) as owner:
         killed = owner.run(knapsacks(90, 60), HIGHS, limited(None), None)
         assert killed.reason == "KILLED" and killed.dual_bound == -math.inf and not len(killed.ids)
         assert owner._child is None
@@ -76,19 +76,19 @@ def test_an_overrun_is_killed_and_the_next_program_runs(always_apart):
 def test_a_request_to_stop_ends_a_program(always_apart):
     stop = StopRequest()
     threading.Timer(0.5, lambda: setattr(stop, "requested", True)).start()
-    with Programs(stop) as owner:
+    with MathOptRunner(stop) as owner:
         assert owner.run(knapsacks(90, 60), HIGHS, limited(None), None).reason == "KILLED"
 
 
 def test_what_ortools_refuses_is_an_error(always_apart):
     model = knapsacks(4, 2)
     model.variables.lower_bounds[0] = math.nan
-    with Programs(StopRequest()) as owner, pytest.raises(SolverError, match="refused"):
+    with MathOptRunner(StopRequest()) as owner, pytest.raises(SolverError, match="refused"):
         owner.run(model, HIGHS, limited(None), None)
 
 
 def test_a_child_that_dies_gives_the_program_up(always_apart):
-    with Programs(StopRequest()) as owner:
+    with MathOptRunner(StopRequest()) as owner:
         threading.Timer(0.7, lambda: owner._child.kill()).start()
         assert owner.run(knapsacks(90, 60), HIGHS, limited(None), None).reason == "KILLED"
         assert owner.run(knapsacks(10, 5), HIGHS, limited(None), None).reason == "OPTIMAL"
@@ -104,8 +104,8 @@ def test_a_child_does_not_outlive_its_owner(tmp_path):
         spec = importlib.util.spec_from_file_location("tested", {__file__!r})
         tested = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(tested)
-        tested.programs.IN_PROCESS_ENTRIES = 0
-        owner = tested.Programs(tested.StopRequest())
+        tested.mathopt_runner.IN_PROCESS_ENTRIES = 0
+        owner = tested.MathOptRunner(tested.StopRequest())
         threading.Thread(target=lambda: (time.sleep(1.5), print(owner._child.pid, flush=True))).start()
         owner.run(tested.knapsacks(90, 60), tested.HIGHS, tested.limited(None), None)
         """)

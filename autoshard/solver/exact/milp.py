@@ -1,4 +1,4 @@
-"""The exact search: the remaining problem as a mixed integer program.
+"""The exact search: the remaining problem as a mixed integer milp.
 
 Over binaries x (one per label), reals y in 0..1 (one per finite entry of a factor's table) and slacks s >= 0:
 
@@ -22,20 +22,20 @@ from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
 
 from autoshard.interrupts import StopRequest
-from autoshard.solver.bound.flat import Flat
-from autoshard.solver.exact.programs import Programs
+from autoshard.solver.exact.mathopt_runner import MathOptRunner
+from autoshard.solver.factor_graph import FactorGraph
 
 OBJECTIVE_SCALE = 1e4
 """The program's costs are scaled so that the incumbent, or the largest cost, is about this: far above tolerances."""
 
 
-PROGRAM_VISITS, NODE_VISITS = 1_000, 100
+ROOT_VISITS, NODE_VISITS = 1_000, 100
 """Visits of all matrix entries that presolve and the root, and then each node, are reckoned to cost, beside one visit
 for each simplex iteration."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class Milp:
     """Arrays of the program: columns, rows, entries, and how to read labels from it."""
 
     column_cost: np.ndarray
@@ -50,10 +50,10 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ProgramResult:
+class MilpResult:
     """labels int64 [n] or None; bound: proven on the objective (1); infeasible: proven; work was cut off or not.
 
-    work: Matrix entries visited, as `NODE_VISITS` and `PROGRAM_VISITS` reckon.
+    work: Matrix entries visited, as `NODE_VISITS` and `ROOT_VISITS` reckon.
     """
 
     labels: np.ndarray | None
@@ -62,19 +62,19 @@ class ProgramResult:
     work: float = 0.0
 
 
-def entry_estimate(flat: Flat, keep: np.ndarray) -> int:
+def entry_estimate(graph: FactorGraph, keep: np.ndarray) -> int:
     """Matrix entries of the program that keeps the labels where `keep` (bool [L]) is True; an upper estimate."""
-    kept = np.add.reduceat(keep.astype(np.int64), flat.label_start[:-1]) if len(keep) else np.zeros(0, np.int64)
-    rows = np.minimum(flat.rows, kept[flat.source])
-    columns = np.minimum(flat.columns, kept[flat.target])
-    lengths = flat.usage_last - flat.usage_first
-    usage_node = np.repeat(np.arange(len(kept)), np.diff(flat.usage_start))
+    kept = np.add.reduceat(keep.astype(np.int64), graph.label_start[:-1]) if len(keep) else np.zeros(0, np.int64)
+    rows = np.minimum(graph.rows, kept[graph.source])
+    columns = np.minimum(graph.columns, kept[graph.target])
+    lengths = graph.usage_last - graph.usage_first
+    usage_node = np.repeat(np.arange(len(kept)), np.diff(graph.usage_start))
     usages = int((np.minimum(lengths, 2) * kept[usage_node]).sum())
-    return int((2 * rows * columns + kept[flat.source] + kept[flat.target]).sum() + kept.sum() + usages)
+    return int((2 * rows * columns + kept[graph.source] + kept[graph.target]).sum() + kept.sum() + usages)
 
 
-def build_program(
-    flat: Flat,
+def build_milp(
+    graph: FactorGraph,
     unary: np.ndarray,
     tables: np.ndarray,
     messages: np.ndarray,
@@ -82,7 +82,7 @@ def build_program(
     keep: np.ndarray,
     cutoff: float,
     active: np.ndarray,
-) -> Program:
+) -> Milp:
     """Builds (1) to (5).
 
     Args:
@@ -91,17 +91,17 @@ def build_program(
       cutoff: factor entries with a reduced cost above this have no column; +inf to keep all finite ones.
       active: bool [T]; instants that have a row (5). All those with a price must.
     """
-    parts = _Parts()
+    builder = _MilpBuilder()
     label_column = np.full(len(unary), -1, np.int64)
     label_column[keep] = np.arange(keep.sum())
-    parts.columns(unary[keep], True)
-    _one_label(flat, label_column, parts)
-    factor_columns = _marginals(flat, tables, messages, label_column, cutoff, parts)
-    _capacity(flat, prices, label_column, factor_columns, active, parts)
-    return parts.program(label_column)
+    builder.columns(unary[keep], True)
+    _one_label(graph, label_column, builder)
+    factor_columns = _marginals(graph, tables, messages, label_column, cutoff, builder)
+    _capacity(graph, prices, label_column, factor_columns, active, builder)
+    return builder.milp(label_column)
 
 
-class _Parts:
+class _MilpBuilder:
     """Gathers columns, rows and entries."""
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class _Parts:
     def put(self, row: np.ndarray, column: np.ndarray, value: np.ndarray | float) -> None:
         self.entries.append((row, column, np.broadcast_to(np.asarray(value, np.float64), row.shape)))
 
-    def program(self, label_column: np.ndarray) -> Program:
+    def milp(self, label_column: np.ndarray) -> Milp:
         rows, columns, values = (np.concatenate([entry[part] for entry in self.entries]) for part in range(3))
-        return Program(
+        return Milp(
             np.concatenate(self.cost),
             np.concatenate(self.upper),
             np.concatenate(self.integer),
@@ -138,98 +138,108 @@ class _Parts:
         )
 
 
-def _one_label(flat: Flat, label_column: np.ndarray, parts: _Parts) -> None:
+def _one_label(graph: FactorGraph, label_column: np.ndarray, builder: _MilpBuilder) -> None:
     """(2)"""
-    count = len(flat.label_start) - 1
-    rows = parts.rows(np.ones(count))
-    node = np.repeat(np.arange(count), np.diff(flat.label_start))
+    count = len(graph.label_start) - 1
+    rows = builder.rows(np.ones(count))
+    node = np.repeat(np.arange(count), np.diff(graph.label_start))
     kept = label_column >= 0
-    parts.put(rows[node[kept]], label_column[kept], 1.0)
+    builder.put(rows[node[kept]], label_column[kept], 1.0)
 
 
 def _marginals(
-    flat: Flat, tables: np.ndarray, messages: np.ndarray, label_column: np.ndarray, cutoff: float, parts: _Parts
+    graph: FactorGraph,
+    tables: np.ndarray,
+    messages: np.ndarray,
+    label_column: np.ndarray,
+    cutoff: float,
+    builder: _MilpBuilder,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(3) and (4). Returns for each factor its columns and the class at either end."""
     result = []
-    for f in range(len(flat.source)):
-        rows, columns = int(flat.rows[f]), int(flat.columns[f])
+    for f in range(len(graph.source)):
+        rows, columns = int(graph.rows[f]), int(graph.columns[f])
         ends = []
         for node, start, size in (
-            (flat.source[f], flat.source_map[f], rows),
-            (flat.target[f], flat.target_map[f], columns),
+            (graph.source[f], graph.source_map[f], rows),
+            (graph.target[f], graph.target_map[f], columns),
         ):
-            own = label_column[flat.label_start[node] : flat.label_start[node + 1]]
-            classes = flat.classes[start : start + len(own)][own >= 0]
+            own = label_column[graph.label_start[node] : graph.label_start[node + 1]]
+            classes = graph.classes[start : start + len(own)][own >= 0]
             own = own[own >= 0]
             present = np.zeros(size, bool)
             present[classes] = True
             ends.append((own, classes, present))
-        place = flat.table[f]
+        place = graph.table[f]
         table = tables[place : place + rows * columns].reshape(rows, columns)
-        table = table - messages[flat.source_message[f] :][:rows, None]
-        table = table - messages[flat.target_message[f] :][None, :columns]
+        table = table - messages[graph.source_message[f] :][:rows, None]
+        table = table - messages[graph.target_message[f] :][None, :columns]
         row, column = np.nonzero((table <= cutoff) & np.isfinite(table) & ends[0][2][:, None] & ends[1][2][None, :])
-        entry_columns = parts.columns(table[row, column], False)
+        entry_columns = builder.columns(table[row, column], False)
         result.append((entry_columns, row, column))
         for (own, classes, present), side in zip(ends, (row, column), strict=True):
             position = np.cumsum(present) - 1
-            row_ids = parts.rows(np.zeros(int(present.sum())))
-            parts.put(row_ids[position[side]], entry_columns, 1.0)
-            parts.put(row_ids[position[classes]], own, -1.0)
+            row_ids = builder.rows(np.zeros(int(present.sum())))
+            builder.put(row_ids[position[side]], entry_columns, 1.0)
+            builder.put(row_ids[position[classes]], own, -1.0)
     return result
 
 
 def _capacity(
-    flat: Flat, prices: np.ndarray, label_column: np.ndarray, factor_columns: list, active: np.ndarray, parts: _Parts
+    graph: FactorGraph,
+    prices: np.ndarray,
+    label_column: np.ndarray,
+    factor_columns: list,
+    active: np.ndarray,
+    builder: _MilpBuilder,
 ) -> None:
     """(5), in thousandths of the largest capacity left, to be far above tolerances.
 
     Each row is stated minus the one before where that has fewer entries.
     """
-    capacity, prices = flat.capacity[active], prices[active]
+    capacity, prices = graph.capacity[active], prices[active]
     count = len(capacity)
     if not count:
         return
     position = np.concatenate([[0], np.cumsum(active)])
     unit = max(float(capacity.max()) / 1e3, 1e-300)
     pieces = []
-    for i in range(len(flat.label_start) - 1):
-        own = label_column[flat.label_start[i] : flat.label_start[i + 1]]
-        for r in range(flat.usage_start[i], flat.usage_start[i + 1]):
-            amounts = flat.amounts[flat.usage_amounts[r] : flat.usage_amounts[r] + len(own)]
+    for i in range(len(graph.label_start) - 1):
+        own = label_column[graph.label_start[i] : graph.label_start[i + 1]]
+        for r in range(graph.usage_start[i], graph.usage_start[i + 1]):
+            amounts = graph.amounts[graph.usage_amounts[r] : graph.usage_amounts[r] + len(own)]
             used = (own >= 0) & (amounts > 0)
-            pieces.append((position[flat.usage_first[r]], position[flat.usage_last[r]], own[used], amounts[used]))
+            pieces.append((position[graph.usage_first[r]], position[graph.usage_last[r]], own[used], amounts[used]))
     for f, (columns, row, column) in enumerate(factor_columns):
-        for r in range(flat.pair_start[f], flat.pair_start[f + 1]):
-            amounts = flat.amounts[flat.pair_amounts[r] + row * flat.columns[f] + column]
+        for r in range(graph.pair_start[f], graph.pair_start[f + 1]):
+            amounts = graph.amounts[graph.pair_amounts[r] + row * graph.columns[f] + column]
             used = amounts > 0
-            pieces.append((position[flat.pair_first[r]], position[flat.pair_last[r]], columns[used], amounts[used]))
+            pieces.append((position[graph.pair_first[r]], position[graph.pair_last[r]], columns[used], amounts[used]))
     pieces = [piece for piece in pieces if piece[0] < piece[1]]
     dense = sum((last - first) * len(own) for first, last, own, _ in pieces)
     sparse = sum(2 * len(own) for _, _, own, _ in pieces)
-    slack = parts.columns(prices * unit, False, np.inf)
+    slack = builder.columns(prices * unit, False, np.inf)
     if dense <= max(4 * sparse, 200_000):
-        rows = parts.rows(capacity / unit)
+        rows = builder.rows(capacity / unit)
         for first, last, own, amounts in pieces:
             instants = np.arange(first, last)
-            parts.put(
+            builder.put(
                 np.repeat(rows[instants], len(own)), np.tile(own, len(instants)), np.tile(amounts / unit, len(instants))
             )
-        parts.put(rows, slack, 1.0)
+        builder.put(rows, slack, 1.0)
         return
-    rows = parts.rows(np.diff(capacity, prepend=0.0) / unit)
+    rows = builder.rows(np.diff(capacity, prepend=0.0) / unit)
     for first, last, own, amounts in pieces:
-        parts.put(np.full(len(own), rows[first]), own, amounts / unit)
+        builder.put(np.full(len(own), rows[first]), own, amounts / unit)
         if last < count:
-            parts.put(np.full(len(own), rows[last]), own, -amounts / unit)
-    parts.put(rows, slack, 1.0)
-    parts.put(rows[1:], slack[:-1], -1.0)
+            builder.put(np.full(len(own), rows[last]), own, -amounts / unit)
+    builder.put(rows, slack, 1.0)
+    builder.put(rows[1:], slack[:-1], -1.0)
 
 
-def solve_program(
-    flat: Flat,
-    program: Program,
+def solve_milp(
+    graph: FactorGraph,
+    milp: Milp,
     scale: float,
     absolute_gap: float,
     time_limit_s: float | None,
@@ -237,21 +247,21 @@ def solve_program(
     node_limit: int | None = None,
     hint: np.ndarray | None = None,
     integer: bool = True,
-    programs: Programs | None = None,
-) -> ProgramResult:
-    """Runs HiGHS (one thread, fixed seed) on the program.
+    runner: MathOptRunner | None = None,
+) -> MilpResult:
+    """Runs HiGHS (one thread, fixed seed) on the milp.
 
     Args:
       scale: A cost of the size of the whole objective; costs are divided by it (but the largest coefficient is kept
         below 1e6 times `OBJECTIVE_SCALE`).
       absolute_gap: The search stops when bound and solution are this near, in the problem's own cost.
       time_limit_s, node_limit: Limits; None for none. hint: labels int64 [n] to start from. integer: False for the
-        relaxation. programs: Where to run it; None for a process that lives for this program alone.
+        relaxation. runner: Where to run it; None for a process that lives for this program alone.
     """
-    factor = OBJECTIVE_SCALE / max(scale, 1e-6 * float(program.column_cost.max(initial=0.0)), 1e-300)
+    factor = OBJECTIVE_SCALE / max(scale, 1e-6 * float(milp.column_cost.max(initial=0.0)), 1e-300)
     start = None
     if hint is not None:
-        columns = program.label_column[flat.label_start[:-1] + hint]
+        columns = milp.label_column[graph.label_start[:-1] + hint]
         if (columns >= 0).all():
             start = columns, np.ones(len(columns))
     limit = None if time_limit_s is None else datetime.timedelta(seconds=max(time_limit_s, 0.01))
@@ -262,34 +272,34 @@ def solve_program(
         absolute_gap_tolerance=max(absolute_gap * factor, 1e-9),
         relative_gap_tolerance=0.0,
     )
-    programs = programs or Programs(StopRequest())
-    answer = programs.run(_proto(program, factor, integer), mathopt.SolverType.HIGHS, parameters, start)
-    work = len(program.entry_row) * (PROGRAM_VISITS + NODE_VISITS * answer.nodes + answer.iterations)
+    runner = runner or MathOptRunner(StopRequest())
+    answer = runner.run(_proto(milp, factor, integer), mathopt.SolverType.HIGHS, parameters, start)
+    work = len(milp.entry_row) * (ROOT_VISITS + NODE_VISITS * answer.nodes + answer.iterations)
     if answer.reason in ("INFEASIBLE", "INFEASIBLE_OR_UNBOUNDED"):
-        return ProgramResult(None, np.inf, True, work)
+        return MilpResult(None, np.inf, True, work)
     bound = answer.dual_bound / factor
     labels = None
     if len(answer.ids):
-        values = np.zeros(len(program.column_cost))
+        values = np.zeros(len(milp.column_cost))
         values[answer.ids] = answer.values
-        labels = _read_labels(flat, program, values)
-    return ProgramResult(labels, bound if np.isfinite(bound) else -np.inf, False, work)
+        labels = _read_labels(graph, milp, values)
+    return MilpResult(labels, bound if np.isfinite(bound) else -np.inf, False, work)
 
 
-def _proto(program: Program, factor: float, integer: bool) -> model_pb2.ModelProto:
+def _proto(milp: Milp, factor: float, integer: bool) -> model_pb2.ModelProto:
     proto = model_pb2.ModelProto()
-    columns, rows = len(program.column_cost), len(program.row_bounds)
+    columns, rows = len(milp.column_cost), len(milp.row_bounds)
     variables = proto.variables
     variables.ids.extend(range(columns))
     variables.lower_bounds.extend(np.zeros(columns))
-    variables.upper_bounds.extend(program.column_upper)
-    variables.integers.extend((program.integer & integer).tolist())
+    variables.upper_bounds.extend(milp.column_upper)
+    variables.integers.extend((milp.integer & integer).tolist())
     constraints = proto.linear_constraints
     constraints.ids.extend(range(rows))
-    constraints.lower_bounds.extend(program.row_bounds)
-    constraints.upper_bounds.extend(program.row_bounds)
-    order = np.lexsort((program.entry_column, program.entry_row))
-    row, column, value = program.entry_row[order], program.entry_column[order], program.entry_value[order]
+    constraints.lower_bounds.extend(milp.row_bounds)
+    constraints.upper_bounds.extend(milp.row_bounds)
+    order = np.lexsort((milp.entry_column, milp.entry_row))
+    row, column, value = milp.entry_row[order], milp.entry_column[order], milp.entry_value[order]
     new = np.ones(len(row), bool)
     new[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
     group = np.cumsum(new) - 1
@@ -298,16 +308,16 @@ def _proto(program: Program, factor: float, integer: bool) -> model_pb2.ModelPro
     matrix.row_ids.extend(row[new])
     matrix.column_ids.extend(column[new])
     matrix.coefficients.extend(summed)
-    used = np.flatnonzero(program.column_cost)
+    used = np.flatnonzero(milp.column_cost)
     proto.objective.linear_coefficients.ids.extend(used)
-    proto.objective.linear_coefficients.values.extend(program.column_cost[used] * factor)
+    proto.objective.linear_coefficients.values.extend(milp.column_cost[used] * factor)
     return proto
 
 
-def _read_labels(flat: Flat, program: Program, values: np.ndarray) -> np.ndarray:
+def _read_labels(graph: FactorGraph, milp: Milp, values: np.ndarray) -> np.ndarray:
     """The label of largest value at each node."""
-    weight = np.where(program.label_column >= 0, values[program.label_column], -1.0)
-    labels = np.empty(len(flat.label_start) - 1, np.int64)
+    weight = np.where(milp.label_column >= 0, values[milp.label_column], -1.0)
+    labels = np.empty(len(graph.label_start) - 1, np.int64)
     for i in range(len(labels)):
-        labels[i] = int(np.argmax(weight[flat.label_start[i] : flat.label_start[i + 1]]))
+        labels[i] = int(np.argmax(weight[graph.label_start[i] : graph.label_start[i + 1]]))
     return labels

@@ -1,36 +1,31 @@
-"""Folding: tied solutions cost what they cost unfolded, and bounds of the folded problem are bounds of the whole."""
+"""Quotients: tied solutions cost what they cost expanded, and bounds of the folded problem are bounds of the whole."""
 
-import importlib.util
 import math
-import pathlib
 
+import generate
 import numpy as np
 import pytest
+from brute_force import brute_force
 
 from autoshard.solver import SolverOptions, Status, evaluate, solve
-from autoshard.solver.bound.ascent import Ascent
-from autoshard.solver.bound.flat import flatten
-from autoshard.solver.copies import search_copies
-from autoshard.solver.exact.brute_force import brute_force
+from autoshard.solver.bound.dual_ascent import DualAscent
+from autoshard.solver.factor_graph import factor_graph_of
+from autoshard.solver.lifted_search import search_lifted
 from autoshard.solver.problem import Edge, Node, Problem
+from autoshard.solver.reduce.colour_refinement import refine
 from autoshard.solver.reduce.columns import columns_of, restricted, usage_over_time
-from autoshard.solver.reduce.fold import fold
 from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
-from autoshard.solver.reduce.refinement import refine
+from autoshard.solver.reduce.quotient import quotient_of
 from autoshard.solver.search import Search
-
-_spec = importlib.util.spec_from_file_location("generate", pathlib.Path(__file__).with_name("generate.py"))
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
 
 LINKS = ("hub", "chain", "ring")
 SEEDS = range(60)
 
 
-def folded(problem, instants, rounds=12):
+def quotient(problem, instants, rounds=12):
     columns = columns_of(problem)
-    return fold(problem, columns, refine(columns, instants, rounds), instants)
+    return quotient_of(problem, columns, refine(columns, instants, rounds), instants)
 
 
 def all_instants(problem):
@@ -38,14 +33,14 @@ def all_instants(problem):
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_tied_solutions_cost_what_they_cost_unfolded(link):
+def test_tied_solutions_cost_what_they_cost_expanded(link):
     smaller = 0
     for seed in SEEDS:
         problem = generate.repeated(seed, link)
-        f = folded(problem, all_instants(problem), rounds=seed % 4)
+        f = quotient(problem, all_instants(problem), rounds=seed % 4)
         rng = np.random.default_rng(seed)
         choices = [int(rng.integers(len(node.costs))) for node in f.tied.nodes]
-        whole, small = evaluate(problem, f.unfolded(choices)), evaluate(f.tied, choices)
+        whole, small = evaluate(problem, f.expanded(choices)), evaluate(f.tied, choices)
         assert whole.objective == pytest.approx(small.objective)
         if problem.capacity is not None:
             assert whole.peak_usage == pytest.approx(small.peak_usage)
@@ -53,17 +48,17 @@ def test_tied_solutions_cost_what_they_cost_unfolded(link):
     assert smaller > 5
 
 
-def bound_of_unit(f, presolved):
-    """A bound by message passing on the unit problem; +inf if presolve proves that there is no solution."""
-    network = Network(f.unit.problem)
-    network.fold(f.unit.problem, f.unit.counts, f.unit.copies)
+def bound_of_lifted(f, presolved):
+    """A bound by message passing on the lifted problem; +inf if presolve proves that there is no solution."""
+    network = Network(f.lifted.problem)
+    network.lift(f.lifted.problem, f.lifted.multiplicity, f.lifted.copy_pairs)
     if presolved:
         presolve(network)
     if network.infeasible:
         return math.inf
-    bound = network.constant + f.unit.constant
+    bound = network.constant + f.lifted.constant
     if any(network.alive):
-        ascent = Ascent(flatten(network)[0])
+        ascent = DualAscent(factor_graph_of(network)[0])
         ascent.climb(60, math.inf, math.inf, 0.0)
         bound += ascent.bound
     return bound
@@ -71,7 +66,7 @@ def bound_of_unit(f, presolved):
 
 @pytest.mark.parametrize("link", ["hub", "ring"])
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_bounds_of_the_unit_problem_hold_for_the_whole(link, share):
+def test_bounds_of_the_lifted_problem_hold_for_the_whole(link, share):
     """Whatever instants count. (A chain's copies are all told apart from its ends, or prove nothing.)"""
     proven = 0
     for seed in SEEDS:
@@ -79,10 +74,10 @@ def test_bounds_of_the_unit_problem_hold_for_the_whole(link, share):
         optimum, _ = brute_force(problem)
         every = all_instants(problem)
         instants = every[:: max(int(1 / share), 1)] if share else []
-        f = folded(problem, instants, rounds=seed % 4)
+        f = quotient(problem, instants, rounds=seed % 4)
         if not f.partition.is_equitable or len(f.tied.nodes) == len(problem.nodes):
             continue
-        assert bound_of_unit(f, bool(seed % 3)) <= optimum + 1e-6
+        assert bound_of_lifted(f, bool(seed % 3)) <= optimum + 1e-6
         proven += 1
     assert proven > 5
 
@@ -93,11 +88,11 @@ def test_bounds_hold_for_random_covers(block):
     proven = 0
     for seed in range(100 * block, 100 * block + 100):
         problem = generate.lifted(seed)
-        f = folded(problem, all_instants(problem))
+        f = quotient(problem, all_instants(problem))
         if not f.partition.is_equitable or len(f.tied.nodes) == len(problem.nodes):
             continue
         optimum, _ = brute_force(problem)
-        bound = bound_of_unit(f, presolved=True)
+        bound = bound_of_lifted(f, presolved=True)
         assert bound <= optimum + 1e-6 * abs(optimum) or math.isinf(optimum), seed
         assert solve(problem, SolverOptions(relative_gap=0.0)).certificate.bound <= optimum * (1 + 1e-9) + 1e-12, seed
         proven += 1
@@ -114,10 +109,10 @@ def test_a_hub_with_equal_copies_folds_to_two_nodes_and_its_bound_is_tight():
     penalty = np.array([[0.0, 2.0], [2.0, 0.0]])
     hub, copy = Node("hub", np.array([0.0, 25.0])), Node("copy", np.array([3.0, 1.0]))
     problem = Problem((hub, *(copy,) * 10), tuple(Edge(0, i, identity, identity, penalty) for i in range(1, 11)))
-    f = folded(problem, [])
+    f = quotient(problem, [])
     assert (len(f.tied.nodes), len(f.tied.edges), f.partition.is_equitable) == (2, 1, True)
     search = Search(problem, SolverOptions(), None)
-    search_copies(search)
+    search_lifted(search)
     assert search.objective == 30.0
     assert search.bound == pytest.approx(30.0)
 

@@ -7,7 +7,7 @@ every class, equally many such edges to nodes of that class.
 
 Linear programs are blind to what colour refinement does not see: averaging a solution over the classes of an equitable
 partition gives a solution of the same cost (Grohe, Kersting, Mladenov and Selman, "Dimension reduction via colour
-refinement", 2014). That is why the small problem of `fold.py`, with one node a class, bounds the whole one.
+refinement", 2014). That is why the small problem of `quotient.py`, with one node a class, bounds the whole one.
 
 A long chain of layers is told apart layer by layer, from both ends. Refinement therefore stops after `ROUNDS` rounds;
 then the classes are still good for a first solution, but prove nothing.
