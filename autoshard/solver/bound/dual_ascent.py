@@ -7,12 +7,12 @@ than that of any instant that counts already.
 Two ways of moving prices take turns after each pair of sweeps; a block of either is judged by the bound it gained per
 iteration, and the better one gets most blocks:
 
-  * coordinate ascent: the prices that are best beside the messages, one after the other (`prices.py`). The bound never falls
-    and no step length is needed, but it may stall where prices and messages would have to move together.
-  * subgradient steps: each price moves by a step of its own in the direction of the decoded labels' usage minus the capacity,
-    averaged over iterations (as in the volume algorithm of Barahona and Anbil, 2000). Steps grow while the direction
-    lasts and shrink when it turns (Rprop of Riedmiller and Braun, 1993), so that they find their length at each
-    instant. The bound may fall for a while; when it falls too far, the best state is taken up again and all steps
+  * coordinate ascent: the prices that are best beside the messages, one after the other (`prices.py`). The bound never
+    falls and no step length is needed, but it may stall where prices and messages would have to move together.
+  * subgradient steps: each price moves by a step of its own in the direction of the decoded labels' usage minus the
+    capacity, averaged over iterations (as in the volume algorithm of Barahona and Anbil, 2000). Steps grow while the
+    direction lasts and shrink when it turns (Rprop of Riedmiller and Braun, 1993), so that they find their length at
+    each instant. The bound may fall for a while; when it falls too far, the best state is taken up again and all steps
     shrink.
 """
 
