@@ -12,7 +12,7 @@ from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import read_orders
 from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
-from autoshard.graph.groups import is_key_or_random
+from autoshard.graph.pointwise import is_key_or_random
 
 _EXPENSIVE = frozenset(
     {

@@ -17,7 +17,7 @@ from autoshard.compiler.fusion import fuse
 from autoshard.compiler.list_scheduler import freeing_first
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph, OperationKind
-from autoshard.graph.groups import free_values, pointwise_operations
+from autoshard.graph.pointwise import free_values, pointwise_operations
 from autoshard.graph.state import gradient_values, weight_values
 
 

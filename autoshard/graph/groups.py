@@ -20,10 +20,11 @@ import collections
 import dataclasses
 from collections.abc import Sequence, Set
 
-import numpy as np
-
 from autoshard.garbage import collection_paused
+from autoshard.graph.factor_sets import FactorSets, components
 from autoshard.graph.graph import Dims, Factor, FactorRule, Graph, Operation, OperationKind
+from autoshard.graph.pointwise import free_values, pointwise_operations
+from autoshard.graph.reassociated_sums import Uses, join_sums, reassociated_sums
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,131 +65,9 @@ class Group:
     trips: float
 
 
-def is_pointwise(operation: Operation) -> bool:
-    """Whether the operation only maps elements, so that a compiler fuses it and any split of it needs no traffic."""
-    return (
-        operation.kind is OperationKind.EQUATION
-        and not operation.rule.is_heavy
-        and operation.rule.origin != "replicated"
-        and operation.fixed_results is None
-        and operation.fixed_operands is None
-        and all(f.reduction is None for f in operation.rule.factors)
-    )
-
-
-def pointwise_operations(graph: Graph) -> list[bool]:
-    """For each operation, whether it is pointwise. Operations of one rule are looked at once."""
-    known: dict[tuple[int, OperationKind, bool], bool] = {}
-    flags = []
-    for o in graph.operations:
-        key = (id(o.rule), o.kind, o.fixed_results is None and o.fixed_operands is None)
-        flag = known.get(key)
-        if flag is None:
-            flag = known[key] = is_pointwise(o)
-        flags.append(flag)
-    return flags
-
-
-class _Union:
-    """Disjoint sets of the numbers below `count`."""
-
-    def __init__(self, count: int):
-        self.parent = list(range(count))
-
-    def find(self, x: int) -> int:
-        parent = self.parent
-        while parent[x] != x:
-            parent[x] = x = parent[parent[x]]
-        return x
-
-    def join(self, x: int, y: int) -> None:
-        """Makes one set of the sets of x and y."""
-        self.parent[self.find(y)] = self.find(x)
-
-    def roots(self) -> list[int]:
-        """For every number the representative of its set."""
-        roots = np.array(self.parent, dtype=np.intp)
-        while not np.array_equal(roots, further := roots[roots]):
-            roots = further
-        return roots.tolist()
-
-
-class _Factors(_Union):
-    """Disjoint sets of the factors of all operations, in which two factors of one operation never meet.
-
-    Factor f of operation o has the number `start[o] + f`.
-    """
-
-    def __init__(self, operations: Sequence[Operation]):
-        self.start: list[int] = []
-        self.owner: list[int] = []
-        for operation in operations:
-            self.start.append(len(self.owner))
-            self.owner += [operation.index] * len(operation.rule.factors)
-        super().__init__(len(self.owner))
-        self.held: list[set[int] | None] = [None] * len(self.owner)
-        """For each representative of several factors, the operations that they belong to."""
-
-    def would_clash(self, x: int, y: int) -> bool:
-        """Whether two factors of one operation would meet if the sets of the representatives x and y became one."""
-        mine, theirs = self.held[x], self.held[y]
-        if mine is None:
-            return self.owner[x] in theirs if theirs is not None else self.owner[x] == self.owner[y]
-        return self.owner[y] in mine if theirs is None else not mine.isdisjoint(theirs)
-
-    def join(self, x: int, y: int) -> None:
-        """Makes one set of the sets of x and y, unless two factors of one operation would meet."""
-        x, y = self.find(x), self.find(y)
-        if x == y or self.would_clash(x, y):
-            return
-        mine, theirs = self.held[x], self.held[y]
-        if mine is None or (theirs is not None and len(mine) < len(theirs)):  # the larger set stays
-            x, y, mine, theirs = y, x, theirs, mine
-        if mine is None:
-            mine = {self.owner[x]}
-        if theirs is None:
-            mine.add(self.owner[y])
-        else:
-            mine |= theirs
-        self.parent[y], self.held[x], self.held[y] = x, mine, None
-
-    def join_all(self, pairs: Sequence[tuple[int, int]]) -> bool:
-        """Joins the pairs if each of them could be joined alone; returns whether that is so."""
-        roots = [(self.find(x), self.find(y)) for x, y in pairs]
-        for x, y in roots:
-            if x != y and self.would_clash(x, y):
-                return False
-        for x, y in roots:
-            if x != y:
-                self.join(x, y)
-        return True
-
-
 def map_dims(dims: Dims, factor_map: tuple[int, ...]) -> Dims:
     """`dims` with every factor renamed by `factor_map`."""
     return tuple(tuple(factor_map[f] for f in factors) for factors in dims)
-
-
-def is_key_or_random(operation: Operation) -> bool:
-    """Whether the operation makes or handles random numbers, which no compiler recomputes for free."""
-    return operation.name.startswith(("random", "threefry", "rng"))
-
-
-def free_values(graph: Graph, pointwise: Sequence[bool] | None = None) -> frozenset[int]:
-    """Values made from scalars alone (iotas, masks, broadcast constants): rebuilt wherever they are read, in any
-    layout. `pointwise` saves the making of `pointwise_operations(graph)`.
-    """
-    free: set[int] = set()
-    for operation, is_light in zip(graph.operations, pointwise or pointwise_operations(graph), strict=True):
-        if not is_light:
-            continue
-        for o in operation.operands:
-            if o is not None and o not in free and graph.values[o].shape:
-                break
-        else:
-            if not is_key_or_random(operation):
-                free.update(r for r in operation.results if r is not None)
-    return frozenset(free)
 
 
 Pairs = tuple[tuple[int, int], ...]
@@ -214,83 +93,16 @@ def _shared_factors(
     return pairs if not several or len(spanned) == sum(f.size > 1 for f in consumer.factors) else None
 
 
-_SUMS = frozenset({"add", "add_any"})
-
-
-Uses = dict[int, list[tuple[Operation, int]]]
-"""For each value, who reads it: (operation, operand slot)."""
-
-
-def _partial_sums(operations: Sequence[Operation], pointwise: Sequence[bool], uses: Uses) -> dict[int, list[Operation]]:
-    """For each addition whose terms are all partial sums used nowhere else, the operations that make the terms.
-
-    Terms are reducing operations with equal result dimensions and equal reduced factors, or such additions themselves.
-    """
-    producer = {r: o for o in operations for r in o.results if r is not None}
-    sums: dict[int, list[Operation]] = {}
-    for operation in operations:
-        if operation.name not in _SUMS or not pointwise[operation.index] or operation.results[0] is None:
-            continue
-        terms = [producer.get(o) if o is not None else None for o in operation.operands]
-        if all(
-            t is not None
-            and len(uses[o]) == 1
-            and t.trips == operation.trips
-            and (t.index in sums or _is_partial_sum(t))
-            for t, o in zip(terms, operation.operands, strict=True)
-        ):
-            makers = [m for t in terms for m in sums.get(t.index, [t])]
-            if len({_reduced_sizes(m) for m in makers}) == 1:
-                sums[operation.index] = makers
-    return sums
-
-
-def _is_partial_sum(operation: Operation) -> bool:
-    reductions = [f.reduction for f in operation.rule.factors if f.reduction is not None and f.size > 1]
-    return (
-        operation.kind is OperationKind.EQUATION
-        and len(operation.results) == 1
-        and bool(reductions)
-        and set(reductions) == {"add"}
-        and all(len(f) == 1 for f in operation.rule.results[0])
-    )
-
-
-def _reduced_sizes(operation: Operation) -> tuple[int, ...]:
-    return tuple(f.size for f in operation.rule.factors if f.reduction is not None and f.size > 1)
-
-
-def _join_sums(
-    sums: dict[int, list[Operation]], operations: Sequence[Operation], groups: _Union, factors: _Factors
-) -> None:
-    """Joins each addition with the makers of its terms; their reduced factors are paired in order."""
-    start = factors.start
-    for index, makers in sums.items():
-        first, addition = makers[0], operations[index]
-        reduced = lambda m: [
-            start[m.index] + f for f, x in enumerate(m.rule.factors) if x.reduction is not None and x.size > 1
-        ]
-        pairs = [(a, b) for m in makers[1:] for a, b in zip(reduced(first), reduced(m), strict=True)]
-        for m in (addition, *makers[1:]):
-            pairs += [
-                (start[first.index] + f[0], start[m.index] + g[0])
-                for f, g in zip(first.rule.results[0], m.rule.results[0], strict=True)
-            ]
-        for m in (addition, *makers):
-            groups.join(first.index, m.index)
-        for a, b in pairs:
-            factors.join(a, b)
-
-
 def _join_chains(
     operations: Sequence[Operation],
     joins: Sequence[bool],
     uses: Uses,
-    groups: _Union,
-    factors: _Factors,
+    joined: list[tuple[int, int]],
+    factors: FactorSets,
     welded: Set[int],
 ) -> None:
-    """Joins pointwise operations through the values that one makes and another reads; only those that `joins` names.
+    """Joins pointwise operations through the values that one makes and another reads, and adds them to `joined`; only
+    those that `joins` names.
 
     Among the operations in `welded`, what is made of a shared value alone, such as the same with a dimension of one
     more, is as good as shared.
@@ -321,12 +133,12 @@ def _join_chains(
                     continue
                 theirs = start[consumer.index]
                 if factors.join_all([(mine + f, theirs + g) for f, g in shared]):
-                    groups.join(producer.index, consumer.index)
+                    joined.append((producer.index, consumer.index))
                     if several and consumer.index in welded:
                         shared_by_origin.update(r for r in consumer.results if r is not None)
 
 
-def _join_common_reads(operations: Sequence[Operation], reread: frozenset[int], factors: _Factors) -> None:
+def _join_common_reads(operations: Sequence[Operation], reread: frozenset[int], factors: FactorSets) -> None:
     """A group that reads one value in several places reads it in one layout, where that is possible; `reread` are the
     values that have several readers.
     """
@@ -357,22 +169,23 @@ def group_operations(graph: Graph) -> tuple[Group, ...]:
         for slot, value in enumerate(operation.operands):
             if value is not None:
                 uses[value].append((operation, slot))
-    sums = _partial_sums(decided, pointwise, uses)
+    sums = reassociated_sums(decided, pointwise, uses)
     joins = [is_light and index not in sums for index, is_light in enumerate(pointwise)]
     reread = frozenset([value for value, users in uses.items() if len(users) > 1])
 
     def joined(welded: Set[int]) -> list[Group]:
-        groups, factors = _Union(len(graph.operations)), _Factors(graph.operations)
-        _join_sums(sums, graph.operations, groups, factors)
-        _join_chains(decided, joins, uses, groups, factors, welded)
+        pairs: list[tuple[int, int]] = []
+        factors = FactorSets(graph.operations)
+        join_sums(sums, graph.operations, pairs, factors)
+        _join_chains(decided, joins, uses, pairs, factors, welded)
         members: dict[int, list[Operation]] = collections.defaultdict(list)
-        root = groups.roots()
+        group_of = components([x for x, _ in pairs], [y for _, y in pairs], len(graph.operations))
         for operation in decided:
-            members[root[operation.index]].append(operation)
+            members[group_of[operation.index]].append(operation)
         for operations in members.values():
             _join_common_reads(operations, reread, factors)
-        freezer = _Freezer(factors, free)
-        return [freezer.freeze(i, operations) for i, operations in enumerate(members.values())]
+        maker = _GroupMaker(factors, free)
+        return [maker.make(i, operations) for i, operations in enumerate(members.values())]
 
     groups = joined(frozenset())
     welded = frozenset([o for g in groups if _is_welded(g) for o in g.operations])
@@ -386,11 +199,11 @@ def _is_welded(group: Group) -> bool:
     return len(group.factors) > max(map(len, map(set, group.factor_maps)))
 
 
-class _Freezer:
+class _GroupMaker:
     """Makes groups of sets of operations. What equal layers have in common is made once and shared."""
 
-    def __init__(self, factors: _Factors, free: frozenset[int]):
-        self.start, self.root, self.free = factors.start, factors.roots(), free
+    def __init__(self, factors: FactorSets, free: frozenset[int]):
+        self.start, self.label, self.free = factors.start, factors.labels(), free
         self.mapped: dict[tuple[int, tuple[int, ...]], tuple[tuple[Dims, ...], tuple[Dims, ...]]] = {}
         self.dims: dict[Dims, Dims] = {}
 
@@ -410,15 +223,15 @@ class _Freezer:
         for operation in operations:
             start, own = self.start[operation.index], []
             for f, factor in enumerate(operation.rule.factors, start):
-                number = numbering.get(self.root[f])
+                number = numbering.get(self.label[f])
                 if number is None:
-                    number = numbering[self.root[f]] = len(factors)
+                    number = numbering[self.label[f]] = len(factors)
                     factors.append(factor)
                 own.append(number)
             maps.append(tuple(own))
         return factors, maps
 
-    def freeze(self, index: int, operations: Sequence[Operation]) -> Group:
+    def make(self, index: int, operations: Sequence[Operation]) -> Group:
         factors, maps = self.number_factors(operations)
         mapped = [self.map_rule(o.rule, own) for o, own in zip(operations, maps, strict=True)]
         written: dict[int, Dims] = {}

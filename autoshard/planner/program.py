@@ -7,7 +7,8 @@ from autoshard.compiler.collective_combiner import Joining, joining_of
 from autoshard.compiler.live_ranges import LiveRanges, live_ranges
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph
-from autoshard.graph.groups import Group, group_operations, pointwise_operations
+from autoshard.graph.groups import Group, group_operations
+from autoshard.graph.pointwise import pointwise_operations
 from autoshard.graph.state import gradient_values, weight_values
 from autoshard.planner.alone_sums import waited_for
 from autoshard.planner.choices import GroupShape, shape_of

@@ -13,7 +13,8 @@ from autoshard_models.presets import preset
 from jax import lax
 
 from autoshard.graph.graph import Graph, OperationKind
-from autoshard.graph.groups import free_values, group_operations, is_pointwise, map_dims
+from autoshard.graph.groups import group_operations, map_dims
+from autoshard.graph.pointwise import free_values, is_pointwise
 from autoshard.trace.trace import trace
 
 
