@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoshard import baselines, errors
-    from autoshard.api import plan
+    from autoshard.api import Plan, StagedPlan, compare, diff, load, plan
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
-    from autoshard.comparison import compare
     from autoshard.errors import AutoshardError
-    from autoshard.pipeline.plan.staged_plan import StagedPlan
     from autoshard.pipeline.search.options import StageOptions
-    from autoshard.plans.diff import diff
     from autoshard.plans.logical import LogicalAxes
     from autoshard.plans.logical_pins import pins_from_logical_rules
     from autoshard.plans.naming import logical_axes
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
-    from autoshard.plans.plan import Plan
     from autoshard.train_step import TrainState, TrainStep
 
 __version__ = "0.2.0"
@@ -42,6 +38,7 @@ __all__ = [
     "compare",
     "diff",
     "errors",
+    "load",
     "logical_axes",
     "pins_from_logical_rules",
     "plan",
@@ -52,17 +49,18 @@ _HOMES = {
     "AutoshardError": "autoshard.errors",
     "Cluster": "autoshard.cluster",
     "calibrate": "autoshard.calibration",
-    "compare": "autoshard.comparison",
-    "diff": "autoshard.plans.diff",
+    "compare": "autoshard.api",
+    "diff": "autoshard.api",
+    "load": "autoshard.api",
     "LogicalAxes": "autoshard.plans.logical",
     "logical_axes": "autoshard.plans.naming",
     "pins_from_logical_rules": "autoshard.plans.logical_pins",
-    "Plan": "autoshard.plans.plan",
+    "Plan": "autoshard.api",
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",
     "plan": "autoshard.api",
     "StageOptions": "autoshard.pipeline.search.search",
-    "StagedPlan": "autoshard.pipeline.plan.staged_plan",
+    "StagedPlan": "autoshard.api",
     "TrainState": "autoshard.train_step",
     "TrainStep": "autoshard.train_step",
     "write_problem": "autoshard.plans.offline",

@@ -170,9 +170,12 @@ def explain(
 ) -> None:
     """Explain a saved plan: what it decides, what it costs, and why."""
     with _errors_shown(traceback):
-        from autoshard.pipeline.plan.explain_file import explain_file
+        from autoshard.api import load
 
-        typer.echo(explain_file(plan, program, timeline))
+        found = load(plan)
+        typer.echo(found.explain(program))
+        if timeline is not None:
+            typer.echo(found.draw_timeline(timeline))
 
 
 @app.command(
@@ -225,9 +228,14 @@ def compare(
         _use_cpu_devices(settings.devices)
         from autoshard.comparison.outputs import check_outputs, strategies_named, write_outputs
         from autoshard.train.planning import make_comparison_visibly
-        from autoshard.train.registry import train_functions
+        from autoshard.train.registry import runs_in_stages, train_functions
 
         check_outputs(picture)
+        if picture is not None and runs_in_stages(settings):
+            raise ConfigError(
+                "--picture: a picture shows what time and memory are made of, and of a step in stages the search tells "
+                "only the times of other forms. Leave it out, or name a cluster of one kind of device."
+            )
         strategies, console = strategies_named(only), rich.console.Console(stderr=True)
         found = make_comparison_visibly(settings, train_functions(settings), console, strategies)
         write_outputs(found, rich.console.Console(), json_file, picture)
@@ -294,13 +302,12 @@ def diff(
 ) -> None:
     """Show what differs between two saved plans, and what each difference costs."""
     with _errors_shown(traceback):
+        from autoshard.api import load
         from autoshard.files import write_text_atomically
-        from autoshard.plans.diff import diff as compare_plans
-        from autoshard.plans.diff_text import diff_text
-        from autoshard.plans.plan import Plan
+        from autoshard.printing import PAGE_WIDTH
 
-        found = compare_plans(Plan.load(a), Plan.load(b))
-        typer.echo(diff_text(found, width=max(118, rich.console.Console().width)))
+        found = load(a).diff(load(b))
+        typer.echo(found.text(max(PAGE_WIDTH, rich.console.Console().width)))
         if json_file is not None:
             write_text_atomically(json_file, found.json() + "\n")
 
@@ -336,12 +343,12 @@ def export(
 ) -> None:
     """Write a saved plan as Flax logical-axis rules, as a MaxText file, or as plain shardings."""
     with _errors_shown(traceback):
+        from autoshard.api import load
         from autoshard.files import write_text_atomically
-        from autoshard.plans.export import exported, form_named, read_names
-        from autoshard.plans.plan import Plan
+        from autoshard.plans.export import form_named, read_names
 
-        form = form_named(to)
-        text = exported(Plan.load(plan), form, None if names is None else read_names(names), nearest)
+        form_named(to)  # refuses what is none before anything is read
+        text = load(plan).export(to, None if names is None else read_names(names), nearest)
         if out is None:
             typer.echo(text, nl=False)
         else:

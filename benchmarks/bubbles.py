@@ -125,7 +125,7 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
     from quota import CpuQuota
     from residual_mlp import training
 
-    from autoshard.pipeline.run.agreement import plan_of_first
+    from autoshard import StagedPlan
     from autoshard.pipeline.schedule.tasks import ScheduleKind
     from autoshard.transfer.peers import gathered
 
@@ -135,7 +135,7 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
         for count in counts:
             for kind in ScheduleKind:
                 step, state, batch = training(LAYERS, EXAMPLES * count, TOKENS, WIDTH)
-                plan = plan_of_first(planned(step, state, batch, total, count, kind) if number == 0 else None)
+                plan = StagedPlan.of_first(planned(step, state, batch, total, count, kind) if number == 0 else None)
                 run = plan.jit(step, coordinator_address=address, record=True)
                 for _ in range(2):  # compiles
                     state, _ = run(state, batch)

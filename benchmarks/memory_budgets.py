@@ -21,7 +21,7 @@ from verify_matrix import COMPILER_OPTIONS, CONFIGS, MODELS, OPTIONS, RESULTS, s
 from autoshard.cluster import Cluster
 from autoshard.errors import MemoryBudgetError
 from autoshard.plans.make import plan_program
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 from autoshard.verify.compile import CompiledMemory, compile_step
 from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import H100
@@ -50,11 +50,10 @@ def rows(name: str) -> list[str]:
                 subject.traced,
                 subject.program,
                 subject.cluster,
-                MESH,
-                (0,),
-                budget,
-                None,
-                dataclasses.replace(OPTIONS, cache=False),
+                mesh=MESH,
+                donate_argnums=(0,),
+                memory_budget_bytes=budget,
+                options=dataclasses.replace(OPTIONS, cache=False),
             )
         except MemoryBudgetError:
             lines.append(f"| {name} | {budget / 1e9:.2f} | no plan |" + " |" * 7)
@@ -66,7 +65,7 @@ def rows(name: str) -> list[str]:
     return lines
 
 
-def _line(name: str, budget_bytes: float, plan: Plan, compiled: CompiledMemory) -> str:
+def _line(name: str, budget_bytes: float, plan: ProgramPlan, compiled: CompiledMemory) -> str:
     """One row of the table."""
     pairs = (plan.estimate.peak_bytes, compiled.peak_bytes), (plan.estimate.reserved_bytes, compiled.total_bytes)
     figures = [f"{ours / 1e9:.2f} | {theirs / 1e9:.2f} | {ours / theirs:.3f}" for ours, theirs in pairs]

@@ -121,7 +121,9 @@ def row_of(model: str, name: str, axes: dict[str, int], step, args, subject) -> 
     key = model, name, "x".join(f"{a}={n}" for a, n in axes.items())
     try:
         if name == PLAN:
-            plan = plan_program(subject.traced, subject.program, subject.cluster, axes, (0,), None, None, OPTIONS)
+            plan = plan_program(
+                subject.traced, subject.program, subject.cluster, mesh=axes, donate_argnums=(0,), options=OPTIONS
+            )
         else:
             strategy = next(s for s in baselines.ALL if s.name == name)
             plan = baselines.plan_baseline(strategy, subject, mesh=axes, options=OPTIONS)

@@ -207,7 +207,7 @@ def one_graph(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 def measure(family: str, case: Case, subject: Subject) -> Cell:
     """Takes two staged steps and two plain ones, and compares them."""
-    from autoshard import PlanOptions
+    from autoshard import PlanOptions, StagedPlan
     from autoshard.pipeline.plan.make import plan_staged
     from autoshard.pipeline.search.options import StageOptions
 
@@ -216,7 +216,7 @@ def measure(family: str, case: Case, subject: Subject) -> Cell:
     started = time.perf_counter()
     options = PlanOptions(cache=False, relative_gap=0.05, time_limit_s=10)
     try:
-        plan = plan_staged(
+        made = plan_staged(
             subject.step,
             subject.state,
             subject.batch,
@@ -225,6 +225,7 @@ def measure(family: str, case: Case, subject: Subject) -> Cell:
             StageOptions(most_devices_per_stage=2),
             arrangement=arrangement(case, subject.num_layers),
         )
+        plan = StagedPlan.of(made)
         reference = reference_of(jax.jit(subject.step.in_parts(plan.parts)), subject)
         expected = reference.made
         found = followed(plan.jit(subject.step, jax.devices()[:6]), reference, subject)

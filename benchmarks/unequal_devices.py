@@ -156,7 +156,7 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
     from quota import CpuQuota
     from residual_mlp import training
 
-    from autoshard.pipeline.run.agreement import plan_of_first
+    from autoshard import StagedPlan
     from autoshard.transfer.peers import gathered
 
     quota = CpuQuota(f"autoshard-unequal-{number}")
@@ -169,7 +169,7 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
         quota.limit(None)
         first = planned(step, state, batch, speeds) if number == 0 else {}
         names = ["even shares", "planned shares", "even cuts", "planned cuts"]
-        plans = {name: plan_of_first(first.get(name)) for name in names}
+        plans = {name: StagedPlan.of_first(first.get(name)) for name in names}
         runs = {name: plan.jit(step, coordinator_address=address) for name, plan in plans.items()}
         states = {}
         for name, run in runs.items():  # compiles

@@ -160,7 +160,9 @@ def subject_of(model: Model | Program, cluster: Cluster):
 
 def plan_of(name: str, subject, mesh):
     if name == PLAN:
-        return plan_program(subject.traced, subject.program, subject.cluster, mesh, (0,), None, None, OPTIONS)
+        return plan_program(
+            subject.traced, subject.program, subject.cluster, mesh=mesh, donate_argnums=(0,), options=OPTIONS
+        )
     strategy = next(s for s in baselines.ALL if s.name == name)
     return baselines.plan_baseline(strategy, subject, mesh=mesh, options=OPTIONS)
 

@@ -70,7 +70,7 @@ def train_cells(family: str, meshes: list[str], is_wanted, write) -> None:
     import zoo_checks
     from zoo_programs import PROGRAMS
 
-    from autoshard import baselines
+    from autoshard import Plan, baselines
     from autoshard.errors import AutoshardError
     from autoshard.plans.make import plan_program
 
@@ -89,9 +89,15 @@ def train_cells(family: str, meshes: list[str], is_wanted, write) -> None:
             started = time.perf_counter()
             try:
                 if strategy is None:
-                    plan = plan_program(
-                        subject.traced, subject.program, subject.cluster, axes, (0,), None, None, zoo_checks.OPTIONS
+                    made = plan_program(
+                        subject.traced,
+                        subject.program,
+                        subject.cluster,
+                        mesh=axes,
+                        donate_argnums=(0,),
+                        options=zoo_checks.OPTIONS,
                     )
+                    plan = Plan.of(made)
                 else:
                     plan = baselines.plan_baseline(strategy, subject, mesh=axes, options=zoo_checks.OPTIONS)
             except AutoshardError as error:

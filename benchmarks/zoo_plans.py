@@ -111,7 +111,12 @@ def measure(case: str, with_strategies: bool, most_axes: int, time_limit_s: floa
     subject = baselines.prepare_subject(functions.step, state, batch, cluster=file, donate_argnums=0)
     try:
         plan = plan_program(
-            subject.traced, subject.program, subject.cluster, None, subject.donated, None, None, options, started=began
+            subject.traced,
+            subject.program,
+            subject.cluster,
+            donate_argnums=subject.donated,
+            options=options,
+            started=began,
         )
         rows = [_row("plan", plan, True, time.perf_counter() - began)]
     except AutoshardError as error:

@@ -3,10 +3,11 @@
 This room knows nothing of JAX, except for `Cluster.detect`, which asks it for the live devices.
 """
 
-from autoshard.cluster.cluster import Cluster, NodeGroup
+from autoshard.cluster.cluster import Cluster
 from autoshard.cluster.device import DeviceType, Link
 from autoshard.cluster.measured import Calibration, CollectiveKind, Curve, MeasuredCollective, MeasuredRates
 from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
+from autoshard.cluster.node_group import NodeGroup
 from autoshard.cluster.slices import Slice
 
 __all__ = [

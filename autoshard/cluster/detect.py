@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from autoshard.cluster.catalogue import KnownDevice, catalogue
-from autoshard.cluster.cluster import Cluster, NodeGroup
 from autoshard.cluster.device import Link
+from autoshard.cluster.node_group import Made, Make, NodeGroup
 from autoshard.errors import ClusterError
 
 
@@ -27,7 +27,7 @@ class SeenDevice:
     node: int
 
 
-def detect_cluster() -> Cluster:
+def detect_cluster(make: Make[Made]) -> Made:
     """Describes all devices of the default backend, in the order of `jax.devices()`.
 
     Devices with the same `slice_index` (hosts of GPUs, slices of TPUs) form a node; where a backend does not tell
@@ -44,16 +44,16 @@ def detect_cluster() -> Cluster:
         node = device.process_index if slice_index is None else slice_index
         kind = "cpu" if device.platform == "cpu" else device.device_kind
         seen.append(SeenDevice(kind, node))
-    return cluster_from_seen(seen)
+    return cluster_from_seen(seen, make)
 
 
-def cluster_from_seen(seen: Sequence[SeenDevice]) -> Cluster:
+def cluster_from_seen(seen: Sequence[SeenDevice], make: Make[Made]) -> Made:
     """Builds a cluster from live devices.
 
     Adjacent nodes with equally many devices of one kind form a group.
 
     Args:
-      seen: The devices, in order.
+      seen: The devices, in order. make: What to make of name, groups and the link between them.
 
     Raises:
       ClusterError: If there is no device, or one of a kind that the catalogue does not know.
@@ -87,7 +87,7 @@ def cluster_from_seen(seen: Sequence[SeenDevice]) -> Cluster:
         one_node = len({device.node for device in seen}) == 1
         names = [known.intra_node if one_node else known.inter_node for known, _, _ in merged]
         between = _slowest([catalogue().link(name, level=2) for name in names])
-    return Cluster("detected", groups, between)
+    return make("detected", groups, between)
 
 
 def _known(device_kind: str) -> KnownDevice:

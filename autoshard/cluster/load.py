@@ -55,9 +55,9 @@ A link written in place is the same mapping with an optional `level`, by default
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 from autoshard.cluster.catalogue import catalogue
-from autoshard.cluster.cluster import Cluster, NodeGroup
 from autoshard.cluster.describe import (
     DEVICE_TYPE_KEYS,
     LINK_KEYS,
@@ -68,8 +68,9 @@ from autoshard.cluster.describe import (
 )
 from autoshard.cluster.device import DeviceType, Link
 from autoshard.cluster.fields import Fields
+from autoshard.cluster.node_group import Made, Make, NodeGroup
 from autoshard.errors import ClusterError, FileFormatError
-from autoshard.files import read_yaml, write_text_atomically, yaml_text
+from autoshard.files import read_yaml
 
 FORMAT = "autoshard-cluster"
 VERSIONS = (1, 2)
@@ -80,8 +81,8 @@ _GROUP_KEYS = ("name", "device_type", "num_nodes", "devices_per_node", "intra_no
 _INTRA_NODE, _INTER_NODE, _BETWEEN_GROUPS = 0, 1, 2
 
 
-def read_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """Reads a cluster file.
+def read_cluster(path: str | os.PathLike[str], make: Make[Made]) -> Made:
+    """Reads a cluster file, and makes of it what `make` makes.
 
     Raises:
       FileFormatError: If the file cannot be read, is of another format or version, has unknown or missing keys,
@@ -90,26 +91,18 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """
     data = read_yaml(path)
     try:
-        return cluster_from_dict(data, place=os.fsdecode(path))
+        return cluster_from_dict(data, os.fsdecode(path), make)
     except ClusterError as error:
         raise ClusterError(f"{os.fsdecode(path)}: {error}") from error
 
 
-def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
-    """Writes a cluster file that needs no catalogue.
-
-    Raises:
-      FileFormatError: If the file cannot be written.
-    """
-    write_text_atomically(path, yaml_text(cluster_to_dict(cluster)))
-
-
-def cluster_from_dict(data: object, place: str = "cluster") -> Cluster:
+def cluster_from_dict(data: object, place: str, make: Make[Made]) -> Made:
     """Builds a cluster from the content of a cluster file.
 
     Args:
       data: The content.
       place: What to call it in messages.
+      make: What to make of name, groups and the link between them.
 
     Raises:
       FileFormatError: If it does not follow the schema.
@@ -144,13 +137,13 @@ def cluster_from_dict(data: object, place: str = "cluster") -> Cluster:
             )
         )
     between = own.link(root, "between_groups", _BETWEEN_GROUPS) if "between_groups" in root.values else None
-    return Cluster(root.text("name"), tuple(groups), between)
+    return make(root.text("name"), tuple(groups), between)
 
 
-def cluster_to_dict(cluster: Cluster) -> dict[str, object]:
-    """The content of a cluster file that describes `cluster` without the catalogue."""
-    groups = []
-    for group in cluster.groups:
+def cluster_document(name: str, groups: Sequence[NodeGroup], between_groups: Link | None) -> dict[str, object]:
+    """The content of a cluster file that describes a cluster without the catalogue."""
+    entries = []
+    for group in groups:
         entry = {
             "name": group.name,
             "device_type": group.device_type.name,
@@ -160,20 +153,18 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, object]:
         }
         if group.inter_node is not None:
             entry["inter_node"] = link_to_dict(group.inter_node)
-        groups.append(entry)
-    version = VERSIONS[-1] if _is_measured(cluster) else VERSIONS[0]
-    result: dict[str, object] = {"format": FORMAT, "version": version, "name": cluster.name, "groups": groups}
-    if cluster.between_groups is not None:
-        result["between_groups"] = link_to_dict(cluster.between_groups)
-    result["device_types"] = {
-        group.device_type.name: device_type_to_dict(group.device_type) for group in cluster.groups
-    }
+        entries.append(entry)
+    version = VERSIONS[-1] if _is_measured(groups, between_groups) else VERSIONS[0]
+    result: dict[str, object] = {"format": FORMAT, "version": version, "name": name, "groups": entries}
+    if between_groups is not None:
+        result["between_groups"] = link_to_dict(between_groups)
+    result["device_types"] = {group.device_type.name: device_type_to_dict(group.device_type) for group in groups}
     return result
 
 
-def _is_measured(cluster: Cluster) -> bool:
-    links = [cluster.between_groups, *(link for g in cluster.groups for link in (g.intra_node, g.inter_node))]
-    return any(g.device_type.measured for g in cluster.groups) or any(link and link.collectives for link in links)
+def _is_measured(groups: Sequence[NodeGroup], between_groups: Link | None) -> bool:
+    links = [between_groups, *(link for g in groups for link in (g.intra_node, g.inter_node))]
+    return any(g.device_type.measured for g in groups) or any(link and link.collectives for link in links)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

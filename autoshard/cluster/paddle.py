@@ -32,10 +32,10 @@ from collections.abc import Iterable
 
 from autoshard.cluster.catalogue import catalogue
 from autoshard.cluster.checks import require_number, require_whole
-from autoshard.cluster.cluster import Cluster
 from autoshard.cluster.device import DeviceType
 from autoshard.cluster.fields import Fields, suggestion
 from autoshard.cluster.grouping import PairSpeed, PlacedDevice, grouped_cluster
+from autoshard.cluster.node_group import Made, Make
 from autoshard.errors import ClusterError, FileFormatError
 from autoshard.files import read_json
 
@@ -77,11 +77,12 @@ class _Alpha:
         return PairSpeed(latency_s, _DEFAULT_BANDWIDTH_BYTES_PER_S)
 
 
-def read_paddle_json(path: str | os.PathLike[str]) -> Cluster:
+def read_paddle_json(path: str | os.PathLike[str], make: Make[Made]) -> Made:
     """Reads PaddlePaddle's cluster JSON, as the module docstring tells.
 
     Args:
       path: The file; its name without the ending becomes the cluster's name.
+      make: What to make of name, groups and the link between them.
 
     Raises:
       FileFormatError: If the file cannot be read or does not have the schema.
@@ -90,12 +91,12 @@ def read_paddle_json(path: str | os.PathLike[str]) -> Cluster:
     shown = os.fsdecode(path)
     data = read_json(path)
     try:
-        return _cluster(Fields.of(shown, data), pathlib.Path(shown).stem)
+        return _cluster(Fields.of(shown, data), pathlib.Path(shown).stem, make)
     except ClusterError as error:
         raise ClusterError(f"{shown}: {error}") from error
 
 
-def _cluster(root: Fields, name: str) -> Cluster:
+def _cluster(root: Fields, name: str, make: Make[Made]) -> Made:
     _refuse_misspelt(root, ("alpha_latency", "machines"))
     alpha = _alpha(root.fields("alpha_latency"))
     root.required("machines")
@@ -118,6 +119,7 @@ def _cluster(root: Fields, name: str) -> Cluster:
         default_inside=alpha.default(same_machine=True),
         default_across=alpha.default(same_machine=False),
         source=_LINK_SOURCE,
+        make=make,
     )
 
 

@@ -4,13 +4,12 @@ import pathlib
 
 import rich.console
 
-from autoshard.baselines import ALL, Strategy
-from autoshard.comparison.compare import Comparison
+from autoshard.comparison.comparison import Comparison
 from autoshard.comparison.picture import check_picture, write_picture
-from autoshard.comparison.table import comparison_text
 from autoshard.errors import ConfigError
 from autoshard.files import write_text_atomically
 from autoshard.printing import PAGE_WIDTH
+from autoshard.strategies.strategies import ALL, Strategy
 
 
 def strategies_named(names: str | None) -> tuple[Strategy, ...] | None:
@@ -39,7 +38,7 @@ def write_outputs(
     comparison: Comparison, console: rich.console.Console, json_file: pathlib.Path | None, picture: pathlib.Path | None
 ) -> None:
     """Prints the table, and writes JSON and picture where they are asked for."""
-    console.file.write(comparison_text(comparison, max(console.width, PAGE_WIDTH)))
+    console.file.write(comparison.text(max(console.width, PAGE_WIDTH)))
     if json_file is not None:
         write_text_atomically(json_file, comparison.json() + "\n")
     if picture is not None:

@@ -9,8 +9,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autoshard.comparison.compare import Comparison, Contender
-from autoshard.comparison.table import COLUMNS, cells, heading, ranked, verdict
+from autoshard.comparison.comparison import COLUMNS, Comparison, Contender, cells, heading, ranked, verdict
 from autoshard.errors import ConfigError, MissingExtraError
 from autoshard.files import write_bytes_atomically
 from autoshard.printing import amount, seconds

@@ -56,9 +56,20 @@ class PlannedFunction:
     """A function that runs as its plan says. Call it, or `.lower(*args).compile()` it."""
 
     def __init__(
-        self, fn: Callable[..., Any], interface: Interface, mesh: Mesh, check: Callable[[Sequence[Any]], Trace]
+        self,
+        fn: Callable[..., Any],
+        interface: Interface,
+        mesh: Mesh,
+        check: Callable[[Sequence[Any]], Trace],
+        shapes: Callable[[], tuple[Any, ...]],
     ):
-        self._fn, self._interface, self.mesh, self._check = fn, interface, mesh, check
+        """
+        Args:
+          fn: The function. interface: What its plan says. mesh: Devices with the plan's axes.
+          check: Traces the function with its arguments, and refuses one that was not planned.
+          shapes: Gives the arguments that were planned, by shape.
+        """
+        self._fn, self._interface, self.mesh, self._check, self._shapes = fn, interface, mesh, check, shapes
         self._shardings = [NamedSharding(mesh, partition_spec(e)) for e in interface.argument_entries]
         self._jitted: dict[Any, Any] = {}
 
@@ -96,6 +107,14 @@ class PlannedFunction:
             compiler_options=options,
         )
 
+    def prepare(self, *args: Any) -> None:
+        """Traces the function with arrays or shapes, and checks it; the first call does so if it was not done before.
+
+        Raises:
+          PlanMismatchError: It is not what was planned; names the first difference.
+        """
+        self._prepare(args)
+
     def in_shardings(self, args: Sequence[Any]) -> Any:
         """The NamedSharding of every argument leaf, as a tuple of pytrees like `args`."""
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tuple(args)), self._shardings)
@@ -108,7 +127,8 @@ class PlannedFunction:
         return jitted(*jax.tree_util.tree_unflatten(tree, placed))
 
     def lower(self, *args: Any) -> Any:
-        """Lowers for `args` (arrays or `jax.ShapeDtypeStruct`), as `jax.jit(f).lower` does."""
+        """Lowers as `jax.jit(f).lower` does: for `args` (arrays or `jax.ShapeDtypeStruct`), or for the planned ones."""
+        args = args or self._shapes()
         return self._prepare(args).lower(*args)
 
 

@@ -15,15 +15,16 @@ from typing import Any
 
 from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import CommunicationItem
-from autoshard.plans.differences import CommunicationChange, ComputeChange, LayoutChange, MemoryChange, PlanDiff, Side
-from autoshard.plans.plan import Plan, PlannedTensor
+from autoshard.plans.differences import CommunicationChange, ComputeChange, LayoutChange, MemoryChange, Side
+from autoshard.plans.plan_diff import PlanDiff
+from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.plans.text import layout_text, pattern
 
 COPY = "copy of "
 """What the estimate writes before the name of a tensor of which a resharded copy takes memory."""
 
 
-def diff(a: Plan, b: Plan) -> PlanDiff:
+def diff(a: ProgramPlan, b: ProgramPlan) -> PlanDiff:
     """Compares two plans, of one program or of several, on one cluster or on two.
 
     Args:
@@ -51,7 +52,7 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
     )
 
 
-def _side(plan: Plan) -> Side:
+def _side(plan: ProgramPlan) -> Side:
     e = plan.estimate
     return Side(
         plan.name,
@@ -70,7 +71,7 @@ def _kind(tensor: PlannedTensor) -> tuple:
     return tensor.name, tensor.shape, tensor.dtype
 
 
-def _inside(a: Plan, b: Plan) -> int | None:
+def _inside(a: ProgramPlan, b: ProgramPlan) -> int | None:
     """How many equations enforce other layouts; None if that cannot be said."""
     if a.equations != b.equations or a.axes != b.axes:
         return None
@@ -81,7 +82,7 @@ def _inside(a: Plan, b: Plan) -> int | None:
 # ---- layouts
 
 
-def _written(plan: Plan, other: Plan) -> Callable[[SpecEntries], str]:
+def _written(plan: ProgramPlan, other: ProgramPlan) -> Callable[[SpecEntries], str]:
     """How layouts of `plan` are written: with the sizes of the axes, where the two meshes are not the same."""
     if plan.axes == other.axes:
         return layout_text
@@ -89,7 +90,7 @@ def _written(plan: Plan, other: Plan) -> Callable[[SpecEntries], str]:
     return lambda entries: layout_text(tuple(tuple(f"{x}={sizes[x]}" for x in e) for e in entries))
 
 
-def _placement(plan: Plan) -> Callable[[Sequence[str]], tuple[tuple[int, int], ...]]:
+def _placement(plan: ProgramPlan) -> Callable[[Sequence[str]], tuple[tuple[int, int], ...]]:
     """What mesh axes mean for the devices, whatever they are called: sizes and strides in the order of devices.
 
     Neighbours that count on, such as data=4 and tensor=2 of a mesh of 8, are one: eight parts, one a device.
@@ -111,7 +112,7 @@ def _placement(plan: Plan) -> Callable[[Sequence[str]], tuple[tuple[int, int], .
     return placement
 
 
-def _layouts(a: Plan, b: Plan) -> tuple[frozenset[str], tuple[LayoutChange, ...]]:
+def _layouts(a: ProgramPlan, b: ProgramPlan) -> tuple[frozenset[str], tuple[LayoutChange, ...]]:
     """The paths of the arguments whose layouts differ, and the differences of arguments and outputs, folded."""
     arguments = list(_changed(a.arguments, b.arguments, a, b))
     told = {(_tail(change[0], 2), *change[1:]) for change in arguments}
@@ -138,7 +139,7 @@ def _tail(path: str, first: int) -> str:
     return ".".join(path.split(".")[first:]) or path
 
 
-def _shares(a: Plan, b: Plan) -> dict[str, tuple[float, float, float]]:
+def _shares(a: ProgramPlan, b: ProgramPlan) -> dict[str, tuple[float, float, float]]:
     """For each tensor that the estimates name: communication time, bytes sent, memory at the peak; B less A."""
     shares: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for plan, sign in ((a, -1), (b, 1)):
@@ -150,7 +151,7 @@ def _shares(a: Plan, b: Plan) -> dict[str, tuple[float, float, float]]:
     return {name: (x[0], x[1], x[2]) for name, x in shares.items()}
 
 
-def _changed(before: Iterable[PlannedTensor], after: Iterable[PlannedTensor], a: Plan, b: Plan):
+def _changed(before: Iterable[PlannedTensor], after: Iterable[PlannedTensor], a: ProgramPlan, b: ProgramPlan):
     """(path, shape, layout in A, layout in B) of every tensor that has not the same in both."""
     one, two = {t.name: t for t in before}, {t.name: t for t in after}
     write_a, write_b, place_a, place_b = _written(a, b), _written(b, a), _placement(a), _placement(b)
@@ -197,7 +198,7 @@ def _grouped(items: Iterable, key: Callable[[Any], Any]) -> dict[Any, list]:
 # ---- costs of everything else
 
 
-def _communication(a: Plan, b: Plan, changed: Collection[str]) -> tuple[CommunicationChange, ...]:
+def _communication(a: ProgramPlan, b: ProgramPlan, changed: Collection[str]) -> tuple[CommunicationChange, ...]:
     """Collectives of all tensors but `changed`, by tensor and line."""
     sides = [
         _grouped(
@@ -231,7 +232,7 @@ def _collectives(items: Sequence[CommunicationItem]) -> str:
     return ", ".join(f"{count:g} {kind} {axes}" for (kind, axes), count in counts)
 
 
-def _compute(a: Plan, b: Plan) -> tuple[ComputeChange, ...]:
+def _compute(a: ProgramPlan, b: ProgramPlan) -> tuple[ComputeChange, ...]:
     sides = [_grouped(plan.estimate.compute, lambda c: (c.name, c.source)) for plan in (a, b)]
     found = []
     for key in dict.fromkeys([*sides[0], *sides[1]]):
@@ -243,7 +244,7 @@ def _compute(a: Plan, b: Plan) -> tuple[ComputeChange, ...]:
     return tuple(sorted(found, key=lambda c: -abs(c.compute_s)))
 
 
-def _memory(a: Plan, b: Plan, changed: Collection[str]) -> tuple[MemoryChange, ...]:
+def _memory(a: ProgramPlan, b: ProgramPlan, changed: Collection[str]) -> tuple[MemoryChange, ...]:
     others = lambda plan: (m for m in plan.estimate.memory if m.name.removeprefix(COPY) not in changed)
     sides = [_grouped(others(plan), lambda m: (m.memory_class, pattern(m.name))) for plan in (a, b)]
     found = []

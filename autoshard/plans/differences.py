@@ -1,12 +1,11 @@
-"""The parts of a difference between two plans, as data; `diff.py` finds them, `diff_text.py` shows them."""
+"""The parts of a difference between two plans, as data; `diff.py` finds them."""
 
 import dataclasses
-import json
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Side:
-    """The figures of one of the two plans; see `Plan` and `Estimate`. Times in seconds a step, bytes a device."""
+    """The figures of one of the plans; see `ProgramPlan` and `Estimate`. Times in seconds a step, bytes a device."""
 
     name: str
     cluster: str
@@ -76,63 +75,3 @@ class MemoryChange:
     memory_class: str
     tensor: str
     memory_bytes: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlanDiff:
-    """What differs between plan A and plan B; every difference is B less A, largest first.
-
-    Attributes:
-      a, b: Figures of the two plans.
-      is_same_program: Whether both were made for the same equations and arguments.
-      inside: How many equations enforce other layouts inside the program; None where programs or meshes differ.
-      layouts: Arguments and outputs with other layouts.
-      communication: Collectives of other tensors. compute: Computation. memory: Other tensors at the peak.
-      rest_s, rest_bytes: What of the differences of step time and peak the items of the estimates do not account for.
-    """
-
-    a: Side
-    b: Side
-    is_same_program: bool
-    inside: int | None
-    layouts: tuple[LayoutChange, ...]
-    communication: tuple[CommunicationChange, ...]
-    compute: tuple[ComputeChange, ...]
-    memory: tuple[MemoryChange, ...]
-    rest_s: float
-    rest_bytes: float
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the plans decide the same and cost the same."""
-        return not (
-            self.layouts
-            or self.communication
-            or self.compute
-            or self.memory
-            or self.inside
-            or self.rest_s
-            or self.rest_bytes
-            or not self.is_same_program
-            or dataclasses.replace(self.a, name=self.b.name) != self.b
-        )
-
-    @property
-    def step_s(self) -> float:
-        """Step time of B less that of A; the sum of all `comm_s` and `compute_s` here, and of `rest_s`."""
-        return self.b.step_s - self.a.step_s
-
-    @property
-    def peak_bytes(self) -> float:
-        """Peak memory of B less that of A; the sum of all `memory_bytes` here, and of `rest_bytes`."""
-        return self.b.peak_bytes - self.a.peak_bytes
-
-    def json(self) -> str:
-        """Everything here as JSON."""
-        document = dataclasses.asdict(self) | {"step_s": self.step_s, "peak_bytes": self.peak_bytes}
-        return json.dumps({"format": "autoshard-diff", "version": 1} | document, indent=2, ensure_ascii=False)
-
-    def __str__(self) -> str:
-        from autoshard.plans.diff_text import diff_text  # the one upward step: the text is made of this
-
-        return diff_text(self)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import is_companion, layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: ProgramPlan) -> str:
     """The whole explanation."""
     console = TextConsole()
     _summary(console, plan)
@@ -27,7 +27,7 @@ def explain(plan: Plan) -> str:
     return console.text
 
 
-def _summary(console: Console, plan: Plan) -> None:
+def _summary(console: Console, plan: ProgramPlan) -> None:
     e, c = plan.estimate, plan.certificate
     console.print(f"Plan `{plan.name}` for cluster `{plan.cluster}`: {plan.mesh_text}")
     console.print(
@@ -48,7 +48,7 @@ def _summary(console: Console, plan: Plan) -> None:
     console.print()
 
 
-def _price(plan: Plan) -> str:
+def _price(plan: ProgramPlan) -> str:
     """What more memory could gain on the plan's mesh, from the prices that prove the bound."""
     price, cost_s = plan.certificate.capacity_price, plan.certificate.objective
     if plan.budget_bytes is None:
@@ -74,7 +74,7 @@ class _Row:
     count: int
 
 
-def _rows(plan: Plan) -> list[_Row]:
+def _rows(plan: ProgramPlan) -> list[_Row]:
     counts = collections.Counter((pattern(a.name), a.shape, layout_text(a.entries)) for a in plan.arguments if a.shape)
     return [_Row(*key, count) for key, count in counts.items()]
 
@@ -84,7 +84,7 @@ def _follows(row: _Row, leader: _Row) -> bool:
     return row.shape == leader.shape and is_companion(row.path, leader.path)
 
 
-def _tensors(console: Console, plan: Plan) -> None:
+def _tensors(console: Console, plan: ProgramPlan) -> None:
     """One line a kind of argument; optimizer moments stand behind the parameter that they belong to."""
     leaders: list[tuple[_Row, list[_Row]]] = []
     for row in _rows(plan):
@@ -115,7 +115,7 @@ def _grouped(items: Iterable, key, weight) -> list[tuple]:
     return sorted(((k, v) for k, v in groups.items()), key=lambda kv: -sum(map(weight, kv[1])))
 
 
-def _communication(console: Console, plan: Plan, most: int = 14) -> None:
+def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
     groups = _grouped(
         plan.estimate.communication, lambda c: (c.kind, c.axes, pattern(c.value), c.source), lambda c: c.time_s
     )
@@ -156,7 +156,7 @@ def _rest(console: Console, groups: Sequence[tuple], weight) -> None:
     console.print()
 
 
-def _compute(console: Console, plan: Plan, most: int = 8) -> None:
+def _compute(console: Console, plan: ProgramPlan, most: int = 8) -> None:
     groups = _grouped(plan.estimate.compute, lambda c: (c.name, c.source), lambda c: c.compute_s)
     rows = table(
         "Where computation goes",
@@ -174,7 +174,7 @@ def _compute(console: Console, plan: Plan, most: int = 8) -> None:
     _rest(console, groups[most:], lambda c: c.compute_s)
 
 
-def _memory(console: Console, plan: Plan, most: int = 12) -> None:
+def _memory(console: Console, plan: ProgramPlan, most: int = 12) -> None:
     e = plan.estimate
     classes = _grouped(e.memory, lambda m: m.memory_class, lambda m: m.size_bytes)
     shares = ", ".join(f"{kind} {amount(sum(m.size_bytes for m in items))}" for kind, items in classes)
@@ -192,7 +192,7 @@ def _memory(console: Console, plan: Plan, most: int = 12) -> None:
     console.print()
 
 
-def _near_ties(console: Console, plan: Plan, most: int = 6) -> None:
+def _near_ties(console: Console, plan: ProgramPlan, most: int = 6) -> None:
     groups: dict = {}
     for c in plan.close_choices:
         groups.setdefault((pattern(c.name), c.chosen, c.alternative), c.extra_s)
@@ -208,7 +208,7 @@ def _near_ties(console: Console, plan: Plan, most: int = 6) -> None:
     console.print()
 
 
-def _meshes(console: Console, plan: Plan) -> None:
+def _meshes(console: Console, plan: ProgramPlan) -> None:
     if len(plan.candidates) < 2:
         return
     rows = table(

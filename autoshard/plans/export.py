@@ -11,7 +11,7 @@ from autoshard.errors import ConfigError, FileFormatError
 from autoshard.files import read_yaml
 from autoshard.plans.maxtext import maxtext_yaml
 from autoshard.plans.naming import logical_axes
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 
 
 class Form(enum.Enum):
@@ -35,7 +35,7 @@ def form_named(name: str) -> Form:
 
 
 def exported(
-    plan: Plan, form: Form, names: Mapping[str, Sequence[str | None]] | None = None, nearest: bool = False
+    plan: ProgramPlan, form: Form, names: Mapping[str, Sequence[str | None]] | None = None, nearest: bool = False
 ) -> str:
     """The plan in `form`; see `logical_axes` and `maxtext_yaml` for `names` and `nearest`.
 
@@ -50,22 +50,26 @@ def exported(
         case Form.MAXTEXT:
             return maxtext_yaml(plan, names, nearest)
         case Form.SHARDINGS:
-            return shardings_json(plan)
+            return shardings_text(shardings_document(plan))
 
 
-def shardings_json(plan: Plan) -> str:
+def shardings_document(plan: ProgramPlan) -> dict[str, object]:
     """The mesh, and for each argument and output its path, shape, type and the mesh axes on each dimension."""
     tensors = lambda rows: [
         {"path": t.name, "shape": list(t.shape), "dtype": t.dtype, "axes": [list(e) for e in t.entries]} for t in rows
     ]
-    document = {
+    return {
         "format": "autoshard-shardings",
         "version": 1,
         "mesh": [[name, size] for name, size in plan.axes],
         "arguments": tensors(plan.arguments),
         "outputs": tensors(plan.outputs),
     }
-    head, *rows = (json.dumps(document, ensure_ascii=False)).split('{"path"')  # a line for each tensor
+
+
+def shardings_text(document: dict[str, object]) -> str:
+    """A document of shardings as JSON with a line for each tensor."""
+    head, *rows = json.dumps(document, ensure_ascii=False).split('{"path"')
     return "\n".join([head, *('{"path"' + row.rstrip() for row in rows)]) + "\n"
 
 

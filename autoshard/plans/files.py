@@ -13,7 +13,7 @@ from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.garbage import collection_paused
 from autoshard.graph.layout import SpecEntries
-from autoshard.plans.plan import Plan, PlannedTensor
+from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
 VERSION = 5
 """Changes whenever a file written before could be misread."""
@@ -25,8 +25,8 @@ _DERIVED = frozenset({"in_tree", "out_tree", "equations"})
 
 
 def _document_type() -> type[pydantic.BaseModel]:
-    """The file's schema: the fields of `Plan`, with the equations as a table of distinct texts and their order."""
-    fields: dict[str, Any] = {f.name: (f.type, ...) for f in dataclasses.fields(Plan) if f.name not in _DERIVED}
+    """The file's schema: the fields of `ProgramPlan`, the equations as a table of distinct texts and their order."""
+    fields: dict[str, Any] = {f.name: (f.type, ...) for f in dataclasses.fields(ProgramPlan) if f.name not in _DERIVED}
     return pydantic.create_model(
         "PlanDocument",
         __config__=pydantic.ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=True),
@@ -39,12 +39,12 @@ def _document_type() -> type[pydantic.BaseModel]:
     )
 
 
-def write_plan(plan: Plan, path: str | Path) -> None:
+def write_plan(plan: ProgramPlan, path: str | Path) -> None:
     """Writes `plan` to `path`."""
     write_text_atomically(path, plan_document(plan).model_dump_json())
 
 
-def plan_document(plan: Plan) -> pydantic.BaseModel:
+def plan_document(plan: ProgramPlan) -> pydantic.BaseModel:
     """What a plan's file holds; a document of several plans can hold it too."""
     order = {text: i for i, text in enumerate(dict.fromkeys(plan.equations))}
     return _document_type().model_construct(
@@ -53,12 +53,12 @@ def plan_document(plan: Plan) -> pydantic.BaseModel:
         jax_version=jax.__version__,
         equation_texts=tuple(order),
         equation_order=tuple(order[text] for text in plan.equations),
-        **{f.name: getattr(plan, f.name) for f in dataclasses.fields(Plan) if f.name not in _DERIVED},
+        **{f.name: getattr(plan, f.name) for f in dataclasses.fields(ProgramPlan) if f.name not in _DERIVED},
     )
 
 
 @collection_paused()
-def read_plan(path: str | Path) -> Plan:
+def read_plan(path: str | Path) -> ProgramPlan:
     """Reads a plan from `path`.
 
     Raises:
@@ -67,7 +67,7 @@ def read_plan(path: str | Path) -> Plan:
     return plan_of_document(read_json(path), path)
 
 
-def plan_of_document(raw: Any, path: str | Path) -> Plan:
+def plan_of_document(raw: Any, path: str | Path) -> ProgramPlan:
     """The plan of a document as JSON gives it.
 
     Args:
@@ -101,15 +101,15 @@ def plan_of_document(raw: Any, path: str | Path) -> Plan:
     texts, order = document.equation_texts, document.equation_order
     if any(not 0 <= i < len(texts) for i in order):
         raise FileFormatError(f"`{path}` refers to an equation that it does not describe. Plan again.")
-    plan = Plan(
+    plan = ProgramPlan(
         equations=tuple(texts[i] for i in order),
-        **{f.name: getattr(document, f.name) for f in dataclasses.fields(Plan) if f.name not in _DERIVED},
+        **{f.name: getattr(document, f.name) for f in dataclasses.fields(ProgramPlan) if f.name not in _DERIVED},
     )
     _check(plan, path)
     return plan
 
 
-def _check(plan: Plan, path: str | Path) -> None:
+def _check(plan: ProgramPlan, path: str | Path) -> None:
     """A plan's layouts must be legal on its own mesh."""
     sizes = plan.mesh_axes
     if not sizes or len(sizes) != len(plan.axes) or any(n < 1 for n in sizes.values()):

@@ -1,4 +1,4 @@
-"""`autoshard.plan`: trace, formulate, solve, decode; over one mesh or over all logical meshes of a cluster."""
+"""The plan of one program: trace, formulate, solve, decode; over one mesh or over all logical meshes of a cluster."""
 
 import dataclasses
 import glob
@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from jax.sharding import PartitionSpec
 
@@ -23,78 +23,51 @@ from autoshard.plans.gaps import excess
 from autoshard.plans.indivisible import indivisible
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.plan import CloseChoice, Plan, PlannedTensor
+from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
 from autoshard.plans.search import logical_meshes, search_meshes, several_meshes
-from autoshard.solver.problem import Certificate, Solution
+from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
 
 
-def plan(
+class Request(TypedDict, total=False):
+    """What `autoshard.plan` and the baselines hand on as it is; see `autoshard.plan`."""
+
+    mesh: Mapping[str, int] | None
+    memory_budget_bytes: float | None
+    pins: Mapping[str, PartitionSpec] | None
+    solution: str | os.PathLike[str] | None
+    configuration: str | None
+
+
+def plan_function(
     fn: Callable[..., Any],
-    *args: Any,
-    cluster: Cluster | str | os.PathLike[str] | None = None,
-    mesh: Mapping[str, int] | None = None,
-    donate_argnums: int | Sequence[int] = (),
-    memory_budget_bytes: float | None = None,
-    pins: Mapping[str, PartitionSpec] | None = None,
-    start: Plan | Mapping[str, PartitionSpec] | None = None,
-    options: PlanOptions | None = None,
-    solution: str | os.PathLike[str] | None = None,
-) -> Plan:
-    """Chooses how `fn` is sharded over a cluster.
-
-    Args:
-      fn: Any traceable JAX function, such as a whole training step.
-      *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`. Nothing is allocated.
-      cluster: A `Cluster`, a path to a cluster file, or None for the live devices. No device is needed to plan.
-      mesh: Logical mesh as axis name to size, major to minor (the last axis is the innermost); None to choose the best.
-      donate_argnums: Positional arguments whose buffers `fn` may reuse, as for `jax.jit`.
-      memory_budget_bytes: Limit per device; by default the device's memory less `options.memory_reserve`;
-        `math.inf` for no limit.
-      pins: Shardings to insist on: argument path pattern (`state.params.*.kernel`) to PartitionSpec.
-      start: Layouts to start from, written like pins (such as `pins_from_logical_rules` makes of a model's own rules),
-        or an earlier plan, whose arguments' layouts are taken. The search begins with the best plan that has them, and
-        never ends with a worse one; nothing insists on them. A mesh without the axes that they name starts from
-        nothing, as does one on which no such plan fits; if that is so of all, the plan has a warning that says why.
-      options: See `PlanOptions`.
-      solution: A file of `autoshard solve --out` that solves the problem written by `autoshard.write_problem` for the
-        same program, cluster, mesh and limits; the plan is made from it, and nothing is solved here.
-
-    The first Ctrl-C ends the search with the best plan so far, if there is one; its certificate says what is proven.
-
-    Returns:
-      The plan. It never costs more, predicted, than any other plan that autoshard can express, up to the certified gap.
-
-    Raises:
-      ClusterError, MeshError, PinError, LayoutError: The inputs do not fit together.
-      MemoryBudgetError: No plan fits; tells the least budget that would do, and what is alive at the peak.
-      SolverError: Nothing was found within the time limit.
-      FileFormatError: `solution` does not belong to this problem, or does not solve it.
-    """
-    options = options or PlanOptions()
+    args: Sequence[Any],
+    cluster: Cluster,
+    *,
+    start: ProgramPlan | Mapping[str, PartitionSpec] | None = None,
+    donate_argnums: tuple[int, ...] = (),
+    options: PlanOptions,
+    **request: Unpack[Request],
+) -> ProgramPlan:
+    """Plans `fn` as one program; arguments and errors are those of `autoshard.plan`."""
     started = time.perf_counter()
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    hardware = load_cluster(cluster)
     report(options, started, "trace", getattr(fn, "__name__", "the function"))
-    traced = trace(fn, args, donated, TraceOptions(options.while_trips))
+    traced = trace(fn, args, donate_argnums, TraceOptions(options.while_trips))
     report(options, started, "group", f"{len(traced.graph.equations)} equations")
     program = prepare(traced.graph)
-    if isinstance(start, Plan):
+    if isinstance(start, ProgramPlan):
         start = {glob.escape(a.name): PartitionSpec(*a.entries) for a in start.arguments}
     return plan_program(
         traced,
         program,
-        hardware,
-        mesh,
-        donated,
-        memory_budget_bytes,
-        pins,
-        options,
-        started=started,
-        solution=solution,
+        cluster,
         start=start,
+        donate_argnums=donate_argnums,
+        options=options,
+        started=started,
+        **request,
     )
 
 
@@ -126,18 +99,27 @@ def plan_program(
     traced: Trace,
     program: Program,
     cluster: Cluster,
-    mesh: Mapping[str, int] | None,
-    donate_argnums: tuple[int, ...],
-    memory_budget_bytes: float | None,
-    pins: Mapping[str, PartitionSpec] | None,
-    options: PlanOptions,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    donate_argnums: tuple[int, ...] = (),
+    memory_budget_bytes: float | None = None,
+    pins: Mapping[str, PartitionSpec] | None = None,
+    options: PlanOptions | None = None,
     restrict: Restrict | None = None,
     name: str = "autoshard",
     started: float | None = None,
     solution: str | os.PathLike[str] | None = None,
     start: Mapping[str, PartitionSpec] | None = None,
-) -> Plan:
-    """Plans a traced program; what `plan` and the baselines share. See `plan` for the arguments."""
+    configuration: str | None = None,
+) -> ProgramPlan:
+    """Plans a traced program; what `autoshard.plan` and the baselines share.
+
+    Args:
+      traced, program: The program. restrict: Of a baseline. name: Of the plan.
+      started: When planning began, by `time.perf_counter`.
+      All others as for `autoshard.plan`.
+    """
+    options = options or PlanOptions()
     started = time.perf_counter() if started is None else started
     hardware = homogeneous_slice(cluster)
     budget_bytes = budget_of(hardware.device_type, memory_budget_bytes, options)
@@ -145,17 +127,26 @@ def plan_program(
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
     question = Question(traced, program, budget_bytes, pins, options, restrict, started, start)
-    return plan_on(question, cluster.name, meshes, donate_argnums, name, solution)
+    origin = Origin(name, cluster.name, donate_argnums, configuration)
+    return plan_on(question, meshes, origin, solution)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Origin:
+    """What a plan tells of where it comes from; see `ProgramPlan` for the fields."""
+
+    name: str
+    cluster: str
+    donate_argnums: tuple[int, ...] = ()
+    configuration: str | None = None
 
 
 def plan_on(
     question: Question,
-    cluster_name: str,
     meshes: Sequence[LogicalMesh],
-    donate_argnums: tuple[int, ...],
-    name: str = "autoshard",
+    origin: Origin,
     solution: str | os.PathLike[str] | None = None,
-) -> Plan:
+) -> ProgramPlan:
     """The best plan of `question` on any of `meshes`."""
     options = question.options
     with stop_on_signals() as stop:
@@ -165,18 +156,16 @@ def plan_on(
             raise KeyboardInterrupt
         raise no_plan_error(question, meshes)
     report(options, question.started, "decode", "")
-    certificate = found.certificate(options, time.perf_counter() - question.started)
-    limit_bytes = None if math.isinf(question.budget_bytes) else question.budget_bytes
-    return _assemble(
-        name,
-        cluster_name,
+    formulation, chosen = found.best
+    return plan_of_choices(
         question.traced,
-        *found.best,
-        certificate,
-        found.candidates,
-        donate_argnums,
-        limit_bytes,
-        found.warnings,
+        formulation,
+        chosen.choices,
+        origin=origin,
+        certificate=found.certificate(options, time.perf_counter() - question.started),
+        budget_bytes=None if math.isinf(question.budget_bytes) else question.budget_bytes,
+        candidates=found.candidates,
+        warnings=found.warnings,
     )
 
 
@@ -197,21 +186,26 @@ def budget_of(device: DeviceType, memory_budget_bytes: float | None, options: Pl
 
 
 @collection_paused()
-def _assemble(
-    name,
-    cluster,
+def plan_of_choices(
     traced: Trace,
     formulation: Formulation,
-    solution: Solution,
+    choices: Sequence[int],
+    *,
+    origin: Origin,
     certificate: Certificate,
-    candidates,
-    donate_argnums,
-    budget_bytes,
+    budget_bytes: float | None = None,
+    candidates: tuple[MeshCandidate, ...] = (),
     warnings: tuple[str, ...] = (),
-) -> Plan:
+) -> ProgramPlan:
+    """The plan that a vector of choices says.
+
+    Args:
+      traced: The program. formulation: Its problem on one mesh. choices: One of each node of the problem.
+      All others: What the plan tells besides; see `ProgramPlan`.
+    """
     graph, logical = traced.graph, formulation.mesh
     names = logical.axis_names
-    decoded = decode(formulation, solution.choices)
+    decoded = decode(formulation, choices)
     values = graph.values
 
     def planned(label, value, layout):
@@ -231,15 +225,13 @@ def _assemble(
         f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown
     )
     warnings += indivisible(graph, logical)
-    figures = estimate(formulation, solution.choices)
+    figures = estimate(formulation, choices)
     if budget_bytes is not None:
         warnings += tuple(filter(None, [excess(figures, budget_bytes)]))
-    near = tuple(
-        CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, solution.choices)
-    )
-    return Plan(
-        name=name,
-        cluster=cluster,
+    near = tuple(CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, choices))
+    return ProgramPlan(
+        name=origin.name,
+        cluster=origin.cluster,
         device=logical.device_type.name,
         axes=tuple((axis.name, axis.size) for axis in logical.axes),
         mesh_text=str(logical),
@@ -248,13 +240,14 @@ def _assemble(
         output_steps=decoded.output_steps,
         shardings=decoded.shardings,
         equations=graph.equations,
-        donate_argnums=donate_argnums,
+        donate_argnums=origin.donate_argnums,
         budget_bytes=budget_bytes,
         estimate=figures,
         certificate=certificate,
         close_choices=near,
         candidates=candidates,
         warnings=warnings,
+        configuration=origin.configuration,
         figures=logical.device_type.provenance,
         devices_per_node=math.prod(l.size for axis in logical.axes for l in axis.levels if l.link.level == 0),
         in_tree=traced.in_tree,

@@ -13,7 +13,7 @@ from autoshard.errors import ExportError
 from autoshard.execution.apply import partition_spec
 from autoshard.plans.logical import Axes, LogicalAxes
 from autoshard.plans.naming import logical_axes
-from autoshard.plans.plan import Plan, PlannedTensor
+from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
 MESH_AXES = (
     "data",
@@ -44,7 +44,9 @@ _LENGTH_NAMES = (LENGTH, "activation_norm_length")
 """MaxText's names of the batch and of the sequence in activations."""
 
 
-def maxtext_yaml(plan: Plan, names: Mapping[str, Sequence[str | None]] | None = None, nearest: bool = False) -> str:
+def maxtext_yaml(
+    plan: ProgramPlan, names: Mapping[str, Sequence[str | None]] | None = None, nearest: bool = False
+) -> str:
     """A plan as the text of a `custom_mesh_and_rule` file.
 
     Args:
@@ -69,7 +71,7 @@ def maxtext_yaml(plan: Plan, names: Mapping[str, Sequence[str | None]] | None = 
     return _text(plan, axes)
 
 
-def batch_of(plan: Plan) -> tuple[PlannedTensor, ...]:
+def batch_of(plan: ProgramPlan) -> tuple[PlannedTensor, ...]:
     """The arguments with dimensions that are not of the donated state: those of the other positional arguments.
 
     Raises:
@@ -86,7 +88,7 @@ def batch_of(plan: Plan) -> tuple[PlannedTensor, ...]:
     return batch
 
 
-def _text(plan: Plan, axes: LogicalAxes) -> str:
+def _text(plan: ProgramPlan, axes: LogicalAxes) -> str:
     rules = dict(axes.axes)
     batch, length = rules.get(BATCH, ()), rules.get(LENGTH, ())
     aliases = dict.fromkeys(_BATCH_NAMES, batch) | dict.fromkeys(_LENGTH_NAMES, length)

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from autoshard.errors import ExportError
 from autoshard.execution.apply import partition_spec
 from autoshard.plans.logical import Axes, Deviation, LogicalAxes, Names
-from autoshard.plans.plan import Plan, PlannedTensor
+from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.plans.text import pattern
 
 
 def logical_axes(
-    plan: Plan, names: Mapping[str, Sequence[str | None]] | None = None, inherit: bool = False, nearest: bool = False
+    plan: ProgramPlan,
+    names: Mapping[str, Sequence[str | None]] | None = None,
+    inherit: bool = False,
+    nearest: bool = False,
 ) -> LogicalAxes:
     """Names every dimension of a plan's arguments, and makes the rules that lay them out as planned.
 

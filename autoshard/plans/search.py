@@ -18,7 +18,7 @@ from autoshard.planner.ties import settle_ties
 from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
-from autoshard.plans.plan import MeshCandidate
+from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_text, report
 from autoshard.plans.starts import choices_of_joined_axes, starting_choices
 from autoshard.solver.io.solution_cache import SolutionCache, default_cache, solve_cached

@@ -6,14 +6,11 @@ import pathlib
 import jax
 from autoshard_models.train_step import TrainFunctions
 
-from autoshard.cluster.detect import detect_cluster
+from autoshard.api import Plan, StagedPlan, load
+from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError, PlanMismatchError
-from autoshard.pipeline.plan.files import read_any_plan
-from autoshard.pipeline.plan.staged_plan import StagedPlan
-from autoshard.plans.plan import Plan
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.registry import batch_shapes
-from autoshard.train_step import TrainStep
 
 DECISIVE = ("model", "optimizer", "data", "plan")
 """The parts of a configuration that a plan depends on, or may depend on."""
@@ -35,7 +32,7 @@ def kept_plan(config: TrainConfig, functions: TrainFunctions, folder: pathlib.Pa
     """
     try:
         before = load_config(folder / "config.yaml")
-        plan = read_any_plan(folder / "plan.json")
+        plan = load(folder / "plan.json")
     except AutoshardError as error:
         return KeptPlan(None, str(error).partition("\n")[0])
     old, new = before.model_dump(mode="json"), config.model_dump(mode="json")
@@ -44,18 +41,13 @@ def kept_plan(config: TrainConfig, functions: TrainFunctions, folder: pathlib.Pa
         return KeptPlan(None, f"the configuration has another {' and '.join(changed)}")
     if plan.num_devices != jax.device_count():
         return KeptPlan(None, f"the plan is for {plan.num_devices} devices, and there are {jax.device_count()}")
-    if isinstance(plan, StagedPlan) != isinstance(functions.step, TrainStep):
-        return KeptPlan(None, "one of plan and step is in stages, the other is not")
-    kinds = [s.device for s in plan.slices] if isinstance(plan, StagedPlan) else [plan.device]
-    found = [s.device_type.name for s in detect_cluster().slices()] if config.plan.cluster is None else kinds
+    kinds = plan.device_types
+    found = tuple(s.device_type.name for s in Cluster.detect().slices()) if config.plan.cluster is None else kinds
     if found != kinds:
         return KeptPlan(None, f"the plan is for devices of type {', '.join(kinds)}, and these are {', '.join(found)}")
     arguments = jax.eval_shape(functions.init, config.train.seed), batch_shapes(config)
     try:
-        if isinstance(plan, StagedPlan):
-            plan.jit(functions.step).prepare(*arguments)
-        else:
-            plan.check(functions.step, arguments)
+        plan.check(functions.step, arguments)
     except PlanMismatchError as error:
         return KeptPlan(None, str(error).partition("\n")[0])
     return KeptPlan(plan, "")

@@ -1,7 +1,6 @@
 """From a training configuration to a plan: the one place where the train room calls the planner."""
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict
@@ -12,19 +11,17 @@ import rich.markup
 from autoshard_models.train_step import TrainFunctions
 from jax.sharding import PartitionSpec
 
-from autoshard.api import plan
-from autoshard.baselines import Strategy
-from autoshard.comparison import Comparison, compare
+from autoshard.api import Plan, StagedPlan, compare, plan
+from autoshard.comparison.comparison import Comparison
 from autoshard.errors import ConfigError
-from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.plan.comparison import StagedComparison
 from autoshard.pipeline.schedule.tasks import ScheduleKind
 from autoshard.pipeline.search.options import StageOptions
 from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
-from autoshard.plans.plan import Plan
+from autoshard.strategies.strategies import Strategy
 from autoshard.train.config import PlanSection, StagesSection, TrainConfig
-from autoshard.train.registry import batch_shapes
-from autoshard.train_step import TrainStep
+from autoshard.train.registry import batch_shapes, runs_in_stages
 
 
 def make_plan(
@@ -47,23 +44,28 @@ def make_plan(
     Raises:
         AutoshardError: the cluster or the plan to start from cannot be read, or no plan satisfies the limits.
     """
-    made = plan(
+    return plan(
         functions.step,
         *arguments(config, functions),
         **_settings(config),
         start=None if config.plan.start is None else Plan.load(config.plan.start),
         options=_options(config.plan, on_progress),
         solution=solution,
-        stages=_stage_options(config.plan.stages) if isinstance(functions.step, TrainStep) else None,
+        stages=_stage_options(config.plan.stages),
+        configuration=config.model_dump_json(),
     )
-    return dataclasses.replace(made, configuration=config.model_dump_json())
 
 
 def write_config_problem(
     config: TrainConfig, functions: TrainFunctions, path: str | os.PathLike[str], console: rich.console.Console
 ) -> None:
     """Writes the problem that `make_plan` would solve, for `autoshard solve`; see `autoshard.write_problem`."""
-    _refuse_stages(functions, "A problem file holds the problem of one program")
+    if runs_in_stages(config):
+        raise ConfigError(
+            "plan: A problem file holds the problem of one program; received a step that is cut into stages, since "
+            "plan.stages is set or the cluster has devices of several kinds. Leave plan.stages out, and name a cluster "
+            "of one kind of device with --cluster."
+        )
     with _shown(console) as show:
         options = _options(config.plan, show)
         write_problem(path, functions.step, *arguments(config, functions), **_settings(config), options=options)
@@ -109,9 +111,8 @@ def make_comparison_visibly(
     functions: TrainFunctions,
     console: rich.console.Console,
     strategies: Sequence[Strategy] | None = None,
-) -> Comparison:
-    """The plan that `make_plan` makes beside hand-written strategies; see `autoshard.compare`."""
-    _refuse_stages(functions, "Strategies are compared as one program on one mesh")
+) -> Comparison | StagedComparison:
+    """The plan that `make_plan` makes beside others; see `autoshard.compare`."""
     settings = _settings(config)
     title = f"{config.model.name} {config.model.preset}, batch of {config.data.batch_size}"
     with _shown(console) as show:
@@ -121,6 +122,7 @@ def make_comparison_visibly(
             strategies=strategies,
             title=title,
             options=_options(config.plan, show),
+            stages=_stage_options(config.plan.stages),
             **settings,
         )
 
@@ -138,16 +140,10 @@ def _shown(console: rich.console.Console) -> Iterator[Callable[[PlanProgress], N
         yield show
 
 
-def _refuse_stages(functions: TrainFunctions, rule: str) -> None:
-    if isinstance(functions.step, TrainStep):
-        raise ConfigError(
-            f"plan: {rule}; received a step that is cut into stages, since plan.stages is set or the cluster has "
-            "devices of several kinds. Leave plan.stages out, and name a cluster of one kind of device with --cluster."
-        )
-
-
-def _stage_options(section: StagesSection | None) -> StageOptions:
-    given = {} if section is None else {k: v for k, v in section.model_dump().items() if v is not None}
+def _stage_options(section: StagesSection | None) -> StageOptions | None:
+    if section is None:
+        return None
+    given = {k: v for k, v in section.model_dump().items() if v is not None}
     if "schedules" in given:
         given["schedules"] = tuple(ScheduleKind(name) for name in given["schedules"])
     if "micro_batch_sizes" in given:

@@ -16,6 +16,7 @@ from autoshard_models.loss_scaling import LossScaling
 from autoshard_models.train_step import StepOptions, TrainFunctions, build
 from autoshard_models.zoo import FAMILIES, objective_of
 
+from autoshard.api import in_stages
 from autoshard.errors import ConfigError
 from autoshard.plans.make import load_cluster
 from autoshard.train.config import TrainConfig
@@ -178,12 +179,17 @@ def train_functions(config: TrainConfig) -> TrainFunctions:
         ConfigError: an unknown name, or settings that contradict each other.
         AutoshardError: the cluster cannot be read.
     """
-    return staged_functions(config) if runs_in_stages(config) else whole_functions(config)
+    return functions_of(config, runs_in_stages(config))
+
+
+def functions_of(config: TrainConfig, is_staged: bool) -> TrainFunctions:
+    """The functions of a run, in stages or not. Errors are those of `train_functions`."""
+    return staged_functions(config) if is_staged else whole_functions(config)
 
 
 def runs_in_stages(config: TrainConfig) -> bool:
-    """Whether the step of a run is cut into stages: where that is asked for, or devices are of several kinds."""
-    return config.plan.stages is not None or not load_cluster(config.plan.cluster).is_homogeneous
+    """Whether the step of a run is cut into stages."""
+    return in_stages(load_cluster(config.plan.cluster), config.plan.stages)
 
 
 def whole_functions(config: TrainConfig) -> TrainFunctions:

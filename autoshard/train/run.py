@@ -8,10 +8,9 @@ from typing import Any
 import jax
 from autoshard_models.train_step import TrainFunctions
 
+from autoshard.api import Plan, StagedPlan
 from autoshard.execution.jit import PlannedFunction
-from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.pipeline.run.staged_function import StagedFunction
-from autoshard.plans.plan import Plan
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
@@ -48,9 +47,7 @@ class Run:
         """
         seed = self.config.train.seed
         if not step:
-            if isinstance(self.step, StagedFunction):
-                return self.step.init(self.functions.init, seed)
-            return self.plan.init(self.functions.init, seed)
+            return self.plan.init(self.functions.init, seed, run=self.step)
         placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         return checkpoints.restore(
             step, jax.tree.map(placed, jax.eval_shape(self.functions.init, seed), self.shardings[0])
@@ -72,13 +69,11 @@ def planned_run(
     """The run of `config` under `plan`, whose file is in `folder`.
 
     Raises:
-        PlanMismatchError, MeshError: a plan in stages fits neither the program nor the devices.
+        PlanMismatchError, MeshError: the plan fits neither the program nor the devices.
     """
     state = jax.eval_shape(functions.init, config.train.seed)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(data.batches[0]))
-    if isinstance(plan, StagedPlan):
-        step = plan.jit(functions.step)
-        step.prepare(state, batch)
-        return Run(config, functions, data, plan, folder, step, (step.shardings, None), OneMesh(step))
-    shardings = (plan.in_shardings(state, 0), plan.in_shardings(batch, 1))
-    return Run(config, functions, data, plan, folder, plan.jit(functions.step), shardings)
+    step = plan.jit(functions.step)
+    step.prepare(state, batch)
+    shardings = step.in_shardings((state, batch))
+    return Run(config, functions, data, plan, folder, step, shardings, OneMesh(step) if plan.is_staged else None)

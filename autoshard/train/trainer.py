@@ -11,12 +11,10 @@ import jax
 import rich.console
 from autoshard_models.train_step import TrainFunctions
 
+from autoshard.api import Plan, StagedPlan, load
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.interrupts import StopRequest, stop_on_signals
-from autoshard.pipeline.plan.files import read_any_plan
-from autoshard.pipeline.plan.staged_plan import StagedPlan
-from autoshard.plans.plan import Plan
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
@@ -145,7 +143,7 @@ def _plan(
             f"train.output_dir: all processes need the same folder, for plan and checkpoints; {folder} is not that of "
             "the first process. Choose one on a file system that all of them see."
         )
-    return read_any_plan(path)
+    return load(path)
 
 
 class _Loop:

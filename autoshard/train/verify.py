@@ -15,16 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import rich.console
 import rich.markup
 
+from autoshard.api import PlanFace, load
 from autoshard.errors import ConfigError, VerificationError
-from autoshard.pipeline.plan.explain import program_text
-from autoshard.pipeline.plan.files import read_any_plan
-from autoshard.pipeline.plan.staged_plan import StagedPlan
-from autoshard.plans.plan import Plan
 from autoshard.train.config import load_config
 from autoshard.train.verify_process import Request
+from autoshard.verify.report import Failure, Report
 from autoshard.verify.targets import target_named
 from autoshard.verify.tpus import TpuTarget
-from autoshard.verify.verification import Failure, Report, Verification
+from autoshard.verify.verification import Verification
 
 _LAST_LINES = 3
 """Of what a compiler wrote before it died."""
@@ -51,12 +49,12 @@ def verify_visibly(
     Raises:
         FileFormatError, ConfigError: plan or configuration cannot be read.
     """
-    plan = read_any_plan(path)
+    plan = load(path)
     configuration = _configuration(plan, path, config)
     outcomes: list[Verification | Failure] = []
     for request in _requests(plan, path, configuration, targets):
-        if isinstance(plan, StagedPlan):
-            print(program_text(plan, request.program or 0), flush=True)
+        if title := plan.program_title(request.program):
+            print(title, flush=True)
         outcome = _verified(request, time_limit_s, console)
         outcomes.append(outcome)
         if isinstance(outcome, Failure):
@@ -68,18 +66,14 @@ def verify_visibly(
     return Report(tuple(outcomes))
 
 
-def _requests(
-    plan: Plan | StagedPlan, path: pathlib.Path, configuration: str, targets: Sequence[str]
-) -> Iterator[Request]:
-    """One for each target; of a plan in stages for each program too, by default for its own kind of device."""
-    programs = plan.programs if isinstance(plan, StagedPlan) else (plan,)
-    for number, program in enumerate(programs):
+def _requests(plan: PlanFace, path: pathlib.Path, configuration: str, targets: Sequence[str]) -> Iterator[Request]:
+    """One for each program and target, by default its own kind of device."""
+    for number, program in enumerate(plan.programs):
         for target in targets or [program.device]:
-            which = number if isinstance(plan, StagedPlan) else None
-            yield Request(plan=str(path), configuration=configuration, target=target, outcome="", program=which)
+            yield Request(plan=str(path), configuration=configuration, target=target, outcome="", program=number)
 
 
-def _configuration(plan: Plan | StagedPlan, path: pathlib.Path, config: pathlib.Path | None) -> str:
+def _configuration(plan: PlanFace, path: pathlib.Path, config: pathlib.Path | None) -> str:
     if config is not None:
         return load_config(config).model_dump_json()
     if plan.configuration is None:

@@ -20,14 +20,14 @@ class Request(pydantic.BaseModel):
         configuration: the training configuration, as JSON.
         target: what to compile for; null for the plan's own device type.
         outcome: path of the file to write.
-        program: which program of a plan in stages; null for a plan of one program.
+        program: the number of the program in the plan.
     """
 
     plan: str
     configuration: str
     target: str | None
     outcome: str
-    program: int | None = None
+    program: int = 0
 
 
 def main() -> None:
@@ -35,29 +35,22 @@ def main() -> None:
     request = Request.model_validate_json(sys.stdin.read())
     import jax
 
-    from autoshard.pipeline.plan.files import read_any_plan
-    from autoshard.pipeline.plan.rebuild import program_function
-    from autoshard.pipeline.plan.staged_plan import StagedPlan
+    from autoshard.api import load
     from autoshard.train.config import config_of_text
     from autoshard.train.planning import arguments
-    from autoshard.train.registry import staged_functions, whole_functions
-    from autoshard.verify.verification import Failure, Report
+    from autoshard.train.registry import functions_of
+    from autoshard.verify.report import Failure, Report
     from autoshard.verify.verify import verify
 
     say = lambda stage: print(stage, flush=True)
     say("building the model")
-    found = read_any_plan(request.plan)
-    plan = found.programs[request.program or 0] if isinstance(found, StagedPlan) else found
+    found = load(request.plan)
+    plan = found.programs[request.program]
     jax.config.update("jax_num_cpu_devices", plan.num_devices)
     try:
         config = config_of_text(request.configuration, request.plan)
-        if isinstance(found, StagedPlan):
-            functions = staged_functions(config)
-            state, batch = arguments(config, functions)
-            step, shapes = program_function(found, functions.step, state, batch, request.program or 0)
-        else:
-            functions = whole_functions(config)
-            step, shapes = functions.step, arguments(config, functions)
+        functions = functions_of(config, found.is_staged)
+        step, shapes = found.program(request.program, functions.step, arguments(config, functions))
         # the parent keeps the time limit
         report = Report((verify(plan, step, *shapes, target=request.target, on_stage=say),))
     except AutoshardError as error:

@@ -5,8 +5,7 @@ from typing import Any
 import jax
 from autoshard_models.train_step import TrainFunctions
 
-from autoshard.pipeline.plan.staged_plan import StagedPlan
-from autoshard.plans.plan import Plan
+from autoshard.api import PlanFace
 from autoshard.trace.trace import trace
 from autoshard.train.data import TrainData
 from autoshard.train.metrics import StepWork
@@ -32,19 +31,9 @@ def model_flops(functions: TrainFunctions, state: Any, batch: Any) -> float:
     return _PASSES * sum(o.rule.flops * o.trips for o in graph.operations if o.name in _PRODUCTS)
 
 
-def step_work(functions: TrainFunctions, data: TrainData, plan: Plan | StagedPlan, batch_size: int) -> StepWork:
+def step_work(functions: TrainFunctions, data: TrainData, plan: PlanFace, batch_size: int) -> StepWork:
     """What one step of a run does."""
     state = jax.eval_shape(functions.init, 0)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.batches[0])
     items = batch_size * data.items_per_example
-    planned = _mean_flops(plan) if isinstance(plan, StagedPlan) else plan.estimate.flops
-    return StepWork(plan.num_devices, items, data.item, model_flops(functions, state, batch), planned)
-
-
-def _mean_flops(plan: StagedPlan) -> float:
-    """What a device computes in a step of a plan in stages, on average of all devices."""
-    total = 0.0
-    for one in plan.stage_ids:
-        program, count = plan.plan_of(one), plan.pipeline(one.pipeline).num_micro_batches
-        total += program.estimate.flops * program.num_devices * count
-    return total / plan.num_devices
+    return StepWork(plan.num_devices, items, data.item, model_flops(functions, state, batch), plan.device_flops)

@@ -14,7 +14,9 @@ from typing import Any
 import jax
 
 from autoshard.errors import VerificationError
-from autoshard.plans.plan import Plan
+from autoshard.execution.jit import device_mesh
+from autoshard.plans.apply import planned_function
+from autoshard.plans.program_plan import ProgramPlan
 
 _NO_PEAK = ("cpu", "tpu")
 """Platforms whose compilers tell no peak: XLA:TPU says 0, XLA:CPU leaves the temporaries out (tried on jax 0.10.2)."""
@@ -51,7 +53,7 @@ class CompiledStep:
 
 
 def compile_step(
-    plan: Plan,
+    plan: ProgramPlan,
     fn: Callable[..., Any],
     args: Sequence[Any],
     devices: Sequence[Any],
@@ -61,7 +63,7 @@ def compile_step(
     """Compiles `fn(*args)` as planned for `devices`; nothing runs.
 
     Args:
-      plan, fn, args: As for `plan.jit(fn)(*args)`.
+      plan, fn, args: The plan, its function, and the arguments, by shape.
       devices: In mesh order; they need not be there.
       options: Compiler options.
       time_limit_s: Seconds that the compiler may take; None for no limit.
@@ -71,7 +73,7 @@ def compile_step(
       VerificationError: The compiler refuses the program, or takes longer than it may. It cannot be stopped within this
         process, and then goes on in the background.
     """
-    lowered = plan.jit(fn, devices=devices).lower(*args)
+    lowered = planned_function(plan, fn, device_mesh(plan.axes, devices)).lower(*args)
     with _stderr_kept() as log:
         try:
             compiled = _within(time_limit_s, lambda: lowered.compile(compiler_options=options))

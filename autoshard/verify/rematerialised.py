@@ -7,8 +7,8 @@ wanted part out of it, and says so in a warning (OpenXLA, xla/service/spmd/spmd_
 import re
 
 from autoshard.verify.collectives import equations_in
+from autoshard.verify.figures import Rematerialisation
 from autoshard.verify.strays import Origins
-from autoshard.verify.verification import Rematerialisation
 
 _WARNING = re.compile(r"from sharding (.+?) to (.+?) (?:efficiently|without) .*?HLO operation:? (.*)")
 _ANY = re.compile(r"[Ii]nvoluntary full rematerialization")

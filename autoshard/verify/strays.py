@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from autoshard.planner.estimate import CommunicationItem
 from autoshard.trace.trace import Trace
 from autoshard.verify.collectives import CompiledCollective, Piece
-from autoshard.verify.verification import Flow, Stray
+from autoshard.verify.figures import Flow, Stray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

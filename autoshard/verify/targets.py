@@ -3,7 +3,7 @@
 import dataclasses
 
 from autoshard.errors import VerificationError
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 from autoshard.verify.gpus import GPUS, TOO_OLD, GpuTarget
 from autoshard.verify.tpus import TPUS, TpuTarget
 
@@ -42,7 +42,7 @@ def target_named(name: str) -> Target:
     )
 
 
-def target_of(plan: Plan) -> Target:
+def target_of(plan: ProgramPlan) -> Target:
     """The target that a plan was made for.
 
     Raises:

@@ -1,91 +1,22 @@
-"""What a verification found: predictions beside what the compiler made of the plan, as data."""
+"""What a verification found: predictions beside what the compiler made of the plan, as data and as text."""
 
 import dataclasses
-from pathlib import Path
 
-import pydantic
+from rich.console import Console
 
-from autoshard.errors import FileFormatError
-from autoshard.files import read_json, write_text_atomically
-from autoshard.printing import amount
+from autoshard.plans.text import pattern
+from autoshard.printing import PAGE_WIDTH, TextConsole, amount, table
+from autoshard.verify.figures import Flow, MemoryFigures, Rematerialisation, Stray
+from autoshard.verify.targets import CpuTarget
 
+_MOST = 12
+"""Rows of a table of strays."""
 BYTES_TOLERANCE = 0.05
 """Share of all bytes on the wire by which predicted and compiled traffic over the same mesh axes may differ."""
 MEMORY_TOLERANCE = 0.03
 """Share of the predicted memory by which the compiled one may exceed it."""
 NEGLIGIBLE = 0.001
 """Share of all bytes below which a collective over axes that were not predicted is told, but confirms nothing less."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Flow:
-    """The collectives of one kind over the same mesh axes: how often a step runs them, and what a device sends.
-
-    The compiler joins collectives, so that it may run fewer for the same bytes.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    predicted_count: float
-    compiled_count: float
-    predicted_bytes: float
-    compiled_bytes: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stray:
-    """Collectives that only one side has.
-
-    Attributes:
-      predicted: Whether the plan has them and the program lacks them, or the reverse.
-      kind, axes: What they are.
-      tensor: What they move: an argument's path, or the operation that makes it.
-      shape: Of that tensor: whole in the plan, one device's part in the program.
-      source: The user's line; empty where the compiler does not tell.
-      count: How often a step runs them. wire_bytes: What a device sends for all of them.
-      only_sliced: Whether the program gathers it only to slice it again: a full rematerialisation.
-    """
-
-    predicted: bool
-    kind: str
-    axes: tuple[str, ...]
-    tensor: str
-    shape: tuple[int, ...]
-    source: str
-    count: float
-    wire_bytes: float
-    only_sliced: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rematerialisation:
-    """A tensor that XLA's partitioner gathered whole on every device, because it knew no way between two layouts.
-
-    Attributes:
-      operation: In the compiled program, with its line if the compiler tells it.
-      source: The user's line.
-      shape: The tensor, as the compiler writes it.
-      before, after: The shardings, as the compiler writes them.
-    """
-
-    operation: str
-    source: str
-    shape: str
-    before: str
-    after: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemoryFigures:
-    """Bytes on one device: of arguments, of all outputs, of those that take the place of arguments, of everything else,
-    and the most in use at once.
-    """
-
-    argument_bytes: float
-    output_bytes: float
-    alias_bytes: float
-    temporary_bytes: float
-    peak_bytes: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,80 +101,146 @@ class Verification:
         """Whether the compiled program does what was predicted, within tolerance."""
         return not self.disagreements
 
-    def __str__(self) -> str:
-        from autoshard.verify.text import verification_text  # the one upward step: text formats Verifications
+    def text(self, width: int = PAGE_WIDTH) -> str:
+        """The whole account for a terminal."""
+        return _text(self, width)
 
-        return verification_text(self)
+    def __str__(self) -> str:
+        return self.text()
 
 
 def _named(axes: tuple[str, ...]) -> str:
     return "+".join(axes) or "no axis"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Failure:
-    """A target that the plan could not be verified for, and why."""
-
-    target: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
-    """The outcomes of verifying one plan for several targets, in order."""
-
-    outcomes: tuple[Verification | Failure, ...]
-
-    @property
-    def exit_status(self) -> int:
-        """0 if all are confirmed, 1 if one disagrees, 2 if one could not be verified."""
-        if any(isinstance(o, Failure) for o in self.outcomes):
-            return 2
-        return int(any(isinstance(o, Verification) and not o.is_confirmed for o in self.outcomes))
-
-    def save(self, path: str | Path) -> None:
-        """Writes JSON; the file appears whole or not at all."""
-        document = _Document(
-            format="autoshard-verification",
-            version=1,
-            verified=tuple(o for o in self.outcomes if isinstance(o, Verification)),
-            failed=tuple(o for o in self.outcomes if isinstance(o, Failure)),
-            disagreements=self._disagreements(),
-            exit_status=self.exit_status,
-        )
-        write_text_atomically(path, document.model_dump_json(indent=1) + "\n")
-
-    def _disagreements(self) -> dict[str, tuple[str, ...]]:
-        """By target; where several plans were verified for one, by plan and target."""
-        verified = [o for o in self.outcomes if isinstance(o, Verification)]
-        are_alone = len({o.target for o in verified}) == len(verified)
-        return {o.target if are_alone else f"{o.plan} for {o.target}": o.disagreements for o in verified}
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Report":
-        """Reads what `save` wrote: first the verifications, then the failures.
-
-        Raises:
-          FileFormatError: It is something else.
-        """
-        try:
-            document = _Document.model_validate(read_json(path))
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            raise FileFormatError(
-                f"`{path}` is not the JSON of a verification: at `{'.'.join(map(str, first['loc']))}`: {first['msg']}. "
-                "Verify again."
-            ) from error
-        return cls((*document.verified, *document.failed))
+def _text(v: Verification, width: int) -> str:
+    console = TextConsole(width)
+    mesh = ", ".join(f"{name}={size}" for name, size in v.axes)
+    console.print(
+        f"Plan `{v.plan}` for cluster `{v.cluster}` on {mesh}, compiled for {v.target} by XLA of jax {v.jax_version}"
+    )
+    console.print()
+    _flows(console, v)
+    _figures(console, v)
+    _strays(console, "Predicted, and absent from the compiled program", [s for s in v.strays if s.predicted])
+    _strays(console, "In the compiled program, and not predicted", [s for s in v.strays if not s.predicted])
+    _rematerialised(console, v)
+    if v.target == CpuTarget().name and any(f.compiled_bytes < f.predicted_bytes for f in _scatters(v)):
+        console.print("XLA:CPU forms few reduce-scatters by itself, and leaves all-reduces in their place.")
+    for text in v.disagreements:
+        console.print(f"disagreement: {text}")
+    console.print("Confirmed." if v.is_confirmed else "Not confirmed.")
+    return console.text
 
 
-class _Document(pydantic.BaseModel):
-    """The file: both kinds of outcomes, and what follows from them for readers that know no tolerances."""
+def _scatters(v: Verification) -> list[Flow]:
+    return [f for f in v.flows if f.kind == "reduce-scatter"]
 
-    model_config = pydantic.ConfigDict(extra="forbid")
-    format: str
-    version: int
-    verified: tuple[Verification, ...]
-    failed: tuple[Failure, ...]
-    disagreements: dict[str, tuple[str, ...]]
-    exit_status: int
+
+def _ratio(predicted: float, compiled: float) -> str:
+    if not predicted:
+        return "" if not compiled else "new"
+    return f"{compiled / predicted - 1:+.1%}"
+
+
+def _flows(console: Console, v: Verification) -> None:
+    rows = table(
+        "Collectives of one step: bytes that each device sends",
+        [
+            ("collective", "left"),
+            ("axes", "left"),
+            ("predicted", "right"),
+            ("times", "right"),
+            ("compiled", "right"),
+            ("times", "right"),
+            ("difference", "right"),
+        ],
+    )
+    total = [0.0] * 4
+    for f in v.flows:
+        figures = f.predicted_bytes, f.predicted_count, f.compiled_bytes, f.compiled_count
+        total = [t + x for t, x in zip(total, figures, strict=True)]
+        rows.add_row(f.kind, "+".join(f.axes), *_row(figures))
+    rows.add_row("together", "", *_row(total))
+    console.print(rows)
+    console.print()
+
+
+def _row(figures) -> tuple[str, ...]:
+    ours, our_count, theirs, their_count = figures
+    return amount(ours), f"{our_count:g}", amount(theirs), f"{their_count:g}", _ratio(ours, theirs)
+
+
+_CLASSES = (
+    ("arguments", "argument_bytes"),
+    ("outputs", "output_bytes"),
+    ("of these in place of arguments", "alias_bytes"),
+    ("temporaries", "temporary_bytes"),
+)
+
+
+def _figures(console: Console, v: Verification) -> None:
+    rows = table(
+        "Memory and work of one device",
+        [("", "left"), ("predicted", "right"), ("compiled", "right"), ("difference", "right")],
+    )
+    ours: MemoryFigures = v.predicted_memory
+    for label, field in _CLASSES:
+        pair = getattr(ours, field), getattr(v.compiled_memory, field)
+        rows.add_row(label, *map(amount, pair), _ratio(*pair))
+    reserved = v.predicted_reserved_bytes
+    told = ("", "") if reserved is None else (amount(reserved), _ratio(reserved, v.reserved_bytes))
+    rows.add_row("reserved, with gaps", told[0], amount(v.reserved_bytes), told[1])
+    peaks = ours.peak_bytes, v.compiled_memory.peak_bytes
+    told = (amount(peaks[1]), _ratio(*peaks)) if v.tells_peak else ("not told", "")
+    rows.add_row("in use at the peak", amount(peaks[0]), *told)
+    pair = v.predicted_flops, v.compiled_flops
+    rows.add_row("products and convolutions", *(amount(x, "FLOP") for x in pair), _ratio(*pair))
+    if v.estimated_cycles is not None:
+        rows.add_row("kernels", "", f"{v.estimated_cycles:.4g} cycles", "")
+    console.print(rows)
+    console.print()
+
+
+def _strays(console: Console, title: str, strays: list[Stray]) -> None:
+    if not strays:
+        return
+    sums: dict[tuple, list] = {}
+    for s in strays:
+        key = s.kind, s.axes, pattern(s.tensor), s.shape, s.source, s.only_sliced
+        row = sums.setdefault(key, [0.0, 0.0])
+        row[0] += s.wire_bytes
+        row[1] += s.count
+    rows = table(
+        title,
+        [
+            ("sent", "right"),
+            ("times", "right"),
+            ("collective", "left"),
+            ("axes", "left"),
+            ("tensor", "left"),
+            ("line", "left"),
+        ],
+    )
+    listed = sorted(sums.items(), key=lambda row: -row[1][0])
+    for (kind, axes, tensor, shape, source, only_sliced), (size_bytes, count) in listed[:_MOST]:
+        what = f"{tensor} {'x'.join(map(str, shape))}{' (only sliced afterwards)' if only_sliced else ''}"
+        rows.add_row(amount(size_bytes), f"{count:g}", kind, "+".join(axes), what, source or "not told")
+    console.print(rows)
+    if listed[_MOST:]:
+        rest = sum(size_bytes for _, (size_bytes, _) in listed[_MOST:])
+        console.print(f"and {len(listed) - _MOST} more kinds, {amount(rest)} together")
+    console.print()
+
+
+def _rematerialised(console: Console, v: Verification) -> None:
+    if not v.rematerialised:
+        return
+    console.print(
+        "XLA's partitioner knew no way between two layouts, gathered these tensors whole on every device, and cut them "
+        "again (full rematerialisation). Pin the tensor, or what makes it, to one of the two layouts:"
+    )
+    for r in v.rematerialised:
+        where = f" at {r.source}" if r.source else ""
+        console.print(f"  {r.operation} {r.shape}{where}: from {r.before or 'one sharding'} to {r.after or 'another'}")
+    console.print()

@@ -8,25 +8,27 @@ from typing import Any
 
 import jax
 
-from autoshard.plans.plan import Plan, PlannedTensor
+from autoshard.plans.apply import argument_shapes, check
+from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.trace.trace import Trace
 from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.compile import compile_step
 from autoshard.verify.cycles import estimated_cycles
 from autoshard.verify.devices import devices_for, options_for
+from autoshard.verify.figures import MemoryFigures
 from autoshard.verify.flops import product_flops
 from autoshard.verify.hlo import parse
 from autoshard.verify.rematerialised import rematerialisations
 from autoshard.verify.strays import Origins, flows, strays
 from autoshard.verify.targets import target_named, target_of
-from autoshard.verify.verification import MemoryFigures, Verification
+from autoshard.verify.verification import Verification
 
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 """Primitives whose operations are counted on both sides."""
 
 
 def verify(
-    plan: Plan,
+    plan: ProgramPlan,
     fn: Callable[..., Any],
     *args: Any,
     target: str | None = None,
@@ -36,7 +38,8 @@ def verify(
     """Compiles `fn(*args)` as planned for devices that need not be there, and compares. Nothing runs.
 
     Args:
-      plan: The plan. fn, *args: The function that was planned, and its arguments, by shape.
+      plan: The plan. fn: The function that was planned.
+      *args: Its arguments, by shape; none for those that the plan was made for.
       target: Devices to compile for, such as `h100`, `tpu-v5e` or `cpu`; None for the plan's own.
       time_limit_s: Seconds that the compiler may take; None for no limit.
       on_stage: Called with what comes next.
@@ -47,12 +50,13 @@ def verify(
       VerificationError: It does not know the devices, does not compile the program, or takes too long.
     """
     say = on_stage or (lambda stage: None)
+    args = args or argument_shapes(plan)
     chosen = target_of(plan) if target is None else target_named(target)
     devices_per_node = plan.devices_per_node if chosen.name == plan.device else None  # nodes of other devices differ
     devices = devices_for(chosen, plan.axes, devices_per_node)
     started = time.perf_counter()
     say("tracing")
-    traced = plan.check(fn, args)
+    traced = check(plan, fn, args)
     say("compiling")
     compiled = compile_step(plan, fn, args, devices, options_for(chosen), time_limit_s)
     compile_s = time.perf_counter() - started
@@ -87,7 +91,7 @@ def verify(
     )
 
 
-def predicted_memory(plan: Plan, traced: Trace) -> MemoryFigures:
+def predicted_memory(plan: ProgramPlan, traced: Trace) -> MemoryFigures:
     """The plan's memory in the compiler's terms: what arguments and outputs take on a device, and the rest.
 
     The rest is what is reserved for everything else; of the peak, in a plan that does not tell what is reserved.
@@ -118,7 +122,7 @@ def _interface(tensor: PlannedTensor) -> tuple:
     return tensor.shape, tensor.dtype, tensor.entries
 
 
-def _donated(plan: Plan, traced: Trace) -> Sequence[int]:
+def _donated(plan: ProgramPlan, traced: Trace) -> Sequence[int]:
     """The leaves of donated arguments."""
     counts = [child.num_leaves for child in traced.in_tree.children()]
     starts = [sum(counts[:k]) for k in range(len(counts))]

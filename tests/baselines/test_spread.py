@@ -136,7 +136,7 @@ def test_no_strategy_is_predicted_better_than_the_plan(family, request):
     options = autoshard.PlanOptions(time_limit_s=30)
     mesh = {"data": 2, "tensor": 4}
     plan = autoshard.plans.make.plan_program(
-        subject.traced, subject.program, subject.cluster, mesh, (0,), None, None, options
+        subject.traced, subject.program, subject.cluster, mesh=mesh, donate_argnums=(0,), options=options
     )
     for strategy in baselines.suited(subject):
         other = baselines.plan_baseline(strategy, subject, mesh=mesh, options=options)

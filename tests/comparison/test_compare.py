@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 import autoshard
 from autoshard.baselines import ALL, DataRule, Strategy, TensorRule
 from autoshard.cli import app
-from autoshard.comparison import Comparison
+from autoshard.comparison.comparison import COLUMNS, Comparison, cells, ranked, verdict
 from autoshard.comparison.picture import page, write_picture
-from autoshard.comparison.table import COLUMNS, cells, comparison_text, ranked, verdict
 from autoshard.errors import ConfigError, MissingExtraError
 from autoshard.printing import amount, seconds
 
@@ -145,7 +144,7 @@ def test_json_holds_the_figures(comparison):
 
 def test_the_table(comparison, tight):
     for found in (comparison, tight):
-        text = comparison_text(found)
+        text = found.text()
         assert max(map(len, text.splitlines())) <= 118
         for c in found.contenders:
             (line,) = [l for l in text.splitlines() if l.split()[:1] == [c.name]]

@@ -11,8 +11,8 @@ from autoshard import Plan
 from autoshard.cluster import Cluster
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
-from autoshard.plans.make import _assemble
-from autoshard.solver.problem import Certificate, Solution, Status
+from autoshard.plans.make import Origin, plan_of_choices
+from autoshard.solver.problem import Certificate, Status
 from autoshard.trace.trace import trace
 
 CLUSTER = Cluster.from_file(pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "cpux8.yaml")
@@ -28,9 +28,8 @@ def _random_plan(
     rng = np.random.default_rng(seed)
     picks = tuple(int(rng.integers(len(node.costs))) for node in formulation.problem.nodes)
     certificate = Certificate(Status.FEASIBLE, 0.0, 0.0, 0.0, 0.0)
-    return _assemble(
-        "random", CLUSTER, traced, formulation, Solution(picks, certificate), certificate, (), donate, None, ()
-    )
+    origin = Origin("random", CLUSTER.name, donate)
+    return Plan.of(plan_of_choices(traced, formulation, picks, origin=origin, certificate=certificate))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import zoo_checks
 from autoshard_models.zoo import FAMILIES
 from zoo_programs import PROGRAMS
 
+import autoshard
 from autoshard import baselines
 from autoshard.plans.make import plan_program
 
@@ -64,9 +65,15 @@ def test_a_step_moves_all_mutable_state(reference):
 def test_planned_steps_equal_plain_ones(reference, mesh):
     subject = reference.subject
     axes = zoo_checks.MESHES[mesh]
-    plan = plan_program(
-        subject.traced, subject.program, subject.cluster, axes, subject.donated, None, None, zoo_checks.OPTIONS
+    made = plan_program(
+        subject.traced,
+        subject.program,
+        subject.cluster,
+        mesh=axes,
+        donate_argnums=subject.donated,
+        options=zoo_checks.OPTIONS,
     )
+    plan = autoshard.Plan.of(made)
     zoo_checks.check_plan(plan)
     zoo_checks.assert_equal(plan, reference)
 

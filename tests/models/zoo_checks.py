@@ -14,8 +14,8 @@ from zoo_programs import Program
 
 import autoshard
 from autoshard import baselines
-from autoshard.baselines.make import Subject
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
+from autoshard.strategies.make import Subject
 
 MESHES = {
     "8": {"data": 8},

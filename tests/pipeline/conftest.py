@@ -65,4 +65,4 @@ def subject() -> Subject:
         StageOptions(),
         arrangement=Arrangement((first, second)),
     )
-    return Subject(step, state, batch, plan)
+    return Subject(step, state, batch, StagedPlan.of(plan))

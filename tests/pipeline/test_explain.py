@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 
 from autoshard.pipeline.plan.explain import explain
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan, StageCertificate
 from autoshard.pipeline.plan.replicas import crossing, replicas_of, weights_of
-from autoshard.pipeline.plan.staged_plan import StageCertificate, StagedPlan
 from autoshard.pipeline.schedule.durations import StageDurations, TransferDurations
 from autoshard.pipeline.search.considered import Considered
 
 
 @pytest.fixture(scope="module")
-def plan(subject) -> StagedPlan:
+def plan(subject) -> PipelinePlan:
     """The plan, with a forward task of 1 ms in the first stage and 2 ms in the others, backward tasks twice that."""
     stage = lambda forward_ms: StageDurations(forward_ms / 1e3, 2 * forward_ms / 1e3, 0.0, 100.0, 0.0, 5e6, 1e6)
     of_two, of_one = subject.plan.durations.pipelines

@@ -7,9 +7,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+import autoshard
 from autoshard import AutoshardError, Plan, StagedPlan
 from autoshard.errors import FileFormatError
-from autoshard.pipeline.plan.files import VERSION, read_any_plan
+from autoshard.pipeline.plan.files import VERSION
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def load(document, folder) -> StagedPlan:
 def test_a_plan_is_read_back_as_it_was(subject, saved, tmp_path):
     """That it runs, the tests of the trainer show, which reads every plan from a file."""
     loaded = StagedPlan.load(saved)
-    assert loaded == subject.plan == read_any_plan(saved)
+    assert loaded == subject.plan == autoshard.load(saved)
     assert (loaded.explain(), loaded.timeline) == (subject.plan.explain(), subject.plan.timeline)
     loaded.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == saved.read_bytes()
@@ -44,7 +45,7 @@ def test_each_kind_of_file_is_told_from_the_other(subject, saved, tmp_path):
         Plan.load(saved)
     program = subject.plan.programs[0]
     program.save(tmp_path / "plan.json")
-    assert read_any_plan(tmp_path / "plan.json") == program
+    assert autoshard.load(tmp_path / "plan.json") == program
     with pytest.raises(FileFormatError, match="autoshard.Plan.load"):
         StagedPlan.load(tmp_path / "plan.json")
 

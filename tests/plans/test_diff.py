@@ -10,8 +10,8 @@ import autoshard
 from autoshard.cli import app
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate, MemoryItem
 from autoshard.plans.diff import diff, fold_paths
-from autoshard.plans.diff_text import signed
-from autoshard.plans.plan import PlannedTensor
+from autoshard.plans.plan_diff import signed
+from autoshard.plans.program_plan import PlannedTensor
 from autoshard.printing import seconds
 
 

@@ -9,13 +9,14 @@ import pytest
 from autoshard_models import train_step
 from autoshard_models.presets import preset
 
+from autoshard import Plan
 from autoshard.cluster import Cluster
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
-from autoshard.plans.make import _assemble
+from autoshard.plans.make import Origin, plan_of_choices
 from autoshard.plans.text import layout_text, pattern
 from autoshard.printing import amount, seconds
-from autoshard.solver.problem import Certificate, Solution, Status
+from autoshard.solver.problem import Certificate, Status
 from autoshard.trace.trace import trace
 
 WIDTH = 118
@@ -35,7 +36,8 @@ def deep_plan():
     picks = tuple(
         0 if d.argument is not None else len(n.costs) - 1 for d, n in zip(f.decisions, f.problem.nodes, strict=True)
     )
-    return _assemble("deep", cluster, traced, f, Solution(picks, certificate), certificate, (), (0,), None, ())
+    made = plan_of_choices(traced, f, picks, origin=Origin("deep", cluster.name, (0,)), certificate=certificate)
+    return Plan.of(made)
 
 
 def test_the_key_facts_are_there(plan):

@@ -21,7 +21,7 @@ from autoshard.cli import app
 from autoshard.errors import ExportError, FileFormatError, PinError, PlanMismatchError
 from autoshard.plans.export import Form, exported, read_names
 from autoshard.plans.maxtext import maxtext_yaml
-from autoshard.plans.plan import PlannedTensor
+from autoshard.plans.program_plan import PlannedTensor
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SIZES = {"vocab_size": 256, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}

@@ -16,8 +16,8 @@ import pytest
 import rich.console
 from autoshard_models.train_step import TrainFunctions
 
+from autoshard import Plan
 from autoshard.errors import ConfigError
-from autoshard.plans.plan import Plan
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.registry import load_data, train_functions

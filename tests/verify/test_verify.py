@@ -20,20 +20,14 @@ from autoshard.planner.estimate import CommunicationItem
 from autoshard.verify.collectives import CompiledCollective, Piece
 from autoshard.verify.compile import _stderr_kept, _within
 from autoshard.verify.devices import _is_installed
+from autoshard.verify.figures import Flow, MemoryFigures, Rematerialisation, Stray
 from autoshard.verify.hlo import Array
 from autoshard.verify.rematerialised import rematerialisations
+from autoshard.verify.report import Failure, Report
 from autoshard.verify.strays import Origins, flows, strays
 from autoshard.verify.targets import TARGETS, target_named
 from autoshard.verify.tpus import V4, V5E, V5P
-from autoshard.verify.verification import (
-    Failure,
-    Flow,
-    MemoryFigures,
-    Rematerialisation,
-    Report,
-    Stray,
-    Verification,
-)
+from autoshard.verify.verification import Verification
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 CLUSTER = CONFIGS / "clusters" / "cpux8.yaml"

@@ -21,9 +21,10 @@ from autoshard.pipeline.split.stage_program import JointFunction, StageProgram, 
 from autoshard.planner.allowed import Restrictions
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.program import Program, prepare
-from autoshard.plans.make import plan_on
+from autoshard.plans.apply import check
+from autoshard.plans.make import Origin, plan_on
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import Question, Restrict
 from autoshard.trace.trace import Trace, trace
 from autoshard.trace.walk import equation_numbers
@@ -99,7 +100,7 @@ def _traced_stage(
     return TracedStage(program, function, arguments, traced, slots, prepare(traced.graph), *parts)
 
 
-def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, plan: Plan) -> TracedStage:
+def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, plan: ProgramPlan) -> TracedStage:
     """A stage traced to be run by `plan`.
 
     Raises:
@@ -107,7 +108,7 @@ def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, pl
     """
     function = joint_function(forward, program, rematerialise)
     arguments = joint_arguments(forward, program)
-    return _traced_stage(program, function, arguments, plan.check(function, arguments))
+    return _traced_stage(program, function, arguments, check(plan, function, arguments))
 
 
 def parts_of(traced: Trace, slots: Slots, splits_backward: bool) -> Parts:
@@ -141,7 +142,7 @@ def plan_stage(
     budget_bytes: float,
     options: PlanOptions,
     splits_weights: bool = False,
-) -> Plan:
+) -> ProgramPlan:
     """The plan of a stage on one mesh.
 
     Args:
@@ -153,7 +154,7 @@ def plan_stage(
     """
     restrict = _weights_split(stage) if splits_weights else None
     question = Question(stage.trace, stage.prepared, budget_bytes, None, options, restrict, time.perf_counter())
-    return plan_on(question, cluster_name, [mesh], (0,), stage.function.__name__)
+    return plan_on(question, [mesh], Origin(stage.function.__name__, cluster_name, (0,)))
 
 
 def _weights_split(stage: TracedStage) -> Restrict:
@@ -175,7 +176,7 @@ def _weights_split(stage: TracedStage) -> Restrict:
     return restrict
 
 
-def stage_cost(stage: TracedStage, plan: Plan) -> StageCost:
+def stage_cost(stage: TracedStage, plan: ProgramPlan) -> StageCost:
     """What each phase of a planned stage takes, and what it holds."""
     jaxpr, slots, parts = stage.trace.jaxpr.jaxpr, stage.slots, stage.split
     forward_s, backward_s, weight_s = _phase_times(jaxpr, parts, plan.estimate)
@@ -202,7 +203,7 @@ def stage_cost(stage: TracedStage, plan: Plan) -> StageCost:
     )
 
 
-def _held_bytes(jaxpr: Any, plan: Plan, held: Sequence[Any]) -> float:
+def _held_bytes(jaxpr: Any, plan: ProgramPlan, held: Sequence[Any]) -> float:
     """Bytes on one device of variables in the layouts that the plan gives them; whole where it gives none."""
     layouts, sizes = held_layouts(jaxpr, plan.interface, held), dict(plan.axes)
     return float(

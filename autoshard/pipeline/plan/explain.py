@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.plan.replicas import Replicas, crossing, replicas_of, weights_of
-from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.pipeline.schedule.timeline import UPDATE, Timeline
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
 
 _MOST_LAYOUTS = 8
 
 
-def explain(plan: StagedPlan) -> str:
+def explain(plan: PipelinePlan) -> str:
     """The whole explanation."""
     console = TextConsole()
     timeline, groups = plan.timeline, replicas_of(plan)
@@ -33,7 +33,7 @@ def explain(plan: StagedPlan) -> str:
     return console.text
 
 
-def _summary(console: Console, plan: StagedPlan, timeline: Timeline) -> None:
+def _summary(console: Console, plan: PipelinePlan, timeline: Timeline) -> None:
     tasks = [e for e in timeline.events if e.phase is not None]
     updates = [e.start_s for e in timeline.events if e.name == UPDATE]
     first_s, last_s = min(e.start_s for e in tasks), max(e.stop_s for e in tasks)
@@ -59,7 +59,7 @@ def _summary(console: Console, plan: StagedPlan, timeline: Timeline) -> None:
     console.print()
 
 
-def _proof(plan: StagedPlan) -> tuple[str, ...]:
+def _proof(plan: PipelinePlan) -> tuple[str, ...]:
     c = plan.certificate
     if not c.bound_s:
         return ("  proof    none: the arrangement was given, not searched for",)
@@ -70,7 +70,7 @@ def _proof(plan: StagedPlan) -> tuple[str, ...]:
     )
 
 
-def _slices(console: Console, plan: StagedPlan) -> None:
+def _slices(console: Console, plan: PipelinePlan) -> None:
     """What each slice takes part with."""
     used: collections.Counter[int] = collections.Counter()
     work: collections.defaultdict[int, set[int]] = collections.defaultdict(set)
@@ -98,7 +98,7 @@ def _slices(console: Console, plan: StagedPlan) -> None:
     console.print()
 
 
-def _considered(console: Console, plan: StagedPlan) -> None:
+def _considered(console: Console, plan: PipelinePlan) -> None:
     if not plan.considered:
         return
     console.print("What was considered, by the costs of single layers")
@@ -114,7 +114,7 @@ def _considered(console: Console, plan: StagedPlan) -> None:
     console.print()
 
 
-def _stages(console: Console, plan: StagedPlan, timeline: Timeline, group: Replicas) -> None:
+def _stages(console: Console, plan: PipelinePlan, timeline: Timeline, group: Replicas) -> None:
     """One line for each stage of alike pipelines; of figures that differ among them, the greatest."""
     pipeline = plan.pipeline(group.first)
     schedule = plan.durations.pipelines[group.first].schedule
@@ -151,7 +151,7 @@ def _stages(console: Console, plan: StagedPlan, timeline: Timeline, group: Repli
     console.print()
 
 
-def _layers(plan: StagedPlan, start: int, stop: int) -> str:
+def _layers(plan: PipelinePlan, start: int, stop: int) -> str:
     """Layers by number and name."""
     names = plan.layers.names
     if stop == start + 1:
@@ -163,7 +163,7 @@ def _several(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}{',' if len(names) == 2 else ' ..'} {names[-1]}"
 
 
-def _boundaries(console: Console, plan: StagedPlan, groups: Sequence[Replicas]) -> None:
+def _boundaries(console: Console, plan: PipelinePlan, groups: Sequence[Replicas]) -> None:
     columns = [("pipeline", "left"), ("stages", "left"), ("sent", "right"), ("in", "right"), ("sent back", "right")]
     rows = table("", [*columns, ("in", "right"), ("made by", "left")])
     for group in groups:
@@ -184,7 +184,7 @@ def _boundaries(console: Console, plan: StagedPlan, groups: Sequence[Replicas]) 
         console.print()
 
 
-def _weights(console: Console, plan: StagedPlan, groups: Sequence[Replicas]) -> None:
+def _weights(console: Console, plan: PipelinePlan, groups: Sequence[Replicas]) -> None:
     held = weights_of(plan)
     if not any(w.copied_bytes for w in held.values()):
         console.print("Every weight is read only where it lives: none is sent.\n")
@@ -216,7 +216,7 @@ def _weights(console: Console, plan: StagedPlan, groups: Sequence[Replicas]) -> 
     console.print()
 
 
-def _programs(console: Console, plan: StagedPlan) -> None:
+def _programs(console: Console, plan: PipelinePlan) -> None:
     """How each distinct stage is sharded."""
     for number, program in enumerate(plan.programs):
         e = program.estimate
@@ -226,7 +226,7 @@ def _programs(console: Console, plan: StagedPlan) -> None:
         _layouts(console, program)
 
 
-def program_text(plan: StagedPlan, number: int) -> str:
+def program_text(plan: PipelinePlan, number: int) -> str:
     """What a program of a plan is, in a line."""
     users = [one for one in plan.stage_ids if plan.program_of[one.pipeline][one.stage] == number]
     pipeline = plan.pipeline(users[0].pipeline)
@@ -237,7 +237,7 @@ def program_text(plan: StagedPlan, number: int) -> str:
     )
 
 
-def _layouts(console: Console, program: Plan) -> None:
+def _layouts(console: Console, program: ProgramPlan) -> None:
     named = [a for a in program.arguments if a.shape and a.name.split(".")[0] in ("params", "batch", "inputs")]
     counts = collections.Counter((pattern(a.name), a.shape, layout_text(a.entries)) for a in named)
     rows = table("", [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left")])

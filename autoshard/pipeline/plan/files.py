@@ -16,18 +16,18 @@ import pydantic
 from autoshard.errors import FileFormatError, ScheduleError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.garbage import collection_paused
-from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.schedule.durations import PipelineDurations, StageDurations, StepDurations, TransferDurations
 from autoshard.pipeline.schedule.orders import make_schedule
 from autoshard.pipeline.schedule.simulate import step_time
 from autoshard.pipeline.search.arrangement import Pipeline
 from autoshard.plans.files import STAGED_FORMAT, plan_document, plan_of_document
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 
 VERSION = 1
 """Changes whenever a file written before could be misread."""
 
-_OWN_FORM = frozenset({"programs", "durations"})
+_OWN_FORM = frozenset({"programs", "durations", "shapes"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,8 +42,10 @@ class _PipelineTimes:
 
 
 def _document_type() -> type[pydantic.BaseModel]:
-    """The file's schema: the fields of `StagedPlan`, with a document for each program."""
-    fields: dict[str, Any] = {f.name: (f.type, ...) for f in dataclasses.fields(StagedPlan) if f.name not in _OWN_FORM}
+    """The file's schema: the fields of `PipelinePlan`, with a document for each program."""
+    fields: dict[str, Any] = {
+        f.name: (f.type, ...) for f in dataclasses.fields(PipelinePlan) if f.name not in _OWN_FORM
+    }
     return pydantic.create_model(
         "StagedPlanDocument",
         __config__=pydantic.ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=True),
@@ -56,7 +58,7 @@ def _document_type() -> type[pydantic.BaseModel]:
     )
 
 
-def write_staged_plan(plan: StagedPlan, path: str | Path) -> None:
+def write_staged_plan(plan: PipelinePlan, path: str | Path) -> None:
     """Writes `plan` to `path`."""
     times = [
         _PipelineTimes(**{f.name: getattr(p, f.name) for f in dataclasses.fields(_PipelineTimes)})
@@ -68,33 +70,27 @@ def write_staged_plan(plan: StagedPlan, path: str | Path) -> None:
         jax_version=jax.__version__,
         programs=[json.loads(plan_document(program).model_dump_json()) for program in plan.programs],
         durations=tuple(times),
-        **{f.name: getattr(plan, f.name) for f in dataclasses.fields(StagedPlan) if f.name not in _OWN_FORM},
+        **{f.name: getattr(plan, f.name) for f in dataclasses.fields(PipelinePlan) if f.name not in _OWN_FORM},
     )
     write_text_atomically(path, document.model_dump_json())
 
 
-def read_staged_plan(path: str | Path) -> StagedPlan:
+def read_staged_plan(path: str | Path) -> PipelinePlan:
     """Reads a plan in stages from `path`.
 
     Raises:
       FileFormatError: If the file is not valid JSON, not a plan in stages, of another version, or contradicts itself.
     """
-    return _of_document(read_json(path), path)
-
-
-def read_any_plan(path: str | Path) -> Plan | StagedPlan:
-    """Reads a plan of either kind from `path`.
-
-    Raises:
-      FileFormatError: As `read_staged_plan`.
-    """
-    raw = read_json(path)
-    is_staged = isinstance(raw, dict) and raw.get("format") == STAGED_FORMAT
-    return _of_document(raw, path) if is_staged else plan_of_document(raw, path)
+    return pipeline_plan_of_document(read_json(path), path)
 
 
 @collection_paused()
-def _of_document(raw: Any, path: str | Path) -> StagedPlan:
+def pipeline_plan_of_document(raw: Any, path: str | Path) -> PipelinePlan:
+    """The plan in stages of a document as JSON gives it; `path` tells where it stands, for errors.
+
+    Raises:
+      FileFormatError: It is not a plan in stages, of another version, or contradicts itself.
+    """
     if not isinstance(raw, dict) or raw.get("format") != STAGED_FORMAT:
         is_plan = isinstance(raw, dict) and raw.get("format") == "autoshard-plan"
         what = "is a plan of one program" if is_plan else f'lacks `"format": "{STAGED_FORMAT}"`'
@@ -123,8 +119,8 @@ def _of_document(raw: Any, path: str | Path) -> StagedPlan:
         step_time(durations)  # checks them against the schedules
     except ScheduleError as error:
         raise FileFormatError(f"`{path}`: {error} Plan again.") from error
-    own = {f.name: getattr(document, f.name) for f in dataclasses.fields(StagedPlan) if f.name not in _OWN_FORM}
-    return StagedPlan(programs=programs, durations=durations, **own)
+    own = {f.name: getattr(document, f.name) for f in dataclasses.fields(PipelinePlan) if f.name not in _OWN_FORM}
+    return PipelinePlan(programs=programs, durations=durations, **own)
 
 
 def _durations(pipeline: Pipeline, times: _PipelineTimes) -> PipelineDurations:
@@ -139,7 +135,7 @@ def _durations(pipeline: Pipeline, times: _PipelineTimes) -> PipelineDurations:
     return PipelineDurations(schedule, **{f.name: getattr(times, f.name) for f in dataclasses.fields(times)})
 
 
-def _check(plan: Any, programs: Sequence[Plan], path: str | Path) -> None:
+def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | Path) -> None:
     """What a document says of one thing in two places must agree."""
 
     def hold(is_so: bool, fault: str) -> None:

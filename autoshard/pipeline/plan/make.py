@@ -1,6 +1,6 @@
 """`autoshard.plan` for a training step that may be cut: layers, costs, search, and a plan of every stage.
 
-TrainStep -> layers and their costs (pricing) -> arrangement (search) -> one plan a stage -> StagedPlan
+TrainStep -> layers and their costs (pricing) -> arrangement (search) -> one plan a stage -> PipelinePlan
 """
 
 import dataclasses
@@ -8,6 +8,8 @@ import math
 import time
 from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import SolverError, StageError
@@ -17,21 +19,20 @@ from autoshard.pipeline.cost.runs import Runs
 from autoshard.pipeline.cost.stage import TracedStage, plan_stage, stage_cost, trace_stage
 from autoshard.pipeline.cost.table import LayerCost
 from autoshard.pipeline.plan.parameter_owners import StageId, choose_homes
-from autoshard.pipeline.plan.staged_plan import PlacedMesh, SliceSummary, StageCertificate, StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan, PlacedMesh, SliceSummary, StageCertificate
 from autoshard.pipeline.schedule.durations import StageDurations, StepDurations
 from autoshard.pipeline.schedule.orders import in_flight_bound
 from autoshard.pipeline.schedule.simulate import step_time
 from autoshard.pipeline.search.arrangement import Arrangement, Pipeline
-from autoshard.pipeline.search.considered import Considered
 from autoshard.pipeline.search.options import StageOptions
-from autoshard.pipeline.search.search import search
+from autoshard.pipeline.search.search import Found, search
 from autoshard.pipeline.search.step_durations import step_durations
 from autoshard.pipeline.search.topology import Ground
 from autoshard.pipeline.split.layer_cuts import size_bytes
 from autoshard.plans.gaps import fits
 from autoshard.plans.make import budget_of
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import report
 from autoshard.train_step import TrainStep, batch_size
 
@@ -46,7 +47,7 @@ class _PlannedStage:
     """A stage with its plan and what it costs."""
 
     traced: TracedStage
-    plan: Plan
+    plan: ProgramPlan
     cost: LayerCost
 
 
@@ -59,7 +60,10 @@ def plan_staged(
     stages: StageOptions,
     memory_budget_bytes: float | None = None,
     arrangement: Arrangement | None = None,
-) -> StagedPlan:
+    *,
+    donates_state: bool = False,
+    configuration: str | None = None,
+) -> PipelinePlan:
     """Plans a training step over all slices of a cluster.
 
     Args:
@@ -68,6 +72,7 @@ def plan_staged(
       memory_budget_bytes: Limit for each device of every slice; None for what the devices have, less the reserve of
         `options`. `stages.limits_bytes`, if given, takes its place.
       arrangement: What to run where, if it is not to be searched; its mesh options count those of `pricing`.
+      donates_state, configuration: What the plan tells besides; see `PipelinePlan`.
 
     Raises:
       StageError: Nothing fits; names the slice or the layer, and what would help.
@@ -83,14 +88,22 @@ def plan_staged(
         sizes = tuple(sorted({p.micro_batch_size for p in arrangement.pipelines}))
     priced = price_layers(step, state, batch, cluster, sizes, options, stages.most_devices_per_stage)
     stages = dataclasses.replace(stages, limits_bytes=limits)
-    bound_s, considered, searched_s = 0.0, (), None
+    found = None
     if arrangement is None:
         tell = lambda text, done, total: report(options, started, "stages", f"{text} ({done} of {total})")
         found = search(priced.layers, priced.table, cluster, examples, stages, tell)
-        arrangement, bound_s, considered = found.arrangement, found.bound_s, found.considered
-        searched_s = found.step_s
-    return _assemble(
-        step, state, cluster, options, limits, priced, arrangement, bound_s, considered, searched_s, started
+    return _plan_of_arrangement(
+        arrangement or found.arrangement,
+        found,
+        priced,
+        state=state,
+        batch=batch,
+        cluster=cluster,
+        limits=limits,
+        options=options,
+        started=started,
+        donates_state=donates_state,
+        configuration=configuration,
     )
 
 
@@ -103,24 +116,26 @@ def default_sizes(examples: int, cluster: Cluster) -> tuple[int, ...]:
 
 
 @collection_paused()
-def _assemble(
-    step: TrainStep,
-    state: Any,
-    cluster: Cluster,
-    options: PlanOptions,
-    limits: Sequence[float],
-    priced: Priced,
+def _plan_of_arrangement(
     arrangement: Arrangement,
-    bound_s: float,
-    considered: tuple[Considered, ...],
-    searched_s: float | None,
+    found: Found | None,
+    priced: Priced,
+    *,
+    state: Any,
+    batch: Any,
+    cluster: Cluster,
+    limits: Sequence[float],
+    options: PlanOptions,
     started: float,
-) -> StagedPlan:
+    donates_state: bool,
+    configuration: str | None,
+) -> PipelinePlan:
+    """Plans each distinct stage of an arrangement; `found` is None where the arrangement was given."""
     for p, pipeline in enumerate(arrangement.pipelines):
         _check_mutable(priced.models[pipeline.micro_batch_size], p, pipeline)
     ground, runs = Ground(cluster, priced.table), Runs(priced.layers, priced.table)
     by_layers = step_durations(runs, ground, arrangement)
-    searched_s = step_time(by_layers) if searched_s is None else searched_s
+    searched_s, bound_s = (step_time(by_layers), 0.0) if found is None else (found.step_s, found.bound_s)
     ratio = optimizer_ratio(state)
     planned: dict[tuple[Any, ...], _PlannedStage] = {}
     keys: list[list[tuple[Any, ...]]] = []
@@ -148,7 +163,7 @@ def _assemble(
     cuts = next(iter(priced.models.values())).stages.cuts
     search_s = time.perf_counter() - started
     gap = (searched_s - bound_s) / searched_s if searched_s and bound_s else math.inf
-    return StagedPlan(
+    return PipelinePlan(
         cluster=cluster.name,
         slices=slices,
         batch_size=arrangement.batch_size,
@@ -163,8 +178,11 @@ def _assemble(
         homes=homes,
         durations=durations,
         certificate=StageCertificate(searched_s, bound_s, gap, search_s),
-        considered=considered,
+        considered=() if found is None else found.considered,
         warnings=(*priced.warnings, *_left_out(arrangement, slices)),
+        donates_state=donates_state,
+        configuration=configuration,
+        shapes=jax.eval_shape(lambda *given: given, state, batch),
     )
 
 
@@ -174,7 +192,7 @@ BUDGETED_S = 10.0
 
 def fitting_plan(
     stage: TracedStage, mesh: LogicalMesh, cluster_name: str, budget_bytes: float, options: PlanOptions
-) -> Plan:
+) -> ProgramPlan:
     """The plan of a stage within its memory.
 
     Without a limit the problem is easy; so that is tried first, and then with every weight split. Only if the first

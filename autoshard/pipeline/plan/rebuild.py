@@ -4,14 +4,14 @@ from typing import Any
 
 from autoshard.errors import PlanMismatchError
 from autoshard.pipeline.cost.pricing import trace_model
-from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.split.layer_cuts import LayerCuts
 from autoshard.pipeline.split.stage_program import JointFunction, joint_arguments, joint_function
 from autoshard.train_step import TrainStep
 
 
 def program_function(
-    plan: StagedPlan, step: TrainStep, state: Any, batch: Any, number: int
+    plan: PipelinePlan, step: TrainStep, state: Any, batch: Any, number: int
 ) -> tuple[JointFunction, tuple[Any, ...]]:
     """The function that `plan.programs[number]` is a plan of, and the shapes that it takes.
 
@@ -21,7 +21,7 @@ def program_function(
 
     Raises:
       PlanMismatchError: The step has other layers than were planned. Whether the program itself is the planned one,
-        `Plan.check` tells.
+        `ProgramPlan.check` tells.
     """
     one = next(s for s in plan.stage_ids if plan.program_of[s.pipeline][s.stage] == number)
     pipeline = plan.pipeline(one.pipeline)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from autoshard.pipeline.cost.layers import Layers
 from autoshard.pipeline.plan.parameter_owners import StageId
-from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.search.arrangement import Pipeline
 
 
@@ -40,7 +40,7 @@ class Replicas:
         return f"Pipeline{'s' if len(self.numbers) > 1 else ''} {self.short_name}"
 
 
-def replicas_of(plan: StagedPlan) -> tuple[Replicas, ...]:
+def replicas_of(plan: PipelinePlan) -> tuple[Replicas, ...]:
     """All pipelines of a plan, those that are alike together."""
     groups: dict[object, list[int]] = {}
     for n, pipeline in enumerate(plan.arrangement.pipelines):
@@ -80,7 +80,7 @@ class PlaceWeights:
     copied_bytes: float
 
 
-def weights_of(plan: StagedPlan) -> dict[tuple[int, int], PlaceWeights]:
+def weights_of(plan: PipelinePlan) -> dict[tuple[int, int], PlaceWeights]:
     """The weights of every place, by pipeline and place."""
     home = {name: _place(plan, one) for name, one in zip(plan.parameters, plan.homes, strict=True)}
     sizes: dict[str, float] = {}
@@ -101,5 +101,5 @@ def weights_of(plan: StagedPlan) -> dict[tuple[int, int], PlaceWeights]:
     }
 
 
-def _place(plan: StagedPlan, one: StageId) -> tuple[int, int]:
+def _place(plan: PipelinePlan, one: StageId) -> tuple[int, int]:
     return one.pipeline, one.stage % len(plan.meshes[one.pipeline])

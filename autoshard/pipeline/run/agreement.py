@@ -12,11 +12,11 @@ import jax
 
 from autoshard.errors import PlanMismatchError
 from autoshard.pipeline.plan.files import read_staged_plan, write_staged_plan
-from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.transfer.peers import gathered, sent_by_first
 
 
-def plan_of_first(plan: StagedPlan | None) -> StagedPlan:
+def plan_of_first(plan: PipelinePlan | None) -> PipelinePlan:
     """The plan of process 0, in every process; all of them must call this together, others than the first with None.
 
         plan = autoshard.plan(...) if jax.process_index() == 0 else None
@@ -40,7 +40,7 @@ def plan_of_first(plan: StagedPlan | None) -> StagedPlan:
         return read_staged_plan(path)
 
 
-def check_same_plan(plan: StagedPlan) -> None:
+def check_same_plan(plan: PipelinePlan) -> None:
     """Compares the plans of all processes, which must call this together.
 
     Raises:
@@ -56,7 +56,7 @@ def check_same_plan(plan: StagedPlan) -> None:
         )
 
 
-def _digest(plan: StagedPlan) -> str:
+def _digest(plan: PipelinePlan) -> str:
     """Of all that says what is done, and in which order; not of what planning took, which differs always."""
     programs = [(p.axes, p.arguments, p.outputs, p.output_steps, p.shardings, p.equations) for p in plan.programs]
     done = plan.arrangement, plan.starts, plan.stop, plan.meshes, plan.program_of, plan.parameters, plan.homes

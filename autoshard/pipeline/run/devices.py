@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError
 from autoshard.pipeline.plan.parameter_owners import StageId
-from autoshard.pipeline.plan.staged_plan import PlacedMesh, StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan, PlacedMesh
 from autoshard.transfer.move import CrossMesh
 
 
@@ -22,7 +22,7 @@ class Fleet:
       everywhere: The sharding of what every device has a copy of, such as the step counter.
     """
 
-    def __init__(self, plan: StagedPlan, devices: Sequence[Any] | None):
+    def __init__(self, plan: PipelinePlan, devices: Sequence[Any] | None):
         chosen = list(jax.devices() if devices is None else devices)
         if len(chosen) != plan.num_devices:
             kinds = ", ".join(f"{s.num_devices} x {s.device}" for s in plan.slices)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from autoshard.pipeline.plan.parameter_owners import StageId
-from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.run.devices import Fleet
 from autoshard.pipeline.schedule.tasks import Phase, Task
 from autoshard.pipeline.schedule.timeline import Event, PlaceSummary, Timeline, busy_time
@@ -38,7 +38,7 @@ class _Handed:
 class Recorder:
     """Records one step, from its making to `end`."""
 
-    def __init__(self, plan: StagedPlan, fleet: Fleet):
+    def __init__(self, plan: PipelinePlan, fleet: Fleet):
         self._plan, self._fleet = plan, fleet
         self._began_s = time.perf_counter()
         self._began_at_s = time.time()

@@ -12,7 +12,7 @@ from autoshard.execution.apply import partition_spec
 from autoshard.pipeline.cost.stage import TracedStage
 from autoshard.pipeline.run.phases import PlannedPart, PlannedParts, Ran, planned_parts
 from autoshard.pipeline.schedule.tasks import Phase
-from autoshard.plans.plan import Plan, PlannedTensor
+from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StageRunner:
       last_phase: The phase after which nothing is held of a micro-batch.
     """
 
-    def __init__(self, stage: TracedStage, plan: Plan, mesh: Mesh, splits_backward: bool):
+    def __init__(self, stage: TracedStage, plan: ProgramPlan, mesh: Mesh, splits_backward: bool):
         self.mesh, self._slots = mesh, stage.slots
         slots = stage.slots
         parts = stage.split if splits_backward else stage.whole

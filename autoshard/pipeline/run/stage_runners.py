@@ -10,7 +10,7 @@ from autoshard.errors import PlanMismatchError, StageError
 from autoshard.pipeline.cost.pricing import Model, trace_model
 from autoshard.pipeline.cost.stage import check_stage
 from autoshard.pipeline.plan.parameter_owners import StageId
-from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.run.devices import Fleet
 from autoshard.pipeline.run.stage_runner import Leaf, StageRunner
 from autoshard.pipeline.run.update import Located
@@ -35,7 +35,7 @@ class Crew:
       PlanMismatchError: The step is not what was planned.
     """
 
-    def __init__(self, plan: StagedPlan, step: TrainStep, fleet: Fleet, state: Any, batch: Any):
+    def __init__(self, plan: PipelinePlan, step: TrainStep, fleet: Fleet, state: Any, batch: Any):
         self.plan, self.fleet = plan, fleet
         models = _models(plan, step, state, batch)
         self._runners: dict[StageId, StageRunner] = {}
@@ -115,7 +115,7 @@ class Crew:
         raise StageError(f"No stage before {one} makes {name}; the plan contradicts itself. Plan again.")
 
 
-def _models(plan: StagedPlan, step: TrainStep, state: Any, batch: Any) -> dict[int, Model]:
+def _models(plan: PipelinePlan, step: TrainStep, state: Any, batch: Any) -> dict[int, Model]:
     """The model as traced for each size of micro-batch."""
     cuts = LayerCuts(plan.starts, plan.stop, plan.layers.names)
     models: dict[int, Model] = {}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from autoshard.errors import PlanMismatchError, StageError, TransferError
 from autoshard.pipeline.plan.parameter_owners import StageId
-from autoshard.pipeline.plan.staged_plan import StagedPlan
+from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.run.agreement import check_same_plan
 from autoshard.pipeline.run.create import create
 from autoshard.pipeline.run.devices import Fleet, bring
@@ -55,7 +55,7 @@ class StagedFunction:
 
     def __init__(
         self,
-        plan: StagedPlan,
+        plan: PipelinePlan,
         step: TrainStep,
         devices: Sequence[Any] | None = None,
         *,
@@ -183,6 +183,18 @@ class StagedFunction:
         layout = self._laid_out
         return jax.tree.unflatten(layout.tree, [located.sharding for located in layout.leaves])
 
+    def in_shardings(self, args: Sequence[Any]) -> tuple[Any, None]:
+        """Where each leaf of the state lies, and None for the batch, which the step shares out itself.
+
+        Args:
+          args: State and batch, as arrays or shapes.
+
+        Raises:
+          PlanMismatchError: The step, the state or the batch is not what was planned.
+        """
+        self.prepare(*args)
+        return self.shardings, None
+
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """Creates the state where the plan says: each place makes what lives there, and no device makes it all.
 
@@ -208,6 +220,8 @@ class StagedFunction:
 
     @property
     def _laid_out(self) -> StateLayout:
+        if self._layout is None and self.plan.shapes is not None:
+            self.prepare(*self.plan.shapes)
         if self._layout is None:
             raise StageError(
                 "Where a state lies is known once the step is prepared: call `prepare(state, batch)` with arrays or "

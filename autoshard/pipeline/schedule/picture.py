@@ -6,11 +6,12 @@ The PNG needs matplotlib, which `pip install 'autoshard[pictures]'` brings.
 import html
 import io
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from autoshard.errors import MissingExtraError
-from autoshard.files import write_bytes_atomically
+from autoshard.errors import ConfigError, MissingExtraError
+from autoshard.files import write_bytes_atomically, write_text_atomically
 from autoshard.pipeline.schedule.rows import Colour, Piece, Row, Rows, make_rows, meaning, short_name
 from autoshard.pipeline.schedule.svg import svg
 from autoshard.pipeline.schedule.timeline import Timeline
@@ -21,6 +22,21 @@ _INCHES_OF_TIME = 10.0
 _ROW_INCHES, _SUMMED_ROW_INCHES = 0.5, 0.26
 _WORK, _LANE = 0.62, 0.13
 """Heights, where rows are 1 apart."""
+
+
+def draw_timeline(timeline: Timeline, path: pathlib.Path, title: str) -> None:
+    """Draws a timeline into an .html or .png file.
+
+    Raises:
+      ConfigError: The file has another ending.
+      MissingExtraError: A PNG needs matplotlib, which is not installed.
+    """
+    if path.suffix.lower() == ".html":
+        write_text_atomically(path, timeline_html(timeline, title))
+    elif path.suffix.lower() == ".png":
+        timeline_png(timeline, path, title)
+    else:
+        raise ConfigError(f"--timeline: the file must end in .html or .png; received {path}. Rename it.")
 
 
 def timeline_html(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> str:

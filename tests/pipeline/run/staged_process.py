@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from autoshard import PlanOptions
+from autoshard import PlanOptions, StagedPlan
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
 from autoshard.errors import PlanMismatchError, TransferError
 from autoshard.pipeline.cost.pricing import stage_meshes
 from autoshard.pipeline.plan.make import plan_staged
-from autoshard.pipeline.run.agreement import check_same_plan, plan_of_first
+from autoshard.pipeline.run.agreement import check_same_plan
 from autoshard.pipeline.schedule.tasks import ScheduleKind
 from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
 from autoshard.pipeline.search.options import StageOptions
@@ -172,7 +172,7 @@ def interrupted(sign):
 jax.config.update("jax_num_cpu_devices", DEVICES[NUMBER])
 jax.distributed.initialize(ADDRESS, len(DEVICES), NUMBER, heartbeat_timeout_seconds=1000)
 step, state, batch = training()
-plan = plan_of_first(planned(step, state, batch) if NUMBER == 0 else None)
+plan = StagedPlan.of_first(planned(step, state, batch) if NUMBER == 0 else None)
 run = plan.jit(step, timeout_s=float(sys.argv[5]), coordinator_address=ADDRESS, record=True)
 quarrel()
 agree()

@@ -18,11 +18,10 @@ import optax
 import pytest
 from flax import struct
 
-from autoshard import PlanOptions
+from autoshard import PlanOptions, StagedPlan
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
 from autoshard.errors import MeshError, PlanMismatchError, StageError
 from autoshard.pipeline.plan.make import plan_staged
-from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.pipeline.run.update import SMALL_BYTES
 from autoshard.pipeline.schedule.tasks import Phase, ScheduleKind
 from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
@@ -52,9 +51,10 @@ def cluster() -> Cluster:
 
 def planned(step: TrainStep, state: Any, batch: Any, *pipelines: Pipeline) -> StagedPlan:
     options = PlanOptions(cache=False, relative_gap=0.05)
-    return plan_staged(
+    made = plan_staged(
         step, state, batch, cluster(), options, StageOptions(most_devices_per_stage=2), None, Arrangement(pipelines)
     )
+    return StagedPlan.of(made)
 
 
 def normal(seed: int, *shape: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Baselines as plans: trace, problem, solver and execution of `autoshard.plan`, under a strategy's restrictions."""
+"""Strategies as plans: trace, problem and solver of `autoshard.plan`, under the restrictions of a strategy."""
 
 import dataclasses
 import math
@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from autoshard.baselines.restrict import restrictions, why_unsuited
-from autoshard.baselines.strategies import ALL, DataRule, Strategy, TensorRule
 from autoshard.cluster import Cluster, Slice
 from autoshard.errors import AutoshardError, LayoutError, MeshError, SolverError
 from autoshard.planner.program import Program, prepare
@@ -15,12 +13,14 @@ from autoshard.planner.roles import Roles, roles_of
 from autoshard.plans.gaps import excess, fits
 from autoshard.plans.make import homogeneous_slice, load_cluster, plan_program
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
+from autoshard.strategies.restrict import restrictions, why_unsuited
+from autoshard.strategies.strategies import ALL, Strategy
 from autoshard.trace.trace import Trace, trace
 
 
 class Settings(TypedDict, total=False):
-    """The keyword arguments that all baselines take; each may be left out.
+    """The keyword arguments that all strategies take; each may be left out.
 
     Attributes:
       cluster: A `Cluster`, a path to a cluster file, or None for the live devices.
@@ -45,10 +45,10 @@ class Settings(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one baseline.
+    """What became of one strategy.
 
     Attributes:
-      strategy: The baseline.
+      strategy: Which.
       plan: Its plan; where nothing keeps to the memory limit, the fastest plan without one, whose
         `estimate.peak_bytes` tells what it would need. None if there is no plan at all.
       fits: Whether the plan keeps to the memory limit.
@@ -56,7 +56,7 @@ class Outcome:
     """
 
     strategy: Strategy
-    plan: Plan | None
+    plan: ProgramPlan | None
     fits: bool
     reason: str = ""
 
@@ -77,98 +77,22 @@ class Subject:
     donated: tuple[int, ...]
 
 
-def data_parallel(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Plan:
-    """The batch split over all devices; parameters and optimizer state on each; gradients all-reduced.
-
-    Args:
-      fn: The function, such as a whole training step, that takes and returns its state.
-      *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`.
-      **settings: See `Settings`.
-
-    Returns:
-      The plan, named `ddp`.
-
-    Raises:
-      LayoutError: The batch does not divide, or nothing tells it from the state.
-      MemoryBudgetError: The baseline does not fit the budget.
-      ClusterError, MeshError, SolverError: As for `autoshard.plan`.
-    """
-    return baseline(Strategy(DataRule.DDP), fn, *args, **settings)
-
-
-def zero(fn: Callable[..., Any], *args: Any, stage: int = 3, **settings: Unpack[Settings]) -> Plan:
-    """Data parallelism that also shards the optimizer state (stage 1), gradients (2) and parameters (3, i.e. FSDP).
-
-    Args and errors are those of `data_parallel`, and `stage`: 1, 2 or 3 (LayoutError for any other).
-
-    Returns:
-      The plan, named `zero1`, `zero2` or `zero3`.
-    """
-    if stage not in (1, 2, 3):
-        raise LayoutError(f"ZeRO has the stages 1, 2 and 3; received stage={stage!r}.")
-    return baseline(Strategy(DataRule(f"zero{stage}")), fn, *args, **settings)
-
-
-def megatron(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Plan:
-    """Tensor parallelism over all devices: weights split by columns and rows, the batch whole on each.
-
-    Args and errors are those of `data_parallel`.
-
-    Returns:
-      The plan, named `megatron`.
-    """
-    return baseline(Strategy(None, TensorRule.MEGATRON), fn, *args, **settings)
-
-
-def mixed(
-    fn: Callable[..., Any], *args: Any, data: DataRule | str = DataRule.ZERO3, **settings: Unpack[Settings]
-) -> Plan:
-    """Data parallelism over some axes and tensor parallelism over another.
-
-    Args and errors are those of `data_parallel`, and `data`, the rule of the data axes: `ddp`, `zero1`, `zero2` or
-    `zero3` (ValueError for any other). MeshError also if the mesh lacks the tensor axis.
-
-    Returns:
-      The plan, named such as `zero3+megatron`.
-    """
-    return baseline(Strategy(DataRule(data), TensorRule.MEGATRON), fn, *args, **settings)
-
-
-def baseline(strategy: Strategy, fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Plan:
-    """The plan of any `Strategy`. Args and errors are those of `data_parallel`."""
-    return plan_baseline(strategy, prepare_subject(fn, *args, **settings), **settings)
-
-
-def all_baselines(
-    fn: Callable[..., Any], *args: Any, strategies: Sequence[Strategy] | None = None, **settings: Unpack[Settings]
-) -> tuple[Outcome, ...]:
-    """Plans several baselines of one function, tracing it once.
-
-    A baseline that exceeds the memory limit is planned without one and reported with what it would need; one that
-    cannot be written down at all, say because the batch does not divide or there are no experts, is reported
-    with the reason.
-
-    Args:
-      fn, *args, **settings: As for `data_parallel`.
-      strategies: Which baselines; None for all that apply to the function.
-
-    Returns:
-      What became of each, in the order of `strategies`.
-
-    Raises:
-      ClusterError, LayoutError, TraceError: The inputs fit no baseline at all.
-    """
-    subject = prepare_subject(fn, *args, **settings)
-    return tuple(try_baseline(s, subject, **settings) for s in (suited(subject) if strategies is None else strategies))
-
-
 def suited(subject: Subject, strategies: Sequence[Strategy] = ALL) -> tuple[Strategy, ...]:
     """Those of `strategies` that apply to a function: expert parallelism only where there are experts, for example."""
     return tuple(s for s in strategies if not why_unsuited(s, subject.program, subject.roles))
 
 
 def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Subject:
-    """Traces `fn` and finds the roles in it. Args are those of `data_parallel`."""
+    """Traces `fn` and finds the roles in it.
+
+    Args:
+      fn: The function, such as a whole training step, that takes and returns its state.
+      *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`.
+      **settings: See `Settings`.
+
+    Raises:
+      ClusterError, LayoutError, TraceError: The inputs fit no strategy at all.
+    """
     donated = _numbers(settings.get("donate_argnums", ()))
     cluster = load_cluster(settings.get("cluster"))
     batch = settings.get("batch_argnums")
@@ -178,7 +102,7 @@ def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Setti
 
 
 def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Outcome:
-    """Plans one baseline; see `all_baselines`."""
+    """Plans one strategy, also where it exceeds the memory; see `Outcome`."""
     options = dataclasses.replace(settings.get("options") or PlanOptions(), least_memory_s=0.0)
     settings = {**settings, "options": options}
     unlimited: Settings = {**settings, "memory_budget_bytes": math.inf}
@@ -199,8 +123,14 @@ def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settin
     return Outcome(strategy, plan, not reason, reason)
 
 
-def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Plan:
-    """Plans one baseline of a prepared function. Errors are those of `data_parallel`."""
+def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> ProgramPlan:
+    """Plans one strategy.
+
+    Raises:
+      LayoutError: The batch does not divide, or nothing tells it from the state.
+      MemoryBudgetError: The strategy does not fit the budget.
+      ClusterError, MeshError, SolverError: As for `autoshard.plan`.
+    """
     tensor_axis = settings.get("tensor_axis", "tensor")
     mesh = settings.get("mesh")
     if mesh is None:
@@ -221,15 +151,14 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
                     subject.traced,
                     subject.program,
                     subject.cluster,
-                    one,
-                    subject.donated,
-                    settings.get("memory_budget_bytes"),
-                    None,
-                    settings.get("options") or PlanOptions(),
-                    lambda program, logical, names=names: restrictions(
+                    mesh=one,
+                    donate_argnums=subject.donated,
+                    memory_budget_bytes=settings.get("memory_budget_bytes"),
+                    options=settings.get("options"),
+                    restrict=lambda program, logical, names=names: restrictions(
                         strategy, program, subject.roles, logical, names
                     ),
-                    strategy.name,
+                    name=strategy.name,
                 )
             )
         except (LayoutError, SolverError) as error:

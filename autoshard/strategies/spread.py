@@ -11,11 +11,11 @@ such uses, where the tensors are sorted by expert, may follow.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from autoshard.baselines.strategies import Spread
 from autoshard.graph.graph import Dims
 from autoshard.planner.program import Program
 from autoshard.planner.roles import Roles
 from autoshard.planner.tied_dims import TiedDims
+from autoshard.strategies.strategies import Spread
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ import dataclasses
 import math
 from collections.abc import Collection
 
-from autoshard.baselines.spread import SpreadWeights, spread_weights
-from autoshard.baselines.strategies import DataRule, Spread, Strategy, TensorRule
 from autoshard.cluster import LogicalMesh
 from autoshard.errors import LayoutError
 from autoshard.graph.graph import Dims
@@ -32,6 +30,8 @@ from autoshard.graph.layout import WHOLE, Assignment, Layout, all_layouts, is_co
 from autoshard.planner.allowed import Restrictions
 from autoshard.planner.program import Program
 from autoshard.planner.roles import MATRIX_OPERATIONS, Roles
+from autoshard.strategies.spread import SpreadWeights, spread_weights
+from autoshard.strategies.strategies import DataRule, Spread, Strategy, TensorRule
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

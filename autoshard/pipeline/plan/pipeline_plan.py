@@ -1,8 +1,9 @@
-"""The staged plan: what runs where and when, how each stage is sharded, what it will take, and the ways to use it."""
+"""A plan in stages as data: what runs where and when, how each stage is sharded, and what it will take.
+
+`autoshard.StagedPlan` is this with all that can be done with it as methods.
+"""
 
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from autoshard.pipeline.cost.layers import Layers
@@ -12,7 +13,7 @@ from autoshard.pipeline.schedule.simulate import simulate, step_time
 from autoshard.pipeline.schedule.timeline import Timeline
 from autoshard.pipeline.search.arrangement import Arrangement, Pipeline
 from autoshard.pipeline.search.considered import Considered
-from autoshard.plans.plan import Plan
+from autoshard.plans.program_plan import ProgramPlan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class StageCertificate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StagedPlan:
+class PipelinePlan:
     """A plan of a training step over several meshes.
 
     Attributes:
@@ -76,6 +77,7 @@ class StagedPlan:
       warnings: What the user should know.
       donates_state: Whether a step may reuse the buffers of the state that it is given.
       configuration: The training configuration that it was made from, as JSON; None for a function of one's own.
+      shapes: State and batch that it was made for, by shape; None in a plan read from a file.
     """
 
     cluster: str
@@ -86,7 +88,7 @@ class StagedPlan:
     starts: tuple[int, ...]
     stop: int
     meshes: tuple[tuple[PlacedMesh, ...], ...]
-    programs: tuple[Plan, ...]
+    programs: tuple[ProgramPlan, ...]
     program_of: tuple[tuple[int, ...], ...]
     parameters: tuple[str, ...]
     homes: tuple[StageId, ...]
@@ -96,6 +98,7 @@ class StagedPlan:
     warnings: tuple[str, ...] = ()
     donates_state: bool = False
     configuration: str | None = None
+    shapes: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def step_s(self) -> float:
@@ -118,12 +121,26 @@ class StagedPlan:
         """Devices of the cluster, also those that are left out."""
         return sum(s.num_devices for s in self.slices)
 
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """The kind of devices of each slice."""
+        return tuple(s.device for s in self.slices)
+
+    @property
+    def device_flops(self) -> float:
+        """Floating-point operations of a device in a step, on average of all devices."""
+        total = 0.0
+        for one in self.stage_ids:
+            program, count = self.plan_of(one), self.pipeline(one.pipeline).num_micro_batches
+            total += program.estimate.flops * program.num_devices * count
+        return total / self.num_devices
+
     def mesh_of(self, one: StageId) -> PlacedMesh:
         """Where a stage runs."""
         meshes = self.meshes[one.pipeline]
         return meshes[one.stage % len(meshes)]
 
-    def plan_of(self, one: StageId) -> Plan:
+    def plan_of(self, one: StageId) -> ProgramPlan:
         """How a stage is sharded."""
         return self.programs[self.program_of[one.pipeline][one.stage]]
 
@@ -135,47 +152,3 @@ class StagedPlan:
     def stage_ids(self) -> tuple[StageId, ...]:
         """All stages."""
         return tuple(StageId(p, s) for p, one in enumerate(self.arrangement.pipelines) for s in range(len(one.stages)))
-
-    def jit(self, step: Any, devices: Sequence[Any] | None = None, **settings: Any) -> Any:
-        """Makes `step` run as planned: a callable `(state, batch) -> (state, metrics)`.
-
-        Args:
-          step: The `TrainStep` that was planned.
-          devices: One for each device of the cluster, in its order (slice after slice); default all live devices.
-          settings: See `autoshard.pipeline.run.staged_function.StagedFunction`.
-
-        Raises:
-          MeshError: The number of devices is not the cluster's.
-          PlanMismatchError: On first use, if `step` is no longer what was planned.
-        """
-        from autoshard.pipeline.run.staged_function import (
-            StagedFunction,  # the one room above that is reached from here
-        )
-
-        return StagedFunction(self, step, devices, **settings)
-
-    def save(self, path: str | Path) -> None:
-        """Writes the plan as versioned JSON; the file appears whole or not at all."""
-        from autoshard.pipeline.plan.files import write_staged_plan
-
-        write_staged_plan(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "StagedPlan":
-        """Reads a plan written by `save`.
-
-        Raises:
-          FileFormatError: If the file is not a staged plan of a known version.
-        """
-        from autoshard.pipeline.plan.files import read_staged_plan
-
-        return read_staged_plan(path)
-
-    def explain(self) -> str:
-        """The plan for people: slices, pipelines, stages, schedule, memory, what was considered. Also `print(plan)`."""
-        from autoshard.pipeline.plan.explain import explain
-
-        return explain(self)
-
-    def __str__(self) -> str:
-        return self.explain()

@@ -1,22 +1,25 @@
 """`autoshard.plan`: a plan of one program for one mesh, or of a training step for a cluster of several slices."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from autoshard.api.program import Plan
+from autoshard.api.staged import StagedPlan
 from autoshard.cluster import Cluster
 from autoshard.errors import StageError
 from autoshard.pipeline.plan.make import plan_staged
-from autoshard.pipeline.plan.staged_plan import StagedPlan
 from autoshard.pipeline.search.options import StageOptions
-from autoshard.plans.make import load_cluster
-from autoshard.plans.make import plan as plan_program
+from autoshard.plans.make import load_cluster, plan_function
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.plan import Plan
 from autoshard.train_step import TrainStep
+
+
+def in_stages(cluster: Cluster, stages: object | None) -> bool:
+    """Whether a training step is cut into stages: where that is asked for, or where devices are of several kinds."""
+    return stages is not None or not cluster.is_homogeneous
 
 
 def plan(
@@ -31,6 +34,7 @@ def plan(
     options: PlanOptions | None = None,
     solution: str | os.PathLike[str] | None = None,
     stages: StageOptions | None = None,
+    configuration: str | None = None,
 ) -> Plan | StagedPlan:
     """Chooses how `fn` runs on a cluster.
 
@@ -42,22 +46,40 @@ def plan(
       fn: Any traceable JAX function, such as a whole training step; or a `TrainStep`, called with (state, batch).
       *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`. Nothing is allocated.
       cluster: A `Cluster`, a path to a cluster file, or None for the live devices. No device is needed to plan.
-      mesh, donate_argnums, pins, start, solution: For one program; see `autoshard.plans.make.plan`.
-      memory_budget_bytes: Limit per device; by default the device's memory less `options.memory_reserve`.
+      mesh: Logical mesh as axis name to size, major to minor (the last axis is the innermost); None to choose the best.
+      donate_argnums: Positional arguments whose buffers `fn` may reuse, as for `jax.jit`.
+      memory_budget_bytes: Limit per device; by default the device's memory less `options.memory_reserve`;
+        `math.inf` for no limit.
+      pins: Shardings to insist on: argument path pattern (`state.params.*.kernel`) to PartitionSpec.
+      start: Layouts to start from, written like pins (such as `pins_from_logical_rules` makes of a model's own rules),
+        or an earlier plan, whose arguments' layouts are taken. The search begins with the best plan that has them, and
+        never ends with a worse one; nothing insists on them. A mesh without the axes that they name starts from
+        nothing, as does one on which no such plan fits; if that is so of all, the plan has a warning that says why.
       options: See `PlanOptions`.
+      solution: A file of `autoshard solve --out` that solves the problem written by `autoshard.write_problem` for the
+        same program, cluster, mesh and limits; the plan is made from it, and nothing is solved here.
       stages: What is fixed of stages, replicas and micro-batches; see `StageOptions`. With `StageOptions()` a training
-        step is planned in stages on a cluster of one kind too.
+        step is planned in stages on a cluster of one kind too. `mesh`, `pins`, `start` and `solution` are for plans of
+        one program.
+      configuration: What the plan is made from, as JSON, for the plan to carry.
+
+    The first Ctrl-C ends the search with the best plan so far, if there is one; its certificate says what is proven.
 
     Returns:
-      A `Plan`, or a `StagedPlan`. Both have `jit`, `save`, `explain`, and can be printed.
+      A `Plan`, or a `StagedPlan`; see `PlanFace` for what both can do. A `Plan` never costs more, predicted, than any
+      other plan that autoshard can express, up to the certified gap.
 
     Raises:
       ClusterError: The cluster has devices of several kinds, and `fn` is no `TrainStep`.
       StageError: The step cannot be cut or shared out as asked; what is given fits one program only.
-      AutoshardError: As `autoshard.plans.make.plan` otherwise.
+      MeshError, PinError, LayoutError: The inputs do not fit together.
+      MemoryBudgetError: No plan fits; tells the least budget that would do, and what is alive at the peak.
+      SolverError: Nothing was found within the time limit.
+      FileFormatError: `solution` does not belong to this problem, or does not solve it.
     """
     options = options or PlanOptions()
     hardware = load_cluster(cluster)
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     is_step = isinstance(fn, TrainStep)
     if not is_step and stages is not None:
         received = getattr(fn, "__name__", type(fn).__name__)
@@ -65,19 +87,21 @@ def plan(
             f"Only a TrainStep can be cut into stages; received {received}. Write the step as "
             "autoshard.TrainStep(loss_fn, optimizer), or leave out stages=."
         )
-    if not is_step or (stages is None and hardware.is_homogeneous):
-        return plan_program(
+    if not (is_step and in_stages(hardware, stages)):
+        made = plan_function(
             fn,
-            *args,
-            cluster=hardware,
+            args,
+            hardware,
             mesh=mesh,
-            donate_argnums=donate_argnums,
+            donate_argnums=donated,
             memory_budget_bytes=memory_budget_bytes,
             pins=pins,
             start=start,
             options=options,
             solution=solution,
+            configuration=configuration,
         )
+        return Plan.of(made)
     given = {"mesh": mesh, "pins": pins, "start": start, "solution": solution}
     unfit = [name for name, value in given.items() if value]
     if unfit:
@@ -87,6 +111,14 @@ def plan(
         )
     if len(args) != 2:
         raise StageError(f"A TrainStep is planned for (state, batch); received {len(args)} arguments. Pass both.")
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    made = plan_staged(fn, *args, hardware, options, stages or StageOptions(), memory_budget_bytes)
-    return dataclasses.replace(made, donates_state=0 in donated)
+    staged = plan_staged(
+        fn,
+        *args,
+        hardware,
+        options,
+        stages or StageOptions(),
+        memory_budget_bytes,
+        donates_state=0 in donated,
+        configuration=configuration,
+    )
+    return StagedPlan.of(staged)

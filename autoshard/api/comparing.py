@@ -1,0 +1,96 @@
+"""`autoshard.compare` and `autoshard.diff`: plans side by side, of one program or in stages."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from jax.sharding import PartitionSpec
+
+from autoshard.api.face import PlanFace
+from autoshard.api.planning import in_stages, plan
+from autoshard.api.program import Plan
+from autoshard.comparison.compare import compare_program
+from autoshard.comparison.comparison import Comparison
+from autoshard.errors import StageError
+from autoshard.pipeline.plan.comparison import StagedComparison
+from autoshard.pipeline.plan.diff import StagedDiff
+from autoshard.pipeline.search.options import StageOptions
+from autoshard.plans.make import load_cluster
+from autoshard.plans.plan_diff import PlanDiff
+from autoshard.strategies.make import Settings
+from autoshard.strategies.strategies import Strategy
+from autoshard.train_step import TrainStep
+
+
+def compare(
+    fn: Callable[..., Any],
+    *args: Any,
+    strategies: Sequence[Strategy] | None = None,
+    pins: Mapping[str, PartitionSpec] | None = None,
+    title: str | None = None,
+    stages: StageOptions | None = None,
+    **settings: Unpack[Settings],
+) -> Comparison | StagedComparison:
+    """Plans `fn`, and shows the plan beside what people write by hand.
+
+    A step of one program stands beside data parallelism, ZeRO, Megatron and their mixes, each planned under the same
+    costs and limits. A step in stages stands beside the forms that its search looked at: each slice alone, pipelines
+    across slices, and a team of replicas on each slice with shares by speed, even shares and Whale's (Jia et al. 2022).
+
+    Args:
+      fn: The function, such as a whole training step, that takes and returns its state; or a `TrainStep`.
+      *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`. Nothing is allocated.
+      strategies: Which strategies; None for all of `autoshard.baselines.ALL` that apply to the function.
+      pins: Shardings that autoshard's own plan must have, as for `autoshard.plan`.
+      title: What is compared, for people; the function's name by default.
+      stages: As for `autoshard.plan`.
+      **settings: See `autoshard.baselines.Settings`. Without `mesh`, autoshard searches its meshes, and each strategy
+        has the meshes that suit it.
+
+    The first Ctrl-C ends the search for the plan at hand with the best so far, and leaves out the strategies that
+    follow; the second one ends it all.
+
+    Returns:
+      A `Comparison`, or of a step in stages a `StagedComparison`. A contender that exceeds the memory limit, or that
+      cannot be written down, is in it all the same, with the reason.
+
+    Raises:
+      ClusterError, LayoutError, MeshError, PinError, TraceError: The inputs do not fit together.
+      StageError: `strategies` and the like are given for a step in stages, which no strategy speaks of.
+    """
+    if not (isinstance(fn, TrainStep) and in_stages(load_cluster(settings.get("cluster")), stages)):
+        found = compare_program(fn, *args, strategies=strategies, pins=pins, title=title, **settings)
+        contenders = [c if c.plan is None else dataclasses.replace(c, plan=Plan.of(c.plan)) for c in found.contenders]
+        return dataclasses.replace(found, contenders=tuple(contenders))
+    given = {"strategies": strategies, "pins": pins, **settings}
+    unfit = [name for name in ("strategies", "pins", "mesh", "tensor_axis", "batch_argnums") if given.get(name)]
+    if unfit:
+        raise StageError(
+            f"{', '.join(unfit)}: strategies lay out one program on one mesh, and a step in stages is compared with "
+            "the forms that its search looked at. Leave them out, or compare on a cluster of one kind of device."
+        )
+    made = plan(
+        fn,
+        *args,
+        cluster=settings.get("cluster"),
+        donate_argnums=settings.get("donate_argnums", ()),
+        memory_budget_bytes=settings.get("memory_budget_bytes"),
+        options=settings.get("options"),
+        stages=stages,
+    )
+    return made.compare(fn, *args, title=title)
+
+
+def diff(a: PlanFace, b: PlanFace) -> PlanDiff | StagedDiff:
+    """Compares two plans, of one program or of several, on one cluster or on two.
+
+    Args:
+      a, b: The plans, fresh or read from files; both of one program, or both in stages.
+
+    Returns:
+      What differs. `print` shows it; `.json()` is for programs. The difference of a plan with itself is empty.
+
+    Raises:
+      PlanMismatchError: One of them is in stages, the other is not.
+    """
+    return a.diff(b)

@@ -1,0 +1,136 @@
+"""`autoshard.Plan`: a plan of one program on one mesh, with all that can be done with it."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+
+from autoshard.api.face import PlanFace
+from autoshard.comparison.compare import compare_program
+from autoshard.comparison.comparison import Comparison
+from autoshard.errors import ConfigError, PlanMismatchError
+from autoshard.execution.jit import PlannedFunction, device_mesh
+from autoshard.plans import apply
+from autoshard.plans.diff import diff
+from autoshard.plans.explain import explain
+from autoshard.plans.export import exported, form_named
+from autoshard.plans.files import read_plan, write_plan
+from autoshard.plans.plan_diff import PlanDiff
+from autoshard.plans.program_plan import ProgramPlan
+from autoshard.trace.trace import Trace
+from autoshard.verify.verification import Verification
+from autoshard.verify.verify import verify
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan(ProgramPlan, PlanFace):
+    """A sharding plan of one function on one logical mesh; see `ProgramPlan` for its data, `PlanFace` for its face."""
+
+    is_staged: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, data: ProgramPlan) -> "Plan":
+        """The plan that holds `data`."""
+        return cls(**{f.name: getattr(data, f.name) for f in dataclasses.fields(ProgramPlan)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Plan":
+        """Reads a plan written by `save`.
+
+        Raises:
+          FileFormatError: The file is not a plan of one program, or of another version.
+        """
+        return cls.of(read_plan(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_plan(self, path)
+
+    def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+        """The device mesh of the plan over `devices` (default: all live devices)."""
+        return device_mesh(self.axes, devices)
+
+    def jit(self, fn: Callable[..., Any], devices: Sequence[Any] | None = None) -> PlannedFunction:
+        """Makes `fn` run as planned; see `PlanFace.jit`.
+
+        Returns:
+          A callable that also has `.lower(*args).compile()`; without arguments for those that the plan was made for.
+          Devices of `jax.experimental.topologies` serve for ahead-of-time compilation.
+        """
+        return apply.planned_function(self, fn, self.mesh(devices))
+
+    def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace:
+        return apply.check(self, fn, args)
+
+    def init(
+        self,
+        init_fn: Callable[..., Any],
+        *args: Any,
+        argument: int = 0,
+        run: PlannedFunction | None = None,
+        devices: Sequence[Any] | None = None,
+    ) -> Any:
+        """Creates an argument of the planned function already sharded; see `PlanFace.init`.
+
+        Args:
+          init_fn, *args, run, devices: As in `PlanFace.init`.
+          argument: Which positional argument of the planned function is made: the state, unless told otherwise.
+        """
+        mesh = self.mesh(devices) if run is None else run.mesh
+        return apply.create_argument(self, mesh, init_fn, args, argument)
+
+    def in_shardings(self, like: Any = None, argument: int | None = None, devices: Sequence[Any] | None = None) -> Any:
+        """NamedShardings of the arguments, for `jax.device_put`, `jax.jit`, or restoring a checkpoint.
+
+        Args:
+          like: A pytree with the leaves of what is asked for, such as abstract arrays, whose structure the result has.
+            Needed only for a plan read from a file, which does not know the pytree types and else gives a mapping from
+            path to sharding.
+          argument: Which positional argument; None for the tuple of all.
+          devices: As for `jit`.
+
+        Raises:
+          PlanMismatchError: `like` has other leaves than the plan.
+        """
+        return apply.argument_shardings(self, self.mesh(devices), like, argument)
+
+    def explain(self, program: int | None = None) -> str:
+        if program is not None:
+            raise _only_in_stages("program=, --program")
+        return explain(self)
+
+    def draw_timeline(self, path: str | os.PathLike[str]) -> str:
+        raise _only_in_stages("A timeline, --timeline")
+
+    def program(self, number: int, fn: Callable[..., Any], args: Sequence[Any] = ()) -> tuple[Any, tuple[Any, ...]]:
+        return fn, tuple(args) or apply.argument_shapes(self)
+
+    def program_title(self, number: int) -> str:
+        return ""
+
+    def verify(
+        self, fn: Callable[..., Any], *args: Any, target: str | None = None, time_limit_s: float | None = None
+    ) -> Verification:
+        return verify(self, fn, *args, target=target, time_limit_s=time_limit_s)
+
+    def diff(self, other: PlanFace) -> PlanDiff:
+        if not isinstance(other, Plan):
+            raise PlanMismatchError(
+                "A plan of one program is compared with another of one program, and this one is in stages. Compare "
+                "their step times, or `diff` two plans of one kind."
+            )
+        return diff(self, other)
+
+    def export(self, form: str, names: Mapping[str, Sequence[str | None]] | None = None, nearest: bool = False) -> str:
+        return exported(self, form_named(form), names, nearest)
+
+    def compare(self, fn: Callable[..., Any], *args: Any, **settings: Any) -> Comparison:
+        return compare_program(fn, *(args or apply.argument_shapes(self)), own=self, **settings)
+
+
+def _only_in_stages(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what}: only plans in stages have several programs and a timeline, and this is a plan of one program. Leave "
+        "it out."
+    )

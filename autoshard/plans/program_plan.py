@@ -1,0 +1,163 @@
+"""The plan of one program as data: what was decided for it on a mesh, and how good that is.
+
+`apply.py` runs it, `explain.py` tells it, `files.py` keeps it; `autoshard.Plan` is this with all of them as methods.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from autoshard.cluster.device import UNMEASURED
+from autoshard.execution.apply import partition_spec
+from autoshard.execution.jit import Interface
+from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import SpecEntries
+from autoshard.planner.estimate import Estimate
+from autoshard.solver.problem import Certificate
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """An argument or output leaf: its path, shape, dtype and planned layout (mesh axes per dimension).
+
+    `is_weak` tells of an argument whether its dtype gives way to that of others (JAX's weak types). Python numbers in
+    a state are such, and cease to be when it is restored from a file; the program is always traced as it was planned.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    entries: SpecEntries
+    is_weak: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CloseChoice:
+    """A decision that could have gone another way for little: with everything else held fixed, it costs `extra_s`
+    more.
+    """
+
+    name: str
+    chosen: str
+    alternative: str
+    extra_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeshCandidate:
+    """One logical mesh that was considered: its axes, the best step time found on it, and the proven bound.
+
+    `step_s` is None where the bound alone ruled the mesh out, or where nothing fits the memory.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    step_s: float | None
+    bound_s: float
+    verdict: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramPlan:
+    """A sharding plan of one function on one logical mesh.
+
+    Attributes:
+      name: What produced it (`autoshard`, or a baseline's name).
+      cluster: Name of the cluster. device: Name of its device type.
+      axes: (name, size) of the mesh axes, major to minor. mesh_text: The mesh with its links, for people.
+      arguments, outputs: The planned leaves, flattened.
+      output_steps: For each output, the layouts that it passes through at the end; empty if it is made in its own.
+      shardings: What each equation enforces, by equation number.
+      equations: Signature of every traced equation: identifies the function.
+      donate_argnums: Positional arguments whose buffers are reused.
+      budget_bytes: The memory limit that was obeyed, per device; None for none.
+      estimate: Predicted time, traffic and memory. certificate: How near the optimum the plan is proven to be.
+      close_choices: Decisions that were nearly ties. candidates: The logical meshes considered.
+      warnings: What was kept whole for want of knowledge, and the like.
+      devices_per_node: How many of the devices the fastest links join; None where that is not known.
+      figures: Where the figures of the hardware come from.
+      configuration: The training configuration that the plan was made from, as JSON; None for a function of one's own.
+      in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
+    """
+
+    name: str
+    cluster: str
+    device: str
+    axes: tuple[tuple[str, int], ...]
+    mesh_text: str
+    arguments: tuple[PlannedTensor, ...]
+    outputs: tuple[PlannedTensor, ...]
+    output_steps: tuple[tuple[SpecEntries, ...], ...]
+    shardings: tuple[tuple[int, EquationPlan], ...]
+    equations: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    budget_bytes: float | None
+    estimate: Estimate
+    certificate: Certificate
+    close_choices: tuple[CloseChoice, ...] = ()
+    candidates: tuple[MeshCandidate, ...] = ()
+    warnings: tuple[str, ...] = ()
+    devices_per_node: int | None = None
+    configuration: str | None = None
+    figures: str = UNMEASURED
+    in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
+    out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def mesh_axes(self) -> dict[str, int]:
+        """Axis name to size, major to minor."""
+        return dict(self.axes)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the plan needs."""
+        return math.prod(n for _, n in self.axes)
+
+    @property
+    def programs(self) -> "tuple[ProgramPlan, ...]":
+        """The plans of all distinct programs: this one."""
+        return (self,)
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """The kinds of devices that it is for."""
+        return (self.device,)
+
+    @property
+    def device_flops(self) -> float:
+        """Floating-point operations of a device in a step."""
+        return self.estimate.flops
+
+    @property
+    def in_specs(self) -> Any:
+        """PartitionSpecs of the positional arguments: a tuple of pytrees like the arguments.
+
+        In a plan read from a file, which does not know the pytree types, a mapping from path to PartitionSpec.
+        """
+        return _unflatten(self.in_tree, self.arguments)
+
+    @property
+    def out_specs(self) -> Any:
+        """PartitionSpecs of the result: a pytree like it; see `in_specs` for a plan read from a file."""
+        return _unflatten(self.out_tree, self.outputs)
+
+    @property
+    def interface(self) -> Interface:
+        """What execution must know of the plan."""
+        return Interface(
+            self.axes,
+            self.shardings,
+            tuple(a.entries for a in self.arguments),
+            tuple(o.entries for o in self.outputs),
+            self.output_steps,
+            self.donate_argnums,
+        )
+
+
+def _unflatten(tree: Any, tensors: Sequence[PlannedTensor]) -> Any:
+    specs = [partition_spec(t.entries) for t in tensors]
+    if tree is None:
+        return {t.name: s for t, s in zip(tensors, specs, strict=True)}
+    return jax.tree_util.tree_unflatten(tree, specs)
