@@ -1,17 +1,36 @@
-"""How many collectives of gradients the compiler joins, and which begin one of their own."""
+"""What XLA's collective combiner makes of the collectives of gradients: how many it joins, and which it leaves alone.
+
+Independent collectives of one kind and type become one of up to `COMBINED_BYTES` (OpenXLA, the combiner passes of
+xla/service/gpu/gpu_compiler.cc and xla/service/collective_combiner_utils.h).
+"""
 
 import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TypeVar
 
-from autoshard.cost.collectives import MOST_JOINED
+import numpy as np
+
+from autoshard.cost.collectives import COMBINED_BYTES, MOST_JOINED
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group
 
+Amount = TypeVar("Amount", float, np.ndarray)
+
+
+def is_reduced_alone(partial_bytes: Amount) -> Amount:
+    """Whether what takes so many bytes on a device before its collective has a collective of its own.
+
+    XLA joins by the bytes that are left behind a reduce-scatter, of partial sums that take as many times more as there
+    are devices. One that takes more than `COMBINED_BYTES` itself has nothing to win but a latency that is small beside
+    its time, so that execution has it reduced, or gathered, as soon as it is there.
+    """
+    return partial_bytes > COMBINED_BYTES
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Joining:
+class CombinedCollectives:
     """How many collectives of weights and gradients the compiler joins, and which sums it reduces together.
 
     A gradient that is all-reduced finds others to be joined with in every plan. One that is scattered, or a weight that
@@ -24,7 +43,7 @@ class Joining:
     Attributes:
       num_reductions: How many gradients are reduced.
       num_alike: For each number of elements, how many of them have it.
-      alone: The groups that sum gradients to statistics.
+      statistics: The groups that sum gradients to statistics, whose collectives are combined with no other.
       scalar_shares: For each group that sums to a scalar, how much of one latency it pays: of those of gradients that
         the compiler joins first, such as all norms, its share of what is summed; see `_joined_scalars` for the rest. 0
         for others, such as losses, which every plan reduces.
@@ -32,12 +51,12 @@ class Joining:
 
     num_reductions: int
     num_alike: Mapping[int, int]
-    alone: frozenset[int]
+    statistics: frozenset[int]
     scalar_shares: Mapping[int, float]
 
 
-def joining_of(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> Joining:
-    """What the compiler joins of the collectives of `groups`."""
+def combined_collectives(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> CombinedCollectives:
+    """What XLA combines of the collectives of `groups`."""
     values = graph.values
     scalar_bytes: dict[int, float] = {}
     sums: list[Group] = []
@@ -49,21 +68,21 @@ def joining_of(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> Jo
         if all(a.value in gradients for a in g.writes):
             sums.append(g)
     state = {values[graph.arguments[o.successor_of].value].shape for o in graph.outputs if o.successor_of is not None}
-    alone = frozenset(
+    statistics = frozenset(
         g.index
         for g in sums
         if any(values[a.value].shape for a in g.writes) and all(values[a.value].shape in state for a in g.reads)
     )
-    alike = collections.Counter(math.prod(values[g.writes[-1].value].shape) for g in sums if g.index not in alone)
+    alike = collections.Counter(math.prod(values[g.writes[-1].value].shape) for g in sums if g.index not in statistics)
     shares = dict.fromkeys(scalar_bytes, 0.0)
     runs = _joined_scalars(graph, [groups[g] for g, own_bytes in scalar_bytes.items() if own_bytes > 0])
     for n, run in enumerate(runs):
         run_bytes = sum(scalar_bytes[g] for g in run)
         shares.update({run[0]: 1.0} if n else {g: scalar_bytes[g] / run_bytes for g in run})
-    return Joining(
+    return CombinedCollectives(
         min(max(alike.total(), 1), MOST_JOINED),
         {size: min(number, MOST_JOINED) for size, number in alike.items()},
-        alone,
+        statistics,
         shares,
     )
 

@@ -49,7 +49,7 @@ def read_orders(chains: DefUse, value: int) -> dict[_Order | None, list[int]]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Transposed:
+class OrderCopies:
     """The copies of values that their readers want in several orders.
 
     Attributes:
@@ -61,9 +61,9 @@ class Transposed:
     copies: tuple[tuple[int, int, int], ...]
 
 
-def transposed(
+def copies_in_other_orders(
     chains: DefUse, stored: Set[int], sources: Mapping[int, Set[int]], moved: Mapping[int, int]
-) -> Transposed:
+) -> OrderCopies:
     """The copies of stored values in other orders.
 
     A value is there as often as its readers want it in different orders. A pointwise kernel makes all of them at once;
@@ -87,4 +87,4 @@ def transposed(
         if own is None and value not in chains.outputs and all(c.rule.is_heavy for c, _ in chains.consumers[value]):
             copied = [min(indices) + 1 for indices in uses.values()] if value not in sources else []
             stops[value] = max([last[None], *copied])
-    return Transposed(stops, tuple(copies))
+    return OrderCopies(stops, tuple(copies))

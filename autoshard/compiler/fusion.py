@@ -7,7 +7,7 @@ kernels of this kind take as long as the bytes that they move.
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
-from autoshard.compiler.buffers import is_alias
+from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import read_orders
 from autoshard.compiler.primitives import SUMS
@@ -109,7 +109,7 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
 
     Args:
       chains: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.
-      in_place: Results that an operand's buffer receives; these are stored there (`buffers.sums_in_place`).
+      in_place: Results that an operand's buffer receives; these are stored there (`aliasing.sums_in_place`).
     """
     graph, region = chains.graph, chains.region
     size = lambda value: graph.values[value].size_bytes

@@ -1,24 +1,25 @@
 """When each value occupies memory, in program order.
 
 Time is counted in operations of the flattened program. A loop body is passed once: what it needs of the world outside
-lives through the whole loop. What is not stored at all says `fusion.py`; which values share a buffer, and which buffers
-are there earlier or later than the program's order tells, say `buffers.py` and `list_scheduler.py`. What can be rebuilt
-from nothing (iotas, broadcast scalars, masks made of them) is never stored; the successor of a donated argument takes
-over its buffer.
+lives through the whole loop. What is not stored at all says `fusion.py`; which values share a buffer, `aliasing.py`;
+which buffers are there earlier or later than the program's order tells, `multi_output_fusion.py`, `constant_fills.py`
+and `list_scheduler.py`. What can be rebuilt from nothing (iotas, broadcast scalars, masks made of them) is never
+stored; the successor of a donated argument takes over its buffer.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-from autoshard.compiler import buffers
-from autoshard.compiler.def_use import DefUse, def_use
-from autoshard.compiler.dimension_orders import transposed
+from autoshard.compiler.aliasing import aliases, scattered_into, sums_in_place
+from autoshard.compiler.constant_fills import constant_fills, early_fills, late_fills
+from autoshard.compiler.convolution_kernels import is_reversed_kernel, kernel_copies
+from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.dimension_orders import copies_in_other_orders
 from autoshard.compiler.fusion import fuse
 from autoshard.compiler.list_scheduler import freeing_first
-from autoshard.garbage import collection_paused
-from autoshard.graph.graph import Graph, OperationKind
-from autoshard.graph.pointwise import free_values, pointwise_operations
-from autoshard.graph.state import gradient_values, weight_values
+from autoshard.compiler.multi_output_fusion import delayed_products, made_together
+from autoshard.graph.graph import OperationKind
+from autoshard.graph.pointwise import free_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,14 +41,14 @@ class LiveRanges:
       region: For each operation, the number of heavy kernels before it: operations of one region fuse.
       alias_stop: For each value that is another name of its operand, when its last use ends.
       fused_stop: For each value that is computed inside its readers, when the last of these ends.
-      early_terms: The values whose buffer is filled with a constant long before they are made, even where they are only
-        partial sums (`buffers.early_terms`).
+      early_fills: The values whose buffer is filled with a constant long before they are made, even where they are only
+        partial sums (`constant_fills.py`).
       remade: The results that their readers could compute (`fusion.py`), stored or not.
       added: The reductions that are part of the kernel that adds two of them. apart_stops: When the ranges end that
         are longer for it, if each of them is a kernel of its own.
       filled_late: The operations whose first operand execution fills when the others are there, and whether it does so
-        only if the sum is partial (`buffers.filled_late`).
-      behind: The products that run later than where the program does them, and when (`buffers.behind`).
+        only if the sum is partial (`constant_fills.py`).
+      delayed: The products that run later than where the program does them, and when (`multi_output_fusion.py`).
     """
 
     ranges: tuple[LiveRange, ...]
@@ -55,18 +56,18 @@ class LiveRanges:
     region: tuple[int, ...]
     alias_stop: tuple[tuple[int, int], ...]
     fused_stop: tuple[tuple[int, int], ...]
-    early_terms: frozenset[int]
+    early_fills: frozenset[int]
     remade: frozenset[int]
     added: tuple[int, ...]
     apart_stops: tuple[tuple[int, int], ...]
     filled_late: tuple[tuple[int, bool], ...]
-    behind: tuple[tuple[int, int], ...]
+    delayed: tuple[tuple[int, int], ...]
 
 
 def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int]) -> list[int]:
     """For each value, one past the last operation that needs it, directly or to compute a fused value again.
 
-    `together`: What is made with another value and not where the program does it, and where (`buffers.siblings`).
+    `together`: What is made with another value and not where the program does it, and where (`multi_output_fusion.py`).
     """
     graph, around, loops = chains.graph, chains.loop_nest, chains.graph.loops
     until = [0] * len(graph.values)
@@ -102,40 +103,44 @@ def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int
     return until
 
 
-@collection_paused()
-def live_ranges(graph: Graph) -> LiveRanges:
-    """Computes when each value of `graph` is stored."""
-    chains, pointwise = def_use(graph), pointwise_operations(graph)
-    free, gradients = free_values(graph, pointwise), gradient_values(graph, pointwise)
-    in_place = buffers.sums_in_place(chains, free)
-    scattered = buffers.scattered_into(chains, free)
+def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gradients: Set[int]) -> LiveRanges:
+    """Computes when each value of a graph is stored.
+
+    Args:
+      chains: The graph. pointwise: For each operation, whether it is (`pointwise_operations`).
+      weights, gradients: Values that stand for them (`graph/state.py`).
+    """
+    graph = chains.graph
+    free = free_values(graph, pointwise)
+    in_place, scattered = sums_in_place(chains, free), scattered_into(chains, free)
     fusion = fuse(chains, pointwise, free, in_place)
-    root = _roots({**buffers.aliases(graph), **in_place, **scattered})
-    together = buffers.siblings(chains, fusion.fused, fusion.sources, gradients)
+    root = _roots({**aliases(graph), **in_place, **scattered})
+    together = made_together(chains, fusion.fused, fusion.sources, gradients)
+    delayed = delayed_products(chains, together)
     until = _last_needs(chains, fusion.fused, together)
     for value, at in together.items():
         for v in (value, *fusion.sources[value]):
             until[v] = max(until[v], at + 1)
-    behind = buffers.behind(chains, together)
-    for operation, at in behind:
+    for operation, at in delayed:
         for v in together.keys() & set(graph.operations[operation].operands):
             until[v] = max(until[v], at + 1)
-    filled_late = buffers.filled_late(chains, scattered)
-    zeros = buffers.zeros(chains, free, gradients, scattered, dict(filled_late))
+    filled_late = late_fills(chains, scattered)
+    fills = constant_fills(chains, free, gradients, scattered, dict(filled_late))
     stops = _stops(chains, until, root)
-    sooner = freeing_first(chains, stops, root, gradients | weight_values(graph, pointwise))
-    stops.update(sooner.stops)
-    moved = {**together, **zeros, **sooner.made}
-    alone = _not_in(fusion.fused, fusion.added)
-    apart = _stops(chains, _last_needs(chains, alone, together), root) if fusion.added else stops
-    unstored = lambda v: fusion.fused[v] or v in root or v in free or buffers.is_reversed_kernel(chains, v)
+    reordered = freeing_first(chains, stops, root, gradients | weights)
+    stops.update(reordered.stops)
+    moved = {**together, **fills, **reordered.made}
+    apart = stops
+    if fusion.added:
+        apart = _stops(chains, _last_needs(chains, _not_in(fusion.fused, fusion.added), together), root)
+    unstored = lambda v: fusion.fused[v] or v in root or v in free or is_reversed_kernel(chains, v)
     made = list(_made_ranges(chains, unstored, stops, moved))
-    orders = transposed(chains, {life.value for life in made}, fusion.sources, moved)
+    orders = copies_in_other_orders(chains, {life.value for life in made}, fusion.sources, moved)
     ranges = [
         *(LiveRange(*copy) for copy in orders.copies),
         *_argument_ranges(chains, stops),
         *(LiveRange(l.value, l.start, orders.stops.get(l.value, l.stop)) for l in made),
-        *(LiveRange(*copy) for copy in buffers.kernel_copies(chains)),
+        *(LiveRange(*copy) for copy in kernel_copies(chains)),
     ]
     return LiveRanges(
         ranges=tuple(ranges),
@@ -143,14 +148,14 @@ def live_ranges(graph: Graph) -> LiveRanges:
         region=tuple(chains.region),
         alias_stop=tuple((v, until[v]) for v in root),
         fused_stop=tuple((v, until[v]) for v, is_fused in enumerate(fusion.fused) if is_fused),
-        early_terms=buffers.early_terms(chains, zeros, gradients),
+        early_fills=early_fills(chains, fills, gradients),
         remade=frozenset(fusion.sources),
         added=tuple(
             sorted(o.index for o in graph.operations if o.name == "reduce_sum" and o.results[0] in fusion.added)
         ),
         apart_stops=tuple((l.value, apart[l.value]) for l in made if apart[l.value] < l.stop),
         filled_late=filled_late,
-        behind=behind,
+        delayed=delayed,
     )
 
 

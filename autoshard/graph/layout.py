@@ -70,3 +70,13 @@ def fits(layout: Layout, shape: Sequence[int], axis_sizes: Sequence[int]) -> boo
         if extent % math.prod(n for n, e in zip(axis_sizes, layout, strict=True) if e == d):
             return False
     return True
+
+
+def is_gather(source: Layout, target: Layout) -> bool:
+    """Whether a move from `source` to `target` gathers along some axis: its result is larger than what it came from."""
+    return any(s != WHOLE and t == WHOLE for s, t in zip(source, target, strict=True))
+
+
+def is_sent(source: Layout, target: Layout) -> bool:
+    """Whether a move from `source` to `target` takes a collective: it is not a slice alone."""
+    return any(s not in (WHOLE, t) for s, t in zip(source, target, strict=True))

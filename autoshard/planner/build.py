@@ -13,7 +13,7 @@ Minimise    sum_{i in V} trips_i (compute_i(x_i) + collectives_i(x_i))          
 Subject to  x_i in K_i                                     one choice each
             layout_i(x_i) = layout_a(x_a) after resharding for every succession edge (i, a)       (`_Builder.edges`)
             for all t in T:
-              sum_{values v alive at t} bytes_v(x) + copies and partial sums at t <= budget       (`memory_over_time`)
+              sum_{values v alive at t} bytes_v(x) + copies and partial sums at t <= budget       (`usages_of`)
 
 All costs are seconds per call of the program on one device; all memory is bytes on one device.
 """
@@ -26,17 +26,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.compiler.collective_dtypes import moved_itemsizes, rounded_itemsize, rounding_operations
+from autoshard.compiler.backends import compiler_of
+from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, OperandRead
+from autoshard.compiler.protocol import Compiler
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind, Value
-from autoshard.graph.layout import WHOLE, Layout, shard_bytes
+from autoshard.graph.layout import Layout, is_gather, is_sent, shard_bytes
+from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.allowed import Decision, Restrictions, argument_choices, group_choices
 from autoshard.planner.choices import ChoiceTable
-from autoshard.planner.layout_columns import LayoutColumn, LayoutColumns
-from autoshard.planner.memory import Copies, memory_over_time
 from autoshard.planner.overlap import Exposure, Terms
 from autoshard.planner.program import Program
+from autoshard.planner.usages import usages_of
 from autoshard.solver.problem import Edge, Node, Problem
 
 
@@ -65,7 +67,7 @@ class Flow:
     target_layouts: tuple[Layout, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Formulation:
     """A problem together with what its numbers mean.
 
@@ -76,8 +78,8 @@ class Formulation:
       decisions: The meaning of each node. flows: The meaning of each edge.
       problem: The solver's input.
       exposure: Which part of each collective's time counts.
-      usage_values: The value that each usage stands for (None: a partial result or a product's workspace).
-      workspaces: The usages that are workspaces. spans: As in `Memory`. instants: Operation index at each instant.
+      compiler: Whose laws its memory and collectives follow.
+      buffers: What each usage stands for, then each usage of an edge. instants: Operation index at each instant.
     """
 
     program: Program
@@ -88,9 +90,8 @@ class Formulation:
     flows: tuple[Flow, ...]
     problem: Problem
     exposure: Exposure
-    usage_values: tuple[int | None, ...]
-    workspaces: range
-    spans: np.ndarray
+    compiler: Compiler
+    buffers: tuple[BufferUse, ...]
     instants: tuple[int, ...]
 
 
@@ -101,17 +102,7 @@ class _Move:
     source_class: np.ndarray
     target_class: np.ndarray
     costs: np.ndarray
-    copies: Copies | None
-
-
-def is_gather(source: Layout, target: Layout) -> bool:
-    """Whether a move from `source` to `target` gathers along some axis: its result is larger than what it came from."""
-    return any(s != WHOLE and t == WHOLE for s, t in zip(source, target, strict=True))
-
-
-def is_sent(source: Layout, target: Layout) -> bool:
-    """Whether a move from `source` to `target` takes a collective: it is not a slice alone."""
-    return any(s not in (WHOLE, t) for s, t in zip(source, target, strict=True))
+    copies: CopySizes | None
 
 
 class _Builder:
@@ -142,11 +133,10 @@ class _Builder:
                 self.definition[access.value] = (self.first_group + group.index, w)
         self.columns = LayoutColumns()
         self.prices = MovePrices(mesh)
-        self.moved_itemsizes = moved_itemsizes(self.graph)
-        self.rounding = rounding_operations(self.graph) if mesh.device_type.rounds_products else frozenset()
+        self.compiler = compiler_of(mesh.device_type)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
-        self.exposure = Exposure(1.0 - overlap, program.weights, program.gradients, program.joining)
+        self.exposure = Exposure(1.0 - overlap, program.analysis)
 
     def defined(self, value: int) -> tuple[int, LayoutColumn] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -156,6 +146,31 @@ class _Builder:
         decision = self.decisions[node]
         layouts = self.layouts[decision.argument] if write is None else self.tables[decision.group].writes[write]
         return node, self.columns.of(layouts, decision.rows)
+
+    def node_of(self, value: int) -> int:
+        """The decision that defines a value, which is no constant."""
+        return self.definition[value][0]
+
+    def choices(self) -> Choices:
+        """What the choices of all decisions mean for memory."""
+        known: dict[tuple, GroupChoices] = {}
+        groups = []
+        for table, decision in zip(self.tables, self.decisions[self.first_group :], strict=True):
+            key = id(table), decision.rows
+            if key not in known:
+                reads = tuple([self.columns.of(layouts, decision.rows) for layouts in table.reads])
+                known[key] = GroupChoices(reads, table.partial_bytes[list(decision.rows)])
+            groups.append(known[key])
+        layouts_of = lambda value: None if (found := self.defined(value)) is None else found[1]
+        return Choices(self.mesh.shape, layouts_of, groups)
+
+    def operand_reads(self, flows: Sequence[Flow], copies: Sequence[CopySizes | None]) -> list[OperandRead | None]:
+        """For each flow, what its resharded copy takes; None where none is ever made for a group."""
+        is_copied = lambda flow, sizes: flow.read is not None and sizes is not None
+        return [
+            OperandRead(flow.target - self.first_group, flow.read, sizes) if is_copied(flow, sizes) else None
+            for flow, sizes in zip(flows, copies, strict=True)
+        ]
 
     def nodes(self) -> list[Node]:
         nodes = []
@@ -178,11 +193,11 @@ class _Builder:
             nodes.append(Node(f"{self.graph.operations[group.operations[0]].name}#{group.operations[0]}", cost))
         return nodes
 
-    def edges(self) -> tuple[list[Flow], list[Edge], list[Copies | None]]:
+    def edges(self) -> tuple[list[Flow], list[Edge], list[CopySizes | None]]:
         """Flows, their edges, and what a resharded copy takes on each."""
         flows: list[Flow] = []
         edges: list[Edge] = []
-        copies: list[Copies | None] = []
+        copies: list[CopySizes | None] = []
         values, operations = self.graph.values, self.graph.operations
         body_trips, checkpoint_of = _body_trips(self.graph), self.graph.checkpoint_of()
         for group in self.program.groups:
@@ -199,9 +214,9 @@ class _Builder:
                 if operation.kind is OperationKind.LOOP_CARRY and access.value == operation.operands[1]:
                     trips = body_trips[operation.index] * group.trips
                 column = self.columns.of(self.tables[group.index].reads[r], rows)
-                makings = len({self.program.live.region[o] for o in access.operations})
+                makings = len({self.program.analysis.live.region[o] for o in access.operations})
                 places = tuple(sorted({checkpoint_of[o] for o in access.operations}))
-                itemsize = self.itemsize(access.value, access.operations)
+                itemsize = self.compiler.moved_itemsize(self.program.analysis, access.value, access.operations)
                 self.connect(
                     flows, edges, copies, access.value, itemsize, defined, target, column, r, trips, makings, places
                 )
@@ -213,13 +228,9 @@ class _Builder:
                 continue
             rows = self.decisions[output.successor_of].rows
             column = self.columns.of(self.layouts[output.successor_of], rows)
-            value, itemsize, at = output.value, self.moved_itemsizes[output.value], output.successor_of
+            value, itemsize, at = output.value, self.program.analysis.moved_itemsizes[output.value], output.successor_of
             self.connect(flows, edges, copies, value, itemsize, defined, at, column, None, 1.0, 1, (-1,))
         return flows, edges, copies
-
-    def itemsize(self, value: int, read_by: Sequence[int]) -> int:
-        """The bytes of an element of `value` as it is moved to the operations `read_by`."""
-        return rounded_itemsize(self.graph, value, self.moved_itemsizes[value], self.rounding, read_by)
 
     def connect(self, flows, edges, copies, value, itemsize, defined, target, column, read, trips, makings, places):
         """Adds the flow of `value` from where it is defined to `target`, which reads it as `column` says."""
@@ -260,7 +271,7 @@ class _Builder:
             np.array([[how(s, t) for t in column.layouts] for s in own.layouts], bool) for how in (operator.ne, is_sent)
         )
         copy_bytes = np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
-        copies = Copies(moved * copy_bytes, sent * copy_bytes) if moved.any() else None
+        copies = CopySizes(moved * copy_bytes, sent * copy_bytes) if moved.any() else None
         return _Move(own.of_choice, column.of_choice, costs, copies)
 
 
@@ -298,21 +309,18 @@ def formulate(
     builder = _Builder(program, mesh, pins, restrictions, overlap)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()
-    memory = memory_over_time(
-        program, mesh, builder.tables, builder.decisions, [(f.target, f.read) for f in flows], copies, builder.defined
-    )
-    problem = Problem(tuple(nodes), tuple(edges), memory.usages, memory.edge_usages, budget_bytes)
+    reads = builder.operand_reads(flows, copies)
+    memory = usages_of(builder.compiler, program, builder.choices(), reads, builder.node_of)
     return Formulation(
-        program,
-        mesh,
-        tuple(builder.tables),
-        tuple(builder.layouts),
-        tuple(builder.decisions),
-        tuple(flows),
-        problem,
-        builder.exposure,
-        memory.values,
-        memory.workspaces,
-        memory.spans,
-        memory.instants,
+        program=program,
+        mesh=mesh,
+        tables=tuple(builder.tables),
+        argument_layouts=tuple(builder.layouts),
+        decisions=tuple(builder.decisions),
+        flows=tuple(flows),
+        problem=Problem(tuple(nodes), tuple(edges), memory.usages, memory.edge_usages, budget_bytes),
+        exposure=builder.exposure,
+        compiler=builder.compiler,
+        buffers=memory.buffers,
+        instants=memory.instants,
     )

@@ -6,18 +6,21 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
+from autoshard.compiler.buffer_uses import spans_of
+from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
+from autoshard.compiler.solved import Move, SolvedProgram
+from autoshard.compiler.tied_copies import tied_copies
 from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
-from autoshard.graph.layout import WHOLE, Layout, SpecEntries, layout_of, spec_entries
-from autoshard.planner.as_compiled import Choosing, Made, compiled, counted
-from autoshard.planner.build import Flow, Formulation, is_gather
+from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather, layout_of, spec_entries
+from autoshard.planner.build import Flow, Formulation
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate
-from autoshard.planner.holdings import Holdings, held_as_compiled, held_as_counted, peak, reserved_bytes
-from autoshard.planner.tied_copies import tied_copies
+from autoshard.planner.peak import counted_bytes, peak
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,15 +97,29 @@ class _Reader:
             self._moves[key] = reshard(shape, size_bytes, source, target, self.f.mesh)
         return self._moves[key]
 
-    def choosing(self) -> Choosing:
-        """The collectives of every group and flow, as the solver counts them."""
+    def solved(self) -> SolvedProgram:
+        """The program as the compiler is given it: its layouts, and the collectives of every group and flow."""
         f = self.f
-        targets = tuple([self.target(flow) for flow in f.flows])
-        steps = tuple(
-            [t.collectives[self.rows[self.first + g.index]] for g, t in zip(f.program.groups, f.tables, strict=True)]
+        sums = [t.collectives[self.rows[self.first + g.index]] for g, t in zip(f.program.groups, f.tables, strict=True)]
+        return SolvedProgram(
+            analysis=f.program.analysis,
+            mesh=f.mesh,
+            layouts=self.layout,
+            sums=tuple(sums),
+            moves=tuple([self._move(flow) for flow in f.flows]),
         )
-        moves = tuple([self.collectives(flow, target) for flow, target in zip(f.flows, targets, strict=True)])
-        return Choosing(f, self.layout, steps, targets, moves)
+
+    def _move(self, flow: Flow) -> Move:
+        target = self.target(flow)
+        return Move(
+            value=flow.value,
+            group=None if flow.read is None else flow.target - self.first,
+            read=flow.read,
+            itemsize_bytes=flow.itemsize_bytes,
+            trips=flow.trips,
+            target=target,
+            collectives=self.collectives(flow, target),
+        )
 
 
 def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
@@ -156,7 +173,7 @@ class _Slots:
 
 def _shardings(reader: _Reader) -> tuple[tuple[int, EquationPlan], ...]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
-    slots, late = _Slots(), dict(f.program.live.filled_late)
+    slots, late = _Slots(), dict(f.program.analysis.live.filled_late)
     gathers: list[tuple[int, int, Layout]] = []  # operation, slot, layout
     for group in f.program.groups:
         operation = graph.operations[group.operations[0]]
@@ -192,7 +209,7 @@ def _shardings(reader: _Reader) -> tuple[tuple[int, EquationPlan], ...]:
                 slots.operands[operation.equation][slot] = reader.steps(value, wanted)
                 if is_gather(held, wanted):
                     gathers.append((index, slot, wanted))
-    for index, slot in tied_copies(f.program, f.mesh, reader.layout, gathers):
+    for index, slot in tied_copies(f.program.analysis, f.mesh.shape, reader.layout, gathers):
         slots.delayed[graph.operations[index].equation].add(slot)
     return slots.freeze()
 
@@ -266,21 +283,18 @@ def _loop_shardings(operation: Operation, reader: _Reader, slots: _Slots) -> Non
 
 def memory_needed(f: Formulation, picks: Sequence[int]) -> tuple[float, float]:
     """(bytes alive at the peak, bytes reserved with the gaps between) of the solution `picks` on each device."""
-    reader = _Reader(f, picks)
-    choosing = reader.choosing()
-    held = _held_as_compiled(f, picks, reader, choosing, compiled(choosing))
-    return peak(f, held)[0], reserved_bytes(f, held, reader.layout)
+    solved = _Reader(f, picks).solved()
+    held = _held_as_compiled(f, picks, solved, f.compiler.emitted(solved))
+    return peak(f, held)[0], f.compiler.reserved_bytes(solved, held)
 
 
 def _held_as_compiled(
-    f: Formulation, picks: Sequence[int], reader: _Reader, choosing: Choosing, made: Made
-) -> Holdings:
-    return held_as_compiled(f, picks, reader.layout, choosing.targets, _spared(choosing, made))
-
-
-def _spared(choosing: Choosing, made: Made) -> set[int]:
-    """The flows whose gathers the compiler does not make, and so no copy."""
-    return {n for n, (own, left) in enumerate(zip(choosing.moves, made.moves, strict=True)) if len(left) < len(own)}
+    f: Formulation, picks: Sequence[int], solved: SolvedProgram, emitted: EmittedCollectives
+) -> LiveBuffers:
+    """What is there when, less the copies of flows whose gathers the compiler does not make."""
+    moves = zip(solved.moves, emitted.moves, strict=True)
+    spared = {n for n, (move, left) in enumerate(moves) if len(left) < len(move.collectives)}
+    return f.compiler.live_buffers(solved, f.buffers, counted_bytes(f, picks, spared))
 
 
 def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> Estimate:
@@ -288,15 +302,15 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
 
     Args:
       f: The formulation. picks: One choice per node.
-      as_compiled: Count collectives as the compiler makes them of all groups together (`as_compiled.py`), copies that
-        several groups read once, and values no longer than they are needed (`needed_whole.py`). The solver, which sees
-        each group by itself, counts all of them; False counts alike.
+      as_compiled: Count collectives as the compiler makes them of all groups together, copies that several groups read
+        once, and values no longer than they are needed. The solver, which sees each group by itself, counts all of
+        them; False counts alike.
     """
     reader = _Reader(f, picks)
     operations = reader.graph.operations
     compute, communication = [], []
-    choosing = reader.choosing()
-    made = (compiled if as_compiled else counted)(choosing)
+    solved = reader.solved()
+    emitted = (f.compiler.emitted if as_compiled else requested)(solved)
     moved: set[tuple[int, Layout, float, int]] = set()  # copies that are no larger are shared wherever they can be
     for group, table in zip(f.program.groups, f.tables, strict=True):
         row = reader.rows[reader.first + group.index]
@@ -312,16 +326,16 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
                     compute_s * group.trips,
                 )
             )
-        steps, trips = made.steps[group.index], made.trips[group.index]
+        steps, trips = emitted.sums[group.index], emitted.trips[group.index]
         if steps:
             terms = f.exposure.of_group(group, reader.graph.values[group.writes[-1].value].shape)
             label = _label(reader, group.writes[0].value, operation.name)
             communication += [
                 _item(s, reader, label, group.writes[0].value, operation, trips)
-                for s in terms.counted(steps, choosing.steps[group.index])
+                for s in terms.counted(steps, solved.sums[group.index])
             ]
-    for flow, target, move in zip(f.flows, choosing.targets, made.moves, strict=True):
-        value = flow.value
+    for flow, move, own in zip(f.flows, solved.moves, emitted.moves, strict=True):
+        value, target = flow.value, move.target
         if reader.layout[value] != target:
             operation = None
             if flow.read is not None:
@@ -336,8 +350,11 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
                 moved |= fresh
                 if not times:
                     continue
-            communication += [_item(s, reader, label, value, operation, times) for s in terms.counted(move)]
-    held = _held_as_compiled(f, picks, reader, choosing, made) if as_compiled else held_as_counted(f, picks)
+            communication += [_item(s, reader, label, value, operation, times) for s in terms.counted(own)]
+    if as_compiled:
+        held = _held_as_compiled(f, picks, solved, emitted)
+    else:
+        held = live_buffers(f.buffers, spans_of(f.buffers), counted_bytes(f, picks))
     peak_bytes, peak_at, memory = peak(f, held)
     comm_s = sum(c.time_s for c in communication)
     compute_s = sum(c.compute_s for c in compute)
@@ -352,7 +369,7 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
         tuple(sorted(compute, key=lambda c: -c.compute_s)),
         tuple(sorted(communication, key=lambda c: -c.time_s)),
         memory,
-        reserved_bytes(f, held, reader.layout),
+        f.compiler.reserved_bytes(solved, held),
     )
 
 

@@ -61,7 +61,7 @@ class Estimate:
       communication: Breakdown of comm_s by collective, largest first.
       memory: What is alive at the peak, largest first.
       reserved_bytes: What must be there for the program to run: peak_bytes and the gaps that stay between buffers with
-        fixed places (`holdings.py`); None in a plan from a file that does not tell.
+        fixed places (`compiler/buffer_assignment.py`); None in a plan from a file that does not tell.
     """
 
     step_s: float

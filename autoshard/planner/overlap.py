@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from autoshard.cluster import CollectiveKind
-from autoshard.compiler.collective_combiner import Joining
+from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.cost.collectives import Collective, joined
 from autoshard.graph.groups import Group
 
@@ -59,31 +59,30 @@ class Exposure:
 
     Attributes:
       share: The share that counts for collectives that nobody waits for.
-      weights, gradients: The values whose collectives nobody waits for.
-      joining: How many of those the compiler joins.
+      analysis: Whose collectives nobody waits for, and how many of them the compiler combines.
     """
 
     share: float
-    weights: frozenset[int]
-    gradients: frozenset[int]
-    joining: Joining
+    analysis: ProgramAnalysis
 
     def of_flow(self, value: int, shape: Sequence[int]) -> Terms:
         """What counts when `value`, of `shape`, is resharded."""
-        if value not in self.weights and value not in self.gradients:
+        if value not in self.analysis.weights and value not in self.analysis.gradients:
             return Terms()
         return self._free(math.prod(shape))
 
     def of_group(self, group: Group, shape: Sequence[int]) -> Terms:
         """What counts when the results of `group` are reduced; `shape` is that of the last."""
-        scalar_share = self.joining.scalar_shares.get(group.index)
+        scalar_share = self.analysis.combined.scalar_shares.get(group.index)
         if scalar_share is not None:
             return Terms(scalar_share=scalar_share)
-        if not all(a.value in self.gradients for a in group.writes):
+        if not all(a.value in self.analysis.gradients for a in group.writes):
             return Terms()
-        if group.index in self.joining.alone:
+        if group.index in self.analysis.combined.statistics:
             return Terms(self.share, 1, 1)
         return self._free(math.prod(shape))
 
     def _free(self, num_elements: int) -> Terms:
-        return Terms(self.share, self.joining.num_reductions, self.joining.num_alike.get(num_elements, 1))
+        return Terms(
+            self.share, self.analysis.combined.num_reductions, self.analysis.combined.num_alike.get(num_elements, 1)
+        )

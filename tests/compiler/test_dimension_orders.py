@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from autoshard.compiler.analysis import analyse
 from autoshard.compiler.dimension_orders import read_order
-from autoshard.compiler.live_ranges import live_ranges
 from autoshard.trace.trace import trace
 
 PRODUCTS = [  # shapes, ((summed left, right), (batch left, right)), which operands are copied
@@ -31,7 +31,7 @@ def stored(fn):
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((3, 2, 5, 7), (3, 7, 7), (3, 2, 5, 7))]
     graph = trace(fn, shapes).graph
     names = {r: o.name for o in graph.operations for r in o.results}
-    return [names.get(life.value) for life in live_ranges(graph).ranges]
+    return [names.get(life.value) for life in analyse(graph).live.ranges]
 
 
 def test_a_value_read_in_two_orders_is_stored_twice_and_a_third_kernel_fetches_its_tanh():

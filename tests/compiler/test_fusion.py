@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from autoshard.compiler.live_ranges import live_ranges
+from autoshard.compiler.analysis import analyse
 from autoshard.trace.trace import trace
 
 
@@ -18,7 +18,7 @@ def test_rows_are_looked_up_where_they_are_read(is_parameter):
     x, edges = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (256, 64)))
     graph = trace(receive, (x, jax.ShapeDtypeStruct((256,), jnp.int32), edges)).graph
     (rows,) = (o.results[0] for o in graph.operations if o.name == "gather")
-    assert (rows in live_ranges(graph).stored) == is_parameter
+    assert (rows in analyse(graph).live.stored) == is_parameter
 
 
 @pytest.mark.parametrize("is_summed", [True, False])
@@ -35,4 +35,4 @@ def test_a_hyperbolic_tangent_is_stored_for_three_kernels(is_summed):
     square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     graph = trace(f, (square, square)).graph
     (tangents,) = (o.results[0] for o in graph.operations if o.name == "tanh")
-    assert (tangents in live_ranges(graph).stored) == is_summed
+    assert (tangents in analyse(graph).live.stored) == is_summed

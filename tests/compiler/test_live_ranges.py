@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from autoshard.compiler.live_ranges import live_ranges
+from autoshard.compiler.analysis import analyse
 from autoshard.planner.decode import estimate
 from autoshard.trace.trace import trace
 
@@ -160,7 +160,7 @@ def test_what_enters_a_checkpointed_function_is_stored(wrap):
 
     graph = trace(gradient, (SQUARE, SQUARE)).graph
     (exponentials,) = (o.results[0] for o in graph.operations if o.name == "exp")
-    assert (exponentials in live_ranges(graph).stored) == (wrap is jax.checkpoint)
+    assert (exponentials in analyse(graph).live.stored) == (wrap is jax.checkpoint)
 
 
 def test_what_one_kernel_reads_for_two_results_ends_with_it():
@@ -172,7 +172,7 @@ def test_what_one_kernel_reads_for_two_results_ends_with_it():
 
     graph = trace(gradients, [SQUARE] * 4).graph
     *read, first, second, _ = [o for o in graph.operations if o.name == "dot_general"]
-    made = {life.value: life for life in live_ranges(graph).ranges}
+    made = {life.value: life for life in analyse(graph).live.ranges}
     assert max(made[o.results[0]].stop for o in read) <= first.index
     both = made[second.operands[0]]
     assert both.start < first.index < both.stop
@@ -192,6 +192,6 @@ def test_of_two_products_that_which_frees_more_is_made_first(is_read_later):
     graph = trace(gradients, [f32(64, 4)] * 4).graph
     _, first, second, _ = (o for o in graph.operations if o.name == "dot_general")
     (p,) = (o.results[0] for o in graph.operations if o.name == "exp")
-    made = {life.value: life for life in live_ranges(graph).ranges}
+    made = {life.value: life for life in analyse(graph).live.ranges}
     assert (made[p].stop <= first.index) != is_read_later
     assert (made[second.results[0]].start < first.index) != is_read_later

@@ -23,7 +23,7 @@ def step(params, x):
 def test_collectives_are_joined_with_those_of_gradients_alike(formulated, mesh_of):
     params = {"one": f32(32, 32), "two": f32(32, 32), "last": f32(32, 8)}
     f = formulated(step, (params, f32(16, 32)), mesh_of(4))
-    joining = f.program.joining
+    joining = f.program.analysis.combined
     assert (joining.num_reductions, joining.num_alike) == (3, {1024: 2, 256: 1})
     shares = sorted(joining.scalar_shares.values())
     assert shares == pytest.approx([256 / 2304, 1024 / 2304, 1024 / 2304]), "one latency of the norm, by bytes"
@@ -42,7 +42,7 @@ def test_sums_made_of_those_beside_them_begin_a_collective(formulated, mesh_of):
 
     f = formulated(clipped, ({"one": f32(32, 32), "two": f32(32, 8)}, f32(16, 32)), mesh_of(4))
     operation = lambda g: f.program.groups[g].operations[-1]
-    shares = {operation(g): share for g, share in f.program.joining.scalar_shares.items()}
+    shares = {operation(g): share for g, share in f.program.analysis.combined.scalar_shares.items()}
     assert [shares[o] for o in sorted(shares)] == [1.0, 0.0, 1.0, 1.0], "first of one, of two; second of one, of two"
 
 
@@ -55,7 +55,10 @@ def test_statistics_of_gradients_are_joined_with_nothing(formulated, mesh_of):
         return {k: p - grads[k] / scale(grads[k]) for k, p in params.items()}
 
     f = formulated(factored, ({"one": f32(32, 32), "two": f32(32, 8)}, f32(16, 32)), mesh_of(4))
-    names = [f.program.graph.operations[f.program.groups[g].operations[-1]].name for g in f.program.joining.alone]
+    names = [
+        f.program.graph.operations[f.program.groups[g].operations[-1]].name
+        for g in f.program.analysis.combined.statistics
+    ]
     assert names == ["reduce_sum"] * 4
 
 

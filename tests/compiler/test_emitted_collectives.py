@@ -1,14 +1,12 @@
 """Collectives that the compiler spares, on hand-made layouts."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
 
+from autoshard.compiler.emitted_collectives import emitted, requested
 from autoshard.cost.collectives import CollectiveKind, all_gather, all_reduce
 from autoshard.graph.layout import WHOLE
-from autoshard.planner.as_compiled import Choosing, compiled, counted
 from autoshard.planner.decode import estimate
 
 
@@ -24,22 +22,24 @@ def two_products(x, v, y, w):
 TERMS = (f32(64, 64), f32(64, 64), f32(64, 4, 8), f32(4, 8, 64))
 
 
-def plainly(f) -> Choosing:
-    """Everything whole, and no collectives."""
-    layout = {v: (WHOLE,) for v in range(len(f.program.graph.values))}
-    return Choosing(f, layout, ((),) * len(f.program.groups), ((WHOLE,),) * len(f.flows), ((),) * len(f.flows))
+def whole(f, layout=(WHOLE,)) -> dict:
+    """One layout for all values."""
+    return dict.fromkeys(range(len(f.program.graph.values)), layout)
 
 
-def summed(c: Choosing, name: str) -> Choosing:
-    """The operations `name` make partial sums of 4096 bytes, which are all-reduced."""
-    f = c.formulation
+def summed(f, name: str) -> list:
+    """The collectives of groups of which the operations `name` make partial sums of 4096 bytes, all-reduced."""
     operations = f.program.graph.operations
     step = all_reduce(f.mesh.axes, 4096.0)
-    is_sum = [operations[g.operations[0]].name == name for g in f.program.groups]
-    return dataclasses.replace(c, steps=tuple((step,) if own else () for own in is_sum))
+    return [(step,) if operations[g.operations[0]].name == name else () for g in f.program.groups]
 
 
-def test_two_copies_that_are_added_are_gathered_as_one(formulated, mesh_of):
+def sums_of(f, name: str) -> list[int]:
+    """The values that the operations `name` make."""
+    return [g.writes[-1].value for g, steps in zip(f.program.groups, summed(f, name), strict=True) if steps]
+
+
+def test_two_copies_that_are_added_are_gathered_as_one(formulated, mesh_of, solved):
     """a + b of two gathered arguments: the sum is gathered. Where a is read again, or b is held otherwise, nothing is
     spared.
     """
@@ -49,13 +49,12 @@ def test_two_copies_that_are_added_are_gathered_as_one(formulated, mesh_of):
         (lambda a, b: a + b, 1, 2),
     ):
         f = formulated(fn, (f32(64, 64), f32(64, 64)), mesh_of(8))
-        c = plainly(f)
         a, b = (x.value for x in f.program.graph.arguments)
         gather = (all_gather(f.mesh.axes, 64.0 * 64 * 4),)
         moves = tuple(gather if flow.value in (a, b) else () for flow in f.flows)
-        c = dataclasses.replace(c, layout={**c.layout, a: (0,), b: (held,)}, moves=moves)
-        assert sum(map(len, compiled(c).moves)) == expected
-        assert counted(c).moves == c.moves
+        c = solved(f, {**whole(f), a: (0,), b: (held,)}, [(WHOLE,)] * len(f.flows), collectives=moves)
+        assert sum(map(len, emitted(c).moves)) == expected
+        assert requested(c).moves == moves
 
 
 def test_a_copy_that_is_spared_takes_no_memory(formulated, mesh_of):
@@ -67,36 +66,33 @@ def test_a_copy_that_is_spared_takes_no_memory(formulated, mesh_of):
 
 
 @pytest.mark.parametrize(("held", "expected"), [((WHOLE, 1), (1, 1)), ((WHOLE, 0), (2, 2))])
-def test_sums_that_are_added_behind_one_gather_are_reduced_once(formulated, mesh_of, held, expected):
+def test_sums_that_are_added_behind_one_gather_are_reduced_once(formulated, mesh_of, solved, held, expected):
     """Two products, each summed over a, held along b and read whole by their addition: pieces are added, reduced once
     and gathered once. Where the second is held along another dimension, nothing is spared.
     """
     f = formulated(two_products, TERMS, mesh_of(2, 4))
-    c = summed(plainly(f), "dot_general")
-    one, two = (g.writes[-1].value for g, steps in zip(f.program.groups, c.steps, strict=True) if steps)
+    one, two = sums_of(f, "dot_general")
     gather = (all_gather(f.mesh.axes[1:], 64.0 * 64 * 4),)
-    layout = {**dict.fromkeys(c.layout, (WHOLE, WHOLE)), one: (WHOLE, 1), two: held}
-    moves = tuple(gather if flow.value in (one, two) else () for flow in f.flows)
-    c = dataclasses.replace(c, layout=layout, targets=((WHOLE, WHOLE),) * len(f.flows), moves=moves)
-    made = compiled(c)
-    assert (sum(map(len, made.steps)), sum(map(len, made.moves))) == expected
+    layouts = {**whole(f, (WHOLE, WHOLE)), one: (WHOLE, 1), two: held}
+    moves = [gather if flow.value in (one, two) else () for flow in f.flows]
+    made = emitted(solved(f, layouts, [(WHOLE, WHOLE)] * len(f.flows), summed(f, "dot_general"), moves))
+    assert (sum(map(len, made.sums)), sum(map(len, made.moves))) == expected
 
 
 @pytest.mark.parametrize(("read", "number"), [((WHOLE, 1), 1), ((WHOLE, 0), 2)])
-def test_sums_that_are_added_in_slices_are_reduced_once(formulated, mesh_of, read, number):
+def test_sums_that_are_added_in_slices_are_reduced_once(formulated, mesh_of, solved, read, number):
     """Two products are summed whole, and their addition takes the same slice of both, or different ones."""
     f = formulated(two_products, TERMS, mesh_of(2, 4))
-    c = summed(plainly(f), "dot_general")
-    one, two = (g.writes[-1].value for g, steps in zip(f.program.groups, c.steps, strict=True) if steps)
+    one, two = sums_of(f, "dot_general")
     sliced = {one: (WHOLE, 1), two: read}
-    targets = tuple(sliced.get(flow.value, (WHOLE, WHOLE)) for flow in f.flows)
-    layout = {**dict.fromkeys(c.layout, (WHOLE, 1)), one: (WHOLE, WHOLE), two: (WHOLE, WHOLE)}
-    made = compiled(dataclasses.replace(c, layout=layout, targets=targets))
-    assert sum(map(len, made.steps)) == number
+    targets = [sliced.get(flow.value, (WHOLE, WHOLE)) for flow in f.flows]
+    layouts = {**whole(f, (WHOLE, 1)), one: (WHOLE, WHOLE), two: (WHOLE, WHOLE)}
+    made = emitted(solved(f, layouts, targets, summed(f, "dot_general")))
+    assert sum(map(len, made.sums)) == number
 
 
 @pytest.mark.parametrize("use", ["carry", "carry and stack"])
-def test_a_sum_that_a_loop_only_accumulates_is_reduced_behind_it(formulated, mesh_of, use):
+def test_a_sum_that_a_loop_only_accumulates_is_reduced_behind_it(formulated, mesh_of, solved, use):
     """Four products are added to what the loop carries: one all-reduce of their sum; four if each is read besides."""
 
     def body(carry, x):
@@ -104,9 +100,9 @@ def test_a_sum_that_a_loop_only_accumulates_is_reduced_behind_it(formulated, mes
         return carry + term.T, (term if use == "carry and stack" else None)
 
     f = formulated(lambda xs: jax.lax.scan(body, jnp.zeros((32, 32)), xs), (f32(4, 32, 32),), mesh_of(8))
-    c = summed(plainly(f), "dot_general")
-    made = compiled(c)
-    (group,) = (g.index for g, steps in zip(f.program.groups, c.steps, strict=True) if steps)
-    assert counted(c).trips[group] == 4
-    assert made.steps[group][0].kind is CollectiveKind.ALL_REDUCE
+    c = solved(f, whole(f), [(WHOLE,)] * len(f.flows), summed(f, "dot_general"))
+    made = emitted(c)
+    (group,) = (g for g, steps in enumerate(c.sums) if steps)
+    assert requested(c).trips[group] == 4
+    assert made.sums[group][0].kind is CollectiveKind.ALL_REDUCE
     assert made.trips[group] == (1 if use == "carry" else 4)

@@ -5,11 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard.compiler.live_buffers import shortened
 from autoshard.graph.layout import WHOLE
-from autoshard.planner.needed_whole import NeededWhole
 
 SIZE = 64 * 64 * 4
 ALL, ROWS = (WHOLE,), (0,)
+
+
+def values(f) -> list[int | None]:
+    """What each usage of a node stands for; None where it is no value."""
+    return [use.value for use in f.buffers[: len(f.problem.usages)]]
 
 
 def late(x, w):
@@ -25,7 +30,7 @@ def product(x, w):
 
 
 @pytest.fixture(scope="module")
-def held(formulated, mesh_of):
+def held(formulated, mesh_of, solved):
     """(program, layout of y, how each reader takes it) -> (start, stop, bytes) of y, and of what is moved."""
     square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     made = {fn: formulated(fn, (square, square), mesh_of(2)) for fn in (late, product)}
@@ -38,12 +43,12 @@ def held(formulated, mesh_of):
         reader = lambda flow: f.program.groups[flow.target - first].reads[flow.read].operations[0]
         targets = [reads[reader(flow)] if flow.value == y else ALL for flow in f.flows]
         piece = lambda layout: SIZE / 2 if layout == ROWS else SIZE
-        sizes = [piece(own) if v == y else 0.0 for v in f.usage_values]
+        sizes = [piece(own) if v == y else 0.0 for v in values(f)]
         moved = [f.flows[u.edge].value == y and targets[u.edge] != own for u in f.problem.edge_usages]
         sizes += [piece(targets[u.edge]) * m for u, m in zip(f.problem.edge_usages, moved, strict=True)]
-        spans, sizes = NeededWhole(f, layouts, targets, np.array(sizes)).shortened()
+        spans, sizes = shortened(solved(f, layouts, targets), f.buffers, np.array(sizes))
         rows = [(int(a), int(b), float(s)) for (a, b), s in zip(spans, sizes, strict=True) if s and a < b]
-        num = sum(1 for v, (a, b) in zip(f.usage_values, spans, strict=False) if v == y and a < b)
+        num = sum(1 for v, (a, b) in zip(values(f), spans, strict=False) if v == y and a < b)
         return rows[:num], sorted(rows[num:])
 
     return find
@@ -72,7 +77,9 @@ def biases(a, b, w):
 
 
 @pytest.mark.parametrize(("rows", "until"), [(64, [5, 5]), (128, [2, 4])])
-def test_reductions_of_many_elements_are_not_made_by_the_kernel_that_adds_them(formulated, mesh_of, rows, until):
+def test_reductions_of_many_elements_are_not_made_by_the_kernel_that_adds_them(
+    formulated, mesh_of, solved, rows, until
+):
     """Two devices have 32 rows each, or 64."""
     f = formulated(
         biases, [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 64), (rows, 64), (64, 64))], mesh_of(2)
@@ -80,8 +87,8 @@ def test_reductions_of_many_elements_are_not_made_by_the_kernel_that_adds_them(f
     products = [o.results[0] for o in f.program.graph.operations if o.name == "dot_general"]
     layouts = {v: ROWS if v in products else ALL for v in range(len(f.program.graph.values))}
     targets = [layouts[flow.value] for flow in f.flows]
-    spans, _ = NeededWhole(f, layouts, targets, np.ones(len(f.spans))).shortened()
-    assert [int(spans[f.usage_values.index(v), 1]) for v in products] == until
+    spans, _ = shortened(solved(f, layouts, targets), f.buffers, np.ones(len(f.buffers)))
+    assert [int(spans[values(f).index(v), 1]) for v in products] == until
 
 
 def gated(w, a, b, g):
@@ -91,14 +98,14 @@ def gated(w, a, b, g):
 
 
 @pytest.mark.parametrize(("partial_bytes", "start"), [(0, 4), (4 * 4096**2, 0)])
-def test_what_a_sum_is_made_of_is_there_before_those_who_wait_for_it(formulated, mesh_of, partial_bytes, start):
+def test_what_a_sum_is_made_of_is_there_before_those_who_wait_for_it(formulated, mesh_of, solved, partial_bytes, start):
     """If the weight's gradient, 64 MiB, is scattered, the product 2 waits for the sum, and the branches' gradients for
     that product; else one kernel makes what the first product reads together with one of them.
     """
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     f = formulated(gated, (f32(4096, 4096), *[f32(64, 4096)] * 3), mesh_of(2), donate=(0,))
     layouts, targets = {v: ALL for v in range(len(f.program.graph.values))}, [ALL] * len(f.flows)
-    sizes = [partial_bytes * (v is None) for v in f.usage_values] + [0] * len(f.problem.edge_usages)
-    spans, _ = NeededWhole(f, layouts, targets, np.array(sizes, float)).shortened()
+    sizes = [partial_bytes * (v is None) for v in values(f)] + [0] * len(f.problem.edge_usages)
+    spans, _ = shortened(solved(f, layouts, targets), f.buffers, np.array(sizes, float))
     multiplied = f.program.graph.operations[0].results[0]
-    assert spans[f.usage_values.index(multiplied), 0] == start
+    assert spans[values(f).index(multiplied), 0] == start

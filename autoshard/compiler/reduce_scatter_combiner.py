@@ -6,31 +6,32 @@ xla/service/collective_combiner_utils.h). The joined one waits for the last of t
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence, Set
 
-from autoshard.cluster import LogicalMesh
+from autoshard.compiler.def_use import DefUse
 from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Graph
-from autoshard.planner.program import Program
+from autoshard.graph.groups import Group
 
 _SEVERAL = -1
 """Made of several gradients."""
 
 
-def joined_until(program: Program, mesh: LogicalMesh, alone: Collection[int] = ()) -> dict[int, int]:
+def combined_until(
+    graph: Graph, groups: Sequence[Group], order: Sequence[int], num_devices: int, alone: Collection[int] = ()
+) -> dict[int, int]:
     """For each group that makes a gradient, one past the operation at which its reduce-scatter runs, if it does.
 
     A gradient that is scattered is so over all devices, unless something else keeps it whole. Those of the operations
-    `alone` are reduced at once.
+    `alone` are reduced at once. `order`: As `reduce_scatter_order` tells.
     """
-    values, num_devices = program.graph.values, math.prod(mesh.shape)
     joined: list[list[int]] = []
     latest: dict[str, tuple[list[int], float]] = {}  # of each type, the groups that the next may join, and their bytes
-    for index in _in_xla_order(program):
-        value = values[program.groups[index].writes[-1].value]
+    for index in order:
+        value = graph.values[groups[index].writes[-1].value]
         own_bytes = value.size_bytes / num_devices
         found, found_bytes = latest.get(value.dtype, ([], math.inf))
-        if own_bytes > COMBINED_BYTES or program.groups[index].operations[0] in alone:
+        if own_bytes > COMBINED_BYTES or groups[index].operations[0] in alone:
             joined.append([index])  # joins nothing; the next may still join those before it
             continue
         if found_bytes + own_bytes > COMBINED_BYTES:
@@ -38,19 +39,18 @@ def joined_until(program: Program, mesh: LogicalMesh, alone: Collection[int] = (
             joined.append(found)
         found.append(index)
         latest[value.dtype] = found, found_bytes + own_bytes
-    last = [max([program.groups[g].operations[-1] for g in found]) for found in joined]
+    last = [max([groups[g].operations[-1] for g in found]) for found in joined]
     return {g: stop + 1 for found, stop in zip(joined, last, strict=True) for g in found}
 
 
-def _in_xla_order(program: Program) -> list[int]:
+def reduce_scatter_order(chains: DefUse, groups: Sequence[Group], gradients: Set[int]) -> tuple[int, ...]:
     """The groups that make gradients by sums, in the order in which XLA's walk from the outputs meets them.
 
     It goes through the successors of the state. If all of them wait for a norm, it comes through that: the additions
     of a norm are one kernel, and since each is fused into the next, the operand of the last one is the kernel's first.
     """
-    graph = program.graph
-    made_by = _made_by(program)
-    producers = {r: o for o in graph.operations for r in o.results if r is not None}
+    graph, producer = chains.graph, chains.producer
+    made_by = _made_by(graph, groups, gradients)
     found: dict[int, None] = {}
     seen: set[int] = set()
     for output in graph.outputs:
@@ -60,29 +60,30 @@ def _in_xla_order(program: Program) -> list[int]:
             if value in seen:
                 continue
             seen.add(value)
+            operation = producer[value]
             if value in made_by:
                 found.setdefault(made_by[value])
-            elif value in producers and not producers[value].rule.is_heavy:
-                operands = [o for o in producers[value].operands if o is not None and graph.values[o].shape]
+            elif operation is not None and not operation.rule.is_heavy:
+                operands = [o for o in operation.operands if o is not None and graph.values[o].shape]
                 left.extend(reversed(operands))
-    return list(found)[::-1] if _wait_for_a_norm(graph, made_by) else list(found)
+    return tuple(found)[::-1] if _wait_for_a_norm(graph, made_by) else tuple(found)
 
 
-def _made_by(program: Program) -> dict[int, int]:
+def _made_by(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> dict[int, int]:
     """For each gradient that is a sum, the group that makes it.
 
     One that an optimizer sums by rows and columns is a gradient, too: what counts is that nothing heavy is made of it.
     """
-    operations = program.graph.operations
+    operations = graph.operations
     awaited: set[int] = set()  # what heavy operations are made of
     for operation in reversed(operations):
         if operation.rule.is_heavy or not awaited.isdisjoint(operation.results):
             awaited.update(o for o in operation.operands if o is not None)
     found: dict[int, int] = {}
-    for group in program.groups:
+    for group in groups:
         value = group.writes[-1].value
         is_last = operations[group.operations[0]].rule.is_heavy and value not in awaited
-        if (is_last or value in program.gradients) and any(f.reduction is not None for f in group.factors):
+        if (is_last or value in gradients) and any(f.reduction is not None for f in group.factors):
             found[value] = group.index
     made_of_gradients: set[int] = set()
     for operation in operations:

@@ -7,15 +7,14 @@ must be multiples of eight (`CublasPadForGemms`): Triton's kernels cannot pad, a
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from autoshard.cluster import LogicalMesh
+from autoshard.compiler.analysis import ProgramAnalysis
+from autoshard.compiler.buffer_uses import BufferKind, BufferUse, Choices
 from autoshard.graph.graph import Graph, Operation
 from autoshard.graph.layout import WHOLE, Layout
-from autoshard.planner.layout_columns import LayoutColumn
-from autoshard.planner.program import Program
 
 _PADDED_TO = 8
 """cuBLAS's products of 2-byte elements have dimensions that are multiples of it."""
@@ -32,47 +31,44 @@ rows with 332 (1.54), not with 172 (1.49).
 """
 
 
-def exponentials(
-    program: Program, mesh: LogicalMesh, defined: Callable[[int], tuple[int, LayoutColumn] | None]
-) -> Iterator[tuple[int, int, int, np.ndarray, int]]:
-    """(node, start, stop, bytes of each choice, value) of the exponentials that are stored in some layouts.
+def stored_exponentials(analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
+    """The exponentials that are stored in some layouts.
 
     They take the place of what they are made of, which need not be there any more: what they take beyond that counts.
-
-    Args:
-      program, mesh: What is planned. defined: As in `memory_over_time`.
     """
-    if not mesh.device_type.product_workspace_bytes:
-        return  # no GPU
-    graph, live = program.graph, program.live
+    graph, live = analysis.graph, analysis.live
+    producer = analysis.chains.producer
     until, stops = dict(live.fused_stop), {life.value: life.stop for life in live.ranges}
-    producer = {r: o for o in graph.operations for r in o.results if r is not None}
     for operation in graph.operations:
         value = operation.results[0] if operation.name == "exp" else None
         stop = until.get(value, 0)
         if not stop or live.region[stop - 1] == live.region[operation.index]:
             continue  # no kernel behind a product needs them
-        source, found = _scores(graph, producer, operation, stops), defined(value)
-        if source is None or found is None or stops[source] > stop:
+        source, column = _scores(graph, producer, operation, stops), choices.layouts_of(value)
+        if source is None or column is None or stops[source] > stop:
             continue
-        tensor, (node, column) = graph.values[value], found
+        tensor = graph.values[value]
         added_bytes = tensor.itemsize_bytes - graph.values[source].itemsize_bytes
-        amounts = [
+        sizes_bytes = [
             float(math.prod(local) * added_bytes) if _is_stored(local, tensor.itemsize_bytes) else 0.0
-            for local in (_local(tensor.shape, layout, mesh.shape) for layout in column.layouts)
+            for local in (_local(tensor.shape, layout, choices.mesh_shape) for layout in column.layouts)
         ]
-        if any(amounts):
-            yield node, operation.index, stop, np.array(amounts)[column.of_choice], value
+        if any(sizes_bytes):
+            own = np.array(sizes_bytes)[column.of_choice]
+            yield BufferUse(BufferKind.VALUE, value, operation.index, stop, own)
 
 
-def _scores(graph: Graph, producer: dict[int, Operation], operation: Operation, stops: dict[int, int]) -> int | None:
+def _scores(
+    graph: Graph, producer: Sequence[Operation | None], operation: Operation, stops: Mapping[int, int]
+) -> int | None:
     """The stored 2-byte value that `operation` makes the exponentials of a softmax over the last dimension of."""
-    less = producer.get(operation.operands[0])
+    made_by = lambda value: None if value is None else producer[value]
+    less = made_by(operation.operands[0])
     if less is None or less.name != "sub" or None in less.operands:
         return None
     scores, most = less.operands
     rank = len(graph.values[scores].shape)
-    while (by := producer.get(most)) is not None and by.name != "reduce_max":
+    while (by := made_by(most)) is not None and by.name != "reduce_max":
         if by.rule.is_heavy or len(names := [o for o in by.operands if o is not None]) != 1:
             return None
         most = names[0]
@@ -81,7 +77,7 @@ def _scores(graph: Graph, producer: dict[int, Operation], operation: Operation, 
     if [d for d, dim in enumerate(by.rule.operands[0]) if any(by.rule.factors[f].reduction for f in dim)] != [rank - 1]:
         return None
     while scores not in stops:
-        by = producer.get(scores)
+        by = made_by(scores)
         alike = [] if by is None else [o for o in by.operands if o is not None and len(graph.values[o].shape) == rank]
         if len(alike) != 1:
             return None

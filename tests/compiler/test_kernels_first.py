@@ -25,7 +25,7 @@ def test_a_kernel_s_gradient_is_made_before_the_next_convolution_gathers_its_ker
     graph = f.program.graph
     first, second = (o.index for o in graph.operations if o.name == "conv_general_dilated")
     node = next(len(graph.arguments) + g.index for g in f.program.groups if g.operations[0] == first)
-    waiting = [u for u, v in zip(f.problem.usages, f.usage_values, strict=True) if v is None and u.node == node]
+    waiting = [u for u, v in zip(f.problem.usages, f.buffers, strict=False) if v.value is None and u.node == node]
     spans = [(f.instants[u.start], f.instants[u.stop - 1], u.amounts.max()) for u in waiting]
     assert spans == [(first, first, KERNEL_BYTES)] * 2 + [(first + 1, second, KERNEL_BYTES)]
     copied = [u for u in f.problem.edge_usages if u.amounts.max() == KERNEL_BYTES]

@@ -9,86 +9,64 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence, Set
 
+from autoshard.compiler.primitives import SUMS
+from autoshard.compiler.solved import SolvedProgram
 from autoshard.cost.collectives import Collective, CollectiveKind, launched, reduce_scatter
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import WHOLE, Layout
-from autoshard.planner.build import Formulation
 
-_ADDITIONS = frozenset({"add", "add_any"})
 _SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
 """What changes the shape alone."""
-_COMMUTATIVE = _ADDITIONS | {"mul", "max", "min", "and", "or", "xor"}
+_COMMUTATIVE = SUMS | {"mul", "max", "min", "and", "or", "xor"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Choosing:
-    """What a solution makes of each part of its problem.
+class EmittedCollectives:
+    """The collectives of a compiled program.
 
     Attributes:
-      formulation: The problem.
-      layout: The layout of each value.
-      steps: The collectives of each group.
-      targets, moves: For each flow, the layout in which its value is read, and the collectives that make it so.
+      sums: The collectives of each group. trips: How often each group's run.
+      moves: The collectives of each move.
     """
 
-    formulation: Formulation
-    layout: Mapping[int, Layout]
-    steps: tuple[Sequence[Collective], ...]
-    targets: tuple[Layout, ...]
-    moves: tuple[Sequence[Collective], ...]
-
-    def resharded(self) -> Set[int]:
-        """The values that something reads in another layout than they have."""
-        flows = zip(self.formulation.flows, self.targets, strict=True)
-        return {flow.value for flow, target in flows if self.layout[flow.value] != target}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Made:
-    """What the compiler makes of the collectives of a solution.
-
-    Attributes:
-      steps: The collectives of each group. trips: How often each group's run.
-      moves: The collectives of each flow.
-    """
-
-    steps: tuple[Sequence[Collective], ...]
+    sums: tuple[Sequence[Collective], ...]
     trips: tuple[float, ...]
     moves: tuple[Sequence[Collective], ...]
 
 
-def counted(c: Choosing) -> Made:
+def requested(c: SolvedProgram) -> EmittedCollectives:
     """The collectives as the solver counts them."""
-    return Made(c.steps, tuple([g.trips for g in c.formulation.program.groups]), c.moves)
+    trips = tuple([g.trips for g in c.analysis.groups])
+    return EmittedCollectives(c.sums, trips, tuple([move.collectives for move in c.moves]))
 
 
-def compiled(c: Choosing) -> Made:
+def emitted(c: SolvedProgram) -> EmittedCollectives:
     """The collectives as the compiler makes them."""
     uses, resharded = _uses(c), c.resharded()
     merged = _gathered_last(c, uses)
     served, total_of = _added_first(c, uses, merged.operations | _reading_slices(c))
     slicing = collections.defaultdict(list)
-    for flow, target in zip(c.formulation.flows, c.targets, strict=True):
-        slicing[flow.value].append(target)
-    graph = c.formulation.program.graph
+    for move in c.moves:
+        slicing[move.value].append(move.target)
+    graph = c.analysis.graph
     alike = (o for o in graph.operations if o.name in _SAME_ELEMENTS and o.operands[0] not in resharded)
     reshaped = {o.operands[0]: o.results[0] for o in alike if uses[o.operands[0]] == 1}
     loops = _Loops(c, uses, resharded)
     steps, trips = [], []
-    for group, own in zip(c.formulation.program.groups, c.steps, strict=True):
+    for group, own in zip(c.analysis.groups, c.sums, strict=True):
         own = () if group.index in served else own
         if own and (value := _sum_of(group)) is not None:
             own = _sliced_at_once(c, _last_of(c, total_of.get(value, value), reshaped), own, slicing)
         steps.append(own)
         trips.append(loops.trips(group, own))
-    moves = [move[:-1] if n in merged.flows else move for n, move in enumerate(c.moves)]
-    return Made(tuple(steps), tuple(trips), tuple(moves))
+    moves = [m.collectives[:-1] if n in merged.moves else m.collectives for n, m in enumerate(c.moves)]
+    return EmittedCollectives(tuple(steps), tuple(trips), tuple(moves))
 
 
-def _uses(c: Choosing) -> collections.Counter[int | None]:
+def _uses(c: SolvedProgram) -> collections.Counter[int | None]:
     """How often each value is read."""
-    graph = c.formulation.program.graph
+    graph = c.analysis.graph
     uses = collections.Counter(o for operation in graph.operations for o in operation.operands)
     uses.update(o.value for o in graph.outputs)
     return uses
@@ -101,31 +79,30 @@ def _sum_of(group: Group) -> int | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Merged:
-    """Gathers that happen behind what reads them: the flows that need none of their own, and the operations."""
+    """Gathers that happen behind what reads them: the moves that need none of their own, and the operations."""
 
-    flows: Set[int]
+    moves: Set[int]
     operations: Set[int]
 
 
-def _gathered_last(c: Choosing, uses: Mapping[int | None, int]) -> _Merged:
+def _gathered_last(c: SolvedProgram, uses: Mapping[int | None, int]) -> _Merged:
     """Where two operands of an operation are gathered alike and nothing else reads the copies, the operation runs on
     the pieces, and its result is gathered.
 
     (OpenXLA, `AllGatherOptimizer`, xla/service/gpu/transforms/all_gather_optimizer.cc.)
     """
-    f, graph = c.formulation, c.formulation.program.graph
-    first = len(graph.arguments)
-    copies = collections.Counter((flow.value, target) for flow, target in zip(f.flows, c.targets, strict=True))
-    gathered: dict[tuple[int, int], tuple[int, tuple]] = {}  # (operation, value) -> flow, and how it is gathered
-    for n, (flow, target, move) in enumerate(zip(f.flows, c.targets, c.moves, strict=True)):
-        if flow.read is None or not move or move[-1].kind is not CollectiveKind.ALL_GATHER:
+    graph = c.analysis.graph
+    copies = collections.Counter((move.value, move.target) for move in c.moves)
+    gathered: dict[tuple[int, int], tuple[int, tuple]] = {}  # (operation, value) -> move, and how it is gathered
+    for n, move in enumerate(c.moves):
+        steps, value = move.collectives, graph.values[move.value]
+        if move.group is None or not steps or steps[-1].kind is not CollectiveKind.ALL_GATHER:
             continue
-        value = graph.values[flow.value]
-        readers = f.program.groups[flow.target - first].reads[flow.read].operations
-        if len(readers) == 1 and copies[flow.value, target] == 1 and flow.itemsize_bytes == value.itemsize_bytes:
-            how = value.shape, value.dtype, c.layout[flow.value], target, flow.trips
-            gathered[readers[0], flow.value] = n, how
-    flows: set[int] = set()
+        readers = c.analysis.groups[move.group].reads[move.read].operations
+        if len(readers) == 1 and copies[move.value, move.target] == 1 and move.itemsize_bytes == value.itemsize_bytes:
+            how = value.shape, value.dtype, c.layouts[move.value], move.target, move.trips
+            gathered[readers[0], move.value] = n, how
+    spared: set[int] = set()
     merged: set[int] = set()
     behind: dict[int, tuple[int, tuple]] = {}  # results that are gathered by themselves
     for operation in graph.operations:
@@ -136,22 +113,21 @@ def _gathered_last(c: Choosing, uses: Mapping[int | None, int]) -> _Merged:
         found = [copy or other for copy, other in zip(own, late, strict=True)]
         if None in found or found[0][1] != found[1][1]:
             continue
-        flows.add(found[1][0])
+        spared.add(found[1][0])
         merged.add(operation.index)
         behind[operation.results[0]] = found[0]
-    return _Merged(flows, merged)
+    return _Merged(spared, merged)
 
 
-def _reading_slices(c: Choosing) -> set[int]:
+def _reading_slices(c: SolvedProgram) -> set[int]:
     """The operations all of whose operands are sliced alike."""
-    f, first = c.formulation, len(c.formulation.program.graph.arguments)
     slices: dict[int, dict[int, tuple[Layout, Layout]]] = collections.defaultdict(dict)
-    for flow, target, move in zip(f.flows, c.targets, c.moves, strict=True):
-        held = c.layout[flow.value]
-        if flow.read is not None and held != target and not move:
-            for index in f.program.groups[flow.target - first].reads[flow.read].operations:
-                slices[index][flow.value] = held, target
-    operations = f.program.graph.operations
+    for move in c.moves:
+        held = c.layouts[move.value]
+        if move.group is not None and held != move.target and not move.collectives:
+            for index in c.analysis.groups[move.group].reads[move.read].operations:
+                slices[index][move.value] = held, move.target
+    operations = c.analysis.graph.operations
     return {
         index
         for index, found in slices.items()
@@ -160,7 +136,7 @@ def _reading_slices(c: Choosing) -> set[int]:
 
 
 def _added_first(
-    c: Choosing, uses: Mapping[int | None, int], moved_alike: Set[int]
+    c: SolvedProgram, uses: Mapping[int | None, int], moved_alike: Set[int]
 ) -> tuple[frozenset[int], dict[int, int]]:
     """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
     serves both; and for the sum of each group that does serve, the total that is reduced.
@@ -169,29 +145,29 @@ def _added_first(
 
     (OpenXLA, `AllReduceReassociate` and `ReduceScatterReassociate`, xla/service/all_reduce_reassociate.cc.)
     """
-    f, graph = c.formulation, c.formulation.program.graph
+    graph = c.analysis.graph
     reduced: dict[int, tuple[int, int, tuple]] = {}  # value -> the group that reduces it, its sum, and how
-    for group, steps in zip(f.program.groups, c.steps, strict=True):
+    for group, steps in zip(c.analysis.groups, c.sums, strict=True):
         value = _sum_of(group)
         if steps and value is not None and uses[value] == 1:
             reduced[value] = group.index, value, (group.trips, *((s.kind, s.axes, s.buffer_bytes) for s in steps))
     served: set[int] = set()
     total_of: dict[int, int] = {}
     for operation in graph.operations:
-        is_addition = operation.name in _ADDITIONS
+        is_addition = operation.name in SUMS
         if not is_addition and operation.name not in ("reshape", "squeeze", "reduce_sum"):
             continue
         if any(o not in reduced for o in operation.operands):
             continue
         (result,) = operation.results
-        if result is None or result not in c.layout:
+        if result is None or result not in c.layouts:
             continue
         (last, value, how), *others = (reduced[o] for o in operation.operands)
         if not others:
             is_same = math.prod(graph.values[operation.operands[0]].shape) == math.prod(graph.values[result].shape)
         else:
             is_late = operation.index in moved_alike
-            layouts = {c.layout[o] for o in (*operation.operands, *(() if is_late else (result,)))}
+            layouts = {c.layouts[o] for o in (*operation.operands, *(() if is_late else (result,)))}
             is_same = len(layouts) == 1 and all(other == how and group != last for group, _, other in others)
             if is_same:
                 served.update(group for group, _, _ in others)
@@ -203,15 +179,15 @@ def _added_first(
     return frozenset(served), total_of
 
 
-def _last_of(c: Choosing, value: int, reshaped: Mapping[int | None, int | None]) -> int:
+def _last_of(c: SolvedProgram, value: int, reshaped: Mapping[int | None, int | None]) -> int:
     """What `value` becomes by mere changes of shape; `reshaped` tells the results of those that alone read a value."""
-    while reshaped.get(value) in c.layout:
+    while reshaped.get(value) in c.layouts:
         value = reshaped[value]
     return value
 
 
 def _sliced_at_once(
-    c: Choosing, value: int, steps: Sequence[Collective], readers: Mapping[int, Sequence[Layout]]
+    c: SolvedProgram, value: int, steps: Sequence[Collective], readers: Mapping[int, Sequence[Layout]]
 ) -> Sequence[Collective]:
     """`steps`, where the compiler makes a reduce-scatter of an all-reduce: all that read the sum slice it alike.
 
@@ -220,10 +196,10 @@ def _sliced_at_once(
     """
     if not any(s.kind is CollectiveKind.ALL_REDUCE for s in steps):
         return steps
-    held, targets = c.layout[value], readers[value]
-    if not targets or value in {o.value for o in c.formulation.program.graph.outputs}:
+    held, targets = c.layouts[value], readers[value]
+    if not targets or value in {o.value for o in c.analysis.graph.outputs}:
         return steps
-    mesh = c.formulation.mesh
+    mesh = c.mesh
     found = []
     for step in steps:
         axes = [mesh.axis_names.index(name) for name in step.axes]
@@ -245,8 +221,8 @@ class _Loops:
     off by default.)
     """
 
-    def __init__(self, c: Choosing, uses: Mapping[int | None, int], resharded: Set[int]):
-        self.uses, self.resharded, self.graph = uses, resharded, c.formulation.program.graph
+    def __init__(self, c: SolvedProgram, uses: Mapping[int | None, int], resharded: Set[int]):
+        self.uses, self.resharded, self.graph = uses, resharded, c.analysis.graph
         self.reader: dict[int, Operation] = {}
         self.carry: dict[int, Operation] = {}  # by what the body hands on
         for operation in self.graph.operations:
@@ -270,7 +246,7 @@ class _Loops:
         while self.uses[value] == 1 and value not in self.resharded and value in self.reader:
             operation = self.reader[value]
             result = operation.results[0]
-            if operation.name in _ADDITIONS:
+            if operation.name in SUMS:
                 carry = self.carry.get(result)
                 others = [o for o in operation.operands if o != value]
                 return (

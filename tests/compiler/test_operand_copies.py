@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.compiler.buffer_uses import BufferKind
+from autoshard.compiler.instants import instants_that_matter
+from autoshard.compiler.reduce_scatter_combiner import combined_until
 from autoshard.graph.layout import WHOLE
-from autoshard.planner.joined_sums import joined_until
-from autoshard.planner.memory import instants_that_matter
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda p: (p[0], p[0] + p[1])), max_size=10)
 
@@ -51,8 +52,8 @@ def test_partial_sums_wait_for_what_they_are_joined_with(formulated, mesh_of, si
     products = {len(f.program.graph.arguments) + g.index: g.operations[0] for g in f.program.groups}
     waiting = {
         products[u.node]: f.instants[u.stop - 1]
-        for u, value in zip(f.problem.usages, f.usage_values, strict=True)
-        if value is None and products[u.node] in (6, 10, 14)
+        for u, use in zip(f.problem.usages, f.buffers, strict=False)
+        if use.value is None and products[u.node] in (6, 10, 14)
     }
     assert set(waiting) == {6, 10, 14}
     assert set(waiting.values()) == until
@@ -67,8 +68,8 @@ def backward(w, x, y):
 def partial_sum(f, product):
     """The usages of what waits to be reduced of the product at an operation."""
     node = next(len(f.program.graph.arguments) + g.index for g in f.program.groups if g.operations[0] == product)
-    values = enumerate(zip(f.problem.usages, f.usage_values, strict=True))
-    return [u for k, (u, v) in values if v is None and u.node == node and k not in f.workspaces]
+    usages = zip(f.problem.usages, f.buffers, strict=False)
+    return [u for u, use in usages if use.kind is BufferKind.PARTIAL_SUM and u.node == node]
 
 
 @pytest.mark.parametrize(("rows", "is_at_once"), [(1024, False), (2048, True)])
@@ -128,7 +129,8 @@ def test_partial_sums_are_joined_in_the_order_of_what_needs_them(formulated, mes
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     state = f32(n, n), f32(n, n // 2), f32(n // 2, n)
     f = formulated(functools.partial(uneven, follow=follow), (state, f32(8 * n, n)), mesh_of(4), donate=(0,))
-    until, groups = joined_until(f.program, mesh_of(4)), f.program.groups
+    groups, order = f.program.groups, f.program.analysis.reduce_scatter_order
+    until = combined_until(f.program.graph, groups, order, num_devices=4)
     gradients = [g for g in sorted(until) if f.program.graph.operations[groups[g].operations[0]].name == "dot_general"]
     own = [groups[g].operations[-1] + 1 for g in gradients]
     together = max(own[k] for k in joined)
@@ -150,7 +152,7 @@ def test_tables_are_gathered_when_their_indices_are_there(formulated, mesh_of):
     starts = {}
     for u in f.problem.edge_usages:
         flow = f.flows[u.edge]
-        if flow.read is not None and flow.value in f.program.weights:
+        if flow.read is not None and flow.value in f.program.analysis.weights:
             group = f.program.groups[flow.target - first_group]
             if graph.operations[group.operations[0]].name == "gather":
                 starts[flow.value] = u.start

@@ -1,0 +1,66 @@
+"""What XLA makes of a program whatever the mesh: found once, for all meshes, choices and estimates."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from autoshard.compiler.alone_sums import waited_for
+from autoshard.compiler.collective_combiner import CombinedCollectives, combined_collectives
+from autoshard.compiler.collective_dtypes import moved_itemsizes, rounding_operations
+from autoshard.compiler.def_use import DefUse, def_use
+from autoshard.compiler.kernels_first import kernels_first
+from autoshard.compiler.live_ranges import LiveRanges, live_ranges
+from autoshard.compiler.reduce_scatter_combiner import reduce_scatter_order
+from autoshard.graph.graph import Graph
+from autoshard.graph.groups import Group, group_operations
+from autoshard.graph.pointwise import pointwise_operations
+from autoshard.graph.state import gradient_values, weight_values
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramAnalysis:
+    """A program as its compiler sees it before anything is split.
+
+    Attributes:
+      graph: The graph. groups: Its groups.
+      chains: Its def-use chains. live: When its values are alive.
+      weights, gradients: The values whose collectives nobody waits for (`graph/state.py`).
+      combined: How many collectives of those are combined into one.
+      reduce_scatter_order: The groups that sum to gradients, in the order in which they are combined.
+      moved_itemsizes: For each value, the bytes of an element as it is moved.
+      rounding: The operations that need what they read no more precisely than products do.
+      alone: The products whose sums are waited for; see `alone_sums.py`.
+      kernels_first: The gradients of convolution kernels that are waited for; see `kernels_first.py`.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    chains: DefUse
+    live: LiveRanges
+    weights: frozenset[int]
+    gradients: frozenset[int]
+    combined: CombinedCollectives
+    reduce_scatter_order: tuple[int, ...]
+    moved_itemsizes: tuple[int, ...]
+    rounding: frozenset[int]
+    alone: Mapping[int, int]
+    kernels_first: Mapping[int, int]
+
+
+def analyse(graph: Graph) -> ProgramAnalysis:
+    """Groups the operations of `graph`, and finds what XLA makes of them on any mesh."""
+    groups, pointwise, chains = group_operations(graph), pointwise_operations(graph), def_use(graph)
+    weights, gradients = weight_values(graph, pointwise), gradient_values(graph, pointwise)
+    return ProgramAnalysis(
+        graph=graph,
+        groups=groups,
+        chains=chains,
+        live=live_ranges(chains, pointwise, weights, gradients),
+        weights=weights,
+        gradients=gradients,
+        combined=combined_collectives(graph, groups, gradients),
+        reduce_scatter_order=reduce_scatter_order(chains, groups, gradients),
+        moved_itemsizes=moved_itemsizes(graph),
+        rounding=rounding_operations(graph),
+        alone=waited_for(graph),
+        kernels_first=kernels_first(graph, gradients),
+    )

@@ -1,0 +1,90 @@
+"""The compilers that there are: XLA for GPUs, for TPUs and for CPUs, and which of them a device has.
+
+Their laws were read off XLA:GPU's programs; what is said of no backend alone is taken to hold for all of them.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from autoshard.cluster import DeviceType
+from autoshard.compiler.analysis import ProgramAnalysis
+from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers, reserved_bytes
+from autoshard.compiler.buffer_uses import BufferUse, Choices, OperandRead
+from autoshard.compiler.collective_dtypes import rounded_itemsize
+from autoshard.compiler.emitted_collectives import EmittedCollectives, emitted
+from autoshard.compiler.live_buffers import shortened
+from autoshard.compiler.operand_copies import operand_copies
+from autoshard.compiler.partial_sums import partial_sums
+from autoshard.compiler.protocol import Compiler
+from autoshard.compiler.softmax import stored_exponentials
+from autoshard.compiler.solved import SolvedProgram
+from autoshard.compiler.stored_values import stored_values
+from autoshard.compiler.workspaces import product_workspaces
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class XlaCpu:
+    """XLA:CPU, and what all of XLA's backends have in common."""
+
+    def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:
+        """See `Compiler`: what was widened is moved before."""
+        return analysis.moved_itemsizes[value]
+
+    def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
+        """See `Compiler`."""
+        yield from stored_values(analysis, choices)
+        yield from partial_sums(analysis, choices, workspace_bytes=0)
+
+    def operand_copies(
+        self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
+    ) -> Iterator[BufferUse]:
+        """See `Compiler`."""
+        return operand_copies(analysis, reads)
+
+    def emitted(self, solved: SolvedProgram) -> EmittedCollectives:
+        """See `Compiler`."""
+        return emitted(solved)
+
+    def live_buffers(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray) -> LiveBuffers:
+        """See `Compiler`."""
+        return live_buffers(uses, *shortened(solved, uses, sizes_bytes))
+
+    def reserved_bytes(self, solved: SolvedProgram, held: LiveBuffers) -> float:
+        """See `Compiler`."""
+        return reserved_bytes(solved, held)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class XlaTpu(XlaCpu):
+    """XLA:TPU: float32 products read bfloat16, and what they read is rounded before it is moved."""
+
+    def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:
+        """See `Compiler`."""
+        return rounded_itemsize(analysis.graph, value, analysis.moved_itemsizes[value], analysis.rounding, read_by)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class XlaGpu(XlaCpu):
+    """XLA:GPU: cuBLAS's products have a workspace, and softmaxes are kernels of Triton's.
+
+    Attributes:
+      workspace_bytes: Of one product (`DeviceType.product_workspace_bytes`).
+    """
+
+    workspace_bytes: int
+
+    def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
+        """See `Compiler`."""
+        yield from stored_values(analysis, choices)
+        yield from stored_exponentials(analysis, choices)
+        yield from partial_sums(analysis, choices, self.workspace_bytes)
+        yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
+
+
+def compiler_of(device_type: DeviceType) -> Compiler:
+    """The compiler of a kind of device: XLA:GPU's products have workspaces, and XLA:TPU's round what they read."""
+    if device_type.product_workspace_bytes:
+        return XlaGpu(device_type.product_workspace_bytes)
+    return XlaTpu() if device_type.rounds_products else XlaCpu()

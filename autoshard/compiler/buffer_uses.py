@@ -1,0 +1,95 @@
+"""Buffers under all choices: what takes memory on a device, when, and how much of it under each choice."""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autoshard.graph.layout_columns import LayoutColumn
+
+
+class BufferKind(enum.Enum):
+    """What a buffer holds, and so what owns it."""
+
+    VALUE = "value"  # owned by a value
+    PARTIAL_SUM = "partial sum"  # owned by a group
+    WORKSPACE = "workspace"  # owned by a group
+    OPERAND_COPY = "operand copy"  # owned by an operand's move: its position among them
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BufferUse:
+    """A buffer that is there during `start <= t < stop` (operation indices).
+
+    Attributes:
+      kind: What it holds. owner: Whose it is; see `BufferKind`.
+      start, stop: When it is there; nothing if `start == stop`.
+      size_bytes: On one device, 0 where there is none: [K] under each choice of what defines the value, or of the
+        group; of an operand's copy as in `CopySizes`.
+    """
+
+    kind: BufferKind
+    owner: int
+    start: int
+    stop: int
+    size_bytes: np.ndarray
+
+    @property
+    def value(self) -> int | None:
+        """The value that it holds; None for other buffers."""
+        return self.owner if self.kind is BufferKind.VALUE else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupChoices:
+    """What the choices of a group mean for memory; one object for groups alike.
+
+    Attributes:
+      reads: For each read of the group, its layouts.
+      partial_bytes: [K] bytes of a partial result that waits for its reduce-scatter.
+    """
+
+    reads: tuple[LayoutColumn, ...]
+    partial_bytes: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choices:
+    """What the choices of a whole program mean.
+
+    Attributes:
+      mesh_shape: The size of each mesh axis.
+      layouts_of: The layouts of a value under the choices of what defines it; None for a constant.
+      groups: Of each group.
+    """
+
+    mesh_shape: tuple[int, ...]
+    layouts_of: Callable[[int], LayoutColumn | None]
+    groups: Sequence[GroupChoices]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopySizes:
+    """Bytes of a resharded copy for each layout of the value and each in which it is read; 0 where nothing is moved.
+
+    Attributes:
+      size_bytes: Any copy. sent_bytes: Those that take a collective; a slice takes none.
+    """
+
+    size_bytes: np.ndarray
+    sent_bytes: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OperandRead:
+    """One way in which a group reads a value: `groups[group].reads[read]`, and what a resharded copy of it takes."""
+
+    group: int
+    read: int
+    sizes: CopySizes
+
+
+def spans_of(uses: Sequence[BufferUse]) -> np.ndarray:
+    """int64 [n, 2]: the first operation of each buffer, and the one after its last."""
+    return np.array([(use.start, use.stop) for use in uses], np.int64).reshape(-1, 2)

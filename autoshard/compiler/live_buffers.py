@@ -1,0 +1,195 @@
+"""Live ranges after the solve: a value is held until nothing needs more of it than slices or gathered copies.
+
+The solver counts a value until its last reader is done, since only a solution tells how all of its readers take it.
+"""
+
+import collections
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.compiler.buffer_uses import BufferKind, BufferUse, spans_of
+from autoshard.compiler.collective_combiner import is_reduced_alone
+from autoshard.compiler.fusion import COSTLY
+from autoshard.compiler.solved import SolvedProgram
+from autoshard.graph.layout import Layout, is_sent, shard_bytes
+
+_MOST_ADDED = 32
+"""How many elements each of two reductions may sum on a device to be made by the kernel that adds them. XLA:GPU's
+programs do so with up to 32, and not with 64.
+"""
+
+
+def shortened(
+    solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(spans, bytes) of all buffers, as far as the solved program needs them.
+
+    Where heavy kernels read slices of a value, XLA takes these as soon as nothing else needs the whole one, since its
+    schedule for least memory does first what frees most. A pointwise result that nothing needs whole is computed inside
+    its slices (`PriorityFusion`). Where a value is gathered for a reader, what is computed from the copy later needs
+    the pieces no more. And what only products read whose sums are waited for (`alone_sums.py`) is made for them, not
+    with what is made of values behind these sums.
+
+    Args:
+      solved: The program. uses: Its buffers. sizes_bytes: [n] of each; 0 where there is none.
+
+    Returns:
+      int64 [n, 2], the first operation of each buffer and the one after its last; and [n] bytes.
+    """
+    return _Shortening(solved, uses, sizes_bytes).shortened()
+
+
+class _Shortening:
+    """Shortens the live ranges of a program's buffers; `shortened` is its only user."""
+
+    def __init__(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray):
+        self.solved, self.layouts, self.uses = solved, solved.layouts, uses
+        self.analysis, self.chains, live = solved.analysis, solved.analysis.chains, solved.analysis.live
+        self.mesh_shape = solved.mesh.shape
+        self.named_until, self.fused_until = dict(live.alias_stop), dict(live.fused_stop)
+        self.starts = {life.value: life.start for life in live.ranges}
+        self.spans, self.sizes_bytes = spans_of(uses), sizes_bytes.copy()
+        self.copies: dict[int, list[int]] = collections.defaultdict(list)  # for each move, its buffers
+        self.partial: dict[int, list[int]] = collections.defaultdict(
+            list
+        )  # for each group, what it needs beside values
+        by_value: dict[int, list[int]] = collections.defaultdict(list)
+        owned = {
+            BufferKind.VALUE: by_value,
+            BufferKind.PARTIAL_SUM: self.partial,
+            BufferKind.WORKSPACE: self.partial,
+            BufferKind.OPERAND_COPY: self.copies,
+        }
+        for k, use in enumerate(uses):
+            owned[use.kind][use.owner].append(k)
+        self.buffer_of = {value: found[0] for value, found in by_value.items() if len(found) == 1}
+        self.moved = self._moved()
+
+    def shortened(self) -> tuple[np.ndarray, np.ndarray]:
+        """(spans, bytes) of all buffers, as far as the solved program needs them."""
+        for value in self.moved:
+            is_made = value in self.buffer_of and self.chains.producer[value] is not None
+            if is_made and value not in self.chains.outputs:
+                self._shorten(value, self.buffer_of[value])
+        self._make_for_sums()
+        if all(map(self._is_apart, self.analysis.live.added)):
+            for value, stop in self.analysis.live.apart_stops:
+                if value in self.buffer_of:
+                    k = self.buffer_of[value]
+                    self.spans[k, 1] = min(stop, self.spans[k, 1])
+        return self.spans, self.sizes_bytes
+
+    def _make_for_sums(self) -> None:
+        """Makes products whose sums are reduced alone where the program does, with all that nothing else reads.
+
+        Where that is made of a costly function, the kernel behind the sum needs this as well, and as long: it is stored
+        instead.
+        """
+        is_alone = lambda k: self.uses[k].kind is BufferKind.PARTIAL_SUM and is_reduced_alone(self.sizes_bytes[k])
+        summed: set[int] = set()
+        for group, own in self.partial.items():
+            at = self.analysis.groups[group].operations[0]
+            if at in self.analysis.alone and any(map(is_alone, own)):
+                summed.add(at)
+                for k in own:
+                    self.spans[k] = at, at + 1
+        for value, start in self.starts.items():
+            made, readers = self.chains.producer[value], [c.index for c, _ in self.chains.consumers[value]]
+            if made is not None and made.index < start and readers and summed.issuperset(readers):
+                if value in self.buffer_of and not self._is_costly(value):
+                    self.spans[self.buffer_of[value]] = made.index, max(readers) + 1
+
+    def _is_costly(self, value: int) -> bool:
+        """Whether the kernel that makes a value computes a costly function."""
+        made = self.chains.producer[value]
+        inside = [o for o in made.operands if o is not None and self.chains.producer[o] is not None]
+        stored = self.analysis.live.stored
+        return made.name in COSTLY or any([self._is_costly(o) for o in inside if o not in stored])
+
+    def _is_apart(self, operation: int) -> bool:
+        """Whether a reduction sums too many elements on a device to be part of the kernel that adds two of them."""
+        reduction = self.chains.graph.operations[operation]
+        value, rule = reduction.operands[0], reduction.rule
+        summed = [d for d, dim in enumerate(rule.operands[0]) if any(rule.factors[k].reduction for k in dim)]
+        whole = math.prod(self.chains.graph.values[value].shape[d] for d in summed)
+        ways = math.prod(n for d, n in zip(self.layouts[value], self.mesh_shape, strict=True) if d in summed)
+        return whole == 1 or whole // ways > _MOST_ADDED
+
+    def _moved(self) -> dict[int, dict[int, list[int]]]:
+        """For each value, the operations that read it in another layout than it has, each with the moves."""
+        found = collections.defaultdict(lambda: collections.defaultdict(list))
+        for n, move in enumerate(self.solved.moves):
+            if move.group is not None and self.layouts[move.value] != move.target:
+                for o in self.analysis.groups[move.group].reads[move.read].operations:
+                    found[move.value][o].append(n)
+        return found
+
+    def _is_sent(self, move: int) -> bool:
+        """Whether a move takes a collective."""
+        return is_sent(self.layouts[self.solved.moves[move].value], self.solved.moves[move].target)
+
+    def _shorten(self, value: int, buffer: int) -> None:
+        """Ends the buffer of a value when nothing needs the whole one, and begins its slices then."""
+        chains = self.chains
+        slices: dict[Layout, list[tuple[int, int]]] = collections.defaultdict(list)  # -> (operation, move)
+        whole_until, made = 0, chains.producer[value].index
+        for o, num in collections.Counter(o.index for o, _ in chains.consumers[value]).items():
+            if chains.loop_nest[o] != chains.scope(value):
+                return
+            moves, operation, until = self.moved[value].get(o, ()), chains.graph.operations[o], self._until(o)
+            sent = [n for n in moves if self._is_sent(n)]
+            if len(moves) == num and sent and self._kept_until(sent) >= until:
+                until = o + 1
+            elif len(moves) == num and not sent and operation.rule.is_heavy:
+                for n in moves:
+                    slices[self.solved.moves[n].target].append((o, n))
+                continue
+            whole_until = max(whole_until, until)
+        size_bytes = float(chains.graph.values[value].size_bytes)
+        if sum(shard_bytes(size_bytes, s, self.mesh_shape) for s in slices) >= self.sizes_bytes[buffer]:
+            whole_until = max([whole_until, *(o + 1 for reads in slices.values() for o, _ in reads)])
+        if whole_until <= made and (value not in self.analysis.live.remade or self._is_stored_whole(value)):
+            whole_until = made + 2  # slices are taken of what is there
+        start, stop = self.spans[buffer].tolist()
+        if whole_until < stop:
+            self.spans[buffer, 1] = max(whole_until, start)
+            for reads in slices.values():
+                self._hold_slice(reads, max(start, whole_until - 1), whole_until)
+
+    def _hold_slice(self, reads: Sequence[tuple[int, int]], start: int, whole_until: int) -> None:
+        """Holds one slice from `start` on, which all `reads`, (operation, move), share from then on, if any is late."""
+        read_at = {o + 1 for o, _ in reads}
+        own = [k for n in {n for _, n in reads} for k in self.copies[n] if self.spans[k, 1] in read_at]
+        last = max(own, key=lambda k: self.spans[k, 1])
+        if self.spans[last, 1] > whole_until:
+            self.spans[last, 0] = min(start, self.spans[last, 0])
+            self.sizes_bytes[[k for k in own if k != last and self.spans[k, 0] >= start]] = 0.0
+
+    def _kept_until(self, moves: Sequence[int]) -> int:
+        """One past the last operation at which a copy of one of `moves` is there."""
+        return max([int(self.spans[k, 1]) for n in moves for k in self.copies[n] if self.sizes_bytes[k]], default=0)
+
+    def _is_stored_whole(self, value: int) -> bool:
+        """Whether execution has a value stored: it is made of a gathered copy, and a matrix product reads it."""
+        made = self.chains.producer[value]
+        moves = [n for o in made.operands if o is not None for n in self.moved.get(o, {}).get(made.index, ())]
+        return any(map(self._is_sent, moves)) and any(c.name == "dot_general" for c, _ in self.chains.consumers[value])
+
+    def _until(self, operation: int) -> int:
+        """One past the last operation that needs what an operation reads."""
+        until, seen = operation + 1, set()
+        ahead = [r for r in self.chains.graph.operations[operation].results if r is not None]
+        while ahead:
+            value = ahead.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            known = (self.fused_until.get(value, 0), self.named_until.get(value, 0), self.starts.get(value, 0) + 1)
+            until = max(until, *known)
+            if value in self.named_until:
+                until = max(until, len(self.chains.graph.operations) * (value in self.chains.outputs))
+                names = (r for c, _ in self.chains.consumers[value] for r in c.results)
+                ahead += [r for r in names if r in self.named_until]
+        return until

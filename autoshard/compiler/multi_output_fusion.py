@@ -1,0 +1,64 @@
+"""Values that one kernel makes together, earlier or later than the program does (XLA:GPU, `MultiOutputFusion`)."""
+
+from collections.abc import Mapping, Sequence, Set
+
+from autoshard.compiler.def_use import DefUse
+
+_NEAR = 4
+"""How many heavy kernels apart operations may be that become one kernel although others wait for the first."""
+
+
+def made_together(
+    chains: DefUse, fused: Sequence[int], sources: Mapping[int, Set[int]], gradients: Set[int]
+) -> dict[int, int]:
+    """For each value that one kernel makes together with others, the operation at which it does, if not its own.
+
+    Kernels that read one value and do not wait for each other become one kernel of several results
+    (`MultiOutputFusion`), which holds all it reads and all it makes. The gradients of a gated layer's two branches are
+    made together, as soon as what they are made of is there. What only weight gradients read is not waited for: the
+    activation of a layer that is computed again in the backward pass is made together with its gradient.
+    """
+    values, producer, region = chains.graph.values, chains.producer, chains.region
+    stored = [v for v in sources if not fused[v] and values[v].shape]
+    alike = lambda value: [s for s in sources[value] if values[s].shape == values[value].shape]
+    moved: dict[int, int] = {}
+    first: dict[int, int] = {}  # for each source, when the latest kernel that makes what is waited for runs
+    waited = lambda value: (
+        value in chains.outputs
+        or not all([r is None or r in gradients for c, _ in chains.consumers[value] for r in c.results])
+    )
+    for value in stored:
+        own = producer[value].index
+        if not waited(value) or value in gradients:
+            continue
+        there = max(map(chains.defined_at, sources[value]), default=own)
+        for s in alike(value):
+            at = first.get(s, -1)
+            if there < at and chains.loop_nest[at] == chains.loop_nest[own] and region[own] - region[at] <= _NEAR:
+                moved[value] = min(at, moved.get(value, own))
+        for s in alike(value):
+            first[s] = moved.get(value, own)
+    for value in stored:
+        own = producer[value].index
+        if waited(value) or not chains.consumers[value]:
+            continue
+        at = max((first.get(s, 0) for s in alike(value)), default=0)
+        if at > own and chains.loop_nest[at] == chains.loop_nest[own]:
+            moved[value] = at
+    return moved
+
+
+def delayed_products(chains: DefUse, together: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """(operation, when) of the products that run later than where the program does them, right behind the kernel that
+    makes what they read together with other values.
+
+    Args:
+      chains: The graph. together: What `made_together` found.
+    """
+    when: dict[int, int] = {}
+    last = len(chains.graph.operations) - 1
+    for value, at in together.items():
+        for operation, _ in chains.consumers[value]:
+            if operation.rule.is_heavy and operation.index < at:
+                when[operation.index] = max(min(at + 1, last), when.get(operation.index, 0))
+    return tuple(sorted(when.items()))

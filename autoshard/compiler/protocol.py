@@ -1,0 +1,51 @@
+"""What the planner asks of a compiler.
+
+A compiler is asked about one program at a time, before the solve under all choices of its groups at once, and after it
+with all layouts known. It is told of graph, groups, values and layouts, and never of the solver's problem. What holds
+whatever the mesh and the device is found once (`analysis.py`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from autoshard.compiler.analysis import ProgramAnalysis
+from autoshard.compiler.buffer_assignment import LiveBuffers
+from autoshard.compiler.buffer_uses import BufferUse, Choices, OperandRead
+from autoshard.compiler.emitted_collectives import EmittedCollectives
+from autoshard.compiler.solved import SolvedProgram
+
+
+class Compiler(Protocol):
+    """The laws of one compiler."""
+
+    # ---- before the solve: under all choices
+
+    def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:
+        """The bytes of an element of `value` as it is moved to the operations `read_by`."""
+        ...
+
+    def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
+        """What is alive when, under every choice: stored values, partial sums, workspaces."""
+        ...
+
+    def operand_copies(
+        self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
+    ) -> Iterator[BufferUse]:
+        """When resharded copies are alive, of all that may read a value in another layout, each with its owner."""
+        ...
+
+    # ---- after the solve: with all layouts known
+
+    def emitted(self, solved: SolvedProgram) -> EmittedCollectives:
+        """The collectives that the program compiles to."""
+        ...
+
+    def live_buffers(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray) -> LiveBuffers:
+        """What is alive when: the buffers `uses`, which take `sizes_bytes` as counted, as long as they are needed."""
+        ...
+
+    def reserved_bytes(self, solved: SolvedProgram, held: LiveBuffers) -> float:
+        """The memory that the program needs once each of its buffers has a place."""
+        ...

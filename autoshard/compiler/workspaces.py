@@ -1,0 +1,39 @@
+"""What a matrix product needs beside its operands and its result."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from autoshard.compiler.analysis import ProgramAnalysis
+from autoshard.compiler.buffer_uses import BufferKind, BufferUse, GroupChoices
+from autoshard.graph.graph import FactorRule
+
+
+def product_workspaces(
+    analysis: ProgramAnalysis, choices: Sequence[GroupChoices], workspace_bytes: int
+) -> Iterator[BufferUse]:
+    """The workspace of every matrix product.
+
+    XLA:GPU gives each cuBLAS product one, whatever its size (`GemmRewriter`). A product with a vector is not one of
+    cuBLAS but a sum in a kernel of XLA's own (`DotStrengthReduction`).
+
+    Args:
+      analysis: The program. choices: Of each group. workspace_bytes: Of one product.
+    """
+    amounts: dict[int, np.ndarray] = {}
+    delayed = dict(analysis.live.delayed)
+    for group in analysis.groups:
+        for index in group.operations:
+            operation = analysis.graph.operations[index]
+            if operation.name == "dot_general" and _is_of_matrices(operation.rule):
+                num_choices = len(choices[group.index].partial_bytes)
+                if num_choices not in amounts:
+                    amounts[num_choices] = np.full(num_choices, float(workspace_bytes))
+                at = delayed.get(index, index)
+                yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, amounts[num_choices])
+
+
+def _is_of_matrices(rule: FactorRule) -> bool:
+    """Whether both operands of a product have a dimension of their own."""
+    sides = [{f for dim in dims for f in dim} for dims in rule.operands]
+    return all([any([rule.factors[f].size > 1 for f in own - other]) for own, other in (sides, sides[::-1])])

@@ -1,0 +1,70 @@
+"""From the compiler's buffers to the solver's usages: the nodes that owners are, and the instants that matter.
+
+Time is the index of an operation. Only some instants are kept: any set of buffers alive together is alive at one of
+them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autoshard.compiler.buffer_uses import BufferKind, BufferUse, Choices, OperandRead, spans_of
+from autoshard.compiler.instants import instants_that_matter
+from autoshard.compiler.protocol import Compiler
+from autoshard.planner.program import Program
+from autoshard.solver.problem import EdgeUsage, Usage
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Usages:
+    """What takes memory, and when.
+
+    Attributes:
+      usages: Values, partial sums, and workspaces of products. edge_usages: Resharded copies.
+      buffers: What each usage stands for, then each usage of an edge.
+      instants: The operation that runs at each instant.
+    """
+
+    usages: tuple[Usage, ...]
+    edge_usages: tuple[EdgeUsage, ...]
+    buffers: tuple[BufferUse, ...]
+    instants: tuple[int, ...]
+
+
+def usages_of(
+    compiler: Compiler,
+    program: Program,
+    choices: Choices,
+    reads: Sequence[OperandRead | None],
+    node_of: Callable[[int], int],
+) -> Usages:
+    """Collects usages of memory.
+
+    Args:
+      compiler: Whose buffers they are. program: What is planned. choices: What the choices of its nodes mean.
+      reads: For each edge, what is read in another layout; None where no copy is made for a group.
+      node_of: The node that defines a value.
+    """
+    first_group = len(program.graph.arguments)
+    owned = list(compiler.buffers(program.analysis, choices))
+    copied = ((edge, read) for edge, read in enumerate(reads) if read is not None)
+    found = [*owned, *compiler.operand_copies(program.analysis, copied)]
+    spans = spans_of(found)
+    instants = instants_that_matter(*spans.T)
+    at = np.searchsorted(instants, spans).tolist()
+    kept = [k for k, (first, last) in enumerate(at) if first < last]
+    usages, edge_usages = [], []
+    for k in kept:
+        use, (first, last) = found[k], at[k]
+        if use.kind is BufferKind.OPERAND_COPY:
+            edge_usages.append(EdgeUsage(use.owner, first, last, use.size_bytes))
+        else:
+            node = node_of(use.owner) if use.kind is BufferKind.VALUE else first_group + use.owner
+            usages.append(Usage(node, first, last, use.size_bytes))
+    return Usages(
+        usages=tuple(usages),
+        edge_usages=tuple(edge_usages),
+        buffers=tuple([found[k] for k in kept]),
+        instants=tuple(instants.tolist()),
+    )
