@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import pathlib
 
-from autoshard.cluster.describe import DEVICE_TYPE_KEYS, LINK_KEYS, device_type_from_fields, link_from_fields
 from autoshard.cluster.device import DeviceType, Link
-from autoshard.cluster.fields import Fields, suggestion
+from autoshard.cluster.device_schema import DeviceTypeSchema, LinkSchema
+from autoshard.cluster.schema import Schema, Text, suggestion
 from autoshard.errors import ClusterError
 from autoshard.files import read_yaml
 
@@ -80,25 +80,31 @@ class Catalogue:
         return None
 
 
+class _KnownDeviceSchema(DeviceTypeSchema):
+    """A device type of the catalogue."""
+
+    device_kinds: list[Text]
+    intra_node: Text
+    inter_node: Text
+
+
+class _CatalogueSchema(Schema):
+    """`catalogue.yaml`."""
+
+    device_types: dict[str, _KnownDeviceSchema]
+    links: dict[str, LinkSchema]
+
+
 @functools.cache
 def catalogue() -> Catalogue:
     """The shipped catalogue."""
-    root = Fields.of(_PATH.name, read_yaml(_PATH))
-    links = []
-    for name in root.fields("links").values:
-        fields = root.fields("links").fields(name)
-        fields.refuse_unknown(LINK_KEYS)
-        links.append((name, link_from_fields(fields, level=0)))
-    devices = []
-    for name in root.fields("device_types").values:
-        fields = root.fields("device_types").fields(name)
-        fields.refuse_unknown((*DEVICE_TYPE_KEYS, "device_kinds", "intra_node", "inter_node"))
-        devices.append(
+    read = _CatalogueSchema.read(read_yaml(_PATH), _PATH.name)
+    return Catalogue(
+        tuple(
             KnownDevice(
-                device_type=device_type_from_fields(name, fields),
-                device_kinds=tuple(str(kind).lower() for kind in fields.items("device_kinds")),
-                intra_node=fields.text("intra_node"),
-                inter_node=fields.text("inter_node"),
+                own.device_type(name), tuple(k.lower() for k in own.device_kinds), own.intra_node, own.inter_node
             )
-        )
-    return Catalogue(tuple(devices), tuple(links))
+            for name, own in read.device_types.items()
+        ),
+        tuple((name, own.link(level=0)) for name, own in read.links.items()),
+    )

@@ -1,14 +1,16 @@
 """The cluster: groups of identical nodes, possibly of several device types."""
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 
 from autoshard.cluster.checks import require_text
 from autoshard.cluster.detect import detect_cluster
 from autoshard.cluster.device import Link
-from autoshard.cluster.load import cluster_document, read_cluster
+from autoshard.cluster.load import cluster_to_dict, read_cluster
 from autoshard.cluster.mesh import AxisLevel
-from autoshard.cluster.node_group import NodeGroup
+from autoshard.cluster.node_group import ClusterDescription, NodeGroup
 from autoshard.cluster.paddle import read_paddle_json
 from autoshard.cluster.slices import Slice
 from autoshard.errors import ClusterError
@@ -96,7 +98,8 @@ class Cluster:
           FileFormatError: If the file cannot be read, is of another format or version, or has unknown keys.
           ClusterError: If its values are out of range or contradict each other.
         """
-        return read_cluster(path, cls)
+        with _naming(path):
+            return cls(*read_cluster(path))
 
     @classmethod
     def from_paddle_json(cls, path: str | os.PathLike[str]) -> "Cluster":
@@ -106,7 +109,8 @@ class Cluster:
           FileFormatError: If the file cannot be read or does not have that schema.
           ClusterError: If its values are out of range or contradict each other.
         """
-        return read_paddle_json(path, cls)
+        with _naming(path):
+            return cls(*read_paddle_json(path))
 
     @classmethod
     def detect(cls) -> "Cluster":
@@ -115,11 +119,11 @@ class Cluster:
         Raises:
           ClusterError: If a device is of a kind that the catalogue does not know.
         """
-        return detect_cluster(cls)
+        return cls(*detect_cluster())
 
     def to_dict(self) -> dict[str, object]:
         """The cluster as the content of a cluster file that needs no catalogue."""
-        return cluster_document(self.name, self.groups, self.between_groups)
+        return cluster_to_dict(ClusterDescription(self.name, self.groups, self.between_groups))
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Writes a cluster file that `from_file` reads back to an equal cluster.
@@ -131,3 +135,12 @@ class Cluster:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.num_devices} devices): " + "; ".join(str(group) for group in self.groups)
+
+
+@contextlib.contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Puts the path before the text of errors that do not know it."""
+    try:
+        yield
+    except ClusterError as error:
+        raise ClusterError(f"{os.fsdecode(path)}: {error}") from error

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from autoshard.cluster.catalogue import KnownDevice, catalogue
 from autoshard.cluster.device import Link
-from autoshard.cluster.node_group import Made, Make, NodeGroup
+from autoshard.cluster.node_group import ClusterDescription, NodeGroup
 from autoshard.errors import ClusterError
 
 
@@ -27,7 +27,7 @@ class SeenDevice:
     node: int
 
 
-def detect_cluster(make: Make[Made]) -> Made:
+def detect_cluster() -> ClusterDescription:
     """Describes all devices of the default backend, in the order of `jax.devices()`.
 
     Devices with the same `slice_index` (hosts of GPUs, slices of TPUs) form a node; where a backend does not tell
@@ -44,19 +44,19 @@ def detect_cluster(make: Make[Made]) -> Made:
         node = device.process_index if slice_index is None else slice_index
         kind = "cpu" if device.platform == "cpu" else device.device_kind
         seen.append(SeenDevice(kind, node))
-    return cluster_from_seen(seen, make)
+    return cluster_from_seen(seen)
 
 
-def cluster_from_seen(seen: Sequence[SeenDevice], make: Make[Made]) -> Made:
+def cluster_from_seen(seen: Sequence[SeenDevice]) -> ClusterDescription:
     """Builds a cluster from live devices.
 
     Adjacent nodes with equally many devices of one kind form a group.
 
     Args:
-      seen: The devices, in order. make: What to make of name, groups and the link between them.
+      seen: The devices, in order.
 
     Raises:
-      ClusterError: If there is no device, or one of a kind that the catalogue does not know.
+      ClusterError: If a device is of a kind that the catalogue does not know.
     """
     runs: list[tuple[SeenDevice, int]] = []
     for device in seen:
@@ -87,7 +87,7 @@ def cluster_from_seen(seen: Sequence[SeenDevice], make: Make[Made]) -> Made:
         one_node = len({device.node for device in seen}) == 1
         names = [known.intra_node if one_node else known.inter_node for known, _, _ in merged]
         between = _slowest([catalogue().link(name, level=2) for name in names])
-    return make("detected", groups, between)
+    return ClusterDescription("detected", groups, between)
 
 
 def _known(device_kind: str) -> KnownDevice:

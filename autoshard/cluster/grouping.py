@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from autoshard.cluster.device import DeviceType, Link
-from autoshard.cluster.node_group import Made, Make, NodeGroup
+from autoshard.cluster.node_group import ClusterDescription, NodeGroup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ def grouped_cluster(
     default_inside: PairSpeed,
     default_across: PairSpeed,
     source: str,
-    make: Make[Made],
-) -> Made:
+) -> ClusterDescription:
     """Groups devices into nodes and equal nodes into groups, in order of first appearance.
 
     Args:
@@ -83,10 +82,10 @@ def grouped_cluster(
       pairs: Speeds of pairs of identities, the lesser identity first; pairs with other devices are skipped.
       default_inside: Speed of a pair that is not described, within a machine.
       default_across: The same between machines.
-      source: Where the speeds come from. make: What to make of name, groups and the link between them.
+      source: Where the speeds come from.
 
     Raises:
-      ClusterError: If a value is out of range, or there is no device.
+      ClusterError: If a value is out of range.
     """
     node_of = {device.identity: _Node(device.machine, device.device_type) for device in devices}
     sizes = collections.Counter(node_of.values())
@@ -116,7 +115,7 @@ def grouped_cluster(
     if len(groups) > 1:
         foreign = [(one, other, speed) for one, other, speed in described if kind_of[one] != kind_of[other]]
         between = _link(_between(foreign, sizes, groups, default_inside, default_across), 2, source)
-    return make(name, tuple(groups), between)
+    return ClusterDescription(name, tuple(groups), between)
 
 
 def _members(

@@ -121,19 +121,19 @@ def split_levels(levels: tuple[AxisLevel, ...], sizes: tuple[int, ...]) -> tuple
       For each axis, major to minor, its levels, innermost first; None if an axis straddles a boundary.
     """
     pending = list(reversed(levels))
-    room, link = 1, None
+    level, room = None, 1
     result = []
     for size in reversed(sizes):
         parts = []
         wanted = size
         while wanted > 1:
-            if room == 1:
+            if level is None or room == 1:
                 level = pending.pop()
-                room, link = level.size, level.link
+                room = level.size
             taken = math.gcd(wanted, room)
             if taken != min(wanted, room):
                 return None
-            parts.append(AxisLevel(taken, link))
+            parts.append(AxisLevel(taken, level.link))
             wanted //= taken
             room //= taken
         result.append(tuple(parts))

@@ -1,8 +1,7 @@
-"""Groups of identical nodes, which clusters are made of."""
+"""A run of identical nodes, and what readers of cluster files and of live devices make of them."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple
 
 from autoshard.cluster.checks import require_text, require_whole
 from autoshard.cluster.device import DeviceType, Link
@@ -68,6 +67,9 @@ class NodeGroup:
         return f"{self.name}: {self.num_nodes} nodes of {self.devices_per_node} x {self.device_type.name}"
 
 
-Made = TypeVar("Made")
-Make = Callable[[str, tuple[NodeGroup, ...], Link | None], Made]
-"""Builds a cluster of its name, its groups and the link between them: `Cluster` itself."""
+class ClusterDescription(NamedTuple):
+    """The fields of a `Cluster`, not yet checked against each other."""
+
+    name: str
+    groups: tuple[NodeGroup, ...]
+    between_groups: Link | None = None

@@ -28,167 +28,178 @@ import dataclasses
 import difflib
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pydantic
 
 from autoshard.cluster.catalogue import catalogue
 from autoshard.cluster.checks import require_number, require_whole
 from autoshard.cluster.device import DeviceType
-from autoshard.cluster.fields import Fields, suggestion
 from autoshard.cluster.grouping import PairSpeed, PlacedDevice, grouped_cluster
-from autoshard.cluster.node_group import Made, Make
-from autoshard.errors import ClusterError, FileFormatError
+from autoshard.cluster.node_group import ClusterDescription
+from autoshard.cluster.schema import Number, Schema, Text, Whole, broken_rule
+from autoshard.errors import FileFormatError
 from autoshard.files import read_json
 
 _ACCELERATORS = ("GPU", "XPU", "DCU")
-_DEVICE_KINDS = (*_ACCELERATORS, "CPU", "NIC")
-_LINK_KINDS = ("LOC", "SYS", "PHB", "PIX", "PIB", "NVL", "NVB", "NET")
-
-_MACHINE_KEYS = ("hostname", "addr", "port", "devices", "links")
-_DEVICE_KEYS = (
-    *("global_id", "local_id", "type", "model", "memory", "sp_gflops", "dp_gflops", "hp_gflops"),
-    *("arch", "vendor"),
-)
-_LINK_KEYS = ("source_global_id", "target_global_id", "type", "bandwidth", "latency", "hop")
-
 _DEFAULT_BANDWIDTH_BYTES_PER_S = 24e9
 _DEFAULT_MEMORY_BANDWIDTH_BYTES_PER_S = 144e9
 _DEFAULT_LAUNCH_OVERHEAD_S = 3.8e-6
-_DEFAULT_SWITCH_US = 10.0
-_RING_US = {kind: 5.7 for kind in _LINK_KINDS} | {"NVL": 3.4, "NVB": 3.4, "NET": 9.6}
+_RING_US = {
+    **dict.fromkeys(("LOC", "SYS", "PHB", "PIX", "PIB"), 5.7),
+    **dict.fromkeys(("NVL", "NVB"), 3.4),
+    "NET": 9.6,
+}
+"""Latency of a hop of a ring over links of each type."""
+_LinkKind = Literal["LOC", "SYS", "PHB", "PIX", "PIB", "NVL", "NVB", "NET"]
 
 _LINK_SOURCE = "PaddlePaddle cluster file, with PaddlePaddle's defaults for what it lacks"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Alpha:
-    """The file's latencies of a ring's hop, in microseconds; None where the link's own type decides."""
+class _PaddleSchema(Schema):
+    """Other keys are skipped, unless one looks like a misspelt key that is missing."""
 
-    intra_us: float | None
-    inter_us: float | None
-    switch_us: float
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        fields = cls.model_fields
+        for key in data if isinstance(data, dict) else ():
+            missing = [name for name in fields if name not in data]
+            if key not in fields and (close := difflib.get_close_matches(key[:80], missing, n=1, cutoff=0.8)):
+                raise broken_rule(f"has the unknown key {key!r:.80}. Did you mean {close[0]!r}?")
+        return data
+
+
+class _Ring(_PaddleSchema):
+    """Latency of a hop: a figure in microseconds, or the type of link whose latency it is."""
+
+    ring: _LinkKind | Number | None = None
+
+    def latency_us(self, place: str) -> float | None:
+        """None where the type of each link decides."""
+        if self.ring is None:
+            return None
+        if isinstance(self.ring, str):
+            return _RING_US[self.ring]
+        return require_number("alpha_latency", f"{place}.ring", self.ring, zero_allowed=True)
+
+
+class _AlphaLatency(_PaddleSchema):
+    """Latencies of collectives, in microseconds."""
+
+    base: Any = None
+    intra: _Ring = _Ring()
+    inter: _Ring = _Ring()
+    switch: Number = 10.0
 
     def latency_s(self, *, same_machine: bool, kind: str, latency_ms: float, hop: float) -> float:
-        ring_us = self.intra_us if same_machine else self.inter_us
-        return latency_ms * 1e-3 + ((_RING_US[kind] if ring_us is None else ring_us) + hop * self.switch_us) * 1e-6
+        """Of one hop over a link of a kind; `hop` counts switches."""
+        own_us = self.intra.latency_us("intra") if same_machine else self.inter.latency_us("inter")
+        switch_us = require_number("alpha_latency", "switch", self.switch, zero_allowed=True)
+        return latency_ms * 1e-3 + ((_RING_US[kind] if own_us is None else own_us) + hop * switch_us) * 1e-6
 
     def default(self, *, same_machine: bool) -> PairSpeed:
+        """The speed of a pair without a link."""
         kind, hop = ("PHB", 0) if same_machine else ("NET", 1)
         latency_s = self.latency_s(same_machine=same_machine, kind=kind, latency_ms=0, hop=hop)
         return PairSpeed(latency_s, _DEFAULT_BANDWIDTH_BYTES_PER_S)
 
 
-def read_paddle_json(path: str | os.PathLike[str], make: Make[Made]) -> Made:
+class _Device(_PaddleSchema):
+    """A device. Figures of accelerators and CPUs; rates are in 1e9 operations per second."""
+
+    global_id: Whole
+    local_id: Any = None
+    type: Literal["GPU", "XPU", "DCU", "CPU", "NIC"]
+    model: Text | None = None
+    memory: Number | None = None
+    sp_gflops: Number | None = None
+    dp_gflops: Number = 0.0
+    hp_gflops: Number = 0.0
+    arch: Any = None
+    vendor: Any = None
+
+
+class _Link(_PaddleSchema):
+    """A link between two devices."""
+
+    source_global_id: Whole
+    target_global_id: Whole
+    type: _LinkKind
+    bandwidth: Number
+    """In 1e9 bytes per second, one way."""
+    latency: Number = 0.0
+    """In milliseconds."""
+    hop: Number | None = None
+
+
+class _Machine(_PaddleSchema):
+    hostname: Any = None
+    addr: Any = None
+    port: Any = None
+    devices: list[_Device] = []
+    links: list[_Link] = []
+
+
+class _PaddleCluster(_PaddleSchema):
+    alpha_latency: _AlphaLatency = _AlphaLatency()
+    machines: list[_Machine]
+
+
+def read_paddle_json(path: str | os.PathLike[str]) -> ClusterDescription:
     """Reads PaddlePaddle's cluster JSON, as the module docstring tells.
 
     Args:
       path: The file; its name without the ending becomes the cluster's name.
-      make: What to make of name, groups and the link between them.
 
     Raises:
       FileFormatError: If the file cannot be read or does not have the schema.
-      ClusterError: If its values are out of range or contradict each other.
+      ClusterError: If its values are out of range.
     """
-    shown = os.fsdecode(path)
-    data = read_json(path)
-    try:
-        return _cluster(Fields.of(shown, data), pathlib.Path(shown).stem, make)
-    except ClusterError as error:
-        raise ClusterError(f"{shown}: {error}") from error
-
-
-def _cluster(root: Fields, name: str, make: Make[Made]) -> Made:
-    _refuse_misspelt(root, ("alpha_latency", "machines"))
-    alpha = _alpha(root.fields("alpha_latency"))
-    root.required("machines")
-    machines = []
-    for index, item in enumerate(root.items("machines")):
-        machine = Fields.of(f"{root.place}: machines[{index}]", item)
-        _refuse_misspelt(machine, _MACHINE_KEYS)
-        machines.append(machine)
-    listed = [
-        (index, Fields.of(f"{machine.place}.devices[{position}]", item))
-        for index, machine in enumerate(machines)
-        for position, item in enumerate(machine.items("devices"))
-    ]
-    devices = _devices(listed)
-    pairs = _pairs(machines, _machine_of_id(listed), alpha)
+    place = os.fsdecode(path)
+    found = _PaddleCluster.read(read_json(path), place)
+    alpha = found.alpha_latency
+    machine_of: dict[int, int] = {}
+    for index, machine in enumerate(found.machines):
+        for device in machine.devices:
+            if device.global_id in machine_of:
+                raise FileFormatError(f"{place}: each global_id may be given once; {device.global_id} is given twice.")
+            machine_of[device.global_id] = index
     return grouped_cluster(
-        name,
-        devices,
-        pairs,
+        pathlib.Path(place).stem,
+        list(_placed_devices(found, place)),
+        _pairs(found, machine_of, place),
         default_inside=alpha.default(same_machine=True),
         default_across=alpha.default(same_machine=False),
         source=_LINK_SOURCE,
-        make=make,
     )
 
 
-def _refuse_misspelt(fields: Fields, known: Iterable[str]) -> None:
-    missing = [key for key in known if key not in fields.values]
-    for key in fields.values:
-        if key not in known and (close := difflib.get_close_matches(key[:80], missing, n=1, cutoff=0.8)):
-            raise FileFormatError(f"{fields.place} has the unknown key {key!r:.80}. Did you mean {close[0]!r}?")
-
-
-def _choice(fields: Fields, key: str, choices: tuple[str, ...]) -> str:
-    value = fields.text(key)
-    if value not in choices:
-        raise FileFormatError(
-            f"{fields.place}.{key} must be one of {', '.join(choices)}; received {value!r:.60}."
-            f"{suggestion(value, choices)}"
-        )
-    return value
-
-
-def _alpha(fields: Fields) -> _Alpha:
-    _refuse_misspelt(fields, ("base", "intra", "inter", "switch"))
-    rings: list[float | None] = []
-    for place in ("intra", "inter"):
-        figures = fields.fields(place)
-        if "ring" not in figures.values:
-            rings.append(None)
-        elif isinstance(figures.values["ring"], str):
-            rings.append(_RING_US[_choice(figures, "ring", _LINK_KINDS)])
-        else:
-            rings.append(require_number("alpha_latency", f"{place}.ring", figures.number("ring"), zero_allowed=True))
-    switch_us = require_number(
-        "alpha_latency", "switch", fields.number("switch", _DEFAULT_SWITCH_US), zero_allowed=True
-    )
-    return _Alpha(rings[0], rings[1], switch_us)
-
-
-def _machine_of_id(listed: list[tuple[int, Fields]]) -> dict[int, int]:
-    result: dict[int, int] = {}
-    for machine, fields in listed:
-        _refuse_misspelt(fields, _DEVICE_KEYS)
-        global_id = fields.whole("global_id")
-        if global_id in result:
-            raise FileFormatError(f"{fields.place}: each global_id may be given once; {global_id} is given twice.")
-        result[global_id] = machine
-    return result
-
-
-def _devices(listed: list[tuple[int, Fields]]) -> list[PlacedDevice]:
+def _placed_devices(found: _PaddleCluster, place: str) -> Iterator[PlacedDevice]:
     """The devices that become the cluster, in the order of the file."""
-    kinds = [_choice(fields, "type", _DEVICE_KINDS) for _, fields in listed]
-    wanted = _ACCELERATORS if any(kind in _ACCELERATORS for kind in kinds) else ("CPU",)
+    kinds = {device.type for machine in found.machines for device in machine.devices}
+    wanted = _ACCELERATORS if kinds.intersection(_ACCELERATORS) else ("CPU",)
     variants: dict[str, list[DeviceType]] = {}
-    devices = []
-    for (machine, fields), kind in zip(listed, kinds, strict=True):
-        if kind in wanted:
-            devices.append(
-                PlacedDevice(fields.whole("global_id"), machine, _named_once(_device_type(fields, kind), variants))
-            )
-    return devices
+    for index, machine in enumerate(found.machines):
+        for position, device in enumerate(machine.devices):
+            if device.type in wanted:
+                own = _device_type(device, f"{place}: machines[{index}].devices[{position}]")
+                yield PlacedDevice(device.global_id, index, _named_once(own, variants))
 
 
-def _device_type(fields: Fields, kind: str) -> DeviceType:
-    model = fields.text("model") if "model" in fields.values else kind
+def _device_type(device: _Device, place: str) -> DeviceType:
+    for key in ("memory", "sp_gflops"):
+        if getattr(device, key) is None:
+            raise FileFormatError(f"{place} must have the key {key!r}, which is missing.")
+    model = device.type if device.model is None else device.model
     known = catalogue().known_device(model)
     owner = f"device type {model!r:.80}"
-    peaks = {"float32": require_number(owner, "sp_gflops", fields.number("sp_gflops")) * 1e9}
+    peaks = {"float32": require_number(owner, "sp_gflops", device.sp_gflops) * 1e9}
     for key, dtypes in (("dp_gflops", ("float64",)), ("hp_gflops", ("float16", "bfloat16"))):
-        if rate := require_number(owner, key, fields.number(key, 0.0), zero_allowed=True):
+        if rate := require_number(owner, key, getattr(device, key), zero_allowed=True):
             peaks |= {dtype: rate * 1e9 for dtype in dtypes}
     if known:
         bandwidth, launch = known.device_type.memory_bandwidth_bytes_per_s, known.device_type.launch_overhead_s
@@ -196,7 +207,7 @@ def _device_type(fields: Fields, kind: str) -> DeviceType:
     else:
         bandwidth, launch = _DEFAULT_MEMORY_BANDWIDTH_BYTES_PER_S, _DEFAULT_LAUNCH_OVERHEAD_S
         rest = "defaults of autoshard.cluster.paddle"
-    memory = require_number(owner, "memory", fields.number("memory"))
+    memory = require_number(owner, "memory", device.memory)
     memory_bytes = require_number(owner, "memory x 1e9", memory * 1e9)
     return DeviceType(
         name=model,
@@ -220,28 +231,27 @@ def _named_once(device_type: DeviceType, variants: dict[str, list[DeviceType]]) 
     return known[-1]
 
 
-def _pairs(machines: list[Fields], machine_of: dict[int, int], alpha: _Alpha) -> dict[tuple[int, int], PairSpeed]:
+def _pairs(found: _PaddleCluster, machine_of: dict[int, int], place: str) -> dict[tuple[int, int], PairSpeed]:
     """The speed of each pair of global ids (the lesser first) that has a link."""
     pairs: dict[tuple[int, int], PairSpeed] = {}
-    for machine in machines:
-        for index, item in enumerate(machine.items("links")):
-            fields = Fields.of(f"{machine.place}.links[{index}]", item)
-            _refuse_misspelt(fields, _LINK_KEYS)
-            ends = (fields.whole("source_global_id"), fields.whole("target_global_id"))
+    for index, machine in enumerate(found.machines):
+        for position, link in enumerate(machine.links):
+            owner = f"machines[{index}].links[{position}]"
+            ends = (link.source_global_id, link.target_global_id)
             for end in ends:
                 if end not in machine_of:
                     raise FileFormatError(
-                        f"{fields.place} must join listed devices; no device has the global_id {end}."
+                        f"{place}: {owner} must join listed devices; no device has the global_id {end}."
                     )
             same_machine = machine_of[ends[0]] == machine_of[ends[1]]
-            latency_s = alpha.latency_s(
+            hop = link.hop if link.hop is not None else 0 if same_machine else 1
+            latency_s = found.alpha_latency.latency_s(
                 same_machine=same_machine,
-                kind=_choice(fields, "type", _LINK_KINDS),
-                latency_ms=require_number(fields.place, "latency", fields.number("latency", 0.0), zero_allowed=True),
-                hop=require_whole(fields.place, "hop", fields.number("hop", 0 if same_machine else 1), least=0),
+                kind=link.type,
+                latency_ms=require_number(owner, "latency", link.latency, zero_allowed=True),
+                hop=require_whole(owner, "hop", hop, least=0),
             )
-            bandwidth = require_number(fields.place, "bandwidth", fields.number("bandwidth"))
-            speed = PairSpeed(latency_s, bandwidth * 1e9)
+            speed = PairSpeed(latency_s, require_number(owner, "bandwidth", link.bandwidth) * 1e9)
             pair = (min(ends), max(ends))
             pairs[pair] = speed.worst(pairs.get(pair, speed))
     return pairs

@@ -20,7 +20,7 @@ def test_the_live_devices_are_described():
 
 
 def test_equal_nodes_form_a_group():
-    (group,) = cluster_from_seen([SeenDevice(H100, device // 8) for device in range(24)], Cluster).groups
+    (group,) = Cluster(*cluster_from_seen([SeenDevice(H100, device // 8) for device in range(24)])).groups
     assert (group.device_type.name, group.num_nodes, group.devices_per_node) == ("H100-SXM", 3, 8)
     assert group.intra_node.bandwidth_bytes_per_s == 450e9
     assert group.inter_node.bandwidth_bytes_per_s == 50e9
@@ -28,7 +28,7 @@ def test_equal_nodes_form_a_group():
 
 def test_unequal_nodes_form_groups():
     seen = [SeenDevice(H100, 0)] * 8 + [SeenDevice(H100, 1)] * 4 + [SeenDevice(V100, 2)] * 8
-    cluster = cluster_from_seen(seen, Cluster)
+    cluster = Cluster(*cluster_from_seen(seen))
     assert [(group.device_type.name, group.num_devices) for group in cluster.groups] == [
         ("H100-SXM", 8),
         ("H100-SXM", 4),
@@ -38,21 +38,21 @@ def test_unequal_nodes_form_groups():
 
 
 def test_two_kinds_in_one_node_are_joined_by_the_slower_link_inside():
-    cluster = cluster_from_seen([SeenDevice(H100, 0), SeenDevice(V100, 0)], Cluster)
+    cluster = Cluster(*cluster_from_seen([SeenDevice(H100, 0), SeenDevice(V100, 0)]))
     assert cluster.between_groups.bandwidth_bytes_per_s == 150e9
 
 
 def test_a_tpu_slice_is_a_node():
-    (group,) = cluster_from_seen([SeenDevice("TPU v5 lite", device // 16) for device in range(32)], Cluster).groups
+    (group,) = Cluster(*cluster_from_seen([SeenDevice("TPU v5 lite", device // 16) for device in range(32)])).groups
     assert (group.device_type.name, group.num_nodes, group.devices_per_node) == ("TPU-v5e", 2, 16)
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA GB300", "", "TPU v99"])
 def test_unknown_kinds_are_refused(kind):
     with pytest.raises(ClusterError, match="Write a cluster file"):
-        cluster_from_seen([SeenDevice(H100, 0), SeenDevice(kind, 0)], Cluster)
+        cluster_from_seen([SeenDevice(H100, 0), SeenDevice(kind, 0)])
 
 
 def test_no_device_is_refused():
     with pytest.raises(ClusterError, match="at least one"):
-        cluster_from_seen([], Cluster)
+        Cluster(*cluster_from_seen([]))

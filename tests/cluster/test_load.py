@@ -244,7 +244,7 @@ def test_wrong_measured_collectives_are_refused(tmp_path):
         (["grups"], [], FileFormatError, "Did you mean 'groups'"),
         (["groups", 0, "device_type"], "H100-SMX", ClusterError, "Did you mean 'H100-SXM'"),
         (["groups", 0, "intra_node"], "NVLink 4", ClusterError, "Did you mean 'NVLink4'"),
-        (["groups", 0, "num_nodes"], "two", FileFormatError, "must be a number"),
+        (["groups", 0, "num_nodes"], "two", FileFormatError, "must be a whole number"),
         (["groups", 0, "num_nodes"], 2.5, FileFormatError, "must be a whole number"),
         (["groups", 0, "num_nodes"], 0, ClusterError, "at least 1"),
         (["groups", 0, "inter_node"], ..., ClusterError, "must have an inter_node"),
