@@ -3,11 +3,10 @@
 import dataclasses
 from collections.abc import Mapping
 
-from autoshard.compiler.alone_sums import waited_for
 from autoshard.compiler.collective_combiner import CombinedCollectives, combined_collectives
 from autoshard.compiler.collective_dtypes import moved_itemsizes, rounding_operations
 from autoshard.compiler.def_use import DefUse, def_use
-from autoshard.compiler.kernels_first import kernels_first
+from autoshard.compiler.early_products import awaited_kernels, awaited_sums
 from autoshard.compiler.live_ranges import LiveRanges, live_ranges
 from autoshard.compiler.reduce_scatter_combiner import reduce_scatter_order
 from autoshard.graph.graph import Graph
@@ -28,8 +27,8 @@ class ProgramAnalysis:
       reduce_scatter_order: The groups that sum to gradients, in the order in which they are combined.
       moved_itemsizes: For each value, the bytes of an element as it is moved.
       rounding: The operations that need what they read no more precisely than products do.
-      alone: The products whose sums are waited for; see `alone_sums.py`.
-      kernels_first: The gradients of convolution kernels that are waited for; see `kernels_first.py`.
+      alone: The products whose sums are waited for; see `early_products.py`.
+      kernels_first: The gradients of convolution kernels that are waited for; see `early_products.py`.
     """
 
     graph: Graph
@@ -61,6 +60,6 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         reduce_scatter_order=reduce_scatter_order(chains, groups, gradients),
         moved_itemsizes=moved_itemsizes(graph),
         rounding=rounding_operations(graph),
-        alone=waited_for(graph),
-        kernels_first=kernels_first(graph, gradients),
+        alone=awaited_sums(graph),
+        kernels_first=awaited_kernels(graph, gradients),
     )

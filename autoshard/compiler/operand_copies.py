@@ -22,7 +22,7 @@ def operand_copies(analysis: ProgramAnalysis, reads: Iterable[tuple[int, Operand
     is made in the copy of the product. Slices are computed there like their reader, and copies of gradients wait for
     others to be combined with, unless they are too large for that. Activations are moved as soon as they are there,
     too, if a product of the same checkpointed function reads them. The weight of a convolution waits for the gradient
-    of a kernel that is made before (`kernels_first.py`).
+    of a kernel that is made before (`early_products.py`).
 
     Args:
       analysis: The program. reads: What reads in another layout, each with the owner of the copy.

@@ -41,7 +41,7 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
     instead. But if the product right after it needs a weight that is gathered, it is that or the gather; and where a
     gradient is scattered, so is its weight, whose copy takes as much as the partial sum. One that is reduced alone
     (`collective_combiner.py`), and that others wait for, is made and reduced at once. Gradients of convolution kernels
-    are made where the program does, unless nothing waits for them (`kernels_first.py`).
+    are made where the program does, unless nothing waits for them (`early_products.py`).
 
     Args:
       analysis: The program. choices: What its choices mean. workspace_bytes: Of one product.

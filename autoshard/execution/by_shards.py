@@ -12,7 +12,7 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import Mesh, PartitionSpec
 
-from autoshard.execution.row_by_row import row_by_row
+from autoshard.execution.row_major import row_major
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.graph.layout import SpecEntries
@@ -63,7 +63,7 @@ def run_by_shards(
         if equation.primitive.name == "fft":
             # XLA's transforms on CPU demand this order of operands and results, and the compiler does not see to it
             # where a collective next to the transform prefers another (jax 0.10.2)
-            return [row_by_row(equation.primitive.bind(*map(row_by_row, shards), **params))]
+            return [row_major(equation.primitive.bind(*map(row_major, shards), **params))]
         results = equation.primitive.bind(*shards, **params)
         results = list(results) if equation.primitive.multiple_results else [results]
         if behind:

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from autoshard.compiler.options import compiler_options
 from autoshard.errors import MeshError
-from autoshard.execution.apply import Evaluator, partition_spec
-from autoshard.execution.compiler import compiler_options
+from autoshard.execution.apply import Evaluator
+from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.trace import Trace
@@ -90,11 +91,10 @@ class PlannedFunction:
             traced.out_tree, [NamedSharding(self.mesh, partition_spec(e)) for e in self._interface.output_entries]
         )
         evaluator = Evaluator(self.mesh, dict(self._interface.shardings))
-        donated = frozenset(k for k, argument in enumerate(traced.graph.arguments) if argument.donated)
 
         def planned(*inner):
             flat = jax.tree_util.tree_leaves(inner)
-            results = evaluator(traced.jaxpr, flat, self._interface.argument_entries, donated)
+            results = evaluator(traced.jaxpr, flat, self._interface.argument_entries)
             moved = [evaluator.move(r, s) for r, s in zip(results, self._interface.output_steps, strict=True)]
             return jax.tree_util.tree_unflatten(traced.out_tree, moved)
 

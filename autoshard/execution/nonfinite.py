@@ -18,7 +18,15 @@ import numpy as np
 from autoshard.trace.leaves import describe
 from autoshard.trace.source import source_of
 from autoshard.trace.trace import parameter_names, path_name
-from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of, open_jaxpr, scan_counts
+from autoshard.trace.walk import (
+    EquationKind,
+    called_jaxpr,
+    called_operands,
+    is_checkpoint,
+    kind_of,
+    open_jaxpr,
+    scan_counts,
+)
 
 FINITE, INFINITE, NAN = 0, 1, 2
 """What a value holds at worst."""
@@ -131,7 +139,7 @@ class _Program:
 
 def _results(equation: jex.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """What an equation gives, outside of its jaxpr."""
-    if kind_of(equation) is EquationKind.CALL and "prevent_cse" not in equation.params:
+    if kind_of(equation) is EquationKind.CALL and not is_checkpoint(equation):
         nested = called_jaxpr(equation)[1]
         closed = nested if isinstance(nested, jex.ClosedJaxpr) else jex.ClosedJaxpr(nested, ())
         return jex.jaxpr_as_fun(closed)(*called_operands(equation, operands))

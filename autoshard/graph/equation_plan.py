@@ -12,17 +12,25 @@ where two axes go onto two dimensions, and may gather an operand where an axis j
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationPlan:
-    """The layouts around one equation; a slot that is not named is left as it comes.
+    """The layouts around one equation, and what must be ordered or kept there; a slot that is not named is left as it
+    comes.
 
     Attributes:
       operands: (operand slot, the layouts it passes through; the last is the one in which the equation reads it).
       results: (result slot, layout).
-      scatters: (mesh axis, dimension of the result): the partial sums over this axis are reduce-scattered onto this
-        dimension, one after another. Of an equation in `SCATTERING`, which then runs by shards, all operands are named.
       body: For loops: (input slot of the body, layout inside). A carry has this layout before and after the body too.
       delayed: Operand slots whose copy must not be made before the other operands are there: it would be kept from an
         earlier equation that made the same one, or gathered while nobody needs it yet. Of a scatter, the constant that
         it begins with, which is filled then.
+      scatters: (mesh axis, dimension of the result): the partial sums over this axis are reduce-scattered onto this
+        dimension, one after another. Of an equation in `SCATTERING`, which then runs by shards, all operands are named.
+      waits: Operand slots whose later readers wait for the equation's results.
+      waits_for_part: Operand slots whose later readers wait for what each device makes of the results, and not for the
+        sum of these parts.
+      materialized: Result slots that are stored before anything reads them.
+      row_major: Operand slots that are kept row by row in memory.
+      row_major_copies: Operand slots whose copies, where they are gathered for the equation, are stored row by row.
+      is_transposed_at_once: Whether the result has no layout of its own, but gets that of the transposition behind it.
     """
 
     operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()
@@ -30,3 +38,9 @@ class EquationPlan:
     body: tuple[tuple[int, SpecEntries], ...] = ()
     delayed: tuple[int, ...] = ()
     scatters: tuple[tuple[str, int], ...] = ()
+    waits: tuple[int, ...] = ()
+    waits_for_part: tuple[int, ...] = ()
+    materialized: tuple[int, ...] = ()
+    row_major: tuple[int, ...] = ()
+    row_major_copies: tuple[int, ...] = ()
+    is_transposed_at_once: bool = False

@@ -166,6 +166,26 @@ class Loop:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Nesting:
+    """An equation that nests programs: a call, a loop or a conditional. What it nests stands in the graph by itself.
+
+    Attributes:
+      equation, name, operands, results: As in `Operation`.
+      starts: The first equation of each nested program, in the order of their numbers.
+      stop: One past the last nested equation.
+      is_inlined: Whether execution inlines the program: what it makes is as if the equations around it had made it.
+    """
+
+    equation: int
+    name: str
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    starts: tuple[int, ...]
+    stop: int
+    is_inlined: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Argument:
     """One flattened argument of the program.
 
@@ -206,6 +226,7 @@ class Graph:
       unknown: Sources of the equations of which no sharding rule is known (kept whole).
       checkpoints: (first operation, one past the last) of each checkpointed function: the compiler shares nothing that
         is made inside with what is made outside.
+      nestings: The equations that nest operations of the graph, in the order of their numbers.
     """
 
     values: tuple[Value, ...]
@@ -216,6 +237,7 @@ class Graph:
     equations: tuple[str, ...]
     unknown: tuple[str, ...]
     checkpoints: tuple[tuple[int, int], ...] = ()
+    nestings: tuple[Nesting, ...] = ()
 
     def checkpoint_of(self) -> tuple[int, ...]:
         """For each operation, the number of the innermost checkpointed function around it; -1 for none."""

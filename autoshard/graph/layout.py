@@ -8,7 +8,7 @@ Invariant: the product of the axis sizes on a dimension divides its extent.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autoshard.graph.graph import Dims
 
@@ -24,6 +24,11 @@ SpecEntries = tuple[tuple[str, ...], ...]
 def shard_bytes(size_bytes: float, layout: Layout, axis_sizes: Sequence[int]) -> float:
     """Bytes of one device's piece of a tensor of `size_bytes` in `layout`."""
     return size_bytes / math.prod(n for n, d in zip(axis_sizes, layout, strict=True) if d != WHOLE)
+
+
+def spec_shard_bytes(size_bytes: float, entries: SpecEntries, axis_sizes: Mapping[str, int]) -> float:
+    """Bytes of one device's piece of a tensor of `size_bytes` that lies as `entries` say."""
+    return size_bytes / math.prod(axis_sizes[axis] for axes in entries for axis in axes)
 
 
 def layout_of(dims: Dims, assignment: Assignment) -> Layout:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
 from autoshard.compiler.buffer_uses import spans_of
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
+from autoshard.compiler.ordering import ordered, ordering_rules
 from autoshard.compiler.solved import Move, SolvedProgram
 from autoshard.compiler.tied_copies import tied_copies
 from autoshard.cost.collectives import Collective
@@ -137,12 +138,16 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
         reader.steps(o.value, l) if o.value in reader.layout and l is not None else ()
         for o, l in zip(graph.outputs, outputs, strict=True)
     )
+    arguments = tuple([reader.layout[a.value] for a in graph.arguments])
+    entries = [reader.entries(a.value, l) for a, l in zip(graph.arguments, arguments, strict=True)]
+    axis_sizes = {axis.name: axis.size for axis in f.mesh.axes}
+    equations = ordered(graph, _shardings(reader), entries, axis_sizes, ordering_rules(f.mesh.device_type))
     return Decoded(
-        tuple([reader.layout[a.value] for a in graph.arguments]),
+        arguments,
         tuple(outputs),
         tuple(steps),
         tuple([reader.choice(g.index) for g in f.program.groups]),
-        _shardings(reader),
+        tuple(equations.items()),
     )
 
 
@@ -156,22 +161,22 @@ class _Slots:
         self.delayed: dict[int, set[int]] = collections.defaultdict(set)
         self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
 
-    def freeze(self) -> tuple[tuple[int, EquationPlan], ...]:
+    def freeze(self) -> dict[int, EquationPlan]:
         """By equation number; equal ones are one object."""
         listed = lambda table, n: tuple(sorted(table[n].items())) if n in table else ()
         shared: dict[tuple, EquationPlan] = {}
-        rows = []
+        rows = {}
         for n in sorted({*self.operands, *self.results, *self.body, *self.delayed}):
             delayed = tuple(sorted(self.delayed[n])) if n in self.delayed else ()
             scatters = self.scatters.get(n, ())
             key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters)
             if key not in shared:
                 shared[key] = EquationPlan(*key)
-            rows.append((n, shared[key]))
-        return tuple(rows)
+            rows[n] = shared[key]
+        return rows
 
 
-def _shardings(reader: _Reader) -> tuple[tuple[int, EquationPlan], ...]:
+def _shardings(reader: _Reader) -> dict[int, EquationPlan]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
     slots, late = _Slots(), dict(f.program.analysis.live.filled_late)
     gathers: list[tuple[int, int, Layout]] = []  # operation, slot, layout

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from autoshard.errors import PlanMismatchError
-from autoshard.execution.apply import partition_spec
 from autoshard.execution.jit import PlannedFunction
+from autoshard.execution.placement import partition_spec
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace

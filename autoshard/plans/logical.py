@@ -16,7 +16,7 @@ import pydantic
 from jax.sharding import PartitionSpec
 
 from autoshard.errors import ExportError, FileFormatError
-from autoshard.execution.apply import partition_spec
+from autoshard.execution.placement import partition_spec
 from autoshard.files import read_yaml
 from autoshard.plans.text import layout_text, pattern
 from autoshard.trace.annotations import is_box

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from autoshard.errors import ExportError
-from autoshard.execution.apply import partition_spec
+from autoshard.execution.placement import partition_spec
 from autoshard.plans.logical import Axes, LogicalAxes
 from autoshard.plans.naming import logical_axes
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autoshard.errors import ExportError
-from autoshard.execution.apply import partition_spec
+from autoshard.execution.placement import partition_spec
 from autoshard.plans.logical import Axes, Deviation, LogicalAxes, Names
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.plans.text import pattern

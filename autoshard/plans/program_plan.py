@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from autoshard.cluster.device import UNMEASURED
-from autoshard.execution.apply import partition_spec
 from autoshard.execution.jit import Interface
+from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import Estimate

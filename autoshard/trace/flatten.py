@@ -5,6 +5,7 @@ is an operation of its own whose single layout holds before, inside and after th
 Pallas) stay one operation with their own shardings.
 """
 
+import bisect
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from autoshard.graph.graph import (
     FixedLayout,
     Graph,
     Loop,
+    Nesting,
     Operation,
     OperationKind,
     Output,
@@ -29,7 +31,15 @@ from autoshard.graph.graph import (
 from autoshard.trace.annotations import shard_map_layouts
 from autoshard.trace.leaves import Leaf, Leaves, describe
 from autoshard.trace.source import SourceLines
-from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of, open_jaxpr, scan_counts
+from autoshard.trace.walk import (
+    EquationKind,
+    called_jaxpr,
+    called_operands,
+    is_checkpoint,
+    kind_of,
+    open_jaxpr,
+    scan_counts,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,6 +99,9 @@ class Flattener:
         self.operations: list[_Draft] = []
         self.loops: list[Loop] = []
         self.checkpoints: list[tuple[int, int]] = []
+        self.nestings: list[Nesting] = []
+        self.starts: list[int] = []
+        """The first equations of the programs that the equation at hand nests."""
         self.equations: list[str] = []
         self.leaves = Leaves()
         self.lines = SourceLines()
@@ -153,7 +166,19 @@ class Flattener:
 
     def nesting(self, equation: jex.JaxprEqn, operands: tuple[int | None, ...], trips: float) -> Sequence[int | None]:
         """Flattens an equation that nests other programs."""
-        number = len(self.equations)
+        number, around, self.starts = len(self.equations), self.starts, []
+        results = self.nested(equation, number, operands, trips)
+        if self.starts:
+            is_inlined = kind_of(equation) is EquationKind.CALL and not is_checkpoint(equation)
+            name, starts, stop = equation.primitive.name, tuple(self.starts), len(self.equations)
+            self.nestings.append(Nesting(number, name, operands, tuple(results), starts, stop, is_inlined))
+        self.starts = around
+        return results
+
+    def nested(
+        self, equation: jex.JaxprEqn, number: int, operands: tuple[int | None, ...], trips: float
+    ) -> Sequence[int | None]:
+        """Flattens the programs that an equation nests, or the equation as one operation if they keep to themselves."""
         match kind_of(equation):
             case EquationKind.CALL:
                 self.equations.append(f"call {equation.primitive.name}")
@@ -161,7 +186,7 @@ class Flattener:
                 start = len(self.operations)
                 with self.called_from(self.lines.of(equation)):
                     results = self.call(nested, called_operands(equation, operands), trips)
-                if "prevent_cse" in equation.params:
+                if is_checkpoint(equation):
                     self.checkpoints.append((start, len(self.operations)))
                 return results
             case EquationKind.SCAN:
@@ -191,6 +216,7 @@ class Flattener:
         self, nested: jex.Jaxpr | jex.ClosedJaxpr, operands: Sequence[int | None], trips: float
     ) -> list[int | None]:
         inner = open_jaxpr(nested)
+        self.starts.append(len(self.equations))
         constants = [self.new_value(v.aval, "constant", ValueKind.CONSTANT) for v in inner.constvars]
         return self.run(inner, [*constants, *operands], trips)
 
@@ -370,6 +396,8 @@ class Flattener:
             for l in self.loops
             if position[l.stop] > position[l.start]
         )
+        numbers = sorted({o.equation for o in operations})
+        holds = lambda n: bisect.bisect_left(numbers, n.stop) > bisect.bisect_right(numbers, n.equation)
         return Graph(
             tuple(self.values),
             operations,
@@ -379,6 +407,7 @@ class Flattener:
             tuple(self.equations),
             tuple(dict.fromkeys(self.unknown)),
             tuple((int(position[start]), int(position[stop])) for start, stop in self.checkpoints),
+            tuple(sorted(filter(holds, self.nestings), key=lambda n: n.equation)),
         )
 
     def _needed(self, outputs: Sequence[Output]) -> bytearray:

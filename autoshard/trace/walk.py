@@ -5,6 +5,7 @@ through this file, and both count an equation before the equations nested in it.
 """
 
 import enum
+import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -46,6 +47,11 @@ def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJax
             if len(inner.invars) == len(equation.invars) and len(inner.outvars) == len(equation.outvars):
                 return name, nested
     return None
+
+
+def is_checkpoint(equation: jex.JaxprEqn) -> bool:
+    """Whether a call is of a checkpointed function, which the compiler must not share with what is around it."""
+    return "prevent_cse" in equation.params
 
 
 def called_operands(equation: jex.JaxprEqn, operands: Sequence[_T]) -> list[_T]:
@@ -109,6 +115,12 @@ def nested_programs(equation: jex.JaxprEqn) -> list[jex.Jaxpr | jex.ClosedJaxpr]
             return list(equation.params["branches"])
         case _:
             return []
+
+
+def nested_numbers(equation: jex.JaxprEqn, number: int) -> list[int]:
+    """The number of the first equation of each program that equation `number` nests."""
+    counts = (sum(map(_count, open_jaxpr(nested).eqns)) for nested in nested_programs(equation))
+    return list(itertools.accumulate(counts, initial=number + 1))[:-1]
 
 
 def _count(equation: jex.JaxprEqn) -> int:

@@ -1,5 +1,7 @@
-"""Programs with hand-made layouts, as the compiler is given them."""
+"""Programs with hand-made layouts, as the compiler is given them. Lets the tests of this folder import `planned`."""
 
+import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
@@ -8,6 +10,8 @@ from autoshard.compiler.solved import Move, SolvedProgram
 from autoshard.cost.collectives import Collective
 from autoshard.graph.layout import Layout
 from autoshard.planner.build import Formulation
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
 def _solved(

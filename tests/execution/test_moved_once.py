@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard.compiler.ordering import OrderingRules, ordered
 from autoshard.execution.apply import Evaluator
 from autoshard.graph.equation_plan import EquationPlan
+from autoshard.trace.trace import trace
 
 
 def by_product(gradient, x, weight):
@@ -44,7 +46,8 @@ def test_a_gradient_that_two_products_read_in_another_layout_is_moved_once(progr
         if e.primitive.name in ("dot_general", "conv_general_dilated")
     }
     given = [lies, *map(whole, closed.jaxpr.invars[1:])]
-    run = jax.jit(lambda *args: Evaluator(mesh, wanted)(closed, args, given))
+    plans = ordered(trace(program, args).graph, wanted, given, mesh.shape, OrderingRules())
+    run = jax.jit(lambda *args: Evaluator(mesh, plans)(closed, args, given))
     shardings = [jax.NamedSharding(mesh, jax.P(*(axes or None for axes in layout))) for layout in given]
     placed = list(map(jax.device_put, args, shardings))
     assert run.lower(*placed).compile().as_text().count(" all-to-all(") == 1

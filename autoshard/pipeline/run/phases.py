@@ -7,9 +7,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from autoshard.execution.apply import Evaluator, partition_spec
-from autoshard.execution.compiler import compiler_options
+from autoshard.compiler.options import compiler_options
+from autoshard.execution.apply import Evaluator
 from autoshard.execution.jit import Interface
+from autoshard.execution.placement import partition_spec
 from autoshard.pipeline.split.phases import Part, Parts
 from autoshard.pipeline.split.residual_layouts import held_layouts
 from autoshard.trace.trace import Trace

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from autoshard.execution.compiler import compiler_options
+from autoshard.compiler.options import compiler_options
 from autoshard.pipeline.run.place_arrays import Holdings, Key
 from autoshard.pipeline.split.mpmd import Exchange, PlacedProgram, PlaceProgram
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from autoshard.execution.apply import partition_spec
+from autoshard.execution.placement import partition_spec
 from autoshard.pipeline.cost.stage import TracedStage
 from autoshard.pipeline.run.phases import PlannedPart, PlannedParts, Ran, planned_parts
 from autoshard.pipeline.schedule.tasks import Phase

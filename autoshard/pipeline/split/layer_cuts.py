@@ -13,7 +13,7 @@ from typing import Any
 import jax.extend.core as jex
 
 from autoshard.pipeline.split.forward import Forward, variables
-from autoshard.trace.walk import EquationKind, kind_of
+from autoshard.trace.walk import EquationKind, is_checkpoint, kind_of
 
 _HEAVY = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "sort", "gather", "custom_vjp_call"})
 _NEGLIGIBLE_BYTES = 4096
@@ -78,7 +78,7 @@ def _is_heavy(equation: jex.JaxprEqn) -> bool:
     kind = kind_of(equation)
     if kind in (EquationKind.SCAN, EquationKind.WHILE, EquationKind.OPAQUE):
         return True
-    return equation.primitive.name in _HEAVY or "prevent_cse" in equation.params
+    return equation.primitive.name in _HEAVY or is_checkpoint(equation)
 
 
 def _crossing(forward: Forward, equations: list[jex.JaxprEqn]) -> tuple[list[float], list[int]]:

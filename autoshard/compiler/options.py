@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 GPU_PLATFORMS = frozenset({"cuda", "rocm", "gpu"})
 """What JAX calls a GPU."""
-TPU_PLATFORMS = frozenset({"tpu"})
-"""What JAX calls a TPU."""
 
 _IN_PROGRAM_ORDER: Mapping[str, bool] = {"xla_gpu_enable_analytical_sol_latency_estimator": False}
 """Keeps XLA:GPU's schedule for least memory.

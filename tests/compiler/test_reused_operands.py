@@ -3,12 +3,19 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from planned import planned
 
-from autoshard.execution.order import used_up_first
+from autoshard.compiler.reused_operands import used_up_first
 from autoshard.graph.equation_plan import EquationPlan
 
 GATHERED = ((1, (((), ()),)),)
 """Operand 1, a matrix, is read whole."""
+SHAPES = [(2, 2)] * 3
+
+
+def found(fn, equations):
+    graph = planned(fn, SHAPES, equations, {"data": 2})
+    return used_up_first(graph, graph.entry)
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -18,14 +25,11 @@ def test_a_copy_is_used_up_first_unless_the_second_use_waits_anyway(waits):
         other = jnp.sin(first if waits else y)
         return first, other @ w  # equation 2
 
-    jaxpr = jax.make_jaxpr(f)(*[jnp.ones((2, 2))] * 3).jaxpr
     again = EquationPlan(operands=GATHERED, delayed=(1,))
-    shardings = {0: EquationPlan(operands=GATHERED), 2: again}
-    found = used_up_first(jaxpr.eqns, [0, 1, 2], shardings)
-    assert found == ({} if waits else {0: [jaxpr.invars[2]]})
+    assert found(f, {0: EquationPlan(operands=GATHERED), 2: again}) == ({} if waits else {0: [1]})
     elsewhere = {0: EquationPlan(operands=((1, ((("data",), ()),)),)), 2: again}
-    assert used_up_first(jaxpr.eqns, [0, 1, 2], elsewhere) == {}  # not the same copy
-    assert used_up_first(jaxpr.eqns, [0, 1, 2], {2: EquationPlan(operands=GATHERED)}) == {}  # made once for both
+    assert found(f, elsewhere) == {}  # not the same copy
+    assert found(f, {2: EquationPlan(operands=GATHERED)}) == {}  # made once for both
 
 
 @pytest.mark.parametrize("summed", [0, 1])
@@ -35,9 +39,9 @@ def test_a_product_comes_before_its_backward_product(summed):
         for_w = jnp.einsum("bi,bo->io", activation, gradient)
         return again, for_w, jax.lax.dot_general(gradient, w, (((1,), (summed,)), ((), ())))
 
-    jaxpr = jax.make_jaxpr(f)(*[jnp.ones((2, 2))] * 3).jaxpr
     read = EquationPlan(operands=GATHERED)
-    numbers, last = list(range(len(jaxpr.eqns))), len(jaxpr.eqns) - 1
-    found = used_up_first(jaxpr.eqns, numbers, {0: read, last: read})
-    assert found == {0: [jaxpr.invars[2]]}
-    assert used_up_first(jaxpr.eqns[:1] + jaxpr.eqns[last:], [0, last], {0: read, last: read}) == {}  # no gradient of w
+    last = len(jax.make_jaxpr(f)(*map(jnp.ones, SHAPES)).eqns) - 1
+    assert found(f, {0: read, last: read}) == {0: [1]}
+    without = lambda *args: f(*args)[::2]  # no gradient of w
+    last = len(jax.make_jaxpr(without)(*map(jnp.ones, SHAPES)).eqns) - 1
+    assert found(without, {0: read, last: read}) == {}

@@ -1,0 +1,180 @@
+"""Which products are made before what comes after them reads their operands.
+
+XLA's schedule for least memory looks one step ahead: it puts off a product whose result takes more than the operands
+that end with it, and gradients of weights can wait to the end of the step. Then their operands wait with them: for
+that of an output layer, the gradient of all logits. Nor does it see that a product has become the last reader of a
+value, if the reader before it knew the value by another name, as two products of one value do (`ListScheduler` in
+OpenXLA, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Set
+
+from autoshard.compiler.planned_graph import PlannedGraph
+from autoshard.compiler.primitives import PRODUCTS, SUMS
+from autoshard.cost.collectives import COMBINED_BYTES
+from autoshard.graph.computations import Computation, Instruction, all_computations, entry_computation
+from autoshard.graph.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EarlyProduct:
+    """A product that nothing after it waits for, and of which a later product of its computation reads an operand.
+
+    Attributes:
+      instruction: The product.
+      slot: Its operand that a product reads next.
+      ending: Its operands that no product reads after that one.
+      is_term: Whether its result is only added to something: the compiler makes both in one kernel.
+    """
+
+    instruction: Instruction
+    slot: int
+    ending: tuple[int, ...]
+    is_term: bool
+
+    @property
+    def operand(self) -> int:
+        """The value that a product reads next."""
+        value = self.instruction.operands[self.slot]
+        assert value is not None
+        return value
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is a convolution, and not a matrix product."""
+        return self.instruction.name == "conv_general_dilated"
+
+
+def early_products(computation: Computation) -> Iterator[EarlyProduct]:
+    """The products of a computation that could be made before the next product that reads one of their operands, last
+    first."""
+    readers: dict[int, list[str]] = {}  # of each value, who reads it after the current equation
+    next_product: dict[int, int] = {}  # of each value, the first position after the current one
+    last_product: dict[int, int] = {}  # of each value, the last position
+    awaited: set[int] = set()  # what products after the current one are made of
+    for at in range(len(computation) - 1, -1, -1):
+        instruction = computation[at]
+        slots = [slot for slot, o in enumerate(instruction.operands) if o is not None]
+        operands = [instruction.operands[slot] for slot in slots]
+        is_product, is_awaited = _has_product(instruction), not awaited.isdisjoint(instruction.results)
+        later = [slot for slot in slots if instruction.operands[slot] in next_product]
+        if instruction.name in PRODUCTS and later and not is_awaited:
+            first = min(later, key=lambda slot: next_product[instruction.operands[slot]])
+            until = next_product[instruction.operands[first]]
+            ending = [slot for slot in slots if last_product.get(instruction.operands[slot], at) <= until]
+            after = readers.get(instruction.results[0], [])
+            yield EarlyProduct(instruction, first, tuple(ending), len(after) == 1 and after[0] in SUMS)
+        if is_product or is_awaited:
+            awaited.update(operands)
+        for o in operands:
+            readers.setdefault(o, []).append(instruction.name)
+            if is_product:
+                next_product[o] = at
+                last_product.setdefault(o, at)
+
+
+def _has_product(instruction: Instruction) -> bool:
+    """Whether an equation is a product, or contains one."""
+    return instruction.name in PRODUCTS or any(_has_product(i) for nested in instruction.nested for i in nested)
+
+
+def is_reduced_alone(partial_bytes: float) -> bool:
+    """Whether a partial sum that takes so much on a device, and is scattered, is reduced by a collective of its own.
+
+    XLA joins those that make up to `COMBINED_BYTES` on a device, of partial sums that take as many times more as there
+    are devices. One that takes more itself has nothing to win but a latency that is small beside its time.
+    """
+    return partial_bytes > COMBINED_BYTES
+
+
+def awaited_sums(graph: Graph) -> dict[int, int]:
+    """For each matrix product, by operation, whose sum the next one waits for if it is reduced alone, the operand whose
+    later readers do: the rule of `products_first`, as far as it holds whatever the shardings."""
+    found = {}
+    for product in _all_early(graph):
+        size_bytes = graph.values[product.instruction.results[0]].size_bytes
+        if not product.is_convolution and not product.is_term and is_reduced_alone(size_bytes):
+            found[product.instruction.operation.index] = product.operand
+    return found
+
+
+def awaited_kernels(graph: Graph, gradients: Set[int]) -> dict[int, int]:
+    """For each convolution, by operation, that makes a gradient, the operand whose later readers wait for it: the rule
+    of `products_first`. A gradient of which no product reads an operand later is made when XLA sees fit.
+
+    Args:
+      graph: The graph. gradients: What only the successors of the state are made of.
+    """
+    return {
+        product.instruction.operation.index: product.operand
+        for product in _all_early(graph)
+        if product.is_convolution and product.instruction.results[0] in gradients
+    }
+
+
+def _all_early(graph: Graph) -> Iterator[EarlyProduct]:
+    for computation in all_computations(entry_computation(graph)):
+        yield from early_products(computation)
+
+
+def products_first(planned: PlannedGraph, computation: Computation, workspace_bytes: float) -> dict[int, int]:
+    """For products, by equation, the operand slot whose later readers wait for the product.
+
+    Gradients of convolution kernels, which are small, are made first in any case: XLA may take a schedule that makes
+    all of them last where it needs no more at its fullest instant than another, and does not count the gaps between
+    what is then there for long. Of matrix products:
+
+    It is that which a product reads next, and the products are those that none after them depends on. A product whose
+    result must be summed over devices is left alone, unless it and its workspace take less than the operands that end
+    with it: its partial sum may wait for others to be reduced with. One that is reduced alone need not wait, nor is it
+    put off: where a gradient is scattered, so is its weight, and the copy that the next product gathers takes as much.
+    XLA begins a reduce-scatter that makes many bytes after all that makes fewer, so that the next product waits for the
+    sum. A product that a sum follows is left alone (`buffers.sums_in_place`): the compiler makes both in one kernel.
+
+    Args:
+      planned: The graph and the plan. computation: One of its computations.
+      workspace_bytes: What the compiler gives each matrix product beside its operands and result.
+    """
+    return {
+        product.instruction.equation: product.slot
+        for product in early_products(computation)
+        if product.is_convolution or (not product.is_term and _is_made_first(planned, product, workspace_bytes))
+    }
+
+
+def _is_made_first(planned: PlannedGraph, product: EarlyProduct, workspace_bytes: float) -> bool:
+    instruction = product.instruction
+    if not is_partial(planned, instruction) or is_summed_alone(planned, instruction):
+        return True
+    read_as = {slot: steps[-1] for slot, steps in planned.plan_of(instruction).operands}
+    ending_bytes = sum(
+        planned.shard_bytes(instruction.operands[slot], read_as[slot]) for slot in product.ending if slot in read_as
+    )
+    return ending_bytes > _partial_bytes(planned, instruction) + workspace_bytes
+
+
+def is_partial(planned: PlannedGraph, product: Instruction) -> bool:
+    """Whether each device makes only a part of the sum: a dimension that a matrix product sums over is split.
+
+    Operands that are not named are those that the program makes from nothing; the others tell how they are split.
+    """
+    rule = product.operation.rule
+    return any(
+        entries and any(rule.factors[f].reduction for f in dim)
+        for slot, steps in planned.plan_of(product).operands
+        for dim, entries in zip(rule.operands[slot], steps[-1], strict=True)
+    )
+
+
+def is_summed_alone(planned: PlannedGraph, product: Instruction) -> bool:
+    """Whether a product's partial sum is scattered by a collective of its own."""
+    return bool(planned.plan_of(product).scatters) and is_reduced_alone(_partial_bytes(planned, product))
+
+
+def _partial_bytes(planned: PlannedGraph, product: Instruction) -> float:
+    """Bytes of a product's result on a device before it is scattered."""
+    plan = planned.plan_of(product)
+    scattered = {axis for axis, _ in plan.scatters}
+    whole = tuple(tuple(a for a in axes if a not in scattered) for axes in dict(plan.results).get(0, ()))
+    return planned.shard_bytes(product.results[0], whole)

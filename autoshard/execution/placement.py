@@ -1,0 +1,76 @@
+"""Values and the layouts that they are known to have."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from autoshard.execution.row_major import shards_row_major
+from autoshard.graph.layout import SpecEntries
+
+
+def partition_spec(entries: SpecEntries) -> PartitionSpec:
+    """Axis names per dimension as a PartitionSpec, trailing whole dimensions dropped."""
+    spec = [e[0] if len(e) == 1 else (e or None) for e in entries]
+    while spec and spec[-1] is None:
+        spec.pop()
+    return PartitionSpec(*spec)
+
+
+class Placed(NamedTuple):
+    """A value and the layout that it is known to have; None where the plan has not said any.
+
+    `filled`: the scalar that fills the value, where the program makes it of one. `copy`: The value as it was read in
+    another layout, and that layout, where later readers wait for the same as those of the value.
+    """
+
+    value: Any
+    entries: SpecEntries | None
+    filled: Any = None
+    copy: tuple[Any, SpecEntries] | None = None
+
+
+def known_layouts(placed: Sequence[Placed]) -> dict[int, SpecEntries]:
+    """The layouts that are known, by position."""
+    return {slot: p.entries for slot, p in enumerate(placed) if p.entries is not None}
+
+
+def is_slice(entries: SpecEntries, wanted: SpecEntries) -> bool:
+    """Whether what a device holds in the layout `wanted` is part of what it holds in the layout `entries`."""
+    return all(of[: len(own)] == own for own, of in zip(entries, wanted, strict=True))
+
+
+def is_moved(entries: SpecEntries | None, wanted: SpecEntries) -> bool:
+    """Whether pieces are sent to other devices, and none is larger, on the way from one layout to another."""
+    if entries is None or is_slice(entries, wanted):
+        return False
+    return {a for axes in entries for a in axes} <= {a for axes in wanted for a in axes}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """Puts values into layouts on a mesh of devices."""
+
+    mesh: Mesh
+
+    def constrain(self, value: Any, entries: SpecEntries | None) -> Any:
+        """`value` in a layout; as it is, if that is None."""
+        if entries is None or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return value
+        return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, partition_spec(entries)))
+
+    def move(self, value: Any, steps: Sequence[SpecEntries]) -> Any:
+        """`value` taken through the layouts `steps`, one after another."""
+        for entries in steps:
+            value = self.constrain(value, entries)
+        return value
+
+    def place(self, value: Any, entries: SpecEntries | None) -> Placed:
+        """`value` in a layout, which is known of it then."""
+        return Placed(self.constrain(value, entries), entries)
+
+    def row_major(self, value: Any, entries: SpecEntries) -> Any:
+        """`value`, which lies as `entries` say, with each shard stored row by row."""
+        return shards_row_major(value, partition_spec(entries), self.mesh)

@@ -1,0 +1,71 @@
+"""The computations of a graph: the whole program and each one that an equation nests, by the equations of each.
+
+A graph lists the operations of all computations in one row, inlined. What runs, though, are computations: the compiler
+orders each by itself.
+"""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from autoshard.graph.graph import Graph, Nesting, Operation, OperationKind
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instruction:
+    """One equation of a computation.
+
+    Attributes:
+      equation, name, operands, results: As in `Operation`.
+      operation: The operation that it is; None if it nests computations.
+      nested: The computations that it nests.
+      is_inlined: As in `Nesting`.
+    """
+
+    equation: int
+    name: str
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    operation: Operation | None
+    nested: tuple["Computation", ...] = ()
+    is_inlined: bool = False
+
+
+Computation = tuple[Instruction, ...]
+"""Instructions in program order. Those that no output of the graph needs are left out."""
+
+
+def entry_computation(graph: Graph) -> Computation:
+    """The computation of the whole program, which leads to all others."""
+    items: dict[int, Operation | Nesting] = {o.equation: o for o in graph.operations if _is_equation(o)}
+    items.update((n.equation, n) for n in graph.nestings)
+    numbers = sorted(items)
+
+    def computation(start: int, stop: int) -> Computation:
+        found, following = [], start
+        for number in numbers[bisect.bisect_left(numbers, start) : bisect.bisect_left(numbers, stop)]:
+            if number < following:
+                continue
+            item, nested, is_inlined = items[number], (), False
+            if isinstance(item, Nesting):
+                bounds = (*item.starts, item.stop)
+                nested = tuple(computation(*pair) for pair in itertools.pairwise(bounds))
+                following, is_inlined = item.stop, item.is_inlined
+            operation = None if isinstance(item, Nesting) else item
+            found.append(Instruction(number, item.name, item.operands, item.results, operation, nested, is_inlined))
+        return tuple(found)
+
+    return computation(0, len(graph.equations))
+
+
+def all_computations(entry: Computation) -> Iterator[Computation]:
+    """`entry` and all computations nested in it."""
+    yield entry
+    for instruction in entry:
+        for nested in instruction.nested:
+            yield from all_computations(nested)
+
+
+def _is_equation(operation: Operation) -> bool:
+    return operation.kind is OperationKind.EQUATION
