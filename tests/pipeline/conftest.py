@@ -42,6 +42,12 @@ class Subject:
 
 
 @pytest.fixture(scope="session")
+def mixed_cluster() -> Cluster:
+    """Two CPU devices, and one of half their speed."""
+    return _mixed_cluster()
+
+
+@pytest.fixture(scope="session")
 def subject() -> Subject:
     def loss_fn(params, batch, rng):
         h = batch["x"]

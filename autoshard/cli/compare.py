@@ -1,0 +1,83 @@
+"""`autoshard compare`."""
+
+import pathlib
+from typing import Annotated
+
+import rich.console
+import typer
+
+from autoshard.cli.common import (
+    Config,
+    Devices,
+    Overrides,
+    Traceback,
+    errors_shown,
+    load_settings,
+    plan_settings,
+    use_cpu_devices,
+)
+from autoshard.errors import ConfigError
+
+EPILOG = (
+    "Examples:\n\n"
+    "    autoshard compare configs/gpt_1.3b.yaml --cluster configs/clusters/h100x8.yaml\n\n"
+    "    autoshard compare configs/gpt_125m.yaml --picture comparison.html --json comparison.json\n\n"
+    "    autoshard compare configs/quickstart.yaml --only ddp,zero3,zero3+megatron --time-limit 10\n\n"
+    "A strategy is planned like any program, under the restrictions that make it what it is, so that each is the "
+    "best of its kind under the same costs and limits. `vs plan` is its step time as a multiple of the plan's. "
+    "A strategy that exceeds the memory is shown with what it would need. Without --mesh, every strategy has the "
+    "meshes that suit it. A step in stages, as on a cluster with several kinds of devices, is compared with the other "
+    "forms that its search looked at: each slice alone, pipelines across slices, a team of replicas on each slice with "
+    "even shares, and with Whale's. Ctrl-C ends the search at hand with its best plan so far, and the next contender "
+    "follows; a second one during the same search ends all."
+)
+
+
+def compare(
+    config: Config,
+    overrides: Overrides = None,
+    cluster: Annotated[
+        pathlib.Path | None, typer.Option(help="Compare on the cluster of this file; none of it need be at hand.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="NAME=SIZE,...", help="One mesh for all, as in data=4,tensor=4.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Only these strategies, as in ddp,zero3+megatron.")
+    ] = None,
+    json_file: Annotated[
+        pathlib.Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
+    ] = None,
+    picture: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Draw time and memory into this .html, .png or .svg file; needs matplotlib."),
+    ] = None,
+    budget_gb: Annotated[float | None, typer.Option(help="Memory for each device, in 1e9 bytes.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds that each solve may take.")] = None,
+    work_limit: Annotated[float | None, typer.Option(help="Limit in units of counted work, not by the clock.")] = None,
+    cache: Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")] = None,
+    devices: Devices = None,
+    traceback: Traceback = False,
+) -> None:
+    """Show the plan beside data parallelism, ZeRO, Megatron and their mixes: time, communication, memory, proof."""
+    with errors_shown(traceback):
+        settings = load_settings(
+            config,
+            overrides,
+            devices=devices,
+            **plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
+        )
+        use_cpu_devices(settings.devices)
+        from autoshard.comparison.outputs import check_outputs, strategies_named, write_outputs
+        from autoshard.train.planning import make_comparison_visibly
+        from autoshard.train.registry import runs_in_stages, train_functions
+
+        check_outputs(picture)
+        if picture is not None and runs_in_stages(settings):
+            raise ConfigError(
+                "--picture: a picture shows what time and memory are made of, and of a step in stages the search tells "
+                "only the times of other forms. Leave it out, or name a cluster of one kind of device."
+            )
+        strategies, console = strategies_named(only), rich.console.Console(stderr=True)
+        found = make_comparison_visibly(settings, train_functions(settings), console, strategies)
+        write_outputs(found, rich.console.Console(), json_file, picture)

@@ -1,0 +1,38 @@
+"""`autoshard explain`."""
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from autoshard.cli.common import Traceback, errors_shown
+
+EPILOG = (
+    "Examples:\n\n"
+    "    autoshard explain runs/quickstart/plan.json\n\n"
+    "    autoshard explain staged.json --timeline step.html\n\n"
+    "    autoshard explain staged.json --program 0\n\n"
+    "A plan in stages, as it is made for clusters with several kinds of devices, is told as a whole: slices, "
+    "pipelines, stages, what crosses between them. --program tells one of its stages as any plan is told."
+)
+
+
+def explain(
+    plan: Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
+    timeline: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Draw the step of a plan in stages into this .html or .png file."),
+    ] = None,
+    program: Annotated[
+        int | None, typer.Option(metavar="N", help="Explain only this program of a plan in stages.")
+    ] = None,
+    traceback: Traceback = False,
+) -> None:
+    """Explain a saved plan: what it decides, what it costs, and why."""
+    with errors_shown(traceback):
+        from autoshard.api import load
+
+        found = load(plan)
+        typer.echo(found.explain(program))
+        if timeline is not None:
+            typer.echo(found.draw_timeline(timeline))

@@ -1,0 +1,93 @@
+"""`autoshard plan`."""
+
+import pathlib
+from typing import Annotated
+
+import rich.console
+import typer
+
+from autoshard.cli.common import (
+    Config,
+    Devices,
+    Overrides,
+    Traceback,
+    errors_shown,
+    load_settings,
+    plan_settings,
+    use_cpu_devices,
+)
+
+EPILOG = (
+    "Examples:\n\n"
+    "    autoshard plan configs/gpt3_175b.yaml\n\n"
+    "    autoshard plan configs/gpt_1.3b.yaml --cluster configs/clusters/h100x16.yaml --mesh data=4,tensor=4\n\n"
+    "    autoshard plan configs/quickstart.yaml --devices 8 --budget-gb 0.02 --out plan.json\n\n"
+    "    autoshard plan configs/gpt_350m.yaml --cluster configs/clusters/v100x8_p100x8.yaml --out staged.json\n\n"
+    "    autoshard plan configs/gpt_350m.yaml --cluster configs/clusters/v100x8.yaml plan.stages.num_stages=2\n\n"
+    "On a cluster with several kinds of devices, as in the last example but one, the step is cut into stages, each "
+    "on a mesh of its own; with plan.stages it is on one kind too (plan.stages={} fixes nothing).\n\n"
+    "To solve on another machine:"
+    "\n\n"
+    "    autoshard plan configs/gpt_125m.yaml --mesh data=4,tensor=2 --problem-only problem.npz\n\n"
+    "    autoshard solve problem.npz --time-limit 600 --out solution.json\n\n"
+    "    autoshard plan configs/gpt_125m.yaml --mesh data=4,tensor=2 --solution solution.json\n\n"
+    "The first Ctrl-C ends the search with the best plan so far."
+)
+
+
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    cluster: Annotated[
+        pathlib.Path | None, typer.Option(help="Plan for the cluster of this file; none of it need be at hand.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="NAME=SIZE,...", help="Fix the mesh, as in data=4,tensor=4.")
+    ] = None,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Save the plan to this file.")] = None,
+    budget_gb: Annotated[
+        float | None, typer.Option(help="Memory that the plan may use on each device, in 1e9 bytes.")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that each solve may take; two runs by the clock may end differently.")
+    ] = None,
+    work_limit: Annotated[
+        float | None,
+        typer.Option(help="Limit in units of counted work, not by the clock: the answer is repeatable."),
+    ] = None,
+    cache: Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")] = None,
+    problem_only: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Only write the problem, for `autoshard solve` elsewhere; needs --mesh."),
+    ] = None,
+    solution: Annotated[
+        pathlib.Path | None,
+        typer.Option(metavar="FILE", help="Make the plan of this solution of the problem that --problem-only wrote."),
+    ] = None,
+    devices: Devices = None,
+    traceback: Traceback = False,
+) -> None:
+    """Plan a training step and print the plan: its mesh, shardings, time, memory, and how good it provably is.
+
+    Nothing is allocated and nothing runs, so that a model and a cluster of any size can be planned on a laptop.
+    """
+    with errors_shown(traceback):
+        settings = load_settings(
+            config,
+            overrides,
+            devices=devices,
+            **plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
+        )
+        use_cpu_devices(settings.devices)
+        from autoshard.train.planning import make_plan_visibly, write_config_problem
+        from autoshard.train.registry import train_functions
+
+        functions, console = train_functions(settings), rich.console.Console(stderr=True)
+        if problem_only is not None:
+            write_config_problem(settings, functions, problem_only, console)
+            console.print(f"Solve it with: autoshard solve {problem_only} --out solution.json", soft_wrap=True)
+            return
+        made = make_plan_visibly(settings, functions, console, solution)
+        typer.echo(made)
+        if out is not None:
+            made.save(out)
