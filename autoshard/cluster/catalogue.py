@@ -6,11 +6,35 @@ import pathlib
 
 from autoshard.cluster.device import DeviceType, Link
 from autoshard.cluster.device_schema import DeviceTypeSchema, LinkSchema
-from autoshard.cluster.schema import Schema, Text, suggestion
+from autoshard.cluster.schema import Number, Schema, Text, Whole, suggestion
 from autoshard.errors import ClusterError
 from autoshard.files import read_yaml
 
 _PATH = pathlib.Path(__file__).with_name("catalogue.yaml")
+
+
+class GpuDescription(Schema):
+    """A GPU as XLA:GPU describes it (OpenXLA, `GpuDeviceInfoProto` in xla/stream_executor/device_description.proto)."""
+
+    compute_capability: tuple[Whole, Whole]
+    """Major and minor."""
+    num_cores: Whole
+    """Streaming multiprocessors."""
+    fpus_per_core: Whole
+    """FP32 units of a multiprocessor."""
+    clock_ghz: Number
+    """Boost clock."""
+    reported_memory_bytes: Whole
+    """Memory that a driver reports; the vendor's nominal figure is `DeviceType.memory_bytes`."""
+    l2_cache_bytes: Whole
+    shared_memory_per_core_bytes: Whole
+    """Of a multiprocessor."""
+    shared_memory_per_block_bytes: Whole
+    """The most that a block may opt in to."""
+    threads_per_core: Whole
+    """Most threads that reside on a multiprocessor."""
+    source: Text
+    """Where the figures come from."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,15 +43,17 @@ class KnownDevice:
 
     Attributes:
       device_type: The device type.
-      device_kinds: What `jax.Device.device_kind` reads for it, in lower case.
+      device_kinds: What `jax.Device.device_kind` reads for it; for a GPU, the first is CUDA's name.
       intra_node: Name of the link that usually joins such devices inside a node.
       inter_node: Name of the link that usually joins their nodes.
+      gpu: What XLA:GPU must know to compile for it while it is not there; None where it cannot.
     """
 
     device_type: DeviceType
     device_kinds: tuple[str, ...]
     intra_node: str
     inter_node: str
+    gpu: GpuDescription | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,9 +74,13 @@ class Catalogue:
         Raises:
           ClusterError: If there is none.
         """
+        return self.device(name).device_type
+
+    def device(self, name: str) -> KnownDevice:
+        """The device whose type is called `name`; errors as of `device_type`."""
         for device in self.devices:
             if device.device_type.name == name:
-                return device.device_type
+                return device
         names = [device.device_type.name for device in self.devices]
         raise ClusterError(
             f"the catalogue has no device type {name!r:.80}.{suggestion(name, names)} It has {', '.join(names)}; "
@@ -75,7 +105,7 @@ class Catalogue:
     def known_device(self, device_kind: str) -> KnownDevice | None:
         """The device that calls itself `device_kind`, or None."""
         for device in self.devices:
-            if device_kind.strip().lower() in device.device_kinds:
+            if device_kind.strip().lower() in map(str.lower, device.device_kinds):
                 return device
         return None
 
@@ -86,6 +116,7 @@ class _KnownDeviceSchema(DeviceTypeSchema):
     device_kinds: list[Text]
     intra_node: Text
     inter_node: Text
+    gpu: GpuDescription | None = None
 
 
 class _CatalogueSchema(Schema):
@@ -101,9 +132,7 @@ def catalogue() -> Catalogue:
     read = _CatalogueSchema.read(read_yaml(_PATH), _PATH.name)
     return Catalogue(
         tuple(
-            KnownDevice(
-                own.device_type(name), tuple(k.lower() for k in own.device_kinds), own.intra_node, own.inter_node
-            )
+            KnownDevice(own.device_type(name), tuple(own.device_kinds), own.intra_node, own.inter_node, own.gpu)
             for name, own in read.device_types.items()
         ),
         tuple((name, own.link(level=0)) for name, own in read.links.items()),
