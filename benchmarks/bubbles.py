@@ -78,7 +78,7 @@ def rows(results: list[dict]) -> list[str]:
         ratios = [a / b for a, b in zip(one["recorded"]["span_s"], one["predicted"]["span_s"], strict=True)]
         cells = [
             one["kind"],
-            str(one["places"]),
+            str(one["submeshes"]),
             str(one["micro_batches"]),
             f"{predicted:.1%}",
             f"{recorded:.1%}",
@@ -100,12 +100,12 @@ def table(results: list[dict], command: str, steps: int) -> str:
     )
     return f"""# Schedules as predicted and as recorded
 
-`{command}`: a residual MLP of {LAYERS} layers, one process with one CPU device for each place, held at {CORES:g} cores
-in all by the cgroup CPU controller; interleaved with two stages on each place. Predicted: the schedule simulated with
-the medians of that step's recorded tasks, by stage and phase. Bubbles: the share of the time between the first task's
-beginning and the last one's end in which places run no task. Medians over {steps} steps. In flight: micro-batches that
-a stage of each place holds at most. The machine has {os.cpu_count()} cores; its load average was {min(loads):.1f} to
-{max(loads):.1f}, but the measured processes come before all other load.
+`{command}`: a residual MLP of {LAYERS} layers, one process with one CPU device for each submesh, held at {CORES:g}
+cores in all by the cgroup CPU controller; interleaved with two stages on each submesh. Predicted: the schedule
+simulated with the medians of that step's recorded tasks, by stage and phase. Bubbles: the share of the time between the
+first task's beginning and the last one's end in which submeshes run no task. Medians over {steps} steps. In flight:
+micro-batches that a stage of each submesh holds at most. The machine has {os.cpu_count()} cores; its load average was
+{min(loads):.1f} to {max(loads):.1f}, but the measured processes come before all other load.
 
 | {head} |
 |{" --- |" * (head.count("|") + 1)}
@@ -117,7 +117,7 @@ a stage of each place holds at most. The machine has {os.cpu_count()} cores; its
 
 
 def work(address: str, number: int, total: int, folder: pathlib.Path, counts: list[int], steps: int) -> None:
-    """The process of one place."""
+    """The process of one submesh."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", 1)
@@ -127,7 +127,7 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
 
     from autoshard import StagedPlan
     from autoshard.pipeline.schedule.tasks import ScheduleKind
-    from autoshard.transfer.peers import gathered
+    from autoshard.transfer.peers import all_gather_text
 
     quota = CpuQuota(f"autoshard-bubbles-{number}")
     results = []
@@ -140,29 +140,29 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
                 for _ in range(2):  # compiles
                     state, _ = run(state, batch)
                     run.wait(state)
-                gathered("")
+                all_gather_text("")
                 quota.limit(CORES / total)
                 timelines = []
                 for _ in range(steps):
-                    gathered("")
+                    all_gather_text("")
                     state, _ = run(state, batch)
                     timelines.append(run.timeline)
                 quota.limit(None)
                 results.append(compared(plan, kind, total, count, timelines))
         if number == 0:
             (folder / "result.json").write_text(json.dumps(results))
-        gathered("over")
+        all_gather_text("over")
     finally:
         quota.close()
 
 
 def planned(step, state, batch, total, count, kind):
-    """A plan of one pipeline over all places."""
+    """A plan of one pipeline over all submeshes."""
     from autoshard import PlanOptions
     from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
     from autoshard.pipeline.plan.make import plan_staged
     from autoshard.pipeline.schedule.tasks import ScheduleKind
-    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
     from autoshard.pipeline.search.options import StageOptions
 
     link = Link(1e-3, 1e9, 0, "estimated")
@@ -171,8 +171,8 @@ def planned(step, state, batch, total, count, kind):
     num_stages = total * (2 if kind is ScheduleKind.INTERLEAVED else 1)
     starts = [round(s * LAYERS / num_stages) for s in range(num_stages)]
     stages = tuple(Stage(a, b) for a, b in zip(starts, [*starts[1:], LAYERS + 1], strict=True))  # the loss is a layer
-    places = tuple(Place(0, n, 0) for n in range(total))
-    arrangement = Arrangement((Pipeline(places, stages, EXAMPLES, count, kind),))
+    submeshes = tuple(Submesh(0, n, 0) for n in range(total))
+    arrangement = Arrangement((Pipeline(submeshes, stages, EXAMPLES, count, kind),))
     return plan_staged(step, state, batch, hardware, PlanOptions(cache=False), StageOptions(), arrangement=arrangement)
 
 
@@ -184,13 +184,13 @@ def compared(plan, kind, total, count, timelines):
     recorded = [tasks_of(timeline) for timeline in timelines]
     schedule = plan.durations.pipelines[0].schedule
     stages = [[s for s in range(len(plan.arrangement.pipelines[0].stages)) if s % total == k] for k in range(total)]
-    result = {"kind": kind.value, "places": total, "micro_batches": count, "load": os.getloadavg()[0]}
+    result = {"kind": kind.value, "submeshes": total, "micro_batches": count, "load": os.getloadavg()[0]}
     for name, found in (("recorded", recorded), ("predicted", predicted)):
         result[name] = {
             "span_s": [span(tasks) for tasks in found],
             "bubbles": [1 - sum(e.stop_s - e.start_s for e in tasks) / (total * span(tasks)) for tasks in found],
         }
-    result["in_flight"] = [max(t.places[k].most_in_flight for t in timelines) for k in range(total)]
+    result["in_flight"] = [max(t.submeshes[k].most_in_flight for t in timelines) for k in range(total)]
     result["bounds"] = [max(in_flight_bound(schedule, s) for s in own) for own in stages]
     return result
 
@@ -220,7 +220,7 @@ def with_medians(plan, timeline):
 
 def tasks_of(timeline):
     """The tasks of a timeline."""
-    return [e for e in timeline.events if e.phase is not None and e.to_place is None]
+    return [e for e in timeline.events if e.phase is not None and e.to_submesh is None]
 
 
 def span(tasks):

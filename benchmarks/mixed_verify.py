@@ -28,8 +28,8 @@ import autoshard
 from autoshard.execution.jit import device_mesh
 from autoshard.pipeline.cost.pricing import trace_model
 from autoshard.pipeline.cost.stage import TracedStage, check_stage
-from autoshard.pipeline.run.phases import planned_parts
-from autoshard.pipeline.split.layer_cuts import LayerCuts
+from autoshard.pipeline.run.phase_functions import phase_functions
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
 from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.devices import devices_for, options_for
 from autoshard.verify.hlo import parse
@@ -108,7 +108,7 @@ def rows_of(name: str, model: Model) -> list[Row]:
         pipeline = plan.pipeline(one.pipeline)
         part = pipeline.stages[one.stage]
         traced = trace_model(
-            step, state, batch, pipeline.micro_batch_size, LayerCuts(plan.starts, plan.stop, plan.layers.names)
+            step, state, batch, pipeline.micro_batch_size, LayerBoundaries(plan.starts, plan.stop, plan.layers.names)
         )
         program = traced.stages.program(part.start, part.stop)
         stage = check_stage(traced.forward, program, part.rematerialise, plan.programs[number])
@@ -116,14 +116,14 @@ def rows_of(name: str, model: Model) -> list[Row]:
     return found
 
 
-def row_of(model: str, plan: autoshard.Plan, stage: TracedStage, place: str) -> Row:
+def row_of(model: str, plan: autoshard.Plan, stage: TracedStage, submesh: str) -> Row:
     """Compiles a stage as a whole and in parts."""
     started = time.perf_counter()
     verified = verify(plan, stage.function, *stage.arguments)
     first, stop = stage.program.start, stage.program.stop
     return Row(
         model,
-        f"layers {first} to {stop - 1} on {place}",
+        f"layers {first} to {stop - 1} on {submesh}",
         plan.device,
         plan.num_devices,
         sum(f.predicted_bytes for f in verified.flows),
@@ -140,7 +140,7 @@ def parts_bytes(plan: autoshard.Plan, stage: TracedStage) -> float:
     """Bytes that the collectives of the parts send as they are compiled for the plan's devices."""
     target = target_of(plan)
     mesh = device_mesh(plan.axes, devices_for(target, plan.axes, plan.devices_per_node))
-    parts = planned_parts(stage.trace, plan.interface, mesh, stage.whole, list(stage.slots.sums), "stage")
+    parts = phase_functions(stage.trace, plan.interface, mesh, stage.whole, list(stage.slots.sums), "stage")
     arguments = dict(enumerate(jax.tree.leaves(stage.arguments)))
     forward = parts.forward.lower(arguments, ())
     held = jax.tree.leaves(forward.out_info[1])

@@ -132,21 +132,21 @@ def cluster() -> Any:
 def arrangement(case: Case, num_layers: int) -> Any:
     """The case for a model of so many layers on `cluster()`, whose stages may have one or two devices."""
     from autoshard.pipeline.schedule.tasks import ScheduleKind
-    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
 
     fast_1, fast_2, slow_1, slow_2 = range(4)  # as `stage_meshes` counts them
-    last = Place(0, 3, fast_1) if case.is_uneven else Place(1, 0, slow_2)
-    places = [Place(0, 0, fast_2), Place(0, 2, fast_1), Place(0, 3, fast_1)]
+    last = Submesh(0, 3, fast_1) if case.is_uneven else Submesh(1, 0, slow_2)
+    submeshes = [Submesh(0, 0, fast_2), Submesh(0, 2, fast_1), Submesh(0, 3, fast_1)]
     count = 2 if case.schedule == "interleaved" else case.num_stages
-    places = [*places[: count - 1], last]
+    submeshes = [*submeshes[: count - 1], last]
     ends = [round(k * num_layers / case.num_stages) for k in range(case.num_stages + 1)]
     stages = [Stage(a, b, case.rematerialises and not a) for a, b in itertools.pairwise(ends)]
     examples = BATCH * 3 // 4 if case.is_uneven else BATCH
     size = examples // case.num_micro_batches
-    found = [Pipeline(tuple(places), tuple(stages), size, case.num_micro_batches, ScheduleKind(case.schedule))]
+    found = [Pipeline(tuple(submeshes), tuple(stages), size, case.num_micro_batches, ScheduleKind(case.schedule))]
     if case.is_uneven:
         whole = (Stage(0, num_layers),)
-        found.append(Pipeline((Place(1, 0, slow_1),), whole, BATCH - examples, 1, ScheduleKind.ONE_F_ONE_B))
+        found.append(Pipeline((Submesh(1, 0, slow_1),), whole, BATCH - examples, 1, ScheduleKind.ONE_F_ONE_B))
     return Arrangement(tuple(found))
 
 
@@ -166,7 +166,7 @@ def subject_of(family: str) -> Subject:
     from zoo_programs import PROGRAMS
 
     from autoshard.pipeline.split.forward import trace_forward
-    from autoshard.pipeline.split.layer_cuts import find_layers
+    from autoshard.pipeline.split.layer_boundaries import find_layers
     from autoshard.train_step import TrainStep
 
     program = PROGRAMS[family]

@@ -157,7 +157,7 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
     from residual_mlp import training
 
     from autoshard import StagedPlan
-    from autoshard.transfer.peers import gathered
+    from autoshard.transfer.peers import all_gather_text
 
     quota = CpuQuota(f"autoshard-unequal-{number}")
     cores = [FAST_CORES, FAST_CORES / ratio]
@@ -182,11 +182,11 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
             found, got = in_turn(alone, number)
             steps_s = {}
             for name in random.Random(k).sample(names, len(names)):
-                gathered("")
+                all_gather_text("")
                 begin_s = time.perf_counter()
                 states[name], _ = runs[name](states[name], batch)
                 runs[name].wait(states[name])
-                steps_s[name] = max(map(float, gathered(f"{time.perf_counter() - begin_s:.6f}")))
+                steps_s[name] = max(map(float, all_gather_text(f"{time.perf_counter() - begin_s:.6f}")))
             taken.append(dataclasses.asdict(Round(found, got, steps_s)))
             load.append(os.getloadavg()[0])
         quota.limit(None)
@@ -200,7 +200,7 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
                 "rounds": taken,
             }
             (folder / "result.json").write_text(json.dumps(result))
-        gathered("over")
+        all_gather_text("over")
     finally:
         quota.close()
 
@@ -231,13 +231,13 @@ class Alone:
 
 def in_turn(alone, number):
     """(speeds, cores) of both processes, of which one works at a time."""
-    from autoshard.transfer.peers import gathered
+    from autoshard.transfer.peers import all_gather_text
 
     speeds, cores = [], []
     for turn in range(2):
-        gathered("")
+        all_gather_text("")
         speed, got = alone() if turn == number else (0.0, 0.0)
-        texts = gathered(f"{speed:.6f} {got:.6f}")
+        texts = all_gather_text(f"{speed:.6f} {got:.6f}")
         speed, got = map(float, texts[turn].split())
         speeds.append(speed)
         cores.append(got)
@@ -251,20 +251,20 @@ def planned(step, state, batch, speeds):
     from autoshard import PlanOptions, plan
     from autoshard.pipeline.plan.make import plan_staged
     from autoshard.pipeline.schedule.tasks import ScheduleKind
-    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
     from autoshard.pipeline.search.options import StageOptions
 
     order = ScheduleKind.ONE_F_ONE_B
     options = PlanOptions(cache=False)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch))
-    places = Place(0, 0, 0), Place(1, 0, 1)
+    submeshes = Submesh(0, 0, 0), Submesh(1, 0, 1)
     count = EXAMPLES // MICRO_BATCH
 
     def even(pipelines, rates):
         return plan_staged(step, *shapes, cluster(rates), options, StageOptions(), arrangement=Arrangement(pipelines))
 
     whole = lambda num_layers: [
-        Pipeline((place,), (Stage(0, num_layers),), MICRO_BATCH, count // 2, order) for place in places
+        Pipeline((submesh,), (Stage(0, num_layers),), MICRO_BATCH, count // 2, order) for submesh in submeshes
     ]
     num_layers = LAYERS + 1  # the loss is one
     nominal = even(tuple(whole(num_layers)), [NOMINAL_FLOPS_PER_S, 1.01 * NOMINAL_FLOPS_PER_S])
@@ -282,7 +282,7 @@ def planned(step, state, batch, speeds):
     return {
         "even shares": even(tuple(whole(num_layers)), rates),
         "planned shares": search(1, SIZES),
-        "even cuts": even((Pipeline(places, half, MICRO_BATCH, count, order),), rates),
+        "even cuts": even((Pipeline(submeshes, half, MICRO_BATCH, count, order),), rates),
         "planned cuts": search(2, (MICRO_BATCH,)),
     }
 
@@ -303,10 +303,10 @@ def described(plan):
     """Shares of a plan, or layers of its stages, by device."""
     pipelines = plan.arrangement.pipelines
     if len(pipelines) > 1:
-        shares = {p.places[0].slice: f"{p.num_micro_batches} x {p.micro_batch_size}" for p in pipelines}
+        shares = {p.submeshes[0].slice: f"{p.num_micro_batches} x {p.micro_batch_size}" for p in pipelines}
         return " / ".join(shares[k] for k in sorted(shares))
     (one,) = pipelines
-    layers = {p.slice: str(s.stop - s.start) for p, s in zip(one.places, one.stages, strict=True)}
+    layers = {p.slice: str(s.stop - s.start) for p, s in zip(one.submeshes, one.stages, strict=True)}
     return " / ".join(layers[k] for k in sorted(layers)) + f", {one.num_micro_batches} x {one.micro_batch_size}"
 
 

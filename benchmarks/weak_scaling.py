@@ -156,7 +156,7 @@ def measure(series: Series) -> list[Row]:
             found = search(priced.layers, table, cluster, batch)
             searched_s = time.process_time() - began
             pipelines = found.arrangement.pipelines
-            used = sum(table.options[place.option].num_devices for p in pipelines for place in p.places)
+            used = sum(table.options[submesh.option].num_devices for p in pipelines for submesh in p.submeshes)
             shape = shape_of(cluster, table, pipelines)
             rows.append(Row(series.model, kind, devices, batch, found.step_s, found.bound_s, searched_s, used, shape))
             print(f"{series.model} {kind} {devices}: {searched_s:.1f} s, {rows[-1]}", file=sys.stderr, flush=True)
@@ -164,13 +164,13 @@ def measure(series: Series) -> list[Row]:
 
 
 def shape_of(cluster: Cluster, table: CostTable, pipelines: Sequence[Any]) -> str:
-    """Pipelines that are alike in places, schedule and micro-batch size told once."""
+    """Pipelines that are alike in submeshes, schedule and micro-batch size told once."""
     alike: dict[tuple[str, str], list[int]] = {}
     for p in pipelines:
         stages: dict[str, int] = {}
         for k in range(len(p.stages)):
-            place = p.places[k % len(p.places)]
-            name = f"{cluster.slices()[place.slice].name} x {table.options[place.option].num_devices}"
+            submesh = p.submeshes[k % len(p.submeshes)]
+            name = f"{cluster.slices()[submesh.slice].name} x {table.options[submesh.option].num_devices}"
             stages[name] = stages.get(name, 0) + 1
         again = sum(s.rematerialise for s in p.stages)
         text = " + ".join(f"{n} stage{'s' * (n > 1)} of {name}" for name, n in stages.items())

@@ -26,19 +26,19 @@ from autoshard_models.zoo import FAMILIES
 
 from autoshard import PlanOptions
 from autoshard.cluster import Cluster, Link
+from autoshard.pipeline.cost.interval_costs import IntervalCostTable
 from autoshard.pipeline.cost.pricing import price_layers
-from autoshard.pipeline.cost.runs import Runs
 from autoshard.pipeline.cost.table import CostTable
 from autoshard.pipeline.schedule.peak_memory import peak_bytes
 from autoshard.pipeline.schedule.simulate import step_time
 from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
 from autoshard.pipeline.search.options import StageOptions
+from autoshard.pipeline.search.replica_group import SearchContext, arrangement_step_s
 from autoshard.pipeline.search.search import search
 from autoshard.pipeline.search.stage_memory import limits_bytes
 from autoshard.pipeline.search.step_durations import step_durations
-from autoshard.pipeline.search.team import Scene, arrangement_step_s
-from autoshard.pipeline.search.topology import Ground
+from autoshard.pipeline.search.topology import Topology
 from autoshard.pipeline.search.whale import cut_by_shares, even_cut, whale_order, whale_shares
 from autoshard.train_step import TrainStep
 
@@ -218,28 +218,28 @@ class Bench:
 
     case: Case
     cluster: Cluster
-    scene: Scene
+    context: SearchContext
 
     def option(self, index: int, num_devices: int) -> int:
         """The mesh of one axis with so many devices of a slice."""
-        options = self.scene.ground.table.options
+        options = self.context.topology.table.options
         return next(
             n
             for n, o in enumerate(options)
-            if o.slice == index and o.num_devices == num_devices and len(o.mesh.axes) == 1 and not o.is_lean
+            if o.slice == index and o.num_devices == num_devices and len(o.mesh.axes) == 1 and not o.shards_weights
         )
 
     def layer_times_s(self, index: int, size: int, num_devices: int = 1) -> list[float]:
         """Of each layer, the time of a micro-batch on devices of a slice."""
-        costs = self.scene.runs.layer_costs(self.option(index, num_devices), size)
+        costs = self.context.intervals.layer_costs(self.option(index, num_devices), size)
         return [c.forward_s + c.backward_s + c.weight_s for c in costs]
 
     def outcome(
         self, name: str, arrangement: Arrangement, bound_s: float | None = None, seconds: float = 0.0
     ) -> Outcome:
         """A contender with its time and memory."""
-        step_s, peaks = arrangement_step_s(self.scene, arrangement), peaks_of(self.scene, arrangement)
-        return Outcome(name, step_s, peaks, describe(self.scene, arrangement), bound_s, seconds)
+        step_s, peaks = arrangement_step_s(self.context, arrangement), peaks_of(self.context, arrangement)
+        return Outcome(name, step_s, peaks, describe(self.context, arrangement), bound_s, seconds)
 
 
 def prepare(case: Case, cluster: Cluster, sizes: Sequence[int]) -> Bench:
@@ -247,28 +247,30 @@ def prepare(case: Case, cluster: Cluster, sizes: Sequence[int]) -> Bench:
     step, state, batch = program(case)
     options = PlanOptions(cache=False, time_limit_s=10)
     priced = price_layers(step, state, batch, cluster, sizes, options)
-    scene = Scene(Runs(priced.layers, priced.table), Ground(cluster, priced.table), limits_bytes(cluster, RESERVE))
-    return Bench(case, cluster, scene)
+    context = SearchContext(
+        IntervalCostTable(priced.layers, priced.table), Topology(cluster, priced.table), limits_bytes(cluster, RESERVE)
+    )
+    return Bench(case, cluster, context)
 
 
-def peaks_of(scene: Scene, arrangement: Arrangement) -> tuple[float, ...]:
+def peaks_of(context: SearchContext, arrangement: Arrangement) -> tuple[float, ...]:
     """For each slice, the greatest memory that a device of it needs; zero where it is left out."""
-    most = [0.0] * len(scene.ground.slices)
-    step = step_durations(scene.runs, scene.ground, arrangement)
+    most = [0.0] * len(context.topology.slices)
+    step = step_durations(context.intervals, context.topology, arrangement)
     for pipeline, durations in zip(arrangement.pipelines, step.pipelines, strict=True):
-        for place, peak in zip(pipeline.places, peak_bytes(durations), strict=True):
-            most[place.slice] = max(most[place.slice], float(peak))
+        for submesh, peak in zip(pipeline.submeshes, peak_bytes(durations), strict=True):
+            most[submesh.slice] = max(most[submesh.slice], float(peak))
     return tuple(most)
 
 
-def describe(scene: Scene, arrangement: Arrangement) -> str:
+def describe(context: SearchContext, arrangement: Arrangement) -> str:
     """Shares of the batch, stages and meshes: pipelines that are alike are told once."""
     alike: dict[str, int] = {}
     for p in arrangement.pipelines:
         names = [
-            f"{scene.ground.slices[place.slice].name}{'' if n == 1 else f' x {n}'}"
-            for place in p.places
-            for n in [scene.ground.num_devices(place)]
+            f"{context.topology.slices[submesh.slice].name}{'' if n == 1 else f' x {n}'}"
+            for submesh in p.submeshes
+            for n in [context.topology.num_devices(submesh)]
         ]
         layers = [f"{s.stop - s.start}{'r' if s.rematerialise else ''}" for s in p.stages]
         text = f"{p.num_micro_batches} x {p.micro_batch_size} on {', '.join(names)}"
@@ -278,29 +280,29 @@ def describe(scene: Scene, arrangement: Arrangement) -> str:
 
 def data_parallel(bench: Bench, shares: Sequence[int], *, again: Sequence[bool] = (False, False)) -> Arrangement:
     """Each slice one data-parallel replica of the whole model, with its share of the batch in one micro-batch."""
-    stop = bench.scene.runs.layers.num_layers
+    stop = bench.context.intervals.layers.num_layers
     pipelines = []
     for index, share in enumerate(shares):
-        place = bench.scene.ground.place(bench.option(index, bench.case.devices), 0)
-        pipelines.append(Pipeline((place,), (Stage(0, stop, again[index]),), share, 1, ONE_F_ONE_B))
+        submesh = bench.context.topology.submesh(bench.option(index, bench.case.devices), 0)
+        pipelines.append(Pipeline((submesh,), (Stage(0, stop, again[index]),), share, 1, ONE_F_ONE_B))
     return Arrangement(tuple(pipelines))
 
 
 def nested(bench: Bench, cut: Sequence[int]) -> Arrangement:
     """Replicas of four stages, each stage on one GPU, those with more memory first."""
-    case, ground = bench.case, bench.scene.ground
+    case, topology = bench.case, bench.context.topology
     own = [index for index in range(2) for _ in range(NUM_STAGES // 2)]
-    memory = [bench.scene.limits_bytes[index] for index in own]
+    memory = [bench.context.limits_bytes[index] for index in own]
     order = [own[k] for k in whale_order(memory)]
     stages = tuple(Stage(i, j) for i, j in zip(cut, cut[1:], strict=False))
     number = case.batch // NUM_REPLICAS // case.micro_batch
     pipelines, taken = [], [0, 0]
     for _ in range(NUM_REPLICAS):
-        places: list[Place] = []
+        submeshes: list[Submesh] = []
         for index in order:
-            places.append(ground.place(bench.option(index, 1), taken[index]))
+            submeshes.append(topology.submesh(bench.option(index, 1), taken[index]))
             taken[index] += 1
-        pipelines.append(Pipeline(tuple(places), stages, case.micro_batch, number, ONE_F_ONE_B))
+        pipelines.append(Pipeline(tuple(submeshes), stages, case.micro_batch, number, ONE_F_ONE_B))
     return Arrangement(tuple(pipelines))
 
 
@@ -313,7 +315,7 @@ def whale_split(bench: Bench, replica_bytes: float) -> tuple[int, int]:
     """
     devices = [index for index in range(2) for _ in range(bench.case.devices)]
     flops = [bench.cluster.slices()[index].device_type.flops_per_s("float32") for index in devices]
-    memory = [bench.scene.limits_bytes[index] for index in devices]
+    memory = [bench.context.limits_bytes[index] for index in devices]
     shares = whale_shares(flops, memory, 1.0, replica_bytes * len(devices))
     first = round(sum(shares[: bench.case.devices]) * bench.case.batch / bench.case.devices) * bench.case.devices
     return first, bench.case.batch - first
@@ -323,8 +325,8 @@ def whale_cut(bench: Bench) -> tuple[int, ...]:
     """Algorithm 1's stages: by peak rates, in the order of memory."""
     order = [0] * (NUM_STAGES // 2) + [1] * (NUM_STAGES // 2)
     flops = [bench.cluster.slices()[index].device_type.flops_per_s("float32") for index in order]
-    rooms = [bench.scene.limits_bytes[index] for index in order]
-    costs = bench.scene.runs.layer_costs(bench.option(0, 1), bench.case.micro_batch)
+    rooms = [bench.context.limits_bytes[index] for index in order]
+    costs = bench.context.intervals.layer_costs(bench.option(0, 1), bench.case.micro_batch)
     held = sum(
         c.weight_bytes + c.gradient_bytes + c.optimizer_bytes / NUM_REPLICAS + NUM_STAGES * c.residual_bytes
         for c in costs
@@ -335,9 +337,9 @@ def whale_cut(bench: Bench) -> tuple[int, ...]:
 def searched(bench: Bench, name: str, options: StageOptions) -> Outcome:
     """What the planner finds."""
     began = time.process_time()
-    options = dataclasses.replace(options, limits_bytes=bench.scene.limits_bytes)
-    table = bench.scene.ground.table
-    found = search(bench.scene.runs.layers, table, bench.cluster, bench.case.batch, options)
+    options = dataclasses.replace(options, limits_bytes=bench.context.limits_bytes)
+    table = bench.context.topology.table
+    found = search(bench.context.intervals.layers, table, bench.cluster, bench.case.batch, options)
     return bench.outcome(name, found.arrangement, found.bound_s, time.process_time() - began)
 
 
@@ -359,12 +361,16 @@ def even_outcome(bench: Bench) -> Outcome:
 
 def with_sizes(bench: Bench, sizes: Iterable[int]) -> Bench:
     """The same with further sizes of micro-batches priced."""
-    table = bench.scene.ground.table
+    table = bench.context.topology.table
     known = {key.micro_batch_size for key in table.costs}
     more = prepare(bench.case, bench.cluster, sorted(set(sizes) - known))
-    both = CostTable(table.options, {**table.costs, **more.scene.ground.table.costs})
-    scene = Scene(Runs(bench.scene.runs.layers, both), Ground(bench.cluster, both), bench.scene.limits_bytes)
-    return dataclasses.replace(bench, scene=scene)
+    both = CostTable(table.options, {**table.costs, **more.context.topology.table.costs})
+    context = SearchContext(
+        IntervalCostTable(bench.context.intervals.layers, both),
+        Topology(bench.cluster, both),
+        bench.context.limits_bytes,
+    )
+    return dataclasses.replace(bench, context=context)
 
 
 def speed_ratio_of(case: Case, cluster: Cluster) -> float:
@@ -384,7 +390,7 @@ def pace(bench: Bench) -> tuple[tuple[float, float], tuple[float, float]]:
         steps = []
         for size in (half // 2, half):
             arrangement = data_parallel(bench, (size, size))
-            step = step_durations(bench.scene.runs, bench.scene.ground, arrangement, [index])
+            step = step_durations(bench.context.intervals, bench.context.topology, arrangement, [index])
             steps.append(step_time(step))
         each.append((steps[1] - steps[0]) / (half - half // 2))
         fixed.append(steps[1] - half * each[-1])
@@ -409,7 +415,7 @@ def measure(case: Case, emulated: float | None) -> Record:
         searched(bench, SAME, StageOptions(num_stages=1)),
         searched(bench, PLANNER, StageOptions()),
     )
-    return Record(case.name, emulated, speed_ratio, bench.scene.limits_bytes, outcomes, *pace(bench))
+    return Record(case.name, emulated, speed_ratio, bench.context.limits_bytes, outcomes, *pace(bench))
 
 
 def measure_pipelines(case: Case, cluster: Cluster, emulated: float | None, speed_ratio: float) -> Record:
@@ -427,15 +433,15 @@ def measure_pipelines(case: Case, cluster: Cluster, emulated: float | None, spee
         searched(bench, SAME, restricted),
         searched(bench, PLANNER, StageOptions()),
     )
-    return Record(case.name, emulated, speed_ratio, bench.scene.limits_bytes, outcomes)
+    return Record(case.name, emulated, speed_ratio, bench.context.limits_bytes, outcomes)
 
 
 def measure_memory(first: Bench, speed_ratio: float) -> Record:
     """Contenders of a case of data parallelism whose shares by speed do not fit."""
     case, half, few = first.case, first.case.batch // 2, first.case.batch // 4
-    peaks = [peaks_of(first.scene, data_parallel(first, (size, size)))[1] for size in (few, half)]
+    peaks = [peaks_of(first.context, data_parallel(first, (size, size)))[1] for size in (few, half)]
     each = (peaks[1] - peaks[0]) / (half - few)
-    room = first.scene.limits_bytes[1] - peaks[0]
+    room = first.context.limits_bytes[1] - peaks[0]
     most = few + int(room / each) // case.devices * case.devices
     sizes = share_sizes(first)
     halves = {n // 2 // case.devices * case.devices for n in sizes}
@@ -448,7 +454,7 @@ def measure_memory(first: Bench, speed_ratio: float) -> Record:
         searched(bench, SAME, StageOptions(num_stages=1)),
         searched(bench, PLANNER, StageOptions()),
     )
-    return Record(case.name, None, speed_ratio, bench.scene.limits_bytes, outcomes)
+    return Record(case.name, None, speed_ratio, bench.context.limits_bytes, outcomes)
 
 
 def ratios(case: Case, known: Mapping[tuple[str, float | None], Record]) -> Iterator[float | None]:

@@ -19,7 +19,7 @@ from autoshard.pipeline.plan.rebuild import program_function
 from autoshard.pipeline.run.agreement import plan_of_first
 from autoshard.pipeline.run.staged_function import StagedFunction
 from autoshard.pipeline.schedule.picture import draw_timeline
-from autoshard.pipeline.schedule.table import timeline_text
+from autoshard.pipeline.schedule.timeline_text import timeline_text
 from autoshard.plans.explain import explain as explain_program
 from autoshard.plans.export import form_named
 from autoshard.train_step import TrainStep

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autoshard.pipeline.run.devices import as_array
+from autoshard.pipeline.run.device_meshes import as_array
 from autoshard.pipeline.run.staged_function import StagedFunction
 
 _AXIS = "device"
@@ -27,7 +27,7 @@ class OneMesh:
         self._step = step
         largest = max(step.plan.slices, key=lambda s: s.limit_bytes * s.num_devices)
         own = np.empty(largest.num_devices, dtype=object)
-        own[:] = step.fleet.devices[largest.first_device : largest.first_device + largest.num_devices]
+        own[:] = step.device_meshes.devices[largest.first_device : largest.first_device + largest.num_devices]
         self._mesh = Mesh(own, (_AXIS,), axis_types=(AxisType.Auto,))
         self.whole = NamedSharding(self._mesh, PartitionSpec())
         self.is_local = any(d.process_index == jax.process_index() for d in own)
@@ -43,7 +43,7 @@ class OneMesh:
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays of the mesh on every device of the plan, so that each process can read them."""
-        return jax.tree.map(lambda x: as_array(self._step.mover.move(x, self._step.fleet.everywhere)), tree)
+        return jax.tree.map(lambda x: as_array(self._step.mover.move(x, self._step.device_meshes.everywhere)), tree)
 
     def absent(self, shapes: Any) -> Any:
         """What stands for whole arrays on the mesh in a process that has none of its devices."""

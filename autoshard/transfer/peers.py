@@ -31,7 +31,7 @@ def listening_host(coordinator_address: str | None) -> str:
       TransferError: Processes run on several hosts, but this host has no address besides loopback.
     """
     mine = host_towards_coordinator(coordinator_address)
-    hosts = gathered(mine)
+    hosts = all_gather_text(mine)
     if not _is_loopback(mine) or all(map(_is_loopback, hosts)):
         return mine
     outward = _host_towards(_NOBODY)
@@ -73,7 +73,7 @@ def _host_towards(host: str) -> str | None:
         return None
 
 
-def gathered(text: str) -> list[str]:
+def all_gather_text(text: str) -> list[str]:
     """What every process gives, in their order; all of them must call this together.
 
     Args:
@@ -84,17 +84,17 @@ def gathered(text: str) -> list[str]:
     return [bytes(row).decode().strip() for row in np.asarray(everywhere.addressable_data(0))]
 
 
-def gathered_bytes(data: bytes) -> list[bytes]:
-    """As `gathered`, for data of any length."""
-    sizes = list(map(int, gathered(str(len(data)))))
+def all_gather_bytes(data: bytes) -> list[bytes]:
+    """As `all_gather_text`, for data of any length."""
+    sizes = list(map(int, all_gather_text(str(len(data)))))
     rows = _rows(np.frombuffer(data.ljust(max(sizes), b"\0"), np.uint8))
     everywhere = jax.jit(jnp.copy, out_shardings=_everywhere(rows))(rows)
     return [bytes(row)[:size] for row, size in zip(np.asarray(everywhere.addressable_data(0)), sizes, strict=True)]
 
 
-def sent_by_first(data: bytes) -> bytes:
+def broadcast_bytes(data: bytes) -> bytes:
     """What process 0 gives, in every process; all of them must call this together. What others give does not matter."""
-    size = int(gathered(str(len(data)))[0])
+    size = int(all_gather_text(str(len(data)))[0])
     if jax.process_count() == 1 or not size:
         return data[:size]
     is_first = jax.process_index() == 0

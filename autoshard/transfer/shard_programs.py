@@ -8,39 +8,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from autoshard.transfer.pieces import Box
+from autoshard.transfer.routes import Box
 
-Cutter = Callable[[jax.Array], list[jax.Array]]
-Joiner = Callable[..., jax.Array]
+Slicer = Callable[[jax.Array], list[jax.Array]]
+Concatenator = Callable[..., jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class ShardPrograms:
     """Programs that were made before, so that they are compiled once for each device that runs them.
 
     Attributes:
-      cutters: By the boxes that are cut out.
-      joiners: By the boxes that are joined.
+      slicers: By the boxes that are cut out.
+      concatenators: By the boxes that are joined.
     """
 
-    cutters: dict[tuple[Box, ...], Cutter] = dataclasses.field(default_factory=dict)
-    joiners: dict[tuple[Box, ...], Joiner] = dataclasses.field(default_factory=dict)
+    slicers: dict[tuple[Box, ...], Slicer] = dataclasses.field(default_factory=dict)
+    concatenators: dict[tuple[Box, ...], Concatenator] = dataclasses.field(default_factory=dict)
 
-    def cutter(self, boxes: tuple[Box, ...]) -> Cutter:
+    def slicer(self, boxes: tuple[Box, ...]) -> Slicer:
         """The program that takes a shard to its parts in `boxes`, counted from its start."""
-        if boxes not in self.cutters:
-            self.cutters[boxes] = jax.jit(functools.partial(_cut, boxes))
-        return self.cutters[boxes]
+        if boxes not in self.slicers:
+            self.slicers[boxes] = jax.jit(functools.partial(_cut, boxes))
+        return self.slicers[boxes]
 
-    def joiner(self, boxes: tuple[Box, ...]) -> Joiner:
+    def concatenator(self, boxes: tuple[Box, ...]) -> Concatenator:
         """The program that takes parts to the shard in which they lie in `boxes`, counted from its start.
 
         The parts are not donated: their memory could not hold the result, and parts that are shards of the moved
         array must outlive this.
         """
-        if boxes not in self.joiners:
-            self.joiners[boxes] = jax.jit(functools.partial(_join, boxes))
-        return self.joiners[boxes]
+        if boxes not in self.concatenators:
+            self.concatenators[boxes] = jax.jit(functools.partial(_join, boxes))
+        return self.concatenators[boxes]
 
 
 def nothing(shape: Sequence[int], dtype: Any, device: jax.Device) -> jax.Array:

@@ -1,11 +1,11 @@
 """Small models and clusters for the tests of the stage search."""
 
 from autoshard.cluster import AxisLevel, Cluster, DeviceType, Link, NodeGroup, Slice
-from autoshard.pipeline.cost.layers import Crossing, Layers, SharedWeight
-from autoshard.pipeline.cost.runs import Runs
+from autoshard.pipeline.cost.interval_costs import IntervalCostTable
+from autoshard.pipeline.cost.layers import Activation, Layers, SharedWeight
 from autoshard.pipeline.cost.table import CostKey, CostTable, LayerCost, MeshOption
-from autoshard.pipeline.search.team import Scene
-from autoshard.pipeline.search.topology import Ground
+from autoshard.pipeline.search.replica_group import SearchContext
+from autoshard.pipeline.search.topology import Topology
 
 INSIDE = Link(1e-6, 1e11, 0, "made up")
 BETWEEN = Link(5e-6, 1e10, 1, "made up")
@@ -53,18 +53,18 @@ def plain_table(cluster, kinds, sizes, counts=(1,), **bytes_of_layer):
 
 def chain(kinds, example_bytes=0.0):
     """Layers each of which reads what the one before makes."""
-    crossings = tuple(Crossing(i, (i + 1,), example_bytes) for i in range(len(kinds) - 1))
-    return Layers(tuple(kinds), tuple(f"layer {i}" for i in range(len(kinds))), crossings if example_bytes else ())
+    activations = tuple(Activation(i, (i + 1,), example_bytes) for i in range(len(kinds) - 1))
+    return Layers(tuple(kinds), tuple(f"layer {i}" for i in range(len(kinds))), activations if example_bytes else ())
 
 
 def random_layers(rng, num_layers, num_kinds=2):
     """A chain with a value that skips layers, and perhaps a weight read at both ends."""
-    crossings = [Crossing(i, (i + 1,), 1e6) for i in range(num_layers - 1)]
+    activations = [Activation(i, (i + 1,), 1e6) for i in range(num_layers - 1)]
     if num_layers > 3:
-        crossings.append(Crossing(0, (2, num_layers - 1), 5e5, is_shared=bool(rng.integers(2))))
+        activations.append(Activation(0, (2, num_layers - 1), 5e5, is_shared=bool(rng.integers(2))))
     shared = (SharedWeight((0, num_layers - 1), 3e7),) if rng.integers(2) else ()
     kinds = tuple(int(k) for k in rng.integers(0, num_kinds, num_layers))
-    return Layers(kinds, tuple(f"layer {i}" for i in range(num_layers)), tuple(crossings), shared)
+    return Layers(kinds, tuple(f"layer {i}" for i in range(num_layers)), tuple(activations), shared)
 
 
 def random_table(rng, cluster, sizes=(1, 2), counts=(1, 2), num_kinds=2):
@@ -85,7 +85,7 @@ def random_table(rng, cluster, sizes=(1, 2), counts=(1, 2), num_kinds=2):
     return CostTable(found, costs)
 
 
-def scene(layers, table, cluster, *limits_bytes):
+def context(layers, table, cluster, *limits_bytes):
     """What the search of cuts needs."""
     limits = limits_bytes or tuple(s.device_type.memory_bytes for s in cluster.slices())
-    return Scene(Runs(layers, table), Ground(cluster, table), limits)
+    return SearchContext(IntervalCostTable(layers, table), Topology(cluster, table), limits)

@@ -13,7 +13,7 @@ from autoshard import PlanOptions, StagedPlan, StageOptions
 from autoshard.cluster import Cluster, NodeGroup
 from autoshard.pipeline.plan.make import plan_staged
 from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
 
 CPUS = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "cpux8.yaml"
 WIDTH, NUM_LAYERS, BATCH = 16, 4, 6
@@ -60,8 +60,10 @@ def subject() -> Subject:
     state = jax.eval_shape(lambda: step.init({f"layer{n}": layer() for n in range(NUM_LAYERS)}))
     batch = {k: jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32) for k in "xy"}
     fast, slow = 0, 2  # mesh options: one fast device, both, the slow one
-    first = Pipeline((Place(0, 0, fast), Place(1, 0, slow)), (Stage(0, 3), Stage(3, 4)), 2, 2, ScheduleKind.ONE_F_ONE_B)
-    second = Pipeline((Place(0, 1, fast),), (Stage(0, 4),), 2, 1, ScheduleKind.GPIPE)
+    first = Pipeline(
+        (Submesh(0, 0, fast), Submesh(1, 0, slow)), (Stage(0, 3), Stage(3, 4)), 2, 2, ScheduleKind.ONE_F_ONE_B
+    )
+    second = Pipeline((Submesh(0, 1, fast),), (Stage(0, 4),), 2, 1, ScheduleKind.GPIPE)
     plan = plan_staged(
         step,
         state,

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from autoshard.pipeline.search.considered import Considered
 
 import autoshard
 from autoshard.errors import ConfigError, ExportError, PlanMismatchError, StageError
-from autoshard.pipeline.search.considered import Considered
 from autoshard.plans.logical import LogicalAxes
 
 

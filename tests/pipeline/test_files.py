@@ -66,17 +66,17 @@ def test_each_kind_of_file_is_told_from_the_other(subject, saved, tmp_path):
         (lambda d: d["arrangement"]["pipelines"][0].update(schedule="eager"), "schedule"),
         (lambda d: d["arrangement"]["pipelines"][0]["stages"][1].update(stop=3), "cover the 4 layers"),
         (lambda d: d["arrangement"]["pipelines"][0]["stages"][1].update(start=2), "cover the 4 layers"),
-        (lambda d: d["arrangement"]["pipelines"][1]["places"][0].update(slice=5), "slice 5, which is none"),
-        (lambda d: d["arrangement"]["pipelines"][1]["places"][0].update(first_device=0), "must lie within slice"),
+        (lambda d: d["arrangement"]["pipelines"][1]["submeshes"][0].update(slice=5), "slice 5, which is none"),
+        (lambda d: d["arrangement"]["pipelines"][1]["submeshes"][0].update(first_device=0), "must lie within slice"),
         (lambda d: d["meshes"][1][0].update(first_device=0), "must lie within slice `fast`"),
         (lambda d: d["meshes"][1][0].update(axes=[["data", 2]]), "must lie within slice `fast`"),
         (lambda d: d["meshes"][1][0].update(axes=[["tensor", 1]]), "its program is for"),
         (lambda d: d["meshes"][0].pop(), "other meshes"),
         (lambda d: d["slices"][1].update(first_device=1), "must begin with device 2"),
-        (lambda d: d["homes"].pop(), "parameters, but homes of"),
-        (lambda d: d["homes"][0].update(stage=7), "lives on stage 7"),
+        (lambda d: d["owners"].pop(), "parameters, but owners of"),
+        (lambda d: d["owners"][0].update(stage=7), "lives on stage 7"),
         (lambda d: d["starts"].pop(), "must begin one after the other"),
-        (lambda d: d["layers"]["crossings"][0].update(source=9), "a layer is named"),
+        (lambda d: d["layers"]["activations"][0].update(source=9), "a layer is named"),
         (lambda d: d["durations"].pop(), "durations of 1 pipelines"),
         (lambda d: d["durations"][0]["stages"].pop(), "durations of 1"),
         (lambda d: d["durations"][0]["transfers"][0].update(target=5), "to a later one of 2"),
@@ -90,9 +90,9 @@ def test_refusals(document, change, message, tmp_path):
         load(changed, tmp_path)
 
 
-def test_two_places_do_not_share_a_device(document, tmp_path):
+def test_two_submeshes_do_not_share_a_device(document, tmp_path):
     changed = copy.deepcopy(document)
-    changed["arrangement"]["pipelines"][1]["places"][0]["first_device"] = 0
+    changed["arrangement"]["pipelines"][1]["submeshes"][0]["first_device"] = 0
     changed["meshes"][1][0]["first_device"] = 0
     with pytest.raises(FileFormatError, match="device 0 belongs to"):
         load(changed, tmp_path)
@@ -102,21 +102,21 @@ JSON = st.none() | st.booleans() | st.integers(-5, 10**4) | st.floats(allow_nan=
 JSON = JSON | st.lists(JSON, max_size=2) | st.dictionaries(st.text(max_size=3), JSON, max_size=2)
 
 
-def places(document, path=()):
+def paths_in(document, path=()):
     """The paths of everything inside a JSON document but for its programs, which are plan files of their own."""
     items = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in items:
         yield (*path, key)
         if isinstance(value, dict | list) and key != "programs":
-            yield from places(value, (*path, key))
+            yield from paths_in(value, (*path, key))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_changed_files_are_read_or_refused(document, tmp_path_factory, data):
-    """Whatever stands at a place of the file: the plan is refused in words, or can be used like any other."""
+    """Whatever stands anywhere in the file: the plan is refused in words, or can be used like any other."""
     changed = copy.deepcopy(document)
-    *path, last = data.draw(st.sampled_from(list(places(changed))))
+    *path, last = data.draw(st.sampled_from(list(paths_in(changed))))
     owner = changed
     for key in path:
         owner = owner[key]

@@ -13,7 +13,7 @@ from autoshard import PlanOptions, TrainStep
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
 from autoshard.errors import StageError
 from autoshard.pipeline.cost.pricing import (
-    Priced,
+    PricedLayers,
     layer_cost,
     optimizer_ratio,
     price_layers,
@@ -56,7 +56,7 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def priced() -> Priced:
+def priced() -> PricedLayers:
     return price_layers(*arguments(), cluster(), (2, 4), OPTIONS)
 
 
@@ -71,15 +71,15 @@ def test_what_layers_share_and_send(priced):
     (table,) = layers.shared_weights
     assert table.readers == (0, 4) and table.size_bytes == 4 * WORDS * WIDTH
     stream = 4 * LENGTH * WIDTH
-    found = [(c.source, c.readers, c.example_bytes, c.has_gradient) for c in layers.crossings]
+    found = [(c.source, c.readers, c.example_bytes, c.has_gradient) for c in layers.activations]
     assert [f for f in found if f[3]] == [(k, (k + 1,), stream, True) for k in range(4)]
     assert [f for f in found if not f[3]] == [(1, (4,), 4 * LENGTH, False)]
-    assert not any(c.is_shared for c in layers.crossings)
+    assert not any(c.is_shared for c in layers.activations)
 
 
 def test_every_kind_has_a_cost_for_every_mesh_and_size(priced):
     table = priced.table
-    assert [o.num_devices for o in table.options] == [1, 2, 1, 2] and [o.is_lean for o in table.options][-1]
+    assert [o.num_devices for o in table.options] == [1, 2, 1, 2] and [o.shards_weights for o in table.options][-1]
     for kind, size in itertools.product(range(4), (2, 4)):
         costs = [table.costs[CostKey(kind, option, size)] for option in range(4)]
         for cost in costs:

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from autoshard.errors import StageError
+from autoshard.pipeline.cost.interval_costs import IntervalCostTable
 from autoshard.pipeline.cost.layers import Layers
-from autoshard.pipeline.cost.runs import Runs
 from autoshard.pipeline.cost.table import CostKey, CostTable
 from autoshard.pipeline.schedule.peak_memory import peak_bytes
 from autoshard.pipeline.schedule.simulate import step_time
 from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
 from autoshard.pipeline.search.options import StageOptions
 from autoshard.pipeline.search.search import search
 from autoshard.pipeline.search.stage_memory import limits_bytes
 from autoshard.pipeline.search.step_durations import step_durations
-from autoshard.pipeline.search.topology import Ground
+from autoshard.pipeline.search.topology import Topology
 from autoshard.pipeline.search.whale import cut_by_shares, even_cut, whale_shares
 
 _spec = importlib.util.spec_from_file_location("case", pathlib.Path(__file__).with_name("case.py"))
@@ -32,23 +32,23 @@ KINDS = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZERO_BUBBLE)
 
 
 def durations(layers, table, cluster, arrangement):
-    return step_durations(Runs(layers, table), Ground(cluster, table), arrangement)
+    return step_durations(IntervalCostTable(layers, table), Topology(cluster, table), arrangement)
 
 
 def fits(layers, table, cluster, arrangement, limits):
     found = durations(layers, table, cluster, arrangement)
     return all(
-        peak <= limits[place.slice] * (1 + 1e-9)
+        peak <= limits[submesh.slice] * (1 + 1e-9)
         for pipeline, timed in zip(arrangement.pipelines, found.pipelines, strict=True)
-        for place, peak in zip(pipeline.places, peak_bytes(timed), strict=True)
+        for submesh, peak in zip(pipeline.submeshes, peak_bytes(timed), strict=True)
     )
 
 
 def simple_arrangements(layers, table, cluster):
     """One replica on each device with even shares and with Whale's; even and Whale's cuts over all orders of slices."""
     singles = {option.slice: o for o, option in enumerate(table.options) if option.num_devices == 1}
-    devices = [Place(s, i, singles[s]) for s, part in enumerate(cluster.slices()) for i in range(part.num_devices)]
-    types = [cluster.slices()[place.slice].device_type for place in devices]
+    devices = [Submesh(s, i, singles[s]) for s, part in enumerate(cluster.slices()) for i in range(part.num_devices)]
+    types = [cluster.slices()[submesh.slice].device_type for submesh in devices]
     speeds, rooms = [t.flops_per_s("float32") for t in types], [t.memory_bytes for t in types]
     for shares in ([1 / len(devices)] * len(devices), whale_shares(speeds, rooms, 1.0, 1.0)):
         examples = [round(share * BATCH) for share in shares]
@@ -88,7 +88,7 @@ def test_never_worse_than_what_is_simpler(seed):
     assert found.bound_s <= min(times_s, default=math.inf)
     reported = {c.description.split(":")[0]: c.step_s for c in found.considered}
     assert found.step_s <= min(s for s in reported.values() if s is not None) * (1 + 1e-9)
-    assert {"node0 alone", "node1 alone", "a team on each slice"} <= set(reported)
+    assert {"node0 alone", "node1 alone", "a replica group on each slice"} <= set(reported)
 
 
 def test_more_devices_are_never_slower():
@@ -129,7 +129,7 @@ def test_a_slice_behind_a_slow_link_is_left_out():
     cluster = case.cluster(2, 2, between=slow)
     layers = case.chain([0] * 4, example_bytes=1e3)
     found = search(layers, case.plain_table(cluster, 1, (1, 2), weight=1e3), cluster, BATCH)
-    assert {place.slice for p in found.arrangement.pipelines for place in p.places} == {0}
+    assert {submesh.slice for p in found.arrangement.pipelines for submesh in p.submeshes} == {0}
     assert next(c.step_s for c in found.considered if c.description.startswith("node0 alone")) == found.step_s
 
 
@@ -144,9 +144,9 @@ def test_what_is_fixed_is_kept():
     found = search(layers, table, cluster, BATCH, options, lambda text, done, total: told.append((done, total)))
     for pipeline in found.arrangement.pipelines:
         assert len(pipeline.stages) == 4
-        assert len(pipeline.places) == 2
+        assert len(pipeline.submeshes) == 2
         assert pipeline.schedule is ScheduleKind.INTERLEAVED
-        assert all(table.options[place.option].num_devices == 1 for place in pipeline.places)
+        assert all(table.options[submesh.option].num_devices == 1 for submesh in pipeline.submeshes)
     assert max(p.num_micro_batches for p in found.arrangement.pipelines) == 3
     assert [done for done, _ in told] == list(range(len(told)))
     assert told[-1][0] == told[-1][1]

@@ -84,7 +84,7 @@ def runs(tmp_path_factory) -> Runs:
 def test_the_plan_cuts_the_step_over_both_slices(runs):
     plan = StagedPlan.load(runs.folder / "whole" / "plan.json")
     (pipeline,) = plan.arrangement.pipelines
-    assert {place.slice for place in pipeline.places} == {0, 1} and len(pipeline.stages) == 2
+    assert {submesh.slice for submesh in pipeline.submeshes} == {0, 1} and len(pipeline.stages) == 2
     assert plan.donates_state and plan.configuration is not None
     assert runs.whole.startswith(plan.explain().partition("\n\n")[0])
 

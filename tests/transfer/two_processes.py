@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autoshard.errors import TransferError
-from autoshard.transfer.move import CrossMesh
-from autoshard.transfer.pieces import cut
+from autoshard.transfer.cross_mesh import CrossMeshTransfer
+from autoshard.transfer.routes import find_routes
 
 ADDRESS, NUMBER, FOLDER = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 
@@ -72,7 +72,7 @@ def moves(meshes):
     check(meshes, np.float32(3), layout((0, 1), ()), layout((3,), ()))
     check(meshes, np.zeros((0, 4), np.int32), layout((0, 1), ("x",)), layout((3,), ()))
     check(meshes, jax.random.split(jax.random.key(3), 4), layout((0, 1), ("x",)), layout((1, 3), ()))
-    pieces = cut((8, 12), layout((0, 1), ("x",)), layout((2, 3), ()))
+    pieces = find_routes((8, 12), layout((0, 1), ("x",)), layout((2, 3), ()))
     assert pieces.crossing_bytes(4) == 8 * 12 * 4 and pieces.moved_bytes(4) == 2 * 8 * 12 * 4
     print("moves agree")
 
@@ -129,7 +129,7 @@ def failures(meshes):
 
 jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(ADDRESS, 2, NUMBER)
-cross = CrossMesh(timeout_s=100, coordinator_address=ADDRESS)
+cross = CrossMeshTransfer(timeout_s=100, coordinator_address=ADDRESS)
 moves(cross)
 donation(cross)
 sys.stdout.flush()

@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Crossing:
+class Activation:
     """A value that one layer makes and later ones read; it is sent where a cut lies between.
 
     Attributes:
@@ -36,13 +36,13 @@ class Layers:
     Attributes:
       kinds: For each layer, its kind: layers of one kind are equal programs and cost the same.
       names: For people, such as `embedding`, `block 3`.
-      crossings: Values that may have to be sent between stages.
+      activations: Values that may have to be sent between stages.
       shared_weights: Parameters that several layers read.
     """
 
     kinds: tuple[int, ...]
     names: tuple[str, ...]
-    crossings: tuple[Crossing, ...]
+    activations: tuple[Activation, ...]
     shared_weights: tuple[SharedWeight, ...] = ()
 
     @property

@@ -17,12 +17,12 @@ import jax
 from autoshard.cluster import Cluster, DeviceType, LogicalMesh, MeshAxis, Slice
 from autoshard.cluster.mesh import AxisLevel
 from autoshard.errors import AutoshardError, StageError
-from autoshard.pipeline.cost.layers import Crossing, Layers, SharedWeight
+from autoshard.pipeline.cost.layers import Activation, Layers, SharedWeight
 from autoshard.pipeline.cost.stage import StageCost, TracedStage, plan_stage, stage_cost, trace_stage
 from autoshard.pipeline.cost.table import CostKey, CostTable, LayerCost, MeshOption
 from autoshard.pipeline.split.forward import Forward, trace_forward
-from autoshard.pipeline.split.layer_cuts import LayerCuts, find_layers, size_bytes
-from autoshard.pipeline.split.stage_program import Stages
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries, find_layers, size_bytes
+from autoshard.pipeline.split.stage_program import StageSplitter
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
 from autoshard.train_step import TrainStep
@@ -32,15 +32,15 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Model:
+class TracedModel:
     """A model as traced for one micro-batch size, cut into layers."""
 
     forward: Forward
-    stages: Stages
+    stages: StageSplitter
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Priced:
+class PricedLayers:
     """The layers of a model, and what they cost.
 
     Attributes:
@@ -49,24 +49,26 @@ class Priced:
       warnings: What the user should know, such as a model without layers.
     """
 
-    models: dict[int, Model] = dataclasses.field(repr=False)
+    models: dict[int, TracedModel] = dataclasses.field(repr=False)
     layers: Layers
     table: CostTable
     warnings: tuple[str, ...]
 
 
-def trace_model(step: TrainStep, state: Any, batch: Any, micro_batch_size: int, cuts: LayerCuts | None = None) -> Model:
+def trace_model(
+    step: TrainStep, state: Any, batch: Any, micro_batch_size: int, cuts: LayerBoundaries | None = None
+) -> TracedModel:
     """Traces the loss of a micro-batch and finds its layers, or cuts it as `cuts` says."""
     forward = trace_forward(step, state, batch, micro_batch_size)
     if cuts is None or cuts.stop != len(forward.main):  # a program of another size may have other equations
         cuts = find_layers(forward)
     cuts = dataclasses.replace(cuts, names=_names(forward, cuts))
-    return Model(forward, Stages(forward, cuts))
+    return TracedModel(forward, StageSplitter(forward, cuts))
 
 
-def _names(forward: Forward, cuts: LayerCuts) -> tuple[str, ...]:
+def _names(forward: Forward, cuts: LayerBoundaries) -> tuple[str, ...]:
     """Names of the layers: the longest path that most of their own parameters lie below."""
-    stages = Stages(forward, cuts)
+    stages = StageSplitter(forward, cuts)
     names, seen = [], set()
     for layer in range(cuts.num_layers):
         read = [forward.params.names[n] for n in stages.program(layer, layer + 1).interface.params]
@@ -95,7 +97,7 @@ def price_layers(
     micro_batch_sizes: Sequence[int],
     options: PlanOptions,
     max_devices_per_stage: int | None = None,
-) -> Priced:
+) -> PricedLayers:
     """Prices all kinds of layers on all mesh options, for all micro-batch sizes.
 
     Args:
@@ -113,11 +115,11 @@ def price_layers(
         for k, part in enumerate(cluster.slices())
         for mesh in stage_meshes(part, most or usual_devices(part))
     ]
-    lean = [dataclasses.replace(o, is_lean=True) for o in fast if o.num_devices > 1]
-    models: dict[int, Model] = {}
+    lean = [dataclasses.replace(o, shards_weights=True) for o in fast if o.num_devices > 1]
+    models: dict[int, TracedModel] = {}
     costs: dict[CostKey, LayerCost] = {}
     ratio = optimizer_ratio(state)
-    cuts: LayerCuts | None = None
+    cuts: LayerBoundaries | None = None
     kinds: tuple[int, ...] = ()
     failures: list[str] = []
     for size in micro_batch_sizes:
@@ -137,11 +139,11 @@ def price_layers(
             pricer = _Pricer(stage, cluster.name, options, ratio, failures)
             known: dict[tuple[DeviceType, tuple[MeshAxis, ...], bool], LayerCost | None] = {}
             for n, option in enumerate([*fast, *lean]):
-                key = option.mesh.device_type, option.mesh.axes, option.is_lean
+                key = option.mesh.device_type, option.mesh.axes, option.shards_weights
                 if key not in known:
                     report(options, started, "price", f"kind {kind + 1} of {len(traced)} on {option}, {size} examples")
                     before = known.get((*key[:2], False))
-                    known[key] = pricer.lean(option.mesh, before) if option.is_lean else pricer.fast(option.mesh)
+                    known[key] = pricer.lean(option.mesh, before) if option.shards_weights else pricer.fast(option.mesh)
                 if known[key] is not None:
                     costs[CostKey(kind, n, size)] = known[key]
     if not costs:
@@ -151,7 +153,7 @@ def price_layers(
         )
     model = next(iter(models.values()))
     warnings = (model.stages.cuts.warning,) if model.stages.cuts.warning else ()
-    return Priced(models, _layers(model, kinds), CostTable((*fast, *lean), costs), warnings)
+    return PricedLayers(models, _layers(model, kinds), CostTable((*fast, *lean), costs), warnings)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class _Pricer:
 
     def fast(self, mesh: LogicalMesh) -> LayerCost | None:
         """The fastest plan, whatever memory it takes; None if there is none."""
-        return self._price(mesh, splits_weights=False)
+        return self._price(mesh, shards_weights=False)
 
     def lean(self, mesh: LogicalMesh, fast: LayerCost | None) -> LayerCost | None:
         """The fastest plan that holds no weight twice if it can be split; `fast` where that does not either."""
@@ -175,11 +177,11 @@ class _Pricer:
         copies_bytes = fast.weight_bytes - fast.weight_total_bytes / mesh.num_devices
         if copies_bytes < SMALL_SHARE * fast.weight_bytes:
             return fast
-        return self._price(mesh, splits_weights=True) or fast
+        return self._price(mesh, shards_weights=True) or fast
 
-    def _price(self, mesh: LogicalMesh, splits_weights: bool) -> LayerCost | None:
+    def _price(self, mesh: LogicalMesh, shards_weights: bool) -> LayerCost | None:
         try:
-            plan = plan_stage(self.stage, mesh, self.cluster_name, math.inf, self.options, splits_weights)
+            plan = plan_stage(self.stage, mesh, self.cluster_name, math.inf, self.options, shards_weights)
         except AutoshardError as error:
             self.failures.append(str(error).partition("\n")[0])
             return None
@@ -232,7 +234,7 @@ def sub_slice(part: Slice, num_devices: int) -> Slice | None:
     return None if left > 1 else Slice(part.name, part.device_type, tuple(levels))
 
 
-def _kinds(model: Model) -> tuple[list[TracedStage], tuple[int, ...]]:
+def _kinds(model: TracedModel) -> tuple[list[TracedStage], tuple[int, ...]]:
     """One traced layer of each kind, and the kind of each layer."""
     numbers: dict[str, int] = {}
     traced, kinds = [], []
@@ -249,14 +251,14 @@ def _kinds(model: Model) -> tuple[list[TracedStage], tuple[int, ...]]:
     return traced, tuple(kinds)
 
 
-def _layers(model: Model, kinds: tuple[int, ...]) -> Layers:
+def _layers(model: TracedModel, kinds: tuple[int, ...]) -> Layers:
     size = model.forward.micro_batch_size
-    crossings = []
+    activations = []
     for v, readers in model.stages.readers().values():
         scales = bool(v.aval.shape) and v.aval.shape[0] % size == 0
         is_float = jax.numpy.issubdtype(v.aval.dtype, jax.numpy.inexact)
         each = size_bytes(v) / size if scales else size_bytes(v)
-        crossings.append(Crossing(model.stages.layer_of(v), readers, each, not scales, is_float))
+        activations.append(Activation(model.stages.layer_of(v), readers, each, not scales, is_float))
     reading: dict[int, list[int]] = {}
     for layer in range(len(kinds)):
         for n in model.stages.program(layer, layer + 1).interface.params:
@@ -266,7 +268,7 @@ def _layers(model: Model, kinds: tuple[int, ...]) -> Layers:
         for n, layers in sorted(reading.items())
         if len(layers) > 1
     )
-    return Layers(kinds, model.stages.cuts.names, tuple(crossings), shared)
+    return Layers(kinds, model.stages.cuts.names, tuple(activations), shared)
 
 
 def optimizer_ratio(state: Any) -> float:
@@ -292,9 +294,9 @@ def layer_cost(cost: StageCost, mesh: LogicalMesh, ratio: float, total_bytes: fl
     device = mesh.device_type
     optimizer_bytes = ratio * cost.gradient_bytes
     moved_bytes = 3 * cost.gradient_bytes + 2 * optimizer_bytes
-    gathered_bytes = max(0.0, cost.weight_bytes - cost.gradient_bytes)
+    all_gather_bytes = max(0.0, cost.weight_bytes - cost.gradient_bytes)
     link = next((level.link for axis in reversed(mesh.axes) for level in axis.levels), None)
-    gather_s = gathered_bytes / link.bandwidth_bytes_per_s + link.latency_s if gathered_bytes and link else 0.0
+    gather_s = all_gather_bytes / link.bandwidth_bytes_per_s + link.latency_s if all_gather_bytes and link else 0.0
     update_s = moved_bytes / device.memory_bandwidth_bytes_per_s + device.launch_overhead_s + gather_s
     return LayerCost(
         forward_s=cost.forward_s,

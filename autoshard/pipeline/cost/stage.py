@@ -14,9 +14,9 @@ import numpy as np
 from autoshard.cluster.mesh import LogicalMesh
 from autoshard.graph.layout import WHOLE, Layout, SpecEntries, all_layouts
 from autoshard.pipeline.split.forward import Forward
-from autoshard.pipeline.split.layer_cuts import size_bytes
-from autoshard.pipeline.split.phases import Parts, split_parts
-from autoshard.pipeline.split.residual_layouts import held_layouts
+from autoshard.pipeline.split.layer_boundaries import size_bytes
+from autoshard.pipeline.split.phase_partition import PhasePartition, partition_phases
+from autoshard.pipeline.split.residual_layouts import residual_layouts
 from autoshard.pipeline.split.stage_program import JointFunction, StageProgram, joint_arguments, joint_function
 from autoshard.planner.allowed import Restrictions
 from autoshard.planner.estimate import Estimate
@@ -31,7 +31,7 @@ from autoshard.trace.walk import equation_numbers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Slots:
+class LeafPositions:
     """Positions of a joint program's flat arguments and results, by what they are; see `JointFunction`."""
 
     sums: range
@@ -63,10 +63,10 @@ class TracedStage:
     function: JointFunction
     arguments: tuple[Any, ...] = dataclasses.field(repr=False)
     trace: Trace = dataclasses.field(repr=False)
-    slots: Slots = dataclasses.field(repr=False)
+    slots: LeafPositions = dataclasses.field(repr=False)
     prepared: Program = dataclasses.field(repr=False)
-    whole: Parts = dataclasses.field(repr=False)
-    split: Parts = dataclasses.field(repr=False)
+    whole: PhasePartition = dataclasses.field(repr=False)
+    split: PhasePartition = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,10 +111,10 @@ def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, pl
     return _traced_stage(program, function, arguments, check(plan, function, arguments))
 
 
-def parts_of(traced: Trace, slots: Slots, splits_backward: bool) -> Parts:
+def parts_of(traced: Trace, slots: LeafPositions, splits_backward: bool) -> PhasePartition:
     """The parts of a traced joint function."""
     forward_outs = [*slots.outputs, *slots.new_mutable, *slots.metrics]
-    return split_parts(
+    return partition_phases(
         traced.jaxpr.jaxpr,
         forward_outs,
         list(slots.input_gradients),
@@ -124,13 +124,13 @@ def parts_of(traced: Trace, slots: Slots, splits_backward: bool) -> Parts:
     )
 
 
-def _slots(arguments: Sequence[Any], results: Sequence[Any]) -> Slots:
+def _slots(arguments: Sequence[Any], results: Sequence[Any]) -> LeafPositions:
     def ranges(trees: Sequence[Any]) -> list[range]:
         ends = np.cumsum([0, *(len(jax.tree.leaves(t)) for t in trees)]).tolist()
         return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
 
     sums, params, mutable, batch, key, inputs, factor, gradients = ranges(arguments)
-    return Slots(
+    return LeafPositions(
         sums, params, mutable, batch, key, inputs, factor.start, gradients, *ranges(results)
     )  # fmt: skip
 
@@ -141,18 +141,18 @@ def plan_stage(
     cluster_name: str,
     budget_bytes: float,
     options: PlanOptions,
-    splits_weights: bool = False,
+    shards_weights: bool = False,
 ) -> ProgramPlan:
     """The plan of a stage on one mesh.
 
     Args:
       budget_bytes: Memory per device for one micro-batch at a time; inf for no limit.
-      splits_weights: Whether every weight must be split over as many devices as can be.
+      shards_weights: Whether every weight must be split over as many devices as can be.
 
     Raises:
       MemoryBudgetError, SolverError: As for `autoshard.plan`.
     """
-    restrict = _weights_split(stage) if splits_weights else None
+    restrict = _weights_split(stage) if shards_weights else None
     question = Question(stage.trace, stage.prepared, budget_bytes, None, options, restrict, time.perf_counter())
     return plan_on(question, [mesh], Origin(stage.function.__name__, cluster_name, (0,)))
 
@@ -205,7 +205,7 @@ def stage_cost(stage: TracedStage, plan: ProgramPlan) -> StageCost:
 
 def _held_bytes(jaxpr: Any, plan: ProgramPlan, held: Sequence[Any]) -> float:
     """Bytes on one device of variables in the layouts that the plan gives them; whole where it gives none."""
-    layouts, sizes = held_layouts(jaxpr, plan.interface, held), dict(plan.axes)
+    layouts, sizes = residual_layouts(jaxpr, plan.interface, held), dict(plan.axes)
     return float(
         sum(
             size_bytes(v) if e is None else _local(v.aval.shape, e, sizes) * _itemsize(v)
@@ -223,7 +223,7 @@ def _local(shape: Sequence[int], entries: SpecEntries, sizes: dict[str, int]) ->
     return math.prod(n // math.prod(sizes[a] for a in axes) for n, axes in zip(shape, entries, strict=True))
 
 
-def _phase_times(jaxpr: Any, parts: Parts, estimate: Estimate) -> tuple[float, float, float]:
+def _phase_times(jaxpr: Any, parts: PhasePartition, estimate: Estimate) -> tuple[float, float, float]:
     """Time of the forward and backward pass, and of the gradients of weights.
 
     Where an equation serves several, it counts for the first. Collectives behind the last equation belong to the sums.

@@ -13,13 +13,13 @@ class MeshOption:
     Attributes:
       slice: Index into `Cluster.slices()`.
       mesh: The logical mesh; its first axis is the major one.
-      is_lean: Whether stages are priced with their weights split over the mesh, also where copies are faster: so the
-        search sees what it costs to fit the memory. A stage is planned within its memory in either case.
+      shards_weights: Whether stages are priced with their weights split over the mesh, also where copies are faster: so
+        the search sees what it costs to fit the memory. A stage is planned within its memory in either case.
     """
 
     slice: int
     mesh: LogicalMesh
-    is_lean: bool = False
+    shards_weights: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -28,7 +28,7 @@ class MeshOption:
 
     def __str__(self) -> str:
         axes = ",".join(f"{a.name}={a.size}" for a in self.mesh.axes)
-        return f"{self.mesh.device_type.name} {axes}{', weights split' if self.is_lean else ''}"
+        return f"{self.mesh.device_type.name} {axes}{', weights split' if self.shards_weights else ''}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
-"""What differs between two plans in stages: pipelines, places, shares and schedules, and the program of each stage."""
+"""What differs between two plans in stages: submeshes, shares, schedules, and the program of each stage."""
 
 import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator
 
+from autoshard.pipeline.plan.equal_pipelines import EqualPipelines
 from autoshard.pipeline.plan.explain import program_text
 from autoshard.pipeline.plan.parameter_owners import StageId
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.pipeline.plan.replicas import Replicas
 from autoshard.pipeline.search.arrangement import Pipeline
 from autoshard.plans.diff import diff
 from autoshard.plans.plan_diff import PlanDiff, signed
@@ -20,7 +20,7 @@ ABSENT = "absent"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StagedSide:
-    """The figures of one of the two plans: of a step, and of the place whose memory is fullest, on each device."""
+    """The figures of one of the two plans: of a step, and of the submesh whose memory is fullest, on each device."""
 
     cluster: str
     slices: tuple[str, ...]
@@ -93,7 +93,7 @@ class StagedDiff:
 
     @property
     def peak_bytes(self) -> float:
-        """Memory of the fullest place of B less that of A."""
+        """Memory of the fullest submesh of B less that of A."""
         return self.b.peak_bytes - self.a.peak_bytes
 
     def json(self) -> str:
@@ -124,7 +124,7 @@ class StagedDiff:
             )
             for c in self.stages[:most]:
                 stage = "all" if c.stage is None else str(c.stage)
-                shown.add_row(Replicas(c.pipelines).short_name, stage, c.what, c.before, c.after)
+                shown.add_row(EqualPipelines(c.pipelines).short_name, stage, c.what, c.before, c.after)
             console.print(shown)
             if self.stages[most:]:
                 console.print(f"and {len(self.stages) - most} more")
@@ -157,7 +157,7 @@ def diff_stages(a: PipelinePlan, b: PipelinePlan) -> StagedDiff:
     for pipeline, stage, what, before, after in _changes(a, b):
         alike.setdefault((stage, what, before, after), []).append(pipeline)
     stages = tuple(StageChange(tuple(pipelines), *key) for key, pipelines in alike.items())
-    owners = [dict(zip(plan.parameters, plan.homes, strict=True)) for plan in (a, b)]
+    owners = [dict(zip(plan.parameters, plan.owners, strict=True)) for plan in (a, b)]
     moved = [
         (path, owners[0].get(path), owners[1].get(path))
         for path in dict.fromkeys([*a.parameters, *b.parameters])
@@ -172,7 +172,7 @@ def _side(plan: PipelinePlan) -> StagedSide:
         slices=tuple(f"{s.num_devices} x {s.device}" for s in plan.slices),
         batch_size=plan.batch_size,
         step_s=plan.step_s,
-        peak_bytes=max(p.peak_bytes for p in plan.timeline.places),
+        peak_bytes=max(p.peak_bytes for p in plan.timeline.submeshes),
         num_pipelines=len(plan.arrangement.pipelines),
         num_programs=len(plan.programs),
     )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from autoshard.pipeline.plan.equal_pipelines import EqualPipelines, crossing, equal_pipelines, weights_of
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.pipeline.plan.replicas import Replicas, crossing, replicas_of, weights_of
 from autoshard.pipeline.schedule.timeline import UPDATE, Timeline
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import layout_text, pattern
@@ -19,7 +19,7 @@ _MOST_LAYOUTS = 8
 def explain(plan: PipelinePlan) -> str:
     """The whole explanation."""
     console = TextConsole()
-    timeline, groups = plan.timeline, replicas_of(plan)
+    timeline, groups = plan.timeline, equal_pipelines(plan)
     _summary(console, plan, timeline)
     _slices(console, plan)
     _considered(console, plan)
@@ -41,16 +41,16 @@ def _summary(console: Console, plan: PipelinePlan, timeline: Timeline) -> None:
     spans = (
         (first_s, "weights come in"),
         (last_s - first_s, "pipelines"),
-        (gathered_s - last_s, "gradients go home"),
+        (gathered_s - last_s, "gradients to their owners"),
         (timeline.step_s - gathered_s, "updates"),
     )
     parts = [f"{seconds(span_s)} {what}" for span_s, what in spans if span_s > 0]
     devices = ", ".join(f"{s.num_devices} x {s.device}" for s in plan.slices)
     console.print(f"Plan in stages for cluster `{plan.cluster}`: {devices}")
     console.print(f"  step     {seconds(timeline.step_s)} predicted = {' + '.join(parts)}")
-    idle = sum(p.bubble_share for p in timeline.places) / len(timeline.places)
-    fullest = max(timeline.places, key=lambda p: p.peak_bytes / p.limit_bytes)
-    console.print(f"  idle     {idle:.1%} of the step, on average of {len(timeline.places)} places")
+    idle = sum(p.bubble_share for p in timeline.submeshes) / len(timeline.submeshes)
+    fullest = max(timeline.submeshes, key=lambda p: p.peak_bytes / p.limit_bytes)
+    console.print(f"  idle     {idle:.1%} of the step, on average of {len(timeline.submeshes)} submeshes")
     limit = f" of {amount(fullest.limit_bytes)} allowed" if math.isfinite(fullest.limit_bytes) else ""
     console.print(f"  memory   {amount(fullest.peak_bytes)} per device{limit} where it is fullest, on {fullest.name}")
     for line in _proof(plan):
@@ -75,9 +75,9 @@ def _slices(console: Console, plan: PipelinePlan) -> None:
     used: collections.Counter[int] = collections.Counter()
     work: collections.defaultdict[int, set[int]] = collections.defaultdict(set)
     for p, pipeline in enumerate(plan.arrangement.pipelines):
-        for place, mesh in zip(pipeline.places, plan.meshes[p], strict=True):
-            used[place.slice] += mesh.num_devices
-            work[place.slice].add(p)
+        for submesh, mesh in zip(pipeline.submeshes, plan.meshes[p], strict=True):
+            used[submesh.slice] += mesh.num_devices
+            work[submesh.slice].add(p)
     console.print(f"Slices of the cluster, and what they take of the {plan.batch_size} examples of a step")
     rows = table(
         "",
@@ -85,7 +85,7 @@ def _slices(console: Console, plan: PipelinePlan) -> None:
     )
     for n, part in enumerate(plan.slices):
         examples = sum(plan.pipeline(p).num_examples for p in work[n])
-        shared = any(place.slice != n for p in work[n] for place in plan.pipeline(p).places)
+        shared = any(submesh.slice != n for p in work[n] for submesh in plan.pipeline(p).submeshes)
         share = f"{examples} ({examples / plan.batch_size:.0%})" + (", with other slices" if shared else "")
         rows.add_row(
             part.name,
@@ -102,7 +102,7 @@ def _considered(console: Console, plan: PipelinePlan) -> None:
     if not plan.considered:
         return
     console.print("What was considered, by the costs of single layers")
-    rows = table("", [("step", "right"), ("vs plan", "right"), ("form of the step", "left")])
+    rows = table("", [("step", "right"), ("vs plan", "right"), ("arrangement", "left")])
     searched_s = plan.certificate.searched_s
     for one in sorted(plan.considered, key=lambda c: (c.step_s is None, c.step_s or 0.0)):
         known = one.step_s is not None
@@ -114,7 +114,7 @@ def _considered(console: Console, plan: PipelinePlan) -> None:
     console.print()
 
 
-def _stages(console: Console, plan: PipelinePlan, timeline: Timeline, group: Replicas) -> None:
+def _stages(console: Console, plan: PipelinePlan, timeline: Timeline, group: EqualPipelines) -> None:
     """One line for each stage of alike pipelines; of figures that differ among them, the greatest."""
     pipeline = plan.pipeline(group.first)
     schedule = plan.durations.pipelines[group.first].schedule
@@ -123,22 +123,22 @@ def _stages(console: Console, plan: PipelinePlan, timeline: Timeline, group: Rep
         f"{group.name}: {each}{pipeline.num_examples} examples as {pipeline.num_micro_batches} x "
         f"{pipeline.micro_batch_size}, {pipeline.schedule.value}"
     )
-    columns = [("stage", "right"), ("layers", "left"), ("place", "left"), ("mesh", "left"), ("forward", "right")]
+    columns = [("stage", "right"), ("layers", "left"), ("submesh", "left"), ("mesh", "left"), ("forward", "right")]
     columns += [("backward", "right"), *([("weights", "right")] if schedule.splits_backward else [])]
     columns += [("memory", "right"), ("limit", "right"), ("in flight", "right"), ("idle", "right")]
     rows = table("", columns)
     for s, part in enumerate(pipeline.stages):
         times = [plan.durations.pipelines[n].stages[s] for n in group.numbers]
-        place = schedule.place_of(s)
-        held = [one for one in timeline.places if one.pipeline in group.numbers and one.place == place]
+        submesh = schedule.submesh_of(s)
+        held = [one for one in timeline.submeshes if one.pipeline in group.numbers and one.submesh == submesh]
         forward_s, weight_s = max(t.forward_s for t in times), max(t.weight_s for t in times)
         backward_s = max(t.backward_s for t in times) + (0.0 if schedule.splits_backward else weight_s)
         limit_bytes = held[0].limit_bytes
         rows.add_row(
             str(s),
             _layers(plan, part.start, part.stop) + (", computed again" if part.rematerialise else ""),
-            _several([plan.meshes[n][place].name for n in group.numbers]),
-            ", ".join(f"{a}={n}" for a, n in plan.meshes[group.first][place].axes),
+            _several([plan.meshes[n][submesh].name for n in group.numbers]),
+            ", ".join(f"{a}={n}" for a, n in plan.meshes[group.first][submesh].axes),
             seconds(forward_s),
             seconds(backward_s),
             *([seconds(weight_s)] if schedule.splits_backward else []),
@@ -163,7 +163,7 @@ def _several(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}{',' if len(names) == 2 else ' ..'} {names[-1]}"
 
 
-def _boundaries(console: Console, plan: PipelinePlan, groups: Sequence[Replicas]) -> None:
+def _boundaries(console: Console, plan: PipelinePlan, groups: Sequence[EqualPipelines]) -> None:
     columns = [("pipeline", "left"), ("stages", "left"), ("sent", "right"), ("in", "right"), ("sent back", "right")]
     rows = table("", [*columns, ("in", "right"), ("made by", "left")])
     for group in groups:
@@ -184,28 +184,28 @@ def _boundaries(console: Console, plan: PipelinePlan, groups: Sequence[Replicas]
         console.print()
 
 
-def _weights(console: Console, plan: PipelinePlan, groups: Sequence[Replicas]) -> None:
+def _weights(console: Console, plan: PipelinePlan, groups: Sequence[EqualPipelines]) -> None:
     held = weights_of(plan)
     if not any(w.copied_bytes for w in held.values()):
         console.print("Every weight is read only where it lives: none is sent.\n")
         return
     console.print(
-        "Weights: where they live, what else is read as copies, and how long copies and gradients are on their way"
+        "Weights: what each submesh owns, what it reads as copies, and how long copies and gradients are on their way"
     )
-    columns = [("pipeline", "left"), ("place", "right"), ("live here", "right"), ("copies", "right")]
+    columns = [("pipeline", "left"), ("submesh", "right"), ("owned", "right"), ("copies", "right")]
     rows = table("", [*columns, ("weights in", "right"), ("gradients in", "right"), ("update", "right")])
     for group in groups:
         schedule = plan.durations.pipelines[group.first].schedule
-        for place in range(schedule.num_places):
-            own = [held[n, place] for n in group.numbers]
-            stages = range(place, schedule.num_stages, schedule.num_places)
+        for submesh in range(schedule.num_submeshes):
+            own = [held[n, submesh] for n in group.numbers]
+            stages = range(submesh, schedule.num_stages, schedule.num_submeshes)
             times = [plan.durations.pipelines[n] for n in group.numbers]
             most = lambda field, times=times, stages=stages: max(
                 sum(getattr(t, field)[s] for s in stages) if getattr(t, field) else 0.0 for t in times
             )
             rows.add_row(
                 group.short_name,
-                str(place),
+                str(submesh),
                 amount(max(w.owned_bytes for w in own)),
                 amount(max(w.copied_bytes for w in own)),
                 seconds(most("weights_s")),

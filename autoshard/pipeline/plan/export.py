@@ -66,7 +66,7 @@ def _shardings(plan: PipelinePlan) -> str:
             ]
             for p, pipeline in enumerate(plan.arrangement.pipelines)
         ],
-        "owners": {name: [one.pipeline, one.stage] for name, one in zip(plan.parameters, plan.homes, strict=True)},
+        "owners": {name: [one.pipeline, one.stage] for name, one in zip(plan.parameters, plan.owners, strict=True)},
         "programs": [shardings_document(program) for program in plan.programs],
     }
     return shardings_text(document)

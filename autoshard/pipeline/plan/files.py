@@ -24,7 +24,7 @@ from autoshard.pipeline.search.arrangement import Pipeline
 from autoshard.plans.files import STAGED_FORMAT, plan_document, plan_of_document
 from autoshard.plans.program_plan import ProgramPlan
 
-VERSION = 1
+VERSION = 2
 """Changes whenever a file written before could be misread."""
 
 _OWN_FORM = frozenset({"programs", "durations", "shapes"})
@@ -124,14 +124,14 @@ def pipeline_plan_of_document(raw: Any, path: str | Path) -> PipelinePlan:
 
 
 def _durations(pipeline: Pipeline, times: _PipelineTimes) -> PipelineDurations:
-    num_places, num_stages = len(pipeline.places), len(pipeline.stages)
+    num_submeshes, num_stages = len(pipeline.submeshes), len(pipeline.stages)
     for transfer in times.transfers:
         if not 0 <= transfer.source < transfer.target < num_stages:
             raise ScheduleError(
                 f"A transfer goes from a stage to a later one of {num_stages}; received one from stage "
                 f"{transfer.source} to {transfer.target}."
             )
-    schedule = make_schedule(pipeline.schedule, num_places, num_stages, pipeline.num_micro_batches)
+    schedule = make_schedule(pipeline.schedule, num_submeshes, num_stages, pipeline.num_micro_batches)
     return PipelineDurations(schedule, **{f.name: getattr(times, f.name) for f in dataclasses.fields(times)})
 
 
@@ -153,7 +153,7 @@ def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | Path) -> None
     layers, pipelines = plan.layers, plan.arrangement.pipelines
     num_layers = layers.num_layers
     hold(len(layers.names) == num_layers, f"{num_layers} layers, but names of {len(layers.names)}")
-    readers = [r for c in layers.crossings for r in (c.source, *c.readers)]
+    readers = [r for c in layers.activations for r in (c.source, *c.readers)]
     readers += [r for weight in layers.shared_weights for r in weight.readers]
     hold(all(0 <= r < num_layers for r in readers), f"a layer is named that is none of the {num_layers}")
     hold(
@@ -171,8 +171,10 @@ def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | Path) -> None
         len(plan.durations) == len(counts), f"{len(counts)} pipelines, but durations of {len(plan.durations)} pipelines"
     )
     hold([len(row) for row in plan.program_of] == counts, f"pipelines of {counts} stages, but other programs for them")
-    places = [len(p.places) for p in pipelines]
-    hold([len(row) for row in plan.meshes] == places, f"pipelines of {places} places, but other meshes for them")
+    submeshes = [len(p.submeshes) for p in pipelines]
+    hold(
+        [len(row) for row in plan.meshes] == submeshes, f"pipelines of {submeshes} submeshes, but other meshes for them"
+    )
     taken: list[tuple[int, int, str]] = []
     for p, pipeline in enumerate(pipelines):
         where = f"pipeline {p}"
@@ -184,24 +186,26 @@ def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | Path) -> None
             f"the stages of {where} must cover the {num_layers} layers in order, each at least one of them",
         )
         hold(pipeline.micro_batch_size >= 1, f"micro-batches of {where} have {pipeline.micro_batch_size} examples")
-        for place, mesh in zip(pipeline.places, plan.meshes[p], strict=True):
+        for submesh, mesh in zip(pipeline.submeshes, plan.meshes[p], strict=True):
             names, sizes = [a for a, _ in mesh.axes], [n for _, n in mesh.axes]
             hold(
                 bool(names) and len(set(names)) == len(names) and min(sizes) >= 1,
                 f"mesh `{mesh.name}` needs distinct axes with sizes of at least 1, but has {mesh.axes}",
             )
-            hold(0 <= place.slice < len(plan.slices), f"{where} has a place on slice {place.slice}, which is none")
-            part = plan.slices[place.slice]
-            inside = 0 <= place.first_device <= part.num_devices - mesh.num_devices
             hold(
-                inside and mesh.first_device == part.first_device + place.first_device,
+                0 <= submesh.slice < len(plan.slices), f"{where} has a submesh on slice {submesh.slice}, which is none"
+            )
+            part = plan.slices[submesh.slice]
+            inside = 0 <= submesh.first_device <= part.num_devices - mesh.num_devices
+            hold(
+                inside and mesh.first_device == part.first_device + submesh.first_device,
                 f"mesh `{mesh.name}` of {where} must lie within slice `{part.name}`, which has {part.num_devices} "
                 f"devices from {part.first_device} on, but it has {mesh.num_devices} from {mesh.first_device} on",
             )
             taken.append((mesh.first_device, mesh.first_device + mesh.num_devices, mesh.name))
         for s, number in enumerate(plan.program_of[p]):
             hold(0 <= number < len(programs), f"stage {s} of {where} has program {number}, which is none")
-            mesh, program = plan.meshes[p][s % len(pipeline.places)], programs[number]
+            mesh, program = plan.meshes[p][s % len(pipeline.submeshes)], programs[number]
             hold(
                 program.axes == mesh.axes,
                 f"stage {s} of {where} runs on {mesh.axes}, but its program is for {program.axes}",
@@ -212,9 +216,9 @@ def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | Path) -> None
     used = {number for row in plan.program_of for number in row}
     hold(len(used) == len(programs), f"{len(programs)} programs, of which {len(used)} are run")
     hold(
-        len(plan.homes) == len(plan.parameters),
-        f"{len(plan.parameters)} parameters, but homes of {len(plan.homes)}",
+        len(plan.owners) == len(plan.parameters),
+        f"{len(plan.parameters)} parameters, but owners of {len(plan.owners)}",
     )
-    for name, home in zip(plan.parameters, plan.homes, strict=True):
-        known = 0 <= home.pipeline < len(pipelines) and 0 <= home.stage < counts[home.pipeline]
-        hold(known, f"parameter `{name}` lives on {home}, which is none")
+    for name, owner in zip(plan.parameters, plan.owners, strict=True):
+        known = 0 <= owner.pipeline < len(pipelines) and 0 <= owner.stage < counts[owner.pipeline]
+        hold(known, f"parameter `{name}` lives on {owner}, which is none")

@@ -14,21 +14,28 @@ import jax
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import SolverError, StageError
 from autoshard.garbage import collection_paused
-from autoshard.pipeline.cost.pricing import Model, Priced, layer_cost, optimizer_ratio, price_layers, weight_total_bytes
-from autoshard.pipeline.cost.runs import Runs
+from autoshard.pipeline.cost.interval_costs import IntervalCostTable
+from autoshard.pipeline.cost.pricing import (
+    PricedLayers,
+    TracedModel,
+    layer_cost,
+    optimizer_ratio,
+    price_layers,
+    weight_total_bytes,
+)
 from autoshard.pipeline.cost.stage import TracedStage, plan_stage, stage_cost, trace_stage
 from autoshard.pipeline.cost.table import LayerCost
-from autoshard.pipeline.plan.parameter_owners import StageId, choose_homes
+from autoshard.pipeline.plan.parameter_owners import StageId, choose_owners
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan, PlacedMesh, SliceSummary, StageCertificate
 from autoshard.pipeline.schedule.durations import StageDurations, StepDurations
 from autoshard.pipeline.schedule.orders import in_flight_bound
 from autoshard.pipeline.schedule.simulate import step_time
 from autoshard.pipeline.search.arrangement import Arrangement, Pipeline
 from autoshard.pipeline.search.options import StageOptions
-from autoshard.pipeline.search.search import Found, search
+from autoshard.pipeline.search.search import SearchResult, search
 from autoshard.pipeline.search.step_durations import step_durations
-from autoshard.pipeline.search.topology import Ground
-from autoshard.pipeline.split.layer_cuts import size_bytes
+from autoshard.pipeline.search.topology import Topology
+from autoshard.pipeline.split.layer_boundaries import size_bytes
 from autoshard.plans.gaps import fits
 from autoshard.plans.make import budget_of
 from autoshard.plans.options import PlanOptions
@@ -118,8 +125,8 @@ def default_sizes(examples: int, cluster: Cluster) -> tuple[int, ...]:
 @collection_paused()
 def _plan_of_arrangement(
     arrangement: Arrangement,
-    found: Found | None,
-    priced: Priced,
+    found: SearchResult | None,
+    priced: PricedLayers,
     *,
     state: Any,
     batch: Any,
@@ -133,8 +140,8 @@ def _plan_of_arrangement(
     """Plans each distinct stage of an arrangement; `found` is None where the arrangement was given."""
     for p, pipeline in enumerate(arrangement.pipelines):
         _check_mutable(priced.models[pipeline.micro_batch_size], p, pipeline)
-    ground, runs = Ground(cluster, priced.table), Runs(priced.layers, priced.table)
-    by_layers = step_durations(runs, ground, arrangement)
+    topology, intervals = Topology(cluster, priced.table), IntervalCostTable(priced.layers, priced.table)
+    by_layers = step_durations(intervals, topology, arrangement)
     searched_s, bound_s = (step_time(by_layers), 0.0) if found is None else (found.step_s, found.bound_s)
     ratio = optimizer_ratio(state)
     planned: dict[tuple[Any, ...], _PlannedStage] = {}
@@ -142,9 +149,9 @@ def _plan_of_arrangement(
     for p, pipeline in enumerate(arrangement.pipelines):
         keys.append([])
         for s, stage in enumerate(pipeline.stages):
-            place = pipeline.places[s % len(pipeline.places)]
-            mesh = priced.table.options[place.option].mesh
-            budget = _budget(runs, arrangement, by_layers, StageId(p, s), limits[place.slice])
+            submesh = pipeline.submeshes[s % len(pipeline.submeshes)]
+            mesh = priced.table.options[submesh.option].mesh
+            budget = _budget(intervals, arrangement, by_layers, StageId(p, s), limits[submesh.slice])
             key = (stage, pipeline.micro_batch_size, mesh)
             keys[-1].append(key)
             if key in planned:
@@ -158,7 +165,7 @@ def _plan_of_arrangement(
     distinct = list(planned)
     durations = _with_plans(by_layers, [[planned[k].cost for k in row] for row in keys], len(arrangement.pipelines))
     forward = next(iter(priced.models.values())).forward
-    homes = _homes(forward, arrangement, [[planned[k].traced for k in row] for row in keys])
+    owners = _owners(forward, arrangement, [[planned[k].traced for k in row] for row in keys])
     slices = _slices(cluster, limits)
     cuts = next(iter(priced.models.values())).stages.cuts
     search_s = time.perf_counter() - started
@@ -171,11 +178,13 @@ def _plan_of_arrangement(
         layers=priced.layers,
         starts=cuts.starts,
         stop=cuts.stop,
-        meshes=tuple(tuple(_placed_mesh(place, priced, slices) for place in p.places) for p in arrangement.pipelines),
+        meshes=tuple(
+            tuple(_placed_mesh(submesh, priced, slices) for submesh in p.submeshes) for p in arrangement.pipelines
+        ),
         programs=tuple(planned[k].plan for k in distinct),
         program_of=tuple(tuple(distinct.index(k) for k in row) for row in keys),
         parameters=forward.params.names,
-        homes=homes,
+        owners=owners,
         durations=durations,
         certificate=StageCertificate(searched_s, bound_s, gap, search_s),
         considered=() if found is None else found.considered,
@@ -204,7 +213,7 @@ def fitting_plan(
     fastest = plan_stage(stage, mesh, cluster_name, math.inf, options)
     if fits(fastest.estimate, budget_bytes):
         return fastest
-    lean = plan_stage(stage, mesh, cluster_name, math.inf, options, splits_weights=True)
+    lean = plan_stage(stage, mesh, cluster_name, math.inf, options, shards_weights=True)
     if not fits(lean.estimate, budget_bytes):
         return plan_stage(stage, mesh, cluster_name, budget_bytes, options)
     shorter = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, BUDGETED_S))
@@ -215,7 +224,7 @@ def fitting_plan(
     return min(lean, limited, key=lambda p: p.estimate.step_s)
 
 
-def _check_mutable(model: Model, number: int, pipeline: Pipeline) -> None:
+def _check_mutable(model: TracedModel, number: int, pipeline: Pipeline) -> None:
     """Refuses stages of which one reads mutable state that another changes: the next micro-batch is on its way in the
     first before this one has reached the second.
     """
@@ -231,17 +240,19 @@ def _check_mutable(model: Model, number: int, pipeline: Pipeline) -> None:
                 )
 
 
-def _budget(runs: Runs, arrangement: Arrangement, durations: StepDurations, one: StageId, limit_bytes: float) -> float:
-    """Memory for one micro-batch of a stage: the limit, less what the place holds besides.
+def _budget(
+    intervals: IntervalCostTable, arrangement: Arrangement, durations: StepDurations, one: StageId, limit_bytes: float
+) -> float:
+    """Memory for one micro-batch of a stage: the limit, less what the submesh holds besides.
 
-    That is the optimizer's state, the residuals of other micro-batches in flight, and other stages of the place.
+    That is the optimizer's state, the residuals of other micro-batches in flight, and other stages of the submesh.
     """
     own, pipeline = durations.pipelines[one.pipeline], arrangement.pipelines[one.pipeline]
-    part, place = pipeline.stages[one.stage], pipeline.places[one.stage % len(pipeline.places)]
-    costs = runs.costs(place.option, pipeline.micro_batch_size)
+    part, submesh = pipeline.stages[one.stage], pipeline.submeshes[one.stage % len(pipeline.submeshes)]
+    costs = intervals.costs(submesh.option, pipeline.micro_batch_size)
     used = float(costs.optimizer_bytes[part.start, part.stop]) / len(arrangement.pipelines)
     for s, other in enumerate(own.stages):
-        if own.schedule.place_of(s) == own.schedule.place_of(one.stage):
+        if own.schedule.submesh_of(s) == own.schedule.submesh_of(one.stage):
             is_other = s != one.stage
             used += max(0, in_flight_bound(own.schedule, s) - (not is_other)) * other.residual_bytes
             used += other.fixed_bytes * is_other
@@ -270,14 +281,14 @@ def _with_plans(durations: StepDurations, costs: Sequence[Sequence[LayerCost]], 
     return StepDurations(tuple(pipelines))
 
 
-def _homes(forward: Any, arrangement: Arrangement, traced: Sequence[Sequence[TracedStage]]) -> tuple[StageId, ...]:
+def _owners(forward: Any, arrangement: Arrangement, traced: Sequence[Sequence[TracedStage]]) -> tuple[StageId, ...]:
     readers: list[list[StageId]] = [[] for _ in forward.params.names]
     for p, row in enumerate(traced):
         for s, stage in enumerate(row):
             for n in stage.program.interface.params:
                 readers[n].append(StageId(p, s))
     sizes = [float(size_bytes(v)) for v in forward.param_vars]
-    return choose_homes(sizes, readers, len(arrangement.pipelines))
+    return choose_owners(sizes, readers, len(arrangement.pipelines))
 
 
 def _slices(cluster: Cluster, limits: Sequence[float]) -> tuple[SliceSummary, ...]:
@@ -289,16 +300,18 @@ def _slices(cluster: Cluster, limits: Sequence[float]) -> tuple[SliceSummary, ..
     return tuple(found)
 
 
-def _placed_mesh(place: Any, priced: Priced, slices: Sequence[SliceSummary]) -> PlacedMesh:
-    mesh, own = priced.table.options[place.option].mesh, slices[place.slice]
-    last = place.first_device + mesh.num_devices
-    name = f"{own.name}[{place.first_device}]" if mesh.num_devices == 1 else f"{own.name}[{place.first_device}:{last}]"
+def _placed_mesh(submesh: Any, priced: PricedLayers, slices: Sequence[SliceSummary]) -> PlacedMesh:
+    mesh, own = priced.table.options[submesh.option].mesh, slices[submesh.slice]
+    last = submesh.first_device + mesh.num_devices
+    name = (
+        f"{own.name}[{submesh.first_device}]" if mesh.num_devices == 1 else f"{own.name}[{submesh.first_device}:{last}]"
+    )
     axes = tuple((axis.name, axis.size) for axis in mesh.axes)
-    return PlacedMesh(own.first_device + place.first_device, axes, name)
+    return PlacedMesh(own.first_device + submesh.first_device, axes, name)
 
 
 def _left_out(arrangement: Arrangement, slices: Sequence[SliceSummary]) -> tuple[str, ...]:
-    used = {place.slice for p in arrangement.pipelines for place in p.places}
+    used = {submesh.slice for p in arrangement.pipelines for submesh in p.submeshes}
     return tuple(
         f"Slice `{own.name}` ({own.num_devices} x {own.device}) is left out: with it the step would take longer."
         for n, own in enumerate(slices)

@@ -11,8 +11,8 @@ from autoshard.pipeline.plan.parameter_owners import StageId
 from autoshard.pipeline.schedule.durations import StepDurations
 from autoshard.pipeline.schedule.simulate import simulate, step_time
 from autoshard.pipeline.schedule.timeline import Timeline
+from autoshard.pipeline.search.alternative import Alternative
 from autoshard.pipeline.search.arrangement import Arrangement, Pipeline
-from autoshard.pipeline.search.considered import Considered
 from autoshard.plans.program_plan import ProgramPlan
 
 
@@ -30,7 +30,7 @@ class SliceSummary:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlacedMesh:
-    """The devices of a place, counted over the whole cluster, and the axes that are laid over them."""
+    """The devices of a submesh, counted over the whole cluster, and the axes that are laid over them."""
 
     first_device: int
     axes: tuple[tuple[str, int], ...]
@@ -70,9 +70,9 @@ class PipelinePlan:
       batch_size: Examples of a step.
       arrangement: Which layers run where, and with which share of the batch.
       layers: The layers that it speaks of. starts, stop: Where they begin in the traced loss.
-      meshes: For each pipeline and place, its devices.
+      meshes: For each pipeline and submesh, its devices.
       programs: The distinct plans of stages. program_of: For each pipeline and stage, which is its.
-      parameters: Paths of the parameters. homes: Where each lives.
+      parameters: Paths of the parameters. owners: Where each lives.
       durations: What everything in a step takes. certificate: How good it is. considered: What else was looked at.
       warnings: What the user should know.
       donates_state: Whether a step may reuse the buffers of the state that it is given.
@@ -91,10 +91,10 @@ class PipelinePlan:
     programs: tuple[ProgramPlan, ...]
     program_of: tuple[tuple[int, ...], ...]
     parameters: tuple[str, ...]
-    homes: tuple[StageId, ...]
+    owners: tuple[StageId, ...]
     durations: StepDurations
     certificate: StageCertificate
-    considered: tuple[Considered, ...] = ()
+    considered: tuple[Alternative, ...] = ()
     warnings: tuple[str, ...] = ()
     donates_state: bool = False
     configuration: str | None = None
@@ -108,7 +108,7 @@ class PipelinePlan:
     @property
     def timeline(self) -> Timeline:
         """The step as simulated."""
-        limits = [[self.slices[p.slice].limit_bytes for p in one.places] for one in self.arrangement.pipelines]
+        limits = [[self.slices[p.slice].limit_bytes for p in one.submeshes] for one in self.arrangement.pipelines]
         return simulate(self.durations, limits, [[m.name for m in meshes] for meshes in self.meshes])
 
     @property

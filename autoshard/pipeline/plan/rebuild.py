@@ -5,7 +5,7 @@ from typing import Any
 from autoshard.errors import PlanMismatchError
 from autoshard.pipeline.cost.pricing import trace_model
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.pipeline.split.layer_cuts import LayerCuts
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
 from autoshard.pipeline.split.stage_program import JointFunction, joint_arguments, joint_function
 from autoshard.train_step import TrainStep
 
@@ -25,7 +25,7 @@ def program_function(
     """
     one = next(s for s in plan.stage_ids if plan.program_of[s.pipeline][s.stage] == number)
     pipeline = plan.pipeline(one.pipeline)
-    cuts = LayerCuts(plan.starts, plan.stop, plan.layers.names)
+    cuts = LayerBoundaries(plan.starts, plan.stop, plan.layers.names)
     model = trace_model(step, state, batch, pipeline.micro_batch_size, cuts)
     if model.stages.cuts.starts != plan.starts:
         raise PlanMismatchError(

@@ -13,7 +13,7 @@ import jax
 from autoshard.errors import PlanMismatchError
 from autoshard.pipeline.plan.files import read_staged_plan, write_staged_plan
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.transfer.peers import gathered, sent_by_first
+from autoshard.transfer.peers import all_gather_text, broadcast_bytes
 
 
 def plan_of_first(plan: PipelinePlan | None) -> PipelinePlan:
@@ -31,7 +31,7 @@ def plan_of_first(plan: PipelinePlan | None) -> PipelinePlan:
         if plan is not None and jax.process_index() == 0:
             write_staged_plan(plan, path)
             text = path.read_bytes()
-        text = sent_by_first(text)
+        text = broadcast_bytes(text)
         if not text:
             raise PlanMismatchError(
                 "The plan of process 0 is to be used by all processes, but it gave None. Plan there."
@@ -46,7 +46,7 @@ def check_same_plan(plan: PipelinePlan) -> None:
     Raises:
       PlanMismatchError: They are to do different things.
     """
-    digests = gathered(_digest(plan))
+    digests = all_gather_text(_digest(plan))
     unlike = [process for process, digest in enumerate(digests) if digest != digests[0]]
     if unlike:
         raise PlanMismatchError(
@@ -59,5 +59,5 @@ def check_same_plan(plan: PipelinePlan) -> None:
 def _digest(plan: PipelinePlan) -> str:
     """Of all that says what is done, and in which order; not of what planning took, which differs always."""
     programs = [(p.axes, p.arguments, p.outputs, p.output_steps, p.shardings, p.equations) for p in plan.programs]
-    done = plan.arrangement, plan.starts, plan.stop, plan.meshes, plan.program_of, plan.parameters, plan.homes
+    done = plan.arrangement, plan.starts, plan.stop, plan.meshes, plan.program_of, plan.parameters, plan.owners
     return hashlib.sha256(repr((done, plan.durations, plan.donates_state, programs)).encode()).hexdigest()[:32]

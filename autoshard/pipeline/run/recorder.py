@@ -1,9 +1,9 @@
 """Measures when the tasks of a step ran.
 
 JAX hands work to devices and returns at once, so a task's end is seen by waiting for its result: a thread for each
-place does, in the place's order. A task's beginning is not seen; it is when its place had ended the task before, its
-inputs were made, and it had been handed over. So a task's inputs are waited for while it does not run, but their way
-to it, if they come from elsewhere, counts as part of it.
+submesh does, in the submesh's order. A task's beginning is not seen; it is when its submesh had ended the task before,
+its inputs were made, and it had been handed over. So a task's inputs are waited for while it does not run, but their
+way to it, if they come from elsewhere, counts as part of it.
 """
 
 import collections
@@ -18,14 +18,14 @@ import jax
 
 from autoshard.pipeline.plan.parameter_owners import StageId
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.pipeline.run.devices import Fleet
+from autoshard.pipeline.run.device_meshes import DeviceMeshes
 from autoshard.pipeline.schedule.tasks import Phase, Task
-from autoshard.pipeline.schedule.timeline import Event, PlaceSummary, Timeline, busy_time
-from autoshard.transfer.peers import gathered_bytes
+from autoshard.pipeline.schedule.timeline import Event, SubmeshSummary, Timeline, busy_time
+from autoshard.transfer.peers import all_gather_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Handed:
+class _Dispatched:
     """A task as it was handed over; `sign` is ready when it has ended."""
 
     one: StageId
@@ -38,27 +38,27 @@ class _Handed:
 class Recorder:
     """Records one step, from its making to `end`."""
 
-    def __init__(self, plan: PipelinePlan, fleet: Fleet):
-        self._plan, self._fleet = plan, fleet
+    def __init__(self, plan: PipelinePlan, device_meshes: DeviceMeshes):
+        self._plan, self._device_meshes = plan, device_meshes
         self._began_s = time.perf_counter()
         self._began_at_s = time.time()
-        self._ended: list[tuple[_Handed, float]] = []
+        self._ended: list[tuple[_Dispatched, float]] = []
         self._lock = threading.Lock()
-        self._queues: dict[int, queue.SimpleQueue[_Handed | None]] = {}
+        self._queues: dict[int, queue.SimpleQueue[_Dispatched | None]] = {}
         self._threads: list[threading.Thread] = []
         self._step_s = 0.0
 
     def task(self, one: StageId, phase: Phase, micro_batch: int, sign: jax.Array) -> None:
         """Takes note of a task that was handed over; `sign` is ready when it has ended."""
-        place = self._fleet.place_of(one)
-        if place not in self._queues:
-            self._queues[place] = queue.SimpleQueue()
-            self._threads.append(threading.Thread(target=self._watch, args=(self._queues[place],), daemon=True))
+        submesh = self._device_meshes.submesh_of(one)
+        if submesh not in self._queues:
+            self._queues[submesh] = queue.SimpleQueue()
+            self._threads.append(threading.Thread(target=self._watch, args=(self._queues[submesh],), daemon=True))
             self._threads[-1].start()
         handed_s = time.perf_counter() - self._began_s
-        self._queues[place].put(_Handed(one, phase, micro_batch, handed_s, sign))
+        self._queues[submesh].put(_Dispatched(one, phase, micro_batch, handed_s, sign))
 
-    def _watch(self, waiting: "queue.SimpleQueue[_Handed | None]") -> None:
+    def _watch(self, waiting: "queue.SimpleQueue[_Dispatched | None]") -> None:
         while (task := waiting.get()) is not None:
             try:
                 jax.block_until_ready(task.sign)
@@ -85,9 +85,9 @@ class Recorder:
         free: dict[int, float] = collections.defaultdict(float)
         events: list[Event] = []
         for task, stop_s in sorted(ended, key=lambda pair: pair[1]):
-            place = self._fleet.place_of(task.one)
-            start_s = min(stop_s, max(free[place], task.handed_s, self._inputs_s(task, stops)))
-            free[place] = stop_s
+            submesh = self._device_meshes.submesh_of(task.one)
+            start_s = min(stop_s, max(free[submesh], task.handed_s, self._inputs_s(task, stops)))
+            free[submesh] = stop_s
             stops[task.one, task.phase, task.micro_batch] = stop_s
             name = str(Task(task.one.stage, task.phase, task.micro_batch))
             local = task.one.stage % len(self._plan.meshes[task.one.pipeline])
@@ -97,27 +97,27 @@ class Recorder:
         events.sort(key=lambda e: (e.start_s, e.stop_s))
         return Timeline(tuple(events), tuple(self._summaries(events, step_s)), step_s, "recorded")
 
-    def _of_all(self) -> tuple[list[tuple[_Handed, float]], float]:
+    def _of_all(self) -> tuple[list[tuple[_Dispatched, float]], float]:
         """The ended tasks of all processes, and the time of the step, counted from when the first process began it."""
         if jax.process_count() == 1:
             return self._ended, self._step_s
         own = [
             (t.one.pipeline, t.one.stage, t.phase.name, t.micro_batch, t.handed_s, stop_s) for t, stop_s in self._ended
         ]
-        texts = gathered_bytes(json.dumps([self._began_at_s, self._step_s, own]).encode())
+        texts = all_gather_bytes(json.dumps([self._began_at_s, self._step_s, own]).encode())
         told = [json.loads(text) for text in texts]
         began_at_s = min(at_s for at_s, _, _ in told)
-        last: dict[tuple[StageId, Phase, int], tuple[_Handed, float]] = {}  # of processes that run a task together
+        last: dict[tuple[StageId, Phase, int], tuple[_Dispatched, float]] = {}  # of processes that run a task together
         for at_s, _, tasks in told:
             for pipeline, stage, phase, micro_batch, handed_s, stop_s in tasks:
                 one, late_s = StageId(pipeline, stage), at_s - began_at_s
-                task = _Handed(one, Phase[phase], micro_batch, handed_s + late_s)
+                task = _Dispatched(one, Phase[phase], micro_batch, handed_s + late_s)
                 key = one, task.phase, micro_batch
                 if key not in last or last[key][1] < stop_s + late_s:
                     last[key] = task, stop_s + late_s
         return list(last.values()), max(at_s - began_at_s + step_s for at_s, step_s, _ in told)
 
-    def _inputs_s(self, task: _Handed, stops: dict[tuple[StageId, Phase, int], float]) -> float:
+    def _inputs_s(self, task: _Dispatched, stops: dict[tuple[StageId, Phase, int], float]) -> float:
         pipeline, stage, m = task.one.pipeline, task.one.stage, task.micro_batch
         match task.phase:
             case Phase.FORWARD:
@@ -128,10 +128,10 @@ class Recorder:
                 before = [(task.one, Phase.BACKWARD, m)]
         return max((stops.get(key, 0.0) for key in before), default=0.0)
 
-    def _summaries(self, events: list[Event], step_s: float) -> list[PlaceSummary]:
+    def _summaries(self, events: list[Event], step_s: float) -> list[SubmeshSummary]:
         found = []
-        for expected in self._plan.timeline.places:
-            own = [e for e in events if (e.pipeline, e.place) == (expected.pipeline, expected.place)]
+        for expected in self._plan.timeline.submeshes:
+            own = [e for e in events if (e.pipeline, e.submesh) == (expected.pipeline, expected.submesh)]
             busy_s = busy_time(own)
             found.append(
                 dataclasses.replace(

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.execution.placement import partition_spec
 from autoshard.pipeline.cost.stage import TracedStage
-from autoshard.pipeline.run.phases import PlannedPart, PlannedParts, Ran, planned_parts
+from autoshard.pipeline.run.phase_functions import PhaseFunction, PhaseFunctions, PhaseResult, phase_functions
 from autoshard.pipeline.schedule.tasks import Phase
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
@@ -55,7 +55,7 @@ class StageRunner:
         slots = stage.slots
         parts = stage.split if splits_backward else stage.whole
         name = stage.function.__name__
-        self._parts: PlannedParts = planned_parts(stage.trace, plan.interface, mesh, parts, list(slots.sums), name)
+        self._parts: PhaseFunctions = phase_functions(stage.trace, plan.interface, mesh, parts, list(slots.sums), name)
         arguments = lambda positions: self._leaves(plan.arguments, positions)
         results = lambda positions: self._leaves(plan.outputs, positions)
         self.sums, self.params = arguments(slots.sums), arguments(slots.params)
@@ -108,7 +108,7 @@ class StageRunner:
         """The sum of arrays of one layout."""
         return arrays[0] if len(arrays) == 1 else self._add(list(arrays))
 
-    def run(self, phase: Phase, arguments: Mapping[int, Any], held: Sequence[Any]) -> Ran | None:
+    def run(self, phase: Phase, arguments: Mapping[int, Any], held: Sequence[Any]) -> PhaseResult | None:
         """Runs a phase; None if it has nothing to do of its own.
 
         Args:
@@ -138,7 +138,7 @@ class StageRunner:
         """Lowers a phase for arrays or shapes, as `jax.jit(f).lower`."""
         return self._part(phase).lower(arguments, held)
 
-    def _part(self, phase: Phase) -> PlannedPart | None:
+    def _part(self, phase: Phase) -> PhaseFunction | None:
         match phase:
             case Phase.FORWARD:
                 return self._parts.forward

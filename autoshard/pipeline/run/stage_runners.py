@@ -7,36 +7,36 @@ import jax
 import jax.numpy as jnp
 
 from autoshard.errors import PlanMismatchError, StageError
-from autoshard.pipeline.cost.pricing import Model, trace_model
+from autoshard.pipeline.cost.pricing import TracedModel, trace_model
 from autoshard.pipeline.cost.stage import check_stage
 from autoshard.pipeline.plan.parameter_owners import StageId
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.pipeline.run.devices import Fleet
+from autoshard.pipeline.run.device_meshes import DeviceMeshes
 from autoshard.pipeline.run.stage_runner import Leaf, StageRunner
-from autoshard.pipeline.run.update import Located
+from autoshard.pipeline.run.update import LeafPlacement
 from autoshard.pipeline.schedule.tasks import ScheduleKind
 from autoshard.pipeline.split.forward import Forward
-from autoshard.pipeline.split.layer_cuts import LayerCuts
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
 from autoshard.train_step import TrainStep
 
 
-class Crew:
+class StageRunners:
     """The stages of a plan as they run.
 
     Args:
-      plan: What to do. step: The training step that was planned. fleet: The devices.
+      plan: What to do. step: The training step that was planned. device_meshes: The devices.
       state, batch: Arrays or shapes.
 
     Attributes:
-      plan, fleet: As given. mutable_names: Paths of the leaves of the mutable state. metric_types: The type of each
-        metric's mean, by name. shapes: Of the parameters, by path.
+      plan, device_meshes: As given. mutable_names: Paths of the leaves of the mutable state. metric_types: The type of
+        each metric's mean, by name. shapes: Of the parameters, by path.
 
     Raises:
       PlanMismatchError: The step is not what was planned.
     """
 
-    def __init__(self, plan: PipelinePlan, step: TrainStep, fleet: Fleet, state: Any, batch: Any):
-        self.plan, self.fleet = plan, fleet
+    def __init__(self, plan: PipelinePlan, step: TrainStep, device_meshes: DeviceMeshes, state: Any, batch: Any):
+        self.plan, self.device_meshes = plan, device_meshes
         models = _models(plan, step, state, batch)
         self._runners: dict[StageId, StageRunner] = {}
         for one in plan.stage_ids:
@@ -45,7 +45,7 @@ class Crew:
             program = model.stages.program(part.start, part.stop)
             stage = check_stage(model.forward, program, part.rematerialise, plan.plan_of(one))
             splits = pipeline.schedule is ScheduleKind.ZERO_BUBBLE
-            self._runners[one] = StageRunner(stage, plan.plan_of(one), fleet.mesh_of(one), splits)
+            self._runners[one] = StageRunner(stage, plan.plan_of(one), device_meshes.mesh_of(one), splits)
         forward: Forward = next(iter(models.values())).forward
         self.mutable_names = forward.mutable.names
         self.metric_types = dict(zip(forward.metrics.names, map(self._mean_type, forward.metric_dtypes), strict=True))
@@ -64,22 +64,24 @@ class Crew:
         """The type of a metric's mean: of several whole numbers it is no whole number."""
         return dtype if jnp.issubdtype(dtype, jnp.inexact) or len(self.plan.parts) == 1 else jnp.dtype(jnp.float32)
 
-    def parameter_homes(self) -> tuple[dict[str, Located], dict[str, Located]]:
+    def parameter_owners(self) -> tuple[dict[str, LeafPlacement], dict[str, LeafPlacement]]:
         """Where each parameter lives, and its sum of gradients, by path."""
         parameters, sums = {}, {}
-        for name, home in zip(self.plan.parameters, self.plan.homes, strict=True):
-            runner, place = self[home], self.fleet.place_of(home)
-            parameters[name] = Located(place, _sharding(runner.params.get(name), runner.whole))
-            sums[name] = Located(place, _sharding(runner.new_sums.get(name), parameters[name].sharding))
+        for name, owner in zip(self.plan.parameters, self.plan.owners, strict=True):
+            runner, submesh = self[owner], self.device_meshes.submesh_of(owner)
+            parameters[name] = LeafPlacement(submesh, _sharding(runner.params.get(name), runner.whole))
+            sums[name] = LeafPlacement(submesh, _sharding(runner.new_sums.get(name), parameters[name].sharding))
         return parameters, sums
 
-    def mutable_home(self, name: str) -> Located:
+    def mutable_owner(self, name: str) -> LeafPlacement:
         """Where a leaf of the mutable state lives; everywhere, if no stage touches it."""
         one = self.mutable_stage(name)
         if one is None:
-            return Located(None, self.fleet.everywhere)
+            return LeafPlacement(None, self.device_meshes.everywhere)
         runner = self[one]
-        return Located(self.fleet.place_of(one), (runner.new_mutable.get(name) or runner.mutable[name]).sharding)
+        return LeafPlacement(
+            self.device_meshes.submesh_of(one), (runner.new_mutable.get(name) or runner.mutable[name]).sharding
+        )
 
     def mutable_stage(self, name: str) -> StageId | None:
         """The stage of the first pipeline that changes or reads a leaf of the mutable state."""
@@ -115,10 +117,10 @@ class Crew:
         raise StageError(f"No stage before {one} makes {name}; the plan contradicts itself. Plan again.")
 
 
-def _models(plan: PipelinePlan, step: TrainStep, state: Any, batch: Any) -> dict[int, Model]:
+def _models(plan: PipelinePlan, step: TrainStep, state: Any, batch: Any) -> dict[int, TracedModel]:
     """The model as traced for each size of micro-batch."""
-    cuts = LayerCuts(plan.starts, plan.stop, plan.layers.names)
-    models: dict[int, Model] = {}
+    cuts = LayerBoundaries(plan.starts, plan.stop, plan.layers.names)
+    models: dict[int, TracedModel] = {}
     for size in dict.fromkeys(p.micro_batch_size for p in plan.arrangement.pipelines):
         models[size] = model = trace_model(step, state, batch, size, cuts)
         if model.forward.params.names != plan.parameters or model.stages.cuts.starts != plan.starts:

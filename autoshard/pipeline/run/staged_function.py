@@ -3,7 +3,7 @@
 Every process walks through the same list of tasks and transfers in the same order; each runs the programs of its own
 devices, and takes part in the transfers that concern it. Nothing waits for a result: JAX hands work to the devices, and
 an array that is not there yet holds back only what reads it. How much is in flight is bounded by the schedule, because
-every place runs its tasks in the schedule's order.
+every submesh runs its tasks in the schedule's order.
 """
 
 import collections
@@ -17,22 +17,22 @@ from autoshard.errors import PlanMismatchError, StageError, TransferError
 from autoshard.pipeline.plan.parameter_owners import StageId
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.run.agreement import check_same_plan
-from autoshard.pipeline.run.create import create
-from autoshard.pipeline.run.devices import Fleet, bring
+from autoshard.pipeline.run.create_state import create
+from autoshard.pipeline.run.device_meshes import DeviceMeshes, bring
 from autoshard.pipeline.run.recorder import Recorder
-from autoshard.pipeline.run.stage_runners import Crew
-from autoshard.pipeline.run.step import Keys, RunningStep
-from autoshard.pipeline.run.update import Located, StateLayout, Update, state_layout, trace_finish
+from autoshard.pipeline.run.stage_runners import StageRunners
+from autoshard.pipeline.run.step import RandomKeys, RunningStep
+from autoshard.pipeline.run.update import LeafPlacement, OptimizerUpdate, StateLayout, state_layout, trace_update
 from autoshard.pipeline.schedule.timeline import Timeline
 from autoshard.train_step import TrainStep, batch_size
-from autoshard.transfer.move import CrossMesh
+from autoshard.transfer.cross_mesh import CrossMeshTransfer
 
 COMPILING_S = 3600.0
 """How long processes wait for each other at least in the first two steps: each compiles its programs in the first, and
 the others may meanwhile be in the second."""
 
 _MOST_QUEUED = 4
-"""Tasks of a place that are handed over before the first of them has ended, in a run of several processes."""
+"""Tasks of a submesh that are handed over before the first of them has ended, in a run of several processes."""
 
 
 class StagedFunction:
@@ -49,8 +49,8 @@ class StagedFunction:
       donate: Whether the buffers of the state may be reused; what is passed in must then not be used again. None: as
         planned.
       timeout_s: How long another process may keep this one waiting, from the third step on; more than its longest task.
-      coordinator_address: As given to `jax.distributed.initialize`; see `CrossMesh`.
-      record: Whether to measure when each task ran; see `timeline`. It costs a thread for each place.
+      coordinator_address: As given to `jax.distributed.initialize`; see `CrossMeshTransfer`.
+      record: Whether to measure when each task ran; see `timeline`. It costs a thread for each submesh.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class StagedFunction:
         record: bool = False,
     ):
         self.plan, self.step = plan, step
-        self.fleet = Fleet(plan, devices)
+        self.device_meshes = DeviceMeshes(plan, devices)
         self._timeout_s, self._num_steps = timeout_s, 0
-        self.mover = CrossMesh(timeout_s=max(timeout_s, COMPILING_S), coordinator_address=coordinator_address)
+        self.mover = CrossMeshTransfer(timeout_s=max(timeout_s, COMPILING_S), coordinator_address=coordinator_address)
         self._donate, self._records = plan.donates_state if donate is None else donate, record
         self._recorder: Recorder | None = None
-        self._crew: Crew | None = None
-        self._keys = Keys(step)
-        self._update: Update | None = None
+        self._runners: StageRunners | None = None
+        self._keys = RandomKeys(step)
+        self._update: OptimizerUpdate | None = None
         self._layout: StateLayout | None = None
         timeline = plan.timeline
         self._tasks = [
             (StageId(e.pipeline, e.stage), e.phase, e.micro_batch)
-            for e in sorted(timeline.events, key=lambda e: (e.start_s, e.stop_s, e.pipeline, e.place))
-            if e.phase is not None and e.to_place is None
+            for e in sorted(timeline.events, key=lambda e: (e.start_s, e.stop_s, e.pipeline, e.submesh))
+            if e.phase is not None and e.to_submesh is None
         ]
         self._sign_of = jax.jit(lambda x: jnp.ravel(x)[:1])
         self._is_shared = jax.process_count() > 1
@@ -86,8 +86,8 @@ class StagedFunction:
         if self._is_shared:
             check_same_plan(plan)
         # XLA:CPU may run what is queued in any order, and run out of threads. In a run of several processes little may
-        # be queued, see `arrivals.MOST_OWED`.
-        is_cpu = self.fleet.meshes[0].devices.flat[0].platform == "cpu"
+        # be queued, see `arrivals.MOST_PENDING`.
+        is_cpu = self.device_meshes.meshes[0].devices.flat[0].platform == "cpu"
         self._most_queued = 1 if is_cpu else _MOST_QUEUED if self._is_shared else None
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -112,8 +112,8 @@ class StagedFunction:
         self.prepare(state, batch)
         self._check_batch(batch)
         state = self.place(state)
-        self._recorder = Recorder(self.plan, self.fleet) if self._records else None
-        running = RunningStep(self._crew, self.step, self.mover, self._keys, state, batch)
+        self._recorder = Recorder(self.plan, self.device_meshes) if self._records else None
+        running = RunningStep(self._runners, self.step, self.mover, self._keys, state, batch)
         self._run_tasks(running)
         result = self._update(state, running.gradients(), running.mutable(), running.metrics())
         if self._is_shared:
@@ -130,8 +130,8 @@ class StagedFunction:
     def _run_tasks(self, running: RunningStep) -> None:
         queues: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)
         for one, phase, micro_batch in self._tasks:
-            place = self.fleet.place_of(one)
-            queue = queues[place]
+            submesh = self.device_meshes.submesh_of(one)
+            queue = queues[submesh]
             if self._most_queued is not None and len(queue) >= self._most_queued:
                 self.wait(queue.popleft())
             made = running.run(one, phase, micro_batch)
@@ -139,7 +139,7 @@ class StagedFunction:
                 continue
             sign = self._sign_of(made.addressable_shards[0].data)  # for `made` itself may be donated to the next task
             queue.append(sign)
-            if others := self.fleet.others(place):
+            if others := self.device_meshes.others(submesh):
                 self.mover.watch(f"{phase.name.lower()} {micro_batch} of {one}", others, sign)
             if self._recorder is not None:
                 self._recorder.task(one, phase, micro_batch, sign)
@@ -149,8 +149,8 @@ class StagedFunction:
     def _watch_update(self, state: Any) -> None:
         """Watches a result of the update on each mesh of which other processes have a part."""
         by_mesh = {x.sharding.mesh: x for x in jax.tree.leaves(state)}
-        for place, mesh in enumerate(self.fleet.meshes):
-            if mesh in by_mesh and (others := self.fleet.others(place)):
+        for submesh, mesh in enumerate(self.device_meshes.meshes):
+            if mesh in by_mesh and (others := self.device_meshes.others(submesh)):
                 part = by_mesh[mesh].addressable_shards[0].data
                 self.mover.watch("the optimizer's update", others, self._sign_of(part))
 
@@ -196,7 +196,7 @@ class StagedFunction:
         return self.shardings, None
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
-        """Creates the state where the plan says: each place makes what lives there, and no device makes it all.
+        """Creates the state where the plan says: each submesh makes what lives there, and no device makes it all.
 
         Args:
           init_fn: Returns the state, e.g. from a seed. *args: Its arguments.
@@ -206,7 +206,7 @@ class StagedFunction:
         """
         layout = self._laid_out
         self._check_leaves(jax.eval_shape(init_fn, *args))
-        return create(layout, self.fleet, init_fn, args)
+        return create(layout, self.device_meshes, init_fn, args)
 
     def place(self, state: Any) -> Any:
         """A state laid out as planned; leaves that lie so already stay as they are."""
@@ -248,15 +248,17 @@ class StagedFunction:
             )
 
     def _build(self, state: Any, batch: Any) -> None:
-        crew = self._crew = Crew(self.plan, self.step, self.fleet, state, batch)
-        parameters, sums = crew.parameter_homes()
-        mutable = {name: crew.mutable_home(name) for name in crew.mutable_names}
-        finish = trace_finish(self.step, state, crew.metric_types)
-        self._layout = state_layout(finish, parameters, sums, mutable, self.fleet)
+        runners = self._runners = StageRunners(self.plan, self.step, self.device_meshes, state, batch)
+        parameters, sums = runners.parameter_owners()
+        mutable = {name: runners.mutable_owner(name) for name in runners.mutable_names}
+        finish = trace_update(self.step, state, runners.metric_types)
+        self._layout = state_layout(finish, parameters, sums, mutable, self.device_meshes)
         metrics = {}
-        for name in crew.metric_types:
-            home = crew.metric_stage(name)
-            metrics[name] = Located(self.fleet.place_of(home), crew[home].whole)
+        for name in runners.metric_types:
+            owner = runners.metric_stage(name)
+            metrics[name] = LeafPlacement(self.device_meshes.submesh_of(owner), runners[owner].whole)
         gradients = [sums[name] for name in self.plan.parameters]
-        unchanged = [n for n, name in enumerate(crew.mutable_names) if not crew.is_changed(name)]
-        self._update = Update(finish, self._layout, gradients, metrics, unchanged, self.fleet, self.mover, self._donate)
+        unchanged = [n for n, name in enumerate(runners.mutable_names) if not runners.is_changed(name)]
+        self._update = OptimizerUpdate(
+            finish, self._layout, gradients, metrics, unchanged, self.device_meshes, self.mover, self._donate
+        )

@@ -15,13 +15,13 @@ import numpy as np
 
 from autoshard.errors import StageError
 from autoshard.pipeline.plan.parameter_owners import StageId
-from autoshard.pipeline.run.phases import Ran
+from autoshard.pipeline.run.phase_functions import PhaseResult
 from autoshard.pipeline.run.stage_runner import Leaves
-from autoshard.pipeline.run.stage_runners import Crew
+from autoshard.pipeline.run.stage_runners import StageRunners
 from autoshard.pipeline.schedule.tasks import Phase
 from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep
-from autoshard.transfer.move import CrossMesh
+from autoshard.transfer.cross_mesh import CrossMeshTransfer
 
 _Named = dict[str, Any]
 
@@ -40,20 +40,24 @@ class _InFlight:
     held: list[Any] = dataclasses.field(default_factory=list)
 
 
-class Keys:
+class RandomKeys:
     """Makes the random keys of micro-batches; what it compiled serves all steps."""
 
     def __init__(self, step: TrainStep):
         self._step = step
         self._made: dict[StageId, Callable[[Any, Any], list[Any]]] = {}
 
-    def of(self, crew: Crew, one: StageId, state: Any) -> list[Any]:
+    def of(self, runners: StageRunners, one: StageId, state: Any) -> list[Any]:
         """The key of each micro-batch of a stage's pipeline; None where they are not needed here."""
-        runner, place, pipeline = crew[one], crew.fleet.place_of(one), crew.plan.pipeline(one.pipeline)
-        count, total = pipeline.num_micro_batches, len(crew.plan.parts)
+        runner, submesh, pipeline = (
+            runners[one],
+            runners.device_meshes.submesh_of(one),
+            runners.plan.pipeline(one.pipeline),
+        )
+        count, total = pipeline.num_micro_batches, len(runners.plan.parts)
         if not (runner.reads_key and runner.is_local):
             return [None] * count
-        first = sum(p.num_micro_batches for p in crew.plan.arrangement.pipelines[: one.pipeline])
+        first = sum(p.num_micro_batches for p in runners.plan.arrangement.pipelines[: one.pipeline])
         if one not in self._made:
             step = self._step
 
@@ -62,34 +66,38 @@ class Keys:
                 return [step.part_key(key, first + m, total) for m in range(count)]
 
             self._made[one] = jax.jit(keys, out_shardings=[runner.whole] * count)
-        return self._made[one](crew.fleet.copy_on(state.rng, place), crew.fleet.copy_on(state.step, place))
+        return self._made[one](
+            runners.device_meshes.copy_on(state.rng, submesh), runners.device_meshes.copy_on(state.step, submesh)
+        )
 
 
 class RunningStep:
-    """A step from its beginning, when copies of weights are sent, to the gradients of all parameters at their homes.
+    """A step from its beginning, when copies of weights are sent, to the gradients of all parameters at their owners.
 
     Args:
-      crew: The stages. step: The training step. mover: What moves arrays between meshes. keys: Makes random keys.
+      runners: The stages. step: The training step. mover: What moves arrays between meshes. keys: Makes random keys.
       state: Laid out as planned. batch: The whole batch.
 
     Raises:
       StageError: In a run of several processes, the batch is not whole in each.
     """
 
-    def __init__(self, crew: Crew, step: TrainStep, mover: CrossMesh, keys: Keys, state: Any, batch: Any):
-        self._crew, self._step, self._mover = crew, step, mover
-        self._mutable_before = dict(zip(crew.mutable_names, jax.tree.leaves(state.mutable), strict=True))
-        weights = dict(zip(crew.plan.parameters, jax.tree.leaves(state.params), strict=True))
+    def __init__(
+        self, runners: StageRunners, step: TrainStep, mover: CrossMeshTransfer, keys: RandomKeys, state: Any, batch: Any
+    ):
+        self._runners, self._step, self._mover = runners, step, mover
+        self._mutable_before = dict(zip(runners.mutable_names, jax.tree.leaves(state.mutable), strict=True))
+        weights = dict(zip(runners.plan.parameters, jax.tree.leaves(state.params), strict=True))
         self._params: dict[StageId, _Named] = {}
         self._mutable: dict[StageId, _Named] = {}
-        for one, runner in crew:
+        for one, runner in runners:
             self._params[one] = {
                 n: mover.move(weights[n], leaf.sharding, name=f"parameter {n}") for n, leaf in runner.params.items()
             }
             self._mutable[one] = self._given_mutable(one)
-        self._sums = {one: r.zeros() if r.is_local else dict.fromkeys(r.sums) for one, r in crew}
-        self._keys = {one: keys.of(crew, one, state) for one, _ in crew}
-        self._factors = {one: self._factor(one, state) for one, _ in crew}
+        self._sums = {one: r.zeros() if r.is_local else dict.fromkeys(r.sums) for one, r in runners}
+        self._keys = {one: keys.of(runners, one, state) for one, _ in runners}
+        self._factors = {one: self._factor(one, state) for one, _ in runners}
         leaves = jax.tree_util.tree_leaves_with_path(batch)
         self._batch = {path_name(path): _on_host(x) for path, x in leaves}
         self._flights: dict[tuple[StageId, int], _InFlight] = collections.defaultdict(_InFlight)
@@ -98,25 +106,25 @@ class RunningStep:
         )
 
     def _given_mutable(self, one: StageId) -> _Named:
-        crew, found = self._crew, {}
-        for name, leaf in crew[one].mutable.items():
+        runners, found = self._runners, {}
+        for name, leaf in runners[one].mutable.items():
             own = self._mutable_before[name]
-            if crew.mutable_home(name).place is None:
-                found[name] = crew.fleet.copy_on(own, crew.fleet.place_of(one))
+            if runners.mutable_owner(name).submesh is None:
+                found[name] = runners.device_meshes.copy_on(own, runners.device_meshes.submesh_of(one))
             else:
                 found[name] = self._mover.move(own, leaf.sharding, name=f"mutable state {name}")
         return found
 
     def _factor(self, one: StageId, state: Any) -> Any:
         """The weight of one micro-batch in the loss, on a stage's devices."""
-        runner, plan = self._crew[one], self._crew.plan
+        runner, plan = self._runners[one], self._runners.plan
         if not runner.is_local:
             return None
         share = np.float32(plan.pipeline(one.pipeline).micro_batch_size / plan.batch_size)
         scale = self._step.scale(state)
         if scale is None:
             return jax.make_array_from_callback((), runner.whole, lambda _: share, dtype=np.float32)
-        return self._crew.fleet.copy_on(scale, self._crew.fleet.place_of(one)) * share
+        return self._runners.device_meshes.copy_on(scale, self._runners.device_meshes.submesh_of(one)) * share
 
     def run(self, one: StageId, phase: Phase, micro_batch: int) -> jax.Array | None:
         """Runs a task, if it is one of this process, and sends on what others wait for.
@@ -124,14 +132,14 @@ class RunningStep:
         Returns:
           An array that the task makes; None if it makes none here.
         """
-        runner = self._crew[one]
+        runner = self._runners[one]
         flight = self._flights[one, micro_batch]
         ran = None
         if runner.is_local:
             ran = runner.run(phase, self._arguments(one, phase, micro_batch, flight), flight.held)
         if ran is not None:
             flight.held = runner.held_after(phase, flight.held, ran.held)
-        results = Ran({}, ()) if ran is None else ran
+        results = PhaseResult({}, ()) if ran is None else ran
         if phase is Phase.FORWARD:
             self._send_outputs(one, micro_batch, results)
         else:
@@ -144,7 +152,7 @@ class RunningStep:
 
     def _arguments(self, one: StageId, phase: Phase, micro_batch: int, flight: _InFlight) -> dict[int, Any]:
         """By position, what a task reads."""
-        runner = self._crew[one]
+        runner = self._runners[one]
         read = runner.reads(phase)
         arguments: dict[int, Any] = {}
 
@@ -165,18 +173,18 @@ class RunningStep:
 
     def _batch_part(self, one: StageId, micro_batch: int, name: str) -> jax.Array:
         """The examples of a micro-batch of one leaf of the batch."""
-        plan = self._crew.plan
+        plan = self._runners.plan
         size = plan.pipeline(one.pipeline).micro_batch_size
         first = sum(p.num_examples for p in plan.arrangement.pipelines[: one.pipeline]) + micro_batch * size
         rows = self._batch[name][first : first + size]
-        sharding = self._crew[one].batch[name].sharding
+        sharding = self._runners[one].batch[name].sharding
         return jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index], dtype=rows.dtype)
 
-    def _send_outputs(self, one: StageId, micro_batch: int, ran: Ran) -> None:
-        runner = self._crew[one]
+    def _send_outputs(self, one: StageId, micro_batch: int, ran: PhaseResult) -> None:
+        runner = self._runners[one]
         for name, leaf in runner.outputs.items():
             array = leaf.or_shape(ran.results.get(leaf.position))
-            for reader, wanted in self._crew.readers(one, name):
+            for reader, wanted in self._runners.readers(one, name):
                 arrived = self._mover.move(array, wanted.sharding, name=f"{name} of micro-batch {micro_batch} of {one}")
                 self._flights[reader, micro_batch].inputs[name] = arrived
         for name, leaf in runner.new_mutable.items():
@@ -184,72 +192,72 @@ class RunningStep:
         for name, leaf in runner.metrics.items():
             self._made_metrics[name][one].append(ran.results.get(leaf.position))
 
-    def _take_sums(self, one: StageId, ran: Ran) -> None:
-        leaves = self._crew[one].new_sums
+    def _take_sums(self, one: StageId, ran: PhaseResult) -> None:
+        leaves = self._runners[one].new_sums
         if any(leaf.position in ran.results for leaf in leaves.values()):
             self._sums[one] = {name: ran.results[leaf.position] for name, leaf in leaves.items()}
 
-    def _send_gradients(self, one: StageId, micro_batch: int, ran: Ran) -> None:
-        for name, leaf in self._crew[one].input_gradients.items():
+    def _send_gradients(self, one: StageId, micro_batch: int, ran: PhaseResult) -> None:
+        for name, leaf in self._runners[one].input_gradients.items():
             array = leaf.or_shape(ran.results.get(leaf.position))
-            source = self._crew.source(one, name)
-            wanted = self._crew[source].gradients[name].sharding
+            source = self._runners.source(one, name)
+            wanted = self._runners[source].gradients[name].sharding
             what = f"the gradient of {name} of micro-batch {micro_batch} of {one}"
             self._flights[source, micro_batch].gradients[name].append(self._mover.move(array, wanted, name=what))
 
     def gradients(self) -> list[Any]:
-        """The gradient of each parameter, at its home."""
-        crew, found = self._crew, []
-        for name, home in zip(crew.plan.parameters, crew.plan.homes, strict=True):
-            runner = crew[home]
+        """The gradient of each parameter, at its owner."""
+        runners, found = self._runners, []
+        for name, owner in zip(runners.plan.parameters, runners.plan.owners, strict=True):
+            runner = runners[owner]
             parts: list[Any] = []
-            for one, reader in crew:
+            for one, reader in runners:
                 if name not in reader.sums:
                     continue
                 own = reader.new_sums[name].or_shape(self._sums[one][name])
-                if one == home:
+                if one == owner:
                     parts.insert(0, own)
                 else:
                     target, what = runner.new_sums[name].sharding, f"the gradient of {name} of {one}"
                     parts.append(self._mover.move(own, target, name=what, may_alias=False))
             if not parts:  # nobody reads it, so nothing depends on it
-                shape = crew.shapes[name]
+                shape = runners.shapes[name]
                 parts = [jnp.zeros(shape.shape, shape.dtype, device=runner.whole) if runner.is_local else shape]
             found.append(runner.add(parts) if runner.is_local else parts[0])
         return found
 
     def mutable(self) -> list[Any]:
         """The mutable state after the step: of several pipelines, the mean by their shares of the batch."""
-        crew, found = self._crew, []
-        for name in crew.mutable_names:
-            if not crew.is_changed(name):
+        runners, found = self._runners, []
+        for name in runners.mutable_names:
+            if not runners.is_changed(name):
                 found.append(self._mutable_before[name])
                 continue
-            runner = crew[crew.mutable_stage(name)]
+            runner = runners[runners.mutable_stage(name)]
             arrays, shares = [], []
-            for one, other in crew:
+            for one, other in runners:
                 if name in other.new_mutable:
                     own = other.new_mutable[name].or_shape(self._mutable[one].get(name))
                     target, what = runner.new_mutable[name].sharding, f"mutable state {name} of {one}"
                     arrays.append(self._mover.move(own, target, name=what))
-                    shares.append(crew.plan.pipeline(one.pipeline).num_examples / crew.plan.batch_size)
+                    shares.append(runners.plan.pipeline(one.pipeline).num_examples / runners.plan.batch_size)
             found.append(_weighted(arrays, shares) if len(arrays) > 1 and runner.is_local else arrays[0])
         return found
 
     def metrics(self) -> dict[str, Any]:
-        """The mean of each metric over the batch, on the place where it is made first."""
-        crew, found = self._crew, {}
+        """The mean of each metric over the batch, on the submesh where it is made first."""
+        runners, found = self._runners, {}
         for name, by_stage in self._made_metrics.items():
-            home, dtype = crew[crew.metric_stage(name)], crew.metric_types[name]
+            owner, dtype = runners[runners.metric_stage(name)], runners.metric_types[name]
             sums = []
             for one, values in by_stage.items():
-                runner = crew[one]
-                share = crew.plan.pipeline(one.pipeline).micro_batch_size / crew.plan.batch_size
+                runner = runners[one]
+                share = runners.plan.pipeline(one.pipeline).micro_batch_size / runners.plan.batch_size
                 own: Any = jax.ShapeDtypeStruct((), dtype, sharding=runner.whole)
                 if runner.is_local:
                     own = _weighted([v.astype(dtype) for v in values], [share] * len(values))
-                sums.append(self._mover.move(own, home.whole, name=f"metric {name} of {one}"))
-            found[name] = sum(sums[1:], sums[0]) if home.is_local else sums[0]
+                sums.append(self._mover.move(own, owner.whole, name=f"metric {name} of {one}"))
+            found[name] = sum(sums[1:], sums[0]) if owner.is_local else sums[0]
         return found
 
 

@@ -9,23 +9,23 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.errors import PlanMismatchError
-from autoshard.pipeline.run.devices import Fleet, as_array
-from autoshard.pipeline.run.mpmd import Copies, PlacedFunction
-from autoshard.pipeline.split.infer_places import infer_places
-from autoshard.pipeline.split.mpmd import PlacedProgram, split_by_place
+from autoshard.pipeline.run.device_meshes import DeviceMeshes, as_array
+from autoshard.pipeline.run.mpmd_function import MpmdFunction, Replicated
+from autoshard.pipeline.split.infer_submeshes import infer_submeshes
+from autoshard.pipeline.split.mpmd import MpmdProgram, split_mpmd
 from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep
-from autoshard.transfer.move import CrossMesh
+from autoshard.transfer.cross_mesh import CrossMeshTransfer
 
 SMALL_BYTES = 4096
 """State up to this size that belongs to no parameter, such as counters, is kept on every device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Located:
-    """Where a leaf lives: the number of its place, and its layout there; the place is None for a copy everywhere."""
+class LeafPlacement:
+    """Where a leaf lives: the number of its submesh (None: a copy on every device), and its layout there."""
 
-    place: int | None
+    submesh: int | None
     sharding: NamedSharding
 
 
@@ -33,12 +33,12 @@ class Located:
 class StateLayout:
     """Where every leaf of the state lives, in the order of its leaves; `tree` is its structure."""
 
-    leaves: tuple[Located, ...]
+    leaves: tuple[LeafPlacement, ...]
     tree: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finish:
+class TracedUpdate:
     """`TrainStep.finish`, traced: (state, gradients, mutable state, metrics) -> (state, metrics), on flat leaves.
 
     Attributes:
@@ -50,7 +50,7 @@ class Finish:
     out_tree: Any
 
 
-def trace_finish(step: TrainStep, state: Any, metric_types: Mapping[str, Any]) -> Finish:
+def trace_update(step: TrainStep, state: Any, metric_types: Mapping[str, Any]) -> TracedUpdate:
     """Traces the end of a step.
 
     Args:
@@ -68,15 +68,15 @@ def trace_finish(step: TrainStep, state: Any, metric_types: Mapping[str, Any]) -
             "A training step must return a state like the one that it takes, but the update of this one returns "
             "another structure. Let the optimizer keep the structure of its state."
         )
-    return Finish(closed, state, jax.tree.structure(shapes))
+    return TracedUpdate(closed, state, jax.tree.structure(shapes))
 
 
 def state_layout(
-    finish: Finish,
-    parameters: Mapping[str, Located],
-    sums: Mapping[str, Located],
-    mutable: Mapping[str, Located],
-    fleet: Fleet,
+    finish: TracedUpdate,
+    parameters: Mapping[str, LeafPlacement],
+    sums: Mapping[str, LeafPlacement],
+    mutable: Mapping[str, LeafPlacement],
+    device_meshes: DeviceMeshes,
 ) -> StateLayout:
     """Where a training state lives.
 
@@ -87,7 +87,7 @@ def state_layout(
     Args:
       finish: The end of the step. parameters, sums, mutable: Where each leaf lives, by path.
     """
-    found: list[Located | None] = []
+    found: list[LeafPlacement | None] = []
     shapes = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(finish.state.params)}
     leaves = jax.tree_util.tree_leaves_with_path(finish.state)
     for path, leaf in leaves:
@@ -97,93 +97,97 @@ def state_layout(
         elif head == "mutable":
             found.append(mutable[name])
         else:
-            found.append(_of_optimizer(name, leaf, shapes, sums, fleet))
+            found.append(_of_optimizer(name, leaf, shapes, sums, device_meshes))
     if None in found:
         gradients = [sums[name] for name in shapes]
-        places = _inferred(finish, found, gradients)
+        submeshes = _inferred(finish, found, gradients)
         for n, (_, leaf) in enumerate(leaves):
             if found[n] is None:
-                found[n] = _like_a_sum(places[n] or 0, leaf, shapes, sums, fleet)
+                found[n] = _like_a_sum(submeshes[n] or 0, leaf, shapes, sums, device_meshes)
     return StateLayout(tuple(found), jax.tree.structure(finish.state))
 
 
 def _of_optimizer(
-    name: str, leaf: Any, shapes: Mapping[str, Any], sums: Mapping[str, Located], fleet: Fleet
-) -> Located | None:
+    name: str, leaf: Any, shapes: Mapping[str, Any], sums: Mapping[str, LeafPlacement], device_meshes: DeviceMeshes
+) -> LeafPlacement | None:
     """Where a leaf of the optimizer's state lives by its path or its size; None if neither tells."""
     keys = name.split(".")
     for first in range(len(keys)):
         own = ".".join(keys[first:])
         if own in sums:
-            home = sums[own]
+            owner = sums[own]
             if shapes[own].shape == leaf.shape:
-                return home
+                return owner
             # factored moments and the like: small beside the parameter
-            return Located(home.place, NamedSharding(home.sharding.mesh, PartitionSpec()))
+            return LeafPlacement(owner.submesh, NamedSharding(owner.sharding.mesh, PartitionSpec()))
     if math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 8) <= SMALL_BYTES:
-        return Located(None, fleet.everywhere)
+        return LeafPlacement(None, device_meshes.everywhere)
     return None
 
 
-def _inferred(finish: Finish, state: Sequence[Located | None], gradients: Sequence[Located]) -> tuple[int | None, ...]:
-    """The place of each leaf of the state, from where the values are that the update combines it with."""
-    known = [None if located is None else located.place for located in (*state, *gradients)]
+def _inferred(
+    finish: TracedUpdate, state: Sequence[LeafPlacement | None], gradients: Sequence[LeafPlacement]
+) -> tuple[int | None, ...]:
+    """The submesh of each leaf of the state, from where the values are that the update combines it with."""
+    known = [None if located is None else located.submesh for located in (*state, *gradients)]
     rest = len(finish.closed.jaxpr.invars) - len(known)
-    return infer_places(finish.closed, (*known, *[None] * rest), {n: n for n in range(len(state))})
+    return infer_submeshes(finish.closed, (*known, *[None] * rest), {n: n for n in range(len(state))})
 
 
-def _like_a_sum(place: int, leaf: Any, shapes: Mapping[str, Any], sums: Mapping[str, Located], fleet: Fleet) -> Located:
-    """A leaf on a place, split like the first sum of gradients of its shape there; whole if there is none."""
-    alike = (s for name, s in sums.items() if s.place == place and shapes[name].shape == leaf.shape)
-    return next(alike, Located(place, NamedSharding(fleet.meshes[place], PartitionSpec())))
+def _like_a_sum(
+    submesh: int, leaf: Any, shapes: Mapping[str, Any], sums: Mapping[str, LeafPlacement], device_meshes: DeviceMeshes
+) -> LeafPlacement:
+    """A leaf on a submesh, split like the first sum of gradients of its shape there; whole if there is none."""
+    alike = (s for name, s in sums.items() if s.submesh == submesh and shapes[name].shape == leaf.shape)
+    return next(alike, LeafPlacement(submesh, NamedSharding(device_meshes.meshes[submesh], PartitionSpec())))
 
 
-class Update:
-    """`TrainStep.finish` over the places of a plan.
+class OptimizerUpdate:
+    """`TrainStep.finish` over the submeshes of a plan.
 
     Args:
       finish: The end of the step. layout: Where the state lives.
       gradients: Where the sum of gradients of each parameter lives, in the order of the parameters' leaves.
       metrics: Where each metric is made, by name.
       unchanged: Leaves of the mutable state, by position, that no stage changes: they are passed on as they are.
-      fleet, mover: Devices, and what moves between them. donate: Whether the state's buffers may be reused.
+      device_meshes, mover: Devices, and what moves between them. donate: Whether the state's buffers may be reused.
     """
 
     def __init__(
         self,
-        finish: Finish,
+        finish: TracedUpdate,
         layout: StateLayout,
-        gradients: Sequence[Located],
-        metrics: Mapping[str, Located],
+        gradients: Sequence[LeafPlacement],
+        metrics: Mapping[str, LeafPlacement],
         unchanged: Collection[int],
-        fleet: Fleet,
-        mover: CrossMesh,
+        device_meshes: DeviceMeshes,
+        mover: CrossMeshTransfer,
         donate: bool,
     ):
-        self._fleet, self._layout, self._out_tree = fleet, layout, finish.out_tree
+        self._device_meshes, self._layout, self._out_tree = device_meshes, layout, finish.out_tree
         closed, state = finish.closed, finish.state
         mutable_slots = [k for k, name in enumerate(_heads(state)) if name == "mutable"]
         mutable = [layout.leaves[k] for k in mutable_slots]
         inputs = [*layout.leaves, *gradients, *mutable, *(metrics[name] for name in sorted(metrics))]
         num_state, num_outs = len(layout.leaves), len(closed.jaxpr.outvars)
-        wanted: dict[int, int | None] = {k: l.place for k, l in enumerate(layout.leaves)}
+        wanted: dict[int, int | None] = {k: l.submesh for k, l in enumerate(layout.leaves)}
         wanted |= dict.fromkeys(range(num_state, num_outs))
-        self.program: PlacedProgram = split_by_place(closed, [l.place for l in inputs], len(fleet.meshes), wanted)
-        ends = [None if l.place is None else l.sharding for l in layout.leaves]
+        self.program: MpmdProgram = split_mpmd(closed, [l.submesh for l in inputs], len(device_meshes.meshes), wanted)
+        ends = [None if l.submesh is None else l.sharding for l in layout.leaves]
         # the new mutable state and the gradients are the step's own: they may always be reused
         own = range(num_state, len(inputs) - len(metrics))
         first_mutable = num_state + len(gradients)
         twice = {k for n in unchanged for k in (mutable_slots[n], first_mutable + n)}  # one buffer as old and as new
         donated = [k for k in (*(range(num_state) if donate else ()), *own) if k not in twice]
-        self._function = PlacedFunction(
+        self._function = MpmdFunction(
             self.program,
-            fleet.meshes,
-            [None if l.place is None else l.sharding for l in inputs],
+            device_meshes.meshes,
+            [None if l.submesh is None else l.sharding for l in inputs],
             [*ends, *[None] * (num_outs - num_state)],
             donated,
             lambda array, target, number: mover.move(array, target, name=f"value {number} of the optimizer's update"),
         )
-        self._num_places = len(fleet.meshes)
+        self._num_submeshes = len(device_meshes.meshes)
 
     def __call__(self, state: Any, gradients: Sequence[Any], mutable: Any, metrics: Mapping[str, Any]) -> Any:
         """(new state, metrics).
@@ -193,14 +197,14 @@ class Update:
         """
         leaves = []
         for leaf, located in zip(jax.tree.leaves(state), self._layout.leaves, strict=True):
-            leaves.append(self._copies(leaf) if located.place is None else leaf)
+            leaves.append(self._copies(leaf) if located.submesh is None else leaf)
         given = [*leaves, *gradients, *jax.tree.leaves(mutable), *(metrics[n] for n in sorted(metrics))]
         results = self._function(*given)
-        ended = [self._fleet.joined(r.arrays) if isinstance(r, Copies) else as_array(r) for r in results]
+        ended = [self._device_meshes.joined(r.arrays) if isinstance(r, Replicated) else as_array(r) for r in results]
         return jax.tree.unflatten(self._out_tree, ended)
 
-    def _copies(self, leaf: jax.Array) -> Copies:
-        return Copies(tuple(self._fleet.copy_on(leaf, p) for p in range(self._num_places)))
+    def _copies(self, leaf: jax.Array) -> Replicated:
+        return Replicated(tuple(self._device_meshes.copy_on(leaf, p) for p in range(self._num_submeshes)))
 
 
 def _heads(state: Any) -> list[str]:

@@ -32,7 +32,7 @@ class TransferDurations:
     """What stage `source` sends to a later stage `target` for each micro-batch, and the gradients that come back.
 
     A transfer occupies the link between two places in its direction: transfers of one direction between the same two
-    places follow each other; compute goes on meanwhile.
+    submeshes follow each other; compute goes on meanwhile.
     """
 
     source: int
@@ -48,7 +48,7 @@ class PipelineDurations:
     Attributes:
       schedule: What it runs.
       stages: One entry a stage.
-      transfers: Between stages on different places.
+      transfers: Between stages on different submeshes.
       weights_s: For each stage, the time from the beginning of the step until the copies of weights that it does not
         own have arrived; 0 where it owns all.
       gradients_s: For each stage, the time to send its gradients to where they are owned, and to receive and add those

@@ -1,4 +1,4 @@
-"""The schedules: which task follows which on each place.
+"""The schedules: which task follows which on each submesh.
 
 All four are static, so that every process of a run can work out the same order by itself. Micro-batches enter every
 phase of every stage in ascending order, so that sums of gradients are made in one order whatever the schedule.
@@ -14,13 +14,13 @@ from autoshard.pipeline.schedule.tasks import Phase, Schedule, ScheduleKind, Tas
 
 @functools.lru_cache(maxsize=16)
 @collection_paused()
-def make_schedule(kind: ScheduleKind, num_places: int, num_stages: int, num_micro_batches: int) -> Schedule:
-    """The tasks of one step of a pipeline, in order, for each place.
+def make_schedule(kind: ScheduleKind, num_submeshes: int, num_stages: int, num_micro_batches: int) -> Schedule:
+    """The tasks of one step of a pipeline, in order, for each submesh.
 
     Args:
       kind: The order wanted.
-      num_places: Device meshes of the pipeline.
-      num_stages: Stages, at least one for each place; more than one only if interleaved, and then as many on each.
+      num_submeshes: Device meshes of the pipeline.
+      num_stages: Stages, at least one for each submesh; more than one only if interleaved, and then as many on each.
       num_micro_batches: Micro-batches of a step; any number.
 
     Returns:
@@ -29,15 +29,15 @@ def make_schedule(kind: ScheduleKind, num_places: int, num_stages: int, num_micr
     Raises:
       ScheduleError: If the sizes do not fit together.
     """
-    _check_sizes(kind, num_places, num_stages, num_micro_batches)
+    _check_sizes(kind, num_submeshes, num_stages, num_micro_batches)
     if kind is ScheduleKind.GPIPE:
-        order = [_gpipe(p, num_micro_batches) for p in range(num_places)]
+        order = [_gpipe(p, num_micro_batches) for p in range(num_submeshes)]
     elif kind is ScheduleKind.ONE_F_ONE_B:
-        order = [_one_f_one_b(p, num_stages, num_micro_batches) for p in range(num_places)]
+        order = [_one_f_one_b(p, num_stages, num_micro_batches) for p in range(num_submeshes)]
     elif kind is ScheduleKind.INTERLEAVED:
-        order = [_interleaved(p, num_places, num_stages, num_micro_batches) for p in range(num_places)]
+        order = [_interleaved(p, num_submeshes, num_stages, num_micro_batches) for p in range(num_submeshes)]
     else:
-        order = [_zero_bubble(p, num_stages, num_micro_batches) for p in range(num_places)]
+        order = [_zero_bubble(p, num_stages, num_micro_batches) for p in range(num_submeshes)]
     return Schedule(kind, num_stages, num_micro_batches, tuple(tuple(tasks) for tasks in order))
 
 
@@ -48,27 +48,27 @@ def in_flight_bound(schedule: Schedule, stage: int) -> int:
     the last mostly what its weight tasks read. Counted from the order, hence right for any.
     """
     held = most = 0
-    for task in schedule.order[schedule.place_of(stage)]:
+    for task in schedule.order[schedule.submesh_of(stage)]:
         if task.stage == stage:
             held += (task.phase is Phase.FORWARD) - (task.phase is schedule.last_phase)
             most = max(most, held)
     return most
 
 
-def _check_sizes(kind: ScheduleKind, num_places: int, num_stages: int, num_micro_batches: int) -> None:
-    received = f"received {num_stages} stages on {num_places} places and {num_micro_batches} micro-batches"
-    if min(num_places, num_stages, num_micro_batches) < 1:
-        raise ScheduleError(f"A pipeline has at least one place, one stage and one micro-batch; {received}.")
+def _check_sizes(kind: ScheduleKind, num_submeshes: int, num_stages: int, num_micro_batches: int) -> None:
+    received = f"received {num_stages} stages on {num_submeshes} submeshes and {num_micro_batches} micro-batches"
+    if min(num_submeshes, num_stages, num_micro_batches) < 1:
+        raise ScheduleError(f"A pipeline has at least one submesh, one stage and one micro-batch; {received}.")
     if kind is ScheduleKind.INTERLEAVED:
-        if num_stages % num_places:
+        if num_stages % num_submeshes:
             raise ScheduleError(
-                f"An interleaved schedule has equally many stages on each place; {received}. Make the number of stages "
-                f"a multiple of {num_places}."
+                f"An interleaved schedule has equally many stages on each submesh; {received}. Make the number of "
+                f"stages a multiple of {num_submeshes}."
             )
-    elif num_stages != num_places:
+    elif num_stages != num_submeshes:
         raise ScheduleError(
-            f"The schedule {kind.value} has one stage on each place; {received}. Give it as many places as stages, or "
-            f"ask for {ScheduleKind.INTERLEAVED.value}."
+            f"The schedule {kind.value} has one stage on each submesh; {received}. Give it as many submeshes as "
+            f"stages, or ask for {ScheduleKind.INTERLEAVED.value}."
         )
 
 
@@ -88,19 +88,19 @@ def _one_f_one_b(stage: int, num_stages: int, num_micro_batches: int) -> Iterato
     )
 
 
-def _interleaved(place: int, num_places: int, num_stages: int, num_micro_batches: int) -> Iterator[Task]:
-    """Micro-batches in groups: a group passes all stages of a place before the next group comes.
+def _interleaved(submesh: int, num_submeshes: int, num_stages: int, num_micro_batches: int) -> Iterator[Task]:
+    """Micro-batches in groups: a group passes all stages of a submesh before the next group comes.
 
     Where P divides M the groups have P micro-batches, and this is Megatron's order (arXiv:2104.04473, 2.2). Else there
     are as many groups as can have P, and the rest is spread over them: smaller ones would leave gaps, since a
-    micro-batch that leaves a place is back there only P tasks later. Fewer than P micro-batches are one group.
+    micro-batch that leaves a submesh is back there only P tasks later. Fewer than P micro-batches are one group.
     """
-    per_place = num_stages // num_places
-    groups = _groups(num_places, num_micro_batches)
-    stages = range(place, num_stages, num_places)
-    num_before = num_places - place - 1
-    if per_place > 1:
-        num_before = 2 * num_before + (per_place - 1) * len(groups[0])
+    per_submesh = num_stages // num_submeshes
+    groups = _groups(num_submeshes, num_micro_batches)
+    stages = range(submesh, num_stages, num_submeshes)
+    num_before = num_submeshes - submesh - 1
+    if per_submesh > 1:
+        num_before = 2 * num_before + (per_submesh - 1) * len(groups[0])
     yield from _in_turn(
         [Task(s, Phase.FORWARD, m) for group in groups for s in stages for m in group],
         [Task(s, Phase.BACKWARD, m) for group in groups for s in reversed(stages) for m in group],
@@ -108,9 +108,9 @@ def _interleaved(place: int, num_places: int, num_stages: int, num_micro_batches
     )
 
 
-def _groups(num_places: int, num_micro_batches: int) -> list[range]:
-    """Micro-batches in groups of at least `num_places` if there are so many, the larger groups first."""
-    num_groups = max(1, num_micro_batches // num_places)
+def _groups(num_submeshes: int, num_micro_batches: int) -> list[range]:
+    """Micro-batches in groups of at least `num_submeshes` if there are so many, the larger groups first."""
+    num_groups = max(1, num_micro_batches // num_submeshes)
     size, rest = divmod(num_micro_batches, num_groups)
     groups, first = [], 0
     for i in range(num_groups):

@@ -12,7 +12,7 @@ from typing import Any
 
 from autoshard.errors import ConfigError, MissingExtraError
 from autoshard.files import write_bytes_atomically, write_text_atomically
-from autoshard.pipeline.schedule.rows import Colour, Piece, Row, Rows, make_rows, meaning, short_name
+from autoshard.pipeline.schedule.gantt import Bar, Colour, GanttChart, GanttRow, gantt_chart, meaning, short_name
 from autoshard.pipeline.schedule.svg import svg
 from autoshard.pipeline.schedule.timeline import Timeline
 from autoshard.printing import amount, seconds
@@ -40,13 +40,13 @@ def draw_timeline(timeline: Timeline, path: pathlib.Path, title: str) -> None:
 
 
 def timeline_html(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> str:
-    """A page that needs nothing besides: one row for each place, with what it computes, sends and holds.
+    """A page that needs nothing besides: one row for each submesh, with what it computes, sends and holds.
 
     Args:
       timeline: Predicted or recorded.
       title: Its heading. notes: Sentences below it.
     """
-    rows = make_rows(timeline)
+    rows = gantt_chart(timeline)
     said = "\n".join(f"<p>{html.escape(one)}</p>" for one in (heading(timeline), *notes, *rows.notes))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
@@ -71,7 +71,7 @@ def timeline_png(timeline: Timeline, path: str | os.PathLike[str], title: str) -
       FileFormatError: The file cannot be written.
     """
     matplotlib = _matplotlib()
-    rows = make_rows(timeline)
+    rows = gantt_chart(timeline)
     num_rows = max(1, len(rows.rows))
     height = 1.6 + num_rows * (_SUMMED_ROW_INCHES if rows.is_summed else _ROW_INCHES)
     with matplotlib.rc_context({"font.size": 10, "text.color": _TEXT}):
@@ -98,18 +98,18 @@ def timeline_png(timeline: Timeline, path: str | os.PathLike[str], title: str) -
 
 def heading(timeline: Timeline) -> str:
     """The step in a sentence."""
-    places = timeline.places
-    idle = sum(p.bubble_share for p in places) / len(places) if places else 0.0
+    submeshes = timeline.submeshes
+    idle = sum(p.bubble_share for p in submeshes) / len(submeshes) if submeshes else 0.0
     step = f"One step takes {seconds(timeline.step_s)} ({timeline.origin})"
-    return f"{step}; on average a place is idle for {idle:.1%} of it."
+    return f"{step}; on average a submesh is idle for {idle:.1%} of it."
 
 
-def _draw_times(axes: Any, rows: Rows) -> None:
+def _draw_times(axes: Any, rows: GanttChart) -> None:
     matplotlib = _matplotlib()
     corners, fills = [], []
     for y, row in enumerate(rows.rows):
         height = _WORK + _LANE * len(row.lanes)
-        corners.append(_corners(Piece(Colour.FORWARD, 0.0, rows.step_s), y, height))
+        corners.append(_corners(Bar(Colour.FORWARD, 0.0, rows.step_s), y, height))
         fills.append("#f2f2f2")
         for top, tall, pieces in _strips(y, row):
             corners += [_corners(p, top, tall) for p in pieces]
@@ -127,15 +127,15 @@ def _draw_times(axes: Any, rows: Rows) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: seconds(value) if value > 0 else "0")
 
 
-def _draw_memory(axes: Any, rows: Rows) -> None:
+def _draw_memory(axes: Any, rows: GanttChart) -> None:
     for y, row in enumerate(rows.rows):
-        place, words = row.place, amount(row.place.peak_bytes)
-        is_over = place.peak_bytes > place.limit_bytes
+        submesh, words = row.submesh, amount(row.submesh.peak_bytes)
+        is_over = submesh.peak_bytes > submesh.limit_bytes
         axes.barh(y + _WORK / 2, rows.most_bytes, height=_WORK * 0.5, color="#eeeeee")
-        axes.barh(y + _WORK / 2, place.peak_bytes, height=_WORK * 0.5, color=_OVER if is_over else _MEMORY)
-        if place.limit_bytes < float("inf"):
-            words += f" of {amount(place.limit_bytes)}"
-            axes.plot([place.limit_bytes] * 2, [y + 0.05, y + _WORK - 0.05], color=_TEXT, linewidth=2)
+        axes.barh(y + _WORK / 2, submesh.peak_bytes, height=_WORK * 0.5, color=_OVER if is_over else _MEMORY)
+        if submesh.limit_bytes < float("inf"):
+            words += f" of {amount(submesh.limit_bytes)}"
+            axes.plot([submesh.limit_bytes] * 2, [y + 0.05, y + _WORK - 0.05], color=_TEXT, linewidth=2)
         colour = _OVER if is_over else _TEXT
         axes.text(rows.most_bytes * 1.06, y + _WORK / 2, words, va="center", fontsize=9, color=colour)
     axes.set_xlim(0, rows.most_bytes * 2.2)
@@ -144,18 +144,18 @@ def _draw_memory(axes: Any, rows: Rows) -> None:
     axes.set_title("peak memory (line: limit)", loc="left", fontsize=9, color=_FAINT)
 
 
-def _strips(y: float, row: Row) -> list[tuple[float, float, Sequence[Piece]]]:
+def _strips(y: float, row: GanttRow) -> list[tuple[float, float, Sequence[Bar]]]:
     """Top, height and pieces of a row's work and of its lanes."""
     lanes = [(y + _WORK + i * _LANE, _LANE, lane) for i, lane in enumerate(row.lanes)]
     return [(y, _WORK, row.work), *lanes]
 
 
-def _corners(piece: Piece, top: float, height: float) -> list[tuple[float, float]]:
+def _corners(piece: Bar, top: float, height: float) -> list[tuple[float, float]]:
     low, high = top + height * (1 - piece.low), top + height * (1 - piece.high)
     return [(piece.start_s, low), (piece.start_s, high), (piece.stop_s, high), (piece.stop_s, low)]
 
 
-def _number(axes: Any, y: float, row: Row, step_s: float) -> None:
+def _number(axes: Any, y: float, row: GanttRow, step_s: float) -> None:
     """Micro-batches in the tasks that have room for them."""
     for p in row.work:
         inches = (p.stop_s - p.start_s) / (step_s or 1.0) * _INCHES_OF_TIME
@@ -164,10 +164,10 @@ def _number(axes: Any, y: float, row: Row, step_s: float) -> None:
             axes.text(middle, y + _WORK / 2, p.label, ha="center", va="center_baseline", fontsize=7.5, color=colour)
 
 
-def _name(row: Row, is_short: bool) -> str:
-    place = row.place
-    name = short_name(place.name)
-    return name if is_short else f"{name}\n{place.bubble_share:.0%} idle, {place.most_in_flight} in flight"
+def _name(row: GanttRow, is_short: bool) -> str:
+    submesh = row.submesh
+    name = short_name(submesh.name)
+    return name if is_short else f"{name}\n{submesh.bubble_share:.0%} idle, {submesh.most_in_flight} in flight"
 
 
 def _matplotlib() -> Any:

@@ -1,8 +1,8 @@
 """A step of pipelines, replayed with the time that every part of it takes.
 
-Each place runs its tasks strictly in order; a task starts when its place is free and all that it waits for has arrived.
-Transfers overlap with computation; on one direction of a link they follow each other in the order in which they were
-made. As all of that order is known beforehand, one pass over the tasks gives the time of each.
+Each submesh runs its tasks strictly in order; a task starts when its submesh is free and all that it waits for has
+arrived. Transfers overlap with computation; on one direction of a link they follow each other in the order in which
+they were made. As all of that order is known beforehand, one pass over the tasks gives the time of each.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from autoshard.garbage import collection_paused
 from autoshard.pipeline.schedule.durations import PipelineDurations, StepDurations
 from autoshard.pipeline.schedule.orders import in_flight_bound
 from autoshard.pipeline.schedule.peak_memory import peak_bytes
-from autoshard.pipeline.schedule.timeline import GRADIENTS, UPDATE, WEIGHTS, Event, PlaceSummary, Timeline, busy_time
-from autoshard.pipeline.schedule.wiring import Wiring, wire
+from autoshard.pipeline.schedule.task_graph import TaskGraph, task_graph
+from autoshard.pipeline.schedule.timeline import GRADIENTS, UPDATE, WEIGHTS, Event, SubmeshSummary, Timeline, busy_time
 
 
 def step_time(step: StepDurations) -> float:
@@ -39,45 +39,46 @@ def simulate(
 
     Args:
       step: Its pipelines, and what everything in them takes.
-      limits_bytes: For each pipeline and place, the memory of one device; without it, unknown.
-      names: For each pipeline and place, what to call it; without it, by number.
+      limits_bytes: For each pipeline and submesh, the memory of one device; without it, unknown.
+      names: For each pipeline and submesh, what to call it; without it, by number.
 
     Returns:
-      All events and a summary of each place.
+      All events and a summary of each submesh.
 
     Raises:
       ScheduleError: If the durations do not fit the schedules or are not numbers of at least 0, or an order cannot run.
     """
     _check(step)
-    _check_places(step, limits_bytes, "limits of memory")
-    _check_places(step, names, "names")
+    _check_submeshes(step, limits_bytes, "limits of memory")
+    _check_submeshes(step, names, "names")
     sent: list[list[_Transfer]] = [[] for _ in step.pipelines]
     starts_s = [_replay(p, _wiring(p), made) for p, made in zip(step.pipelines, sent, strict=True)]
     ends = _ends(step, starts_s)
     events: list[Event] = []
-    summaries: list[PlaceSummary] = []
+    summaries: list[SubmeshSummary] = []
     for i, pipeline in enumerate(step.pipelines):
         schedule, peaks = pipeline.schedule, peak_bytes(pipeline)
-        by_place: list[list[Event]] = [[] for _ in schedule.order]
+        by_submesh: list[list[Event]] = [[] for _ in schedule.order]
         for event in itertools.chain(
             _task_events(i, pipeline, starts_s[i]),
             _transfer_events(i, pipeline, sent[i]),
             _other_events(i, pipeline, ends.stages_s[i], ends.gathered_s),
         ):
-            by_place[event.place].append(event)
-        for place, here in enumerate(by_place):
+            by_submesh[event.submesh].append(event)
+        for submesh, here in enumerate(by_submesh):
             busy_s = busy_time(here)
             summaries.append(
-                PlaceSummary(
+                SubmeshSummary(
                     pipeline=i,
-                    place=place,
-                    name=names[i][place] if names else f"place {place} of pipeline {i}",
+                    submesh=submesh,
+                    name=names[i][submesh] if names else f"submesh {submesh} of pipeline {i}",
                     busy_s=busy_s,
                     bubble_share=max(0.0, 1.0 - busy_s / ends.step_s) if ends.step_s else 0.0,
-                    peak_bytes=peaks[place],
-                    limit_bytes=limits_bytes[i][place] if limits_bytes else math.inf,
+                    peak_bytes=peaks[submesh],
+                    limit_bytes=limits_bytes[i][submesh] if limits_bytes else math.inf,
                     most_in_flight=max(
-                        in_flight_bound(schedule, s) for s in range(place, schedule.num_stages, schedule.num_places)
+                        in_flight_bound(schedule, s)
+                        for s in range(submesh, schedule.num_stages, schedule.num_submeshes)
                     ),
                 )
             )
@@ -103,7 +104,7 @@ class _Ends:
     Attributes:
       stages_s: For each pipeline and stage, the end of its last task.
       gathered_s: When all gradients of all pipelines are where they are owned.
-      step_s: When the last place has made its updates.
+      step_s: When the last submesh has made its updates.
     """
 
     stages_s: tuple[tuple[float, ...], ...]
@@ -111,30 +112,30 @@ class _Ends:
     step_s: float
 
 
-def _wiring(pipeline: PipelineDurations) -> Wiring:
-    return wire(pipeline.schedule, tuple((t.source, t.target) for t in pipeline.transfers))
+def _wiring(pipeline: PipelineDurations) -> TaskGraph:
+    return task_graph(pipeline.schedule, tuple((t.source, t.target) for t in pipeline.transfers))
 
 
-def _replay(pipeline: PipelineDurations, wiring: Wiring, sent: list[_Transfer] | None) -> list[float]:
+def _replay(pipeline: PipelineDurations, wiring: TaskGraph, sent: list[_Transfer] | None) -> list[float]:
     """For each task of `wiring`, when it starts; the transfers are added to `sent`, if given.
 
     The one loop of this file that must be fast: the planner runs it for hundreds of pipelines.
     """
     times_s = _task_times(pipeline)
     transfers_s = [t.forward_s for t in pipeline.transfers] + [t.backward_s for t in pipeline.transfers]
-    places_free_s = [0.0] * pipeline.schedule.num_places
+    submeshes_free_s = [0.0] * pipeline.schedule.num_submeshes
     links_free_s = [0.0] * len(wiring.links)
     ready_s = [0.0] * len(wiring.tasks)
     if pipeline.weights_s:  # forward tasks are the first in the list of times
         ready_s = [pipeline.weights_s[k] if k < len(pipeline.stages) else 0.0 for k in wiring.times]
     starts_s = []
-    for ready, place, time, arrows in zip(ready_s, wiring.places, wiring.times, wiring.arrows, strict=True):
-        free = places_free_s[place]
+    for ready, submesh, time, edges in zip(ready_s, wiring.submeshes, wiring.times, wiring.edges, strict=True):
+        free = submeshes_free_s[submesh]
         start = ready if ready > free else free
         stop = start + times_s[time]
-        places_free_s[place] = stop
+        submeshes_free_s[submesh] = stop
         starts_s.append(start)
-        for target, link, transfer in arrows:
+        for target, link, transfer in edges:
             arrived = stop
             if link >= 0 and transfers_s[transfer]:
                 sending = links_free_s[link]
@@ -167,15 +168,15 @@ def _ends(step: StepDurations, starts_s: Sequence[Sequence[float]]) -> _Ends:
         stages_s.append(tuple(lasts))
         sums = pipeline.gradients_s or (0.0,) * len(lasts)
         gathered_s = max(gathered_s, *(last + s for last, s in zip(lasts, sums, strict=True)))
-        num_places = pipeline.schedule.num_places
-        update_s = max(update_s, *(sum(pipeline.update_s[p::num_places]) for p in range(num_places)))
+        num_submeshes = pipeline.schedule.num_submeshes
+        update_s = max(update_s, *(sum(pipeline.update_s[p::num_submeshes]) for p in range(num_submeshes)))
     return _Ends(tuple(stages_s), gathered_s, gathered_s + update_s)
 
 
 def _task_events(i: int, pipeline: PipelineDurations, starts_s: Sequence[float]) -> Iterator[Event]:
     wiring, times_s = _wiring(pipeline), _task_times(pipeline)
-    for task, place, time, start in zip(wiring.tasks, wiring.places, wiring.times, starts_s, strict=True):
-        yield Event(i, place, str(task), start, start + times_s[time], task.phase, task.stage, task.micro_batch)
+    for task, submesh, time, start in zip(wiring.tasks, wiring.submeshes, wiring.times, starts_s, strict=True):
+        yield Event(i, submesh, str(task), start, start + times_s[time], task.phase, task.stage, task.micro_batch)
 
 
 def _transfer_events(i: int, pipeline: PipelineDurations, sent: Sequence[_Transfer]) -> Iterator[Event]:
@@ -184,25 +185,32 @@ def _transfer_events(i: int, pipeline: PipelineDurations, sent: Sequence[_Transf
         task = wiring.tasks[one.target]
         here, there = wiring.links[one.link]
         yield Event(
-            i, here, str(task), one.start_s, one.stop_s, stage=task.stage, micro_batch=task.micro_batch, to_place=there
+            i,
+            here,
+            str(task),
+            one.start_s,
+            one.stop_s,
+            stage=task.stage,
+            micro_batch=task.micro_batch,
+            to_submesh=there,
         )
 
 
 def _other_events(i: int, pipeline: PipelineDurations, stages_s: Sequence[float], gathered_s: float) -> Iterator[Event]:
     """Copies of weights at the beginning, sums of gradients and updates at the end; of each stage that has any."""
-    place_of = pipeline.schedule.place_of
-    free_s = [gathered_s] * pipeline.schedule.num_places
+    submesh_of = pipeline.schedule.submesh_of
+    free_s = [gathered_s] * pipeline.schedule.num_submeshes
     for stage, takes_s in enumerate(pipeline.weights_s):
         if takes_s:
-            yield Event(i, place_of(stage), WEIGHTS, 0.0, takes_s, stage=stage)
+            yield Event(i, submesh_of(stage), WEIGHTS, 0.0, takes_s, stage=stage)
     for stage, takes_s in enumerate(pipeline.gradients_s):
         if takes_s:
-            yield Event(i, place_of(stage), GRADIENTS, stages_s[stage], stages_s[stage] + takes_s, stage=stage)
+            yield Event(i, submesh_of(stage), GRADIENTS, stages_s[stage], stages_s[stage] + takes_s, stage=stage)
     for stage, takes_s in enumerate(pipeline.update_s):
         if takes_s:
-            place = place_of(stage)
-            yield Event(i, place, UPDATE, free_s[place], free_s[place] + takes_s, stage=stage)
-            free_s[place] += takes_s
+            submesh = submesh_of(stage)
+            yield Event(i, submesh, UPDATE, free_s[submesh], free_s[submesh] + takes_s, stage=stage)
+            free_s[submesh] += takes_s
 
 
 def _check(step: StepDurations) -> None:
@@ -242,10 +250,10 @@ def _check_number(value: float, what: str) -> None:
         raise ScheduleError(f"Times and sizes are finite numbers of at least 0; {what} is {value}.")
 
 
-def _check_places(step: StepDurations, given: Sequence[Sequence[object]], what: str) -> None:
-    expected = [p.schedule.num_places for p in step.pipelines]
+def _check_submeshes(step: StepDurations, given: Sequence[Sequence[object]], what: str) -> None:
+    expected = [p.schedule.num_submeshes for p in step.pipelines]
     if given and [len(g) for g in given] != expected:
         raise ScheduleError(
-            f"Of {what} there is one for each place of each pipeline, {expected} in this step; received "
+            f"Of {what} there is one for each submesh of each pipeline, {expected} in this step; received "
             f"{[len(g) for g in given]}."
         )

@@ -1,16 +1,16 @@
-"""A timeline as an SVG drawing: a row for each place, and its memory beside it."""
+"""A timeline as an SVG drawing: a row for each submesh, and its memory beside it."""
 
 import html
 import math
 from collections.abc import Sequence
 
-from autoshard.pipeline.schedule.rows import Piece, Row, Rows, meaning, short_name, ticks
+from autoshard.pipeline.schedule.gantt import Bar, GanttChart, GanttRow, meaning, short_name, ticks
 from autoshard.printing import amount, seconds
 
 _LEFT, _CHART, _GAP, _MEMORY, _RIGHT = 210, 920, 30, 120, 150
 """Widths: names, times, a gap, bars of memory, their figures."""
 _WORK, _LANE, _BETWEEN, _TOP, _TITLE = 28, 6, 12, 44, 26
-"""Heights: what a place computes, a lane below it, between rows, above all rows, above the rows of a pipeline."""
+"""Heights: what a submesh computes, a lane below it, between rows, above all rows, above the rows of a pipeline."""
 _DIGIT = 6.2
 """Width of a digit in a task."""
 
@@ -24,14 +24,14 @@ text { font: 12px system-ui, 'DejaVu Sans', sans-serif; fill: #222222 }
 """
 
 
-def svg(rows: Rows) -> str:
+def svg(rows: GanttChart) -> str:
     """The drawing, without a title; it may stand in an HTML page or in a file of its own."""
     scale = _CHART / rows.step_s if rows.step_s > 0 else 0.0
-    several = len({r.place.pipeline for r in rows.rows}) > 1
+    several = len({r.submesh.pipeline for r in rows.rows}) > 1
     parts, y, pipeline = [], _TOP, -1
     for row in rows.rows:
-        if several and row.place.pipeline != pipeline:
-            pipeline = row.place.pipeline
+        if several and row.submesh.pipeline != pipeline:
+            pipeline = row.submesh.pipeline
             parts.append(f'<text class="name" x="4" y="{y + 14}">Pipeline {pipeline}</text>')
             y += _TITLE
         parts.append(_row(row, y, scale, rows.is_summed))
@@ -62,14 +62,14 @@ def _width() -> int:
     return _LEFT + _CHART + _GAP + _MEMORY + _RIGHT
 
 
-def _row(row: Row, y: float, scale: float, is_summed: bool) -> str:
-    place = row.place
-    share = f"{place.bubble_share:.0%} idle, {place.most_in_flight} in flight"
-    name = short_name(place.name)
+def _row(row: GanttRow, y: float, scale: float, is_summed: bool) -> str:
+    submesh = row.submesh
+    share = f"{submesh.bubble_share:.0%} idle, {submesh.most_in_flight} in flight"
+    name = short_name(submesh.name)
     height = _WORK + _LANE * len(row.lanes)
     tip = (
-        f"{place.name}\nplace {place.place} of pipeline {place.pipeline}\ncomputes for {seconds(place.busy_s)}; "
-        f"{share} at most"
+        f"{submesh.name}\nsubmesh {submesh.submesh} of pipeline {submesh.pipeline}\n"
+        f"computes for {seconds(submesh.busy_s)}; {share} at most"
     )
     parts = [
         f'<g><title>{html.escape(tip)}</title><text class="name" x="4" y="{y + 12}">{html.escape(name)}</text>'
@@ -82,9 +82,9 @@ def _row(row: Row, y: float, scale: float, is_summed: bool) -> str:
     return "\n".join(parts)
 
 
-def _pieces(pieces: Sequence[Piece], y: float, height: float, scale: float, is_summed: bool) -> str:
+def _pieces(pieces: Sequence[Bar], y: float, height: float, scale: float, is_summed: bool) -> str:
     """Rectangles by colour, each with what it is; or, where they are sums, one path for each colour."""
-    fills: dict[str, list[Piece]] = {}
+    fills: dict[str, list[Bar]] = {}
     for piece in pieces:
         fills.setdefault(piece.fill, []).append(piece)
     parts = []
@@ -100,13 +100,13 @@ def _pieces(pieces: Sequence[Piece], y: float, height: float, scale: float, is_s
     return "\n".join(p for p in parts if p)
 
 
-def _outline(piece: Piece, y: float, height: float, scale: float) -> str:
+def _outline(piece: Bar, y: float, height: float, scale: float) -> str:
     left, right = _LEFT + piece.start_s * scale, _LEFT + piece.stop_s * scale
     top, tall = y + height * (1 - piece.high), height * (piece.high - piece.low)
     return f"M{_short(left)} {_short(top)}h{_short(right - left)}v{_short(tall)}H{_short(left)}z"
 
 
-def _rect(piece: Piece, y: float, height: float, scale: float) -> str:
+def _rect(piece: Bar, y: float, height: float, scale: float) -> str:
     left, wide = _LEFT + piece.start_s * scale, max(0.4, (piece.stop_s - piece.start_s) * scale)
     return (
         f'<rect x="{_short(left)}" y="{_short(y)}" width="{_short(wide)}" height="{_short(height)}">'
@@ -114,7 +114,7 @@ def _rect(piece: Piece, y: float, height: float, scale: float) -> str:
     )
 
 
-def _label(piece: Piece, y: float, scale: float) -> str:
+def _label(piece: Bar, y: float, scale: float) -> str:
     if not piece.label:
         return ""
     middle = _LEFT + (piece.start_s + piece.stop_s) / 2 * scale
@@ -122,16 +122,16 @@ def _label(piece: Piece, y: float, scale: float) -> str:
     return f'<text class="in{dark}" x="{_short(middle)}" y="{_short(y + _WORK / 2 + 3.5)}">{piece.label}</text>'
 
 
-def _memory(row: Row, y: float, most_bytes: float) -> str:
-    place = row.place
+def _memory(row: GanttRow, y: float, most_bytes: float) -> str:
+    submesh = row.submesh
     x, height = _LEFT + _CHART + _GAP, 14
-    is_over = place.peak_bytes > place.limit_bytes
-    words, limit = amount(place.peak_bytes), ""
-    if math.isfinite(place.limit_bytes):
-        words += f" of {amount(place.limit_bytes)}"
-        at = _short(x + _MEMORY * place.limit_bytes / most_bytes)
+    is_over = submesh.peak_bytes > submesh.limit_bytes
+    words, limit = amount(submesh.peak_bytes), ""
+    if math.isfinite(submesh.limit_bytes):
+        words += f" of {amount(submesh.limit_bytes)}"
+        at = _short(x + _MEMORY * submesh.limit_bytes / most_bytes)
         limit = f'<line class="limit" x1="{at}" x2="{at}" y1="{y + 4}" y2="{y + 10 + height}"/>'
-    wide = _short(_MEMORY * place.peak_bytes / most_bytes)
+    wide = _short(_MEMORY * submesh.peak_bytes / most_bytes)
     kind = ' class="over"' if is_over else ""
     return (
         f'<rect x="{x}" y="{y + 7}" width="{_MEMORY}" height="{height}" fill="#eeeeee"/>'
@@ -149,7 +149,7 @@ def _tick(time_s: float, x: float, bottom: float) -> str:
     )
 
 
-def _legend(rows: Rows, y: float) -> str:
+def _legend(rows: GanttChart, y: float) -> str:
     parts, x = [], _LEFT
     entries = [(c.value, meaning(c)) for c in rows.colours] + [("url(#idle)", "idle")]
     for fill, words in entries:

@@ -1,9 +1,10 @@
-"""What runs when in a pipeline: tasks, and their order on each place.
+"""What runs when in a pipeline: tasks, and their order on each submesh.
 
 This room is pure data: it knows neither JAX nor what a stage computes, only how long that takes.
 
-A *stage* is a run of consecutive layers, stage 0 first. A *place* is a mesh of devices that holds one or more stages of
-a pipeline: with P places, stage s lives on place s mod P (more stages than places: the interleaved schedule).
+A *stage* is a run of consecutive layers, stage 0 first. A *submesh* is a mesh of devices that holds one or more stages
+of a pipeline: with P submeshes, stage s lives on submesh s mod P (more stages than submeshes: the interleaved
+schedule).
 """
 
 import dataclasses
@@ -43,12 +44,12 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """The tasks of one pipeline in one step, in order, for each place.
+    """The tasks of one pipeline in one step, in order, for each submesh.
 
     Attributes:
       kind: See `ScheduleKind`.
       num_stages, num_micro_batches: Of the pipeline.
-      order: For each place, its tasks in the order in which it runs them.
+      order: For each submesh, its tasks in the order in which it runs them.
     """
 
     kind: ScheduleKind
@@ -62,18 +63,18 @@ class Schedule:
 
     def __str__(self) -> str:
         return (
-            f"{self.kind.value}: {self.num_stages} stages on {self.num_places} places, "
+            f"{self.kind.value}: {self.num_stages} stages on {self.num_submeshes} submeshes, "
             f"{self.num_micro_batches} micro-batches"
         )
 
     @property
-    def num_places(self) -> int:
-        """Number of places."""
+    def num_submeshes(self) -> int:
+        """Number of submeshes."""
         return len(self.order)
 
-    def place_of(self, stage: int) -> int:
-        """The place that holds a stage."""
-        return stage % self.num_places
+    def submesh_of(self, stage: int) -> int:
+        """The submesh that holds a stage."""
+        return stage % self.num_submeshes
 
     @property
     def splits_backward(self) -> bool:

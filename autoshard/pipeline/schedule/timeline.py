@@ -11,11 +11,11 @@ UPDATE, WEIGHTS, GRADIENTS = "update", "weights", "gradients"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """One span of time on one place, or on the link between two.
+    """One span of time on one submesh, or on the link between two.
 
     Attributes:
-      pipeline, place: Where.
-      to_place: For a transfer, the place it goes to; None for work on `place` itself.
+      pipeline, submesh: Where.
+      to_submesh: For a transfer, the submesh it goes to; None for work on `submesh` itself.
       name: `F3@1` for a task, or `weights`, `gradients`, `update`; of a transfer, the task that waits for it.
       phase: Of a task; None for others.
       stage, micro_batch: Of a task; of a transfer, those of the task that waits for it. -1 where there is none.
@@ -23,24 +23,24 @@ class Event:
     """
 
     pipeline: int
-    place: int
+    submesh: int
     name: str
     start_s: float
     stop_s: float
     phase: Phase | None = None
     stage: int = -1
     micro_batch: int = -1
-    to_place: int | None = None
+    to_submesh: int | None = None
 
     @property
     def is_work(self) -> bool:
-        """Whether a place computes: a task, or the optimizer's update."""
-        return self.to_place is None and (self.phase is not None or self.name == UPDATE)
+        """Whether a submesh computes: a task, or the optimizer's update."""
+        return self.to_submesh is None and (self.phase is not None or self.name == UPDATE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PlaceSummary:
-    """One place over the step.
+class SubmeshSummary:
+    """One submesh over the step.
 
     Attributes:
       name: For people, such as `v100[0:4]`.
@@ -50,7 +50,7 @@ class PlaceSummary:
     """
 
     pipeline: int
-    place: int
+    submesh: int
     name: str
     busy_s: float
     bubble_share: float
@@ -61,14 +61,14 @@ class PlaceSummary:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timeline:
-    """All events of a step, by start, and a summary of each place. `origin`: `simulated` or `recorded`."""
+    """All events of a step, by start, and a summary of each submesh. `origin`: `simulated` or `recorded`."""
 
     events: tuple[Event, ...]
-    places: tuple[PlaceSummary, ...]
+    submeshes: tuple[SubmeshSummary, ...]
     step_s: float
     origin: str
 
 
 def busy_time(events: Iterable[Event]) -> float:
-    """Seconds in which one place computes, from its events, of which no two tasks overlap."""
+    """Seconds in which one submesh computes, from its events, of which no two tasks overlap."""
     return sum(e.stop_s - e.start_s for e in events if e.is_work)

@@ -6,7 +6,7 @@ from autoshard.pipeline.schedule.tasks import ScheduleKind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Submesh:
     """A mesh of devices that holds stages of one pipeline.
 
     Attributes:
@@ -34,13 +34,13 @@ class Pipeline:
     """One replica of the model with its share of the batch.
 
     Attributes:
-      places: In the order of the stages that they hold: stage s is on place s mod len(places).
+      submeshes: In the order of the stages that they hold: stage s is on submesh s mod len(submeshes).
       stages: They cover all layers, in order.
       micro_batch_size: Examples of one micro-batch. num_micro_batches: In one step.
       schedule: The order of its tasks.
     """
 
-    places: tuple[Place, ...]
+    submeshes: tuple[Submesh, ...]
     stages: tuple[Stage, ...]
     micro_batch_size: int
     num_micro_batches: int

@@ -6,45 +6,49 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from autoshard.pipeline.search.arrangement import Arrangement
-from autoshard.pipeline.search.cut import MOST_REPLICAS, Cut, with_remat
-from autoshard.pipeline.search.cut_bounds import CLOSE, cut_bounds_s
-from autoshard.pipeline.search.positions import positions_of
-from autoshard.pipeline.search.team import Scene, Team, arrangement_step_s
+from autoshard.pipeline.search.partition import MOST_REPLICAS, StagePartition, rematerialised_stages
+from autoshard.pipeline.search.partition_bounds import CLOSE, partition_bounds_s
+from autoshard.pipeline.search.replica_group import ReplicaGroup, SearchContext, arrangement_step_s
+from autoshard.pipeline.search.stage_bounds import stage_bounds
 
 MOST_MOVED = 16
 """Neighbouring boundaries that are moved at once."""
 
 
-def improved_cut(
-    scene: Scene, team: Team, cut: Cut, suggestions: Sequence[Sequence[int]] = (), most_simulated: int = 40
-) -> Cut:
+def improved_partition(
+    context: SearchContext,
+    group: ReplicaGroup,
+    cut: StagePartition,
+    suggestions: Sequence[Sequence[int]] = (),
+    most_simulated: int = 40,
+) -> StagePartition:
     """A cut after its boundaries were moved by single layers, as long as the simulator says that this helps.
 
     Neighbouring boundaries also move together, so that a stage can give a layer to any other.
 
     Args:
-      scene: Costs, cluster, memory.
-      team: The replicas and their places.
-      cut: Where to begin. suggestions: Other cuts to look at first, as for `bounded_cut`.
+      context: Costs, cluster, memory.
+      group: The replicas and their submeshes.
+      cut: Where to begin. suggestions: Other cuts to look at first, as for `best_partition`.
       most_simulated: Cuts to run through the simulator at most.
     """
-    positions = positions_of(scene, team, shares_memory=team.num_stages > len(team.places[0]))
+    positions = stage_bounds(context, group, shares_memory=group.num_stages > len(group.submeshes[0]))
     best, seen = cut, {_starts(cut)}
 
     def look(cuts: Iterable[tuple[int, ...]]) -> bool:
         """Whether one of some cuts is better; simulates those that could be, by their bounds, until one is."""
         nonlocal best
-        new = np.array([c for c in cuts if c not in seen], dtype=int).reshape(-1, team.num_stages + 1)
-        bounds_s = cut_bounds_s(positions, team, new)
+        new = np.array([c for c in cuts if c not in seen], dtype=int).reshape(-1, group.num_stages + 1)
+        bounds_s = partition_bounds_s(positions, group, new)
         before_s = best.step_s
         for k in np.argsort(bounds_s, kind="stable"):
             if bounds_s[k] >= before_s * (1 - CLOSE) or len(seen) > most_simulated:
                 break
             starts = tuple(new[k].tolist())
             seen.add(starts)
-            for stages in with_remat(scene, team, positions, starts):
-                arrangement = Arrangement(team.pipelines(stages))
-                step_s = arrangement_step_s(scene, arrangement, MOST_REPLICAS)
+            for stages in rematerialised_stages(context, group, positions, starts):
+                arrangement = Arrangement(group.pipelines(stages))
+                step_s = arrangement_step_s(context, arrangement, MOST_REPLICAS)
                 if step_s < best.step_s * (1 - CLOSE):
                     best = dataclasses.replace(best, arrangement=arrangement, stages=stages, step_s=step_s)
             if best.step_s < before_s:
@@ -58,7 +62,7 @@ def improved_cut(
     return best
 
 
-def _starts(cut: Cut) -> tuple[int, ...]:
+def _starts(cut: StagePartition) -> tuple[int, ...]:
     """The first layer of each stage, and the number of layers."""
     return (*(s.start for s in cut.stages), cut.stages[-1].stop)
 

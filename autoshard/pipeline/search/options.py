@@ -3,7 +3,7 @@
 import dataclasses
 
 from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.cut import CutEffort
+from autoshard.pipeline.search.partition import PartitionEffort
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class StageOptions:
       micro_batch_sizes: Sizes to try; None: all that the table has.
       schedules: Orders to try.
       most_devices_per_stage: None: as many as an option of the table has.
-      most_chunks: Stages on one place, at most, where they are interleaved.
+      most_chunks: Stages on one submesh, at most, where they are interleaved.
       limits_bytes: For each slice, what one device may hold; None: its memory less `PlanOptions.memory_reserve`.
-      most_shapes: Shapes to cut, at most, in each form of the step.
-      cut_effort: How long to look at each.
+      most_candidates: Candidates to cut, at most, in each kind of arrangement.
+      partition_effort: How long to look at each.
     """
 
     num_stages: int | None = None
@@ -34,5 +34,5 @@ class StageOptions:
     most_devices_per_stage: int | None = None
     most_chunks: int = 4
     limits_bytes: tuple[float, ...] | None = None
-    most_shapes: int = 60
-    cut_effort: CutEffort = CutEffort(most_enumerated=300, most_simulated=3)
+    most_candidates: int = 60
+    partition_effort: PartitionEffort = PartitionEffort(most_enumerated=300, most_simulated=3)

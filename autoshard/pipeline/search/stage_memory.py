@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.cluster import Cluster
-from autoshard.pipeline.cost.runs import RunCosts
+from autoshard.pipeline.cost.interval_costs import IntervalCosts
 from autoshard.pipeline.schedule.durations import PipelineDurations, StageDurations
 from autoshard.pipeline.schedule.peak_memory import peak_bytes
 from autoshard.pipeline.schedule.tasks import Schedule, ScheduleKind
@@ -31,7 +31,7 @@ class InFlight:
 
 @functools.lru_cache(maxsize=4096)
 def most_in_flight(kind: ScheduleKind, stage: int, num_stages: int, num_micro_batches: int) -> tuple[InFlight, ...]:
-    """What a stage that has a place to itself holds at once, without what is less than another entry in both numbers.
+    """What a stage that has a submesh to itself holds at once, without what is less than another entry in both numbers.
 
     With K = min(M, S - s): GPipe holds M, 1F1B K. ZB-H1 puts weight tasks off by s micro-batches, so it holds K and up
     to min(s, M - K) more; when a micro-batch moves from the one to the other there is one more of the other. The
@@ -51,7 +51,7 @@ def most_in_flight(kind: ScheduleKind, stage: int, num_stages: int, num_micro_ba
 
 
 def run_peak_bytes(
-    costs: RunCosts, in_flight: tuple[InFlight, ...], num_pipelines: int, *, rematerialise: bool
+    costs: IntervalCosts, in_flight: tuple[InFlight, ...], num_pipelines: int, *, rematerialise: bool
 ) -> np.ndarray:
     """Peak on one device of each run of layers as a stage: what it keeps, residuals in flight, one running task."""
     held = costs.input_bytes if rematerialise else costs.residual_bytes
@@ -61,8 +61,8 @@ def run_peak_bytes(
 
 
 def fits(schedule: Schedule, stages: Sequence[StageDurations], limits: Sequence[float]) -> tuple[bool, ...]:
-    """For each place of a pipeline, whether it never needs more than its limit."""
-    if schedule.num_places == schedule.num_stages:
+    """For each submesh of a pipeline, whether it never needs more than its limit."""
+    if schedule.num_submeshes == schedule.num_stages:
         peaks = [_peak_bytes(schedule, s, stage) for s, stage in enumerate(stages)]
     else:
         peaks = peak_bytes(PipelineDurations(schedule, tuple(stages)))
@@ -70,7 +70,7 @@ def fits(schedule: Schedule, stages: Sequence[StageDurations], limits: Sequence[
 
 
 def _peak_bytes(schedule: Schedule, stage: int, durations: StageDurations) -> float:
-    """The peak of a stage that has a place to itself."""
+    """The peak of a stage that has a submesh to itself."""
     flying = most_in_flight(schedule.kind, stage, schedule.num_stages, schedule.num_micro_batches)
     held = [n.whole * durations.residual_bytes + n.for_weights * durations.weight_residual_bytes for n in flying]
     return durations.fixed_bytes + max(held) + durations.working_bytes

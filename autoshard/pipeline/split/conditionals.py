@@ -1,8 +1,8 @@
-"""Cuts a conditional over values of several places into one conditional for each place and level.
+"""Cuts a conditional over values of several submeshes into one conditional for each submesh and level.
 
-Each piece holds, of every branch, the steps that run on its place. What one piece makes and another of the same branch
-reads passes from piece to piece (zeros, where the other branch runs). Steps that any place may run are put into every
-piece that reads them, so that nothing large is made where nobody needs it.
+Each piece holds, of every branch, the steps that run on its submesh. What one piece makes and another of the same
+branch reads passes from piece to piece (zeros, where the other branch runs). Steps that any submesh may run are put
+into every piece that reads them, so that nothing large is made where nobody needs it.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from autoshard.pipeline.split.steps import Flattening, Site, Step, run_steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cut:
+class ConditionalSites:
     """Where the parts of a conditional run.
 
     Attributes:
@@ -39,11 +39,11 @@ class _Part:
     passes: tuple[int, ...]
 
 
-def cut_conditional(step: Step, cut: Cut, flattening: Flattening) -> list[tuple[Step, Site]]:
+def split_conditional(step: Step, cut: ConditionalSites, flattening: Flattening) -> list[tuple[Step, Site]]:
     """The pieces of a conditional and their sites, in an order in which they can run."""
     sites = {s for s in cut.joins if s is not None}
-    sites |= {s for branch in cut.branches for _, s in branch if len(s.places) == 1}
-    order = sorted(sites, key=lambda s: (s.level, -len(s.places), sorted(s.places)))
+    sites |= {s for branch in cut.branches for _, s in branch if len(s.submeshes) == 1}
+    order = sorted(sites, key=lambda s: (s.level, -len(s.submeshes), sorted(s.submeshes)))
     origins = [{v: (i, s) for i, (x, s) in enumerate(branch) for v in x.results} for branch in cut.branches]
     wanted: list[set[int]] = [set() for _ in cut.branches]  # by the pieces after this one
     pieces: list[tuple[Step, Site]] = []
@@ -64,10 +64,10 @@ def cut_conditional(step: Step, cut: Cut, flattening: Flattening) -> list[tuple[
 
 
 def _part(branch: Sequence[tuple[Step, Site]], site: Site, needed: Sequence[int], passes: list[int]) -> _Part:
-    """The steps of a branch that make `needed` at `site`: its own, and those that any place may run."""
+    """The steps of a branch that make `needed` at `site`: its own, and those that any submesh may run."""
     missing, steps = dict.fromkeys(needed), []
-    for step, place in reversed(branch):
-        if (place == site or len(place.places) > 1) and any(v in missing for v in step.results):
+    for step, submesh in reversed(branch):
+        if (submesh == site or len(submesh.submeshes) > 1) and any(v in missing for v in step.results):
             steps.append(step)
             for v in step.results:
                 missing.pop(v, None)

@@ -1,8 +1,8 @@
-"""Splits one program into programs of several places, so that each runs where its values lie.
+"""Splits one program into programs of several submeshes, so that each runs where its values lie.
 
 The update of an optimizer is traced as one program over all parameters, as on one device; parameters that lie on
-different meshes of devices (places) cannot meet in one. Each step of the program goes to the place of its values (see
-`locate.py`), as late as it can. What little one place needs of another, such as its share of a global norm, is
+different meshes of devices (submeshes) cannot meet in one. Each step of the program goes to the submesh of its values
+(see `locate.py`), as late as it can. What little one submesh needs of another, such as its share of a global norm, is
 exchanged between levels.
 """
 
@@ -16,17 +16,17 @@ import jax
 import jax.extend.core as jex
 
 from autoshard.errors import TraceError
-from autoshard.pipeline.split.locate import SMALL_BYTES, Located, Locator
+from autoshard.pipeline.split.placement import SMALL_BYTES, PlacedStep, Placer
 from autoshard.pipeline.split.steps import Flattening, Step, run_steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exchange:
-    """Values sent from one place to others, together; several only if all are small, of one type, and not inputs.
+    """Values sent from one submesh to others, together; several only if all are small, of one type, and not inputs.
 
     Attributes:
       values: What is sent. size_bytes: Bytes of them, to each target.
-      source, targets: The place that has them, and those that get them.
+      source, targets: The submesh that has them, and those that get them.
     """
 
     values: tuple[int, ...]
@@ -36,16 +36,16 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PlaceProgram:
-    """What one place runs in one level.
+class SubmeshProgram:
+    """What one submesh runs in one level.
 
     Attributes:
-      place: The place. steps: What it runs, in the order of the whole program.
+      submesh: The submesh. steps: What it runs, in the order of the whole program.
       inputs, outputs: The values that it reads, and those of its results that are read elsewhere or later.
       avals: The abstract values of the inputs.
     """
 
-    place: int
+    submesh: int
     steps: tuple[Step, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -65,19 +65,19 @@ class PlaceProgram:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Level:
-    """Exchanges, and then programs that need nothing of each other; at most one a place, by ascending place."""
+    """Exchanges, and then programs that need nothing of each other; at most one a submesh, by ascending submesh."""
 
     exchanges: tuple[Exchange, ...]
-    programs: tuple[PlaceProgram, ...]
+    programs: tuple[SubmeshProgram, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LargeMove:
-    """A large value that must be sent from one place to another in every run.
+class LargeTransfer:
+    """A large value that must be sent from one submesh to another in every run.
 
     Attributes:
       reader: The operation that reads it there, with the user's line; or the output that it is.
-      size_bytes: Its bytes. source, target: The place that has it and the one that gets it.
+      size_bytes: Its bytes. source, target: The submesh that has it and the one that gets it.
     """
 
     reader: str
@@ -87,156 +87,157 @@ class LargeMove:
 
     def __str__(self) -> str:
         return (
-            f"{self.reader} on place {self.target} needs {self.size_bytes} bytes of place {self.source} in every run."
+            f"{self.reader} on submesh {self.target} needs {self.size_bytes} bytes of submesh {self.source} in every "
+            "run."
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PlacedProgram:
-    """A program split by place.
+class MpmdProgram:
+    """A program split by submesh.
 
     Attributes:
-      num_places: Number of places.
+      num_submeshes: Number of submeshes.
       avals: The abstract value of every value; the flat inputs are values 0, 1, ...
-      inputs: For each flat input, its place; None if every place must have it.
+      inputs: For each flat input, its submesh; None if every submesh must have it.
       levels: What runs, in order.
-      outputs: For each flat output, its value. output_places: And its place; None if every place has it.
+      outputs: For each flat output, its value. output_submeshes: And its submesh; None if every submesh has it.
       notes: Large values (over `SMALL_BYTES`) that must be sent in every run.
     """
 
-    num_places: int
+    num_submeshes: int
     avals: tuple[Any, ...]
     inputs: tuple[int | None, ...]
     levels: tuple[Level, ...]
     outputs: tuple[int, ...]
-    output_places: tuple[int | None, ...]
-    notes: tuple[LargeMove, ...]
+    output_submeshes: tuple[int | None, ...]
+    notes: tuple[LargeTransfer, ...]
 
     @property
     def exchanged_bytes(self) -> int:
-        """Bytes sent in one run, counted once for each place that they are sent to."""
+        """Bytes sent in one run, counted once for each submesh that they are sent to."""
         return sum(x.size_bytes * len(x.targets) for level in self.levels for x in level.exchanges)
 
     def holders(self, output: int) -> tuple[int, ...]:
-        """The places that have a flat output in the end."""
-        place = self.output_places[output]
-        return tuple(range(self.num_places)) if place is None else (place,)
+        """The submeshes that have a flat output in the end."""
+        submesh = self.output_submeshes[output]
+        return tuple(range(self.num_submeshes)) if submesh is None else (submesh,)
 
 
-def split_by_place(
+def split_mpmd(
     closed: jex.ClosedJaxpr,
-    places_of_inputs: Sequence[int | None],
-    num_places: int | None = None,
-    places_of_outputs: Mapping[int, int | None] | None = None,
-) -> PlacedProgram:
-    """Splits `closed` into programs of places.
+    submeshes_of_inputs: Sequence[int | None],
+    num_submeshes: int | None = None,
+    submeshes_of_outputs: Mapping[int, int | None] | None = None,
+) -> MpmdProgram:
+    """Splits `closed` into programs of submeshes.
 
     Args:
       closed: The whole program.
-      places_of_inputs: For each flat input, its place (0, 1, ...); None for one that every place has a copy of, such as
-        a step counter.
-      num_places: Number of places; by default, of those that inputs have.
-      places_of_outputs: Where to put outputs, by their flat position (None: on every place). An output that is the
+      submeshes_of_inputs: For each flat input, its submesh (0, 1, ...); None for one that every submesh has a copy of,
+        such as a step counter.
+      num_submeshes: Number of submeshes; by default, of those that inputs have.
+      submeshes_of_outputs: Where to put outputs, by their flat position (None: on every submesh). An output that is the
         next version of an input belongs where that is. All others stay where they are made; those that depend on no
-        value of a place are made on all.
+        value of a submesh are made on all.
 
     Raises:
-      TraceError: If the places do not fit the program, or a conditional with side effects reads values of several.
+      TraceError: If the submeshes do not fit the program, or a conditional with side effects reads values of several.
     """
-    count = num_places or max((p + 1 for p in places_of_inputs if p is not None), default=1)
-    wanted = dict(places_of_outputs or {})
-    _check(closed, places_of_inputs, wanted, count)
+    count = num_submeshes or max((p + 1 for p in submeshes_of_inputs if p is not None), default=1)
+    wanted = dict(submeshes_of_outputs or {})
+    _check(closed, submeshes_of_inputs, wanted, count)
     flattening = Flattening()
     inputs = [flattening.new_value(v.aval) for v in closed.jaxpr.invars]
     steps, outputs = flattening.flatten(closed, inputs)
-    locator = Locator(flattening, places_of_inputs, count)
+    locator = Placer(flattening, submeshes_of_inputs, count)
     located = locator.locate(steps)
 
-    def output_place(position: int, value: int) -> int | None:
+    def output_submesh(position: int, value: int) -> int | None:
         if position in wanted:
             return wanted[position]
-        return None if value in locator.unowned else min(locator.sites[value].places)
+        return None if value in locator.unowned else min(locator.sites[value].submeshes)
 
-    places = tuple(output_place(k, v) for k, v in enumerate(outputs))
-    return _Assembly(flattening, locator, located, tuple(outputs), places, tuple(places_of_inputs)).program()
+    submeshes = tuple(output_submesh(k, v) for k, v in enumerate(outputs))
+    return _Assembly(flattening, locator, located, tuple(outputs), submeshes, tuple(submeshes_of_inputs)).program()
 
 
 def _check(
-    closed: jex.ClosedJaxpr, inputs: Sequence[int | None], outputs: Mapping[int, int | None], num_places: int
+    closed: jex.ClosedJaxpr, inputs: Sequence[int | None], outputs: Mapping[int, int | None], num_submeshes: int
 ) -> None:
     if len(inputs) != len(closed.jaxpr.invars):
         raise TraceError(
-            f"Every flat input needs a place or None: the program has {len(closed.jaxpr.invars)} inputs, but "
-            f"{len(inputs)} places are given. Flatten the arguments with jax.tree.leaves."
+            f"Every flat input needs a submesh or None: the program has {len(closed.jaxpr.invars)} inputs, but "
+            f"{len(inputs)} submeshes are given. Flatten the arguments with jax.tree.leaves."
         )
-    for what, position, place in (
+    for what, position, submesh in (
         *(("input", *x) for x in enumerate(inputs)),
         *(("output", *x) for x in outputs.items()),
     ):
-        if place is not None and not 0 <= place < num_places:
+        if submesh is not None and not 0 <= submesh < num_submeshes:
             raise TraceError(
-                f"A place must be one of 0 to {num_places - 1}, but {what} {position} has {place}. Pass num_places= "
-                "with the number of places."
+                f"A submesh must be one of 0 to {num_submeshes - 1}, but {what} {position} has {submesh}. Pass "
+                "num_submeshes= with the number of submeshes."
             )
     if any(not 0 <= k < len(closed.jaxpr.outvars) for k in outputs):
         raise TraceError(
-            f"places_of_outputs are by flat position among the {len(closed.jaxpr.outvars)} outputs, but one is for "
+            f"submeshes_of_outputs are by flat position among the {len(closed.jaxpr.outvars)} outputs, but one is for "
             f"output {max(outputs)}."
         )
 
 
 class _Assembly:
-    """Chooses the level and the places of every located step, from the last to the first, and makes the programs."""
+    """Chooses the level and the submeshes of every located step, from the last to the first, and makes the programs."""
 
     def __init__(
         self,
         flattening: Flattening,
-        locator: Locator,
-        located: Sequence[Located],
+        locator: Placer,
+        located: Sequence[PlacedStep],
         outputs: tuple[int, ...],
-        output_places: tuple[int | None, ...],
+        output_submeshes: tuple[int | None, ...],
         inputs: tuple[int | None, ...],
     ):
         self.flattening, self.locator, self.located = flattening, locator, located
-        self.outputs, self.output_places, self.inputs = outputs, output_places, inputs
+        self.outputs, self.output_submeshes, self.inputs = outputs, output_submeshes, inputs
         self.needed: list[dict[int, int]] = [{} for _ in flattening.avals]
-        """For each value, the places that need it, and the level that first does."""
+        """For each value, the submeshes that need it, and the level that first does."""
         self.runs: list[dict[int, int]] = [{} for _ in located]
-        """For each step, the places that run it, and when."""
+        """For each step, the submeshes that run it, and when."""
         self.received: dict[tuple[int, int], int] = {}
-        """For each value and place that gets it, the place that sends it."""
+        """For each value and submesh that gets it, the submesh that sends it."""
 
-    def need(self, value: int, place: int, level: int) -> None:
-        """Notes that `place` needs `value` in `level`."""
-        known = self.needed[value].get(place, level)
-        self.needed[value][place] = min(known, level)
+    def need(self, value: int, submesh: int, level: int) -> None:
+        """Notes that `submesh` needs `value` in `level`."""
+        known = self.needed[value].get(submesh, level)
+        self.needed[value][submesh] = min(known, level)
 
     def holders(self, output: int) -> Sequence[int]:
-        """The places that must have an output."""
-        place = self.output_places[output]
-        return sorted(self.locator.everywhere) if place is None else (place,)
+        """The submeshes that must have an output."""
+        submesh = self.output_submeshes[output]
+        return sorted(self.locator.everywhere) if submesh is None else (submesh,)
 
-    def program(self) -> PlacedProgram:
+    def program(self) -> MpmdProgram:
         """The whole."""
         ends = [self.locator.ready(v, p) for k, v in enumerate(self.outputs) for p in self.holders(k)]
         ends += [x.site.level for x in self.located if x.step.has_effects]
         last = max(ends, default=0)
         for k, value in enumerate(self.outputs):
-            for place in self.holders(k):
-                self.need(value, place, last)
+            for submesh in self.holders(k):
+                self.need(value, submesh, last)
         for index in reversed(range(len(self.located))):
             self._schedule(index)
-        for value, place in enumerate(self.inputs):
+        for value, submesh in enumerate(self.inputs):
             for reader in self.needed[value]:
-                if place not in (None, reader):
-                    self.received[value, reader] = place
-        return PlacedProgram(
+                if submesh not in (None, reader):
+                    self.received[value, reader] = submesh
+        return MpmdProgram(
             len(self.locator.everywhere),
             tuple(self.flattening.avals),
             self.inputs,
             self._levels(last + 1),
             self.outputs,
-            self.output_places,
+            self.output_submeshes,
             self._large_moves(),
         )
 
@@ -244,92 +245,92 @@ class _Assembly:
         """Decides where and when one step runs, now that all who read its results are known."""
         step, site, is_fixed = self.located[index].step, self.located[index].site, self.located[index].is_fixed
         results = [v for v in step.results if v is not None]
-        for place in sorted({p for v in results for p in self.needed[v]} - site.places):
-            asked = [v for v in results if place in self.needed[v]]
-            if not is_fixed and not self._is_less_to_send(step, asked, place):
+        for submesh in sorted({p for v in results for p in self.needed[v]} - site.submeshes):
+            asked = [v for v in results if submesh in self.needed[v]]
+            if not is_fixed and not self._is_less_to_send(step, asked, submesh):
                 continue
-            source = min(site.places & {p for v in results for p in self.needed[v]} or site.places)
+            source = min(site.submeshes & {p for v in results for p in self.needed[v]} or site.submeshes)
             for v in asked:
-                self.received[v, place] = source
-                self.need(v, source, self.needed[v][place] - 1)
+                self.received[v, submesh] = source
+                self.need(v, source, self.needed[v][submesh] - 1)
         runs = self.runs[index]
         for v in results:
-            for place, level in self.needed[v].items():
-                if (v, place) not in self.received:
-                    runs[place] = min(runs.get(place, level), level)
+            for submesh, level in self.needed[v].items():
+                if (v, submesh) not in self.received:
+                    runs[submesh] = min(runs.get(submesh, level), level)
         if step.has_effects and not runs:
-            runs[min(site.places)] = site.level
-        for place, level in runs.items():
+            runs[min(site.submeshes)] = site.level
+        for submesh, level in runs.items():
             for v in step.operands:
-                self.need(v, place, level)
+                self.need(v, submesh, level)
 
-    def _is_less_to_send(self, step: Step, asked: Sequence[int], place: int) -> bool:
-        """Whether sending results to a place takes no more bytes than sending what they are made of."""
+    def _is_less_to_send(self, step: Step, asked: Sequence[int], submesh: int) -> bool:
+        """Whether sending results to a submesh takes no more bytes than sending what they are made of."""
         size = self.flattening.size_bytes
-        missing = {v for v in step.operands if place not in self.locator.sites[v].places}
+        missing = {v for v in step.operands if submesh not in self.locator.sites[v].submeshes}
         return sum(map(size, asked)) <= sum(map(size, missing))
 
-    def _large_moves(self) -> tuple[LargeMove, ...]:
+    def _large_moves(self) -> tuple[LargeTransfer, ...]:
         large = {k: p for k, p in self.received.items() if self.flattening.size_bytes(k[0]) > SMALL_BYTES}
         if not large:
             return ()
         readers: dict[tuple[int, int], str] = {}
         for located, runs in zip(self.located, self.runs, strict=True):
             step = located.step
-            for key in ((v, place) for v in step.operands for place in runs):
+            for key in ((v, submesh) for v in step.operands for submesh in runs):
                 readers.setdefault(key, f"`{step.name}` at {step.line or 'an unknown line'}")
         for k, v in enumerate(self.outputs):
-            for place in self.holders(k):
-                readers.setdefault((v, place), f"output {k}")
+            for submesh in self.holders(k):
+                readers.setdefault((v, submesh), f"output {k}")
         size = self.flattening.size_bytes
-        return tuple(LargeMove(readers[v, p], size(v), source, p) for (v, p), source in sorted(large.items()))
+        return tuple(LargeTransfer(readers[v, p], size(v), source, p) for (v, p), source in sorted(large.items()))
 
     def _levels(self, count: int) -> tuple[Level, ...]:
-        made: dict[tuple[int, int], int] = {}  # (value, place) -> level
+        made: dict[tuple[int, int], int] = {}  # (value, submesh) -> level
         members: dict[tuple[int, int], list[Step]] = collections.defaultdict(list)
         for located, runs in zip(self.located, self.runs, strict=True):
-            for place, level in sorted(runs.items()):
-                members[level, place].append(located.step)
-                made.update(((v, place), level) for v in located.step.results if v is not None)
-        used: dict[tuple[int, int], set[int]] = collections.defaultdict(set)  # (value, place) -> levels
-        for (level, place), steps in members.items():
+            for submesh, level in sorted(runs.items()):
+                members[level, submesh].append(located.step)
+                made.update(((v, submesh), level) for v in located.step.results if v is not None)
+        used: dict[tuple[int, int], set[int]] = collections.defaultdict(set)  # (value, submesh) -> levels
+        for (level, submesh), steps in members.items():
             for v in dict.fromkeys(v for step in steps for v in step.operands):
-                used[v, place].add(level)
+                used[v, submesh].add(level)
         exchanges = self._exchanges(made)
         for level, sent in exchanges.items():
             for v, source in ((v, x.source) for x in sent for v in x.values):
                 used[v, source].add(level)
         for k, v in enumerate(self.outputs):
-            for place in self.holders(k):
-                used[v, place].add(count)
-        programs: dict[int, list[PlaceProgram]] = collections.defaultdict(list)
-        for (level, place), steps in sorted(members.items(), key=lambda x: x[0]):
+            for submesh in self.holders(k):
+                used[v, submesh].add(count)
+        programs: dict[int, list[SubmeshProgram]] = collections.defaultdict(list)
+        for (level, submesh), steps in sorted(members.items(), key=lambda x: x[0]):
             own = dict.fromkeys(v for s in steps for v in s.results if v is not None)
-            reads = [v for v in dict.fromkeys(v for s in steps for v in s.operands) if made.get((v, place)) != level]
-            outputs = [v for v in own if any(later > level for later in used[v, place])]
+            reads = [v for v in dict.fromkeys(v for s in steps for v in s.operands) if made.get((v, submesh)) != level]
+            outputs = [v for v in own if any(later > level for later in used[v, submesh])]
             avals = tuple(self.flattening.avals[v] for v in reads)
-            programs[level].append(PlaceProgram(place, tuple(steps), tuple(reads), tuple(outputs), avals))
+            programs[level].append(SubmeshProgram(submesh, tuple(steps), tuple(reads), tuple(outputs), avals))
         return tuple(Level(tuple(exchanges[n]), tuple(programs[n])) for n in range(count))
 
     def _exchanges(self, made: Mapping[tuple[int, int], int]) -> dict[int, list[Exchange]]:
         """The exchanges before each level: small values of one type that take the same way at once are one."""
         targets: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
-        for (value, place), source in self.received.items():
-            targets[value, source].append(place)
+        for (value, submesh), source in self.received.items():
+            targets[value, source].append(submesh)
         kept = {(v, p) for k, v in enumerate(self.outputs) for p in self.holders(k)}
         bundles: dict[Any, list[int]] = collections.defaultdict(list)
-        for (value, source), places in sorted(targets.items()):
+        for (value, source), submeshes in sorted(targets.items()):
             level = made.get((value, source), -1) + 1
             aval = self.flattening.avals[value]
             is_alone = (
                 value < len(self.inputs)
                 or self.flattening.size_bytes(value) > SMALL_BYTES
                 or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
-                or any((value, p) in kept for p in places)
+                or any((value, p) in kept for p in submeshes)
             )
-            bundles[level, source, tuple(sorted(places)), str(aval.dtype), value if is_alone else -1].append(value)
+            bundles[level, source, tuple(sorted(submeshes)), str(aval.dtype), value if is_alone else -1].append(value)
         exchanges: dict[int, list[Exchange]] = collections.defaultdict(list)
-        for (level, source, places, _, _), values in sorted(bundles.items()):
+        for (level, source, submeshes, _, _), values in sorted(bundles.items()):
             size = sum(map(self.flattening.size_bytes, values))
-            exchanges[level].append(Exchange(tuple(values), source, places, size))
+            exchanges[level].append(Exchange(tuple(values), source, submeshes, size))
         return exchanges

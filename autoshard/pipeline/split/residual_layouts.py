@@ -11,7 +11,7 @@ from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import EquationKind, called_jaxpr, equation_numbers, kind_of, open_jaxpr
 
 
-def held_layouts(jaxpr: jex.Jaxpr, interface: Interface, held: Sequence[Any]) -> list[SpecEntries | None]:
+def residual_layouts(jaxpr: jex.Jaxpr, interface: Interface, held: Sequence[Any]) -> list[SpecEntries | None]:
     """The layout of each variable of `held`; None where the plan leaves it to the compiler.
 
     A value inside a group of operations that the plan decides together has no layout of its own in the plan; it has

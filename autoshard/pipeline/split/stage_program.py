@@ -14,11 +14,11 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from autoshard.pipeline.split.forward import Forward, variables
-from autoshard.pipeline.split.layer_cuts import LayerCuts
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sent:
+class BoundaryValue:
     """A value that crosses from one stage to later ones.
 
     Attributes:
@@ -50,8 +50,8 @@ class StageInterface:
     mutable_out: tuple[int, ...]
     batch: tuple[int, ...]
     reads_key: bool
-    inputs: tuple[Sent, ...]
-    outputs: tuple[Sent, ...]
+    inputs: tuple[BoundaryValue, ...]
+    outputs: tuple[BoundaryValue, ...]
     metrics: tuple[int, ...]
     has_loss: bool
 
@@ -71,10 +71,10 @@ class StageProgram:
     forward: jex.ClosedJaxpr = dataclasses.field(repr=False)
 
 
-class Stages:
+class StageSplitter:
     """Cuts a forward program into stages; what belongs to the whole program is worked out once."""
 
-    def __init__(self, forward: Forward, cuts: LayerCuts):
+    def __init__(self, forward: Forward, cuts: LayerBoundaries):
         self.forward, self.cuts = forward, cuts
         jaxpr = forward.jaxpr
         self._maker = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars if not isinstance(v, jex.DropVar)}
@@ -196,9 +196,9 @@ class Stages:
                     pending.append(maker)
         return sorted(found), list(inputs)
 
-    def _sent(self, v: Any) -> Sent:
+    def _sent(self, v: Any) -> BoundaryValue:
         equation = self.forward.jaxpr.eqns[self._maker[v]]
-        return Sent(
+        return BoundaryValue(
             self._numbers[v],
             f"{equation.primitive.name} of {self.cuts.names[self.layer_of(v)]}",
             tuple(v.aval.shape),
@@ -241,7 +241,7 @@ class JointFunction:
         run = jex.jaxpr_as_fun(self.program.forward)
         num_outputs, num_mutable = len(interface.outputs), len(interface.mutable_out)
         weights = {n: x for n, x in params.items() if n in sums}
-        moving = {sent_name(s): inputs[sent_name(s)] for s in interface.inputs if s.has_gradient}
+        moving = {boundary_name(s): inputs[boundary_name(s)] for s in interface.inputs if s.has_gradient}
 
         def stage(weights: Mapping[str, Any], moving: Mapping[str, Any]) -> Any:
             given, values = {**params, **weights}, {**inputs, **moving}
@@ -250,7 +250,7 @@ class JointFunction:
                 *(mutable[n] for n in names.mutable_in),
                 *(batch[n] for n in names.batch),
                 *key.values(),
-                *(values[sent_name(s)] for s in interface.inputs),
+                *(values[boundary_name(s)] for s in interface.inputs),
             )
             outputs, rest = results[:num_outputs], results[num_outputs:]
             differentiable = [r for s, r in zip(interface.outputs, outputs, strict=True) if s.has_gradient]
@@ -260,11 +260,11 @@ class JointFunction:
         if self.rematerialise:
             stage = jax.checkpoint(stage)
         (_, loss), pullback, (outputs, new_mutable, metrics) = jax.vjp(stage, weights, moving, has_aux=True)
-        seeds = [gradients[sent_name(s)] for s in interface.outputs if s.has_gradient]
+        seeds = [gradients[boundary_name(s)] for s in interface.outputs if s.has_gradient]
         by_weights, by_inputs = pullback((seeds, [jnp.asarray(factor, l.dtype) for l in loss]))
         new_sums = {n: sums[n] + by_weights[n].astype(sums[n].dtype) for n in sums}
         named = lambda names, leaves: dict(zip(names, leaves, strict=True))
-        sent = [sent_name(s) for s in interface.outputs]
+        sent = [boundary_name(s) for s in interface.outputs]
         return (
             new_sums,
             named(sent, outputs),
@@ -285,7 +285,7 @@ class LeafNames:
     metrics: tuple[str, ...]
 
 
-def sent_name(sent: Sent) -> str:
+def boundary_name(sent: BoundaryValue) -> str:
     """The name of a crossing value among the inputs and outputs of a stage."""
     return f"value{sent.number}"
 
@@ -319,6 +319,6 @@ def joint_arguments(forward: Forward, program: StageProgram, sum_dtype: Any = No
     batch = {forward.batch.names[n]: shape(forward.batch_vars[n]) for n in i.batch}
     key = {"key": shape(forward.key_var)} if i.reads_key else {}
     struct = lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype)
-    inputs = {sent_name(s): struct(s) for s in i.inputs}
-    gradients = {sent_name(s): struct(s) for s in i.outputs if s.has_gradient}
+    inputs = {boundary_name(s): struct(s) for s in i.inputs}
+    gradients = {boundary_name(s): struct(s) for s in i.outputs if s.has_gradient}
     return sums, params, mutable, batch, key, inputs, jax.ShapeDtypeStruct((), jnp.float32), gradients

@@ -45,18 +45,18 @@ class Step:
 
 
 class Site(NamedTuple):
-    """Where a value is there first: on `places` in `level`; on all others, if sent, in the level after."""
+    """Where a value is there first: on `submeshes` in `level`; on all others, if sent, in the level after."""
 
     level: int
-    places: frozenset[int]
+    submeshes: frozenset[int]
 
-    def level_on(self, place: int) -> int:
-        """The first level in which the value can be read on `place`."""
-        return self.level + (place not in self.places)
+    def level_on(self, submesh: int) -> int:
+        """The first level in which the value can be read on `submesh`."""
+        return self.level + (submesh not in self.submeshes)
 
 
 def run_steps(steps: Iterable[Step], arrays: MutableMapping[int, Any]) -> None:
-    """Runs `steps` in order; `arrays` holds what they read, and then also what they make."""
+    """IntervalCostTable `steps` in order; `arrays` holds what they read, and then also what they make."""
     for step in steps:
         made = step.run([arrays[v] for v in step.operands])
         arrays.update((v, x) for v, x in zip(step.results, made, strict=True) if v is not None)

@@ -23,7 +23,7 @@ from autoshard.pipeline.cost.pricing import stage_meshes
 from autoshard.pipeline.plan.make import plan_staged
 from autoshard.pipeline.run.agreement import check_same_plan
 from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
 from autoshard.pipeline.search.options import StageOptions
 from autoshard.train_step import TrainStep
 
@@ -71,14 +71,14 @@ def planned(step, state, batch):
     """One example on the second fast device; four through two stages, the second on all slow devices."""
     hardware = cluster(2, sum(DEVICES) - 2)
     options = [(k, m) for k, part in enumerate(hardware.slices()) for m in stage_meshes(part, part.num_devices)]
-    place = lambda part, first, n: Place(
+    submesh = lambda part, first, n: Submesh(
         part, first, next(i for i, (k, m) in enumerate(options) if (k, m.num_devices) == (part, n))
     )
-    both = (place(0, 0, 1), place(1, 0, sum(DEVICES) - 2))
+    both = (submesh(0, 0, 1), submesh(1, 0, sum(DEVICES) - 2))
     arrangement = Arrangement(
         (
             Pipeline(both, (Stage(0, 2), Stage(2, 5)), 2, 2, ScheduleKind.ONE_F_ONE_B),
-            Pipeline((place(0, 1, 1),), (Stage(0, 5),), 1, 1, ScheduleKind.ONE_F_ONE_B),
+            Pipeline((submesh(0, 1, 1),), (Stage(0, 5),), 1, 1, ScheduleKind.ONE_F_ONE_B),
         )
     )
     return plan_staged(step, state, batch, hardware, PlanOptions(cache=False), StageOptions(), arrangement=arrangement)
@@ -131,13 +131,13 @@ def agree():
             np.testing.assert_allclose(float(metrics[name]), float(value), 1e-4)
     timeline = run.timeline
     assert len(timeline.events) == 2 * (2 * 2 + 1), timeline.events  # of all processes: two phases of each micro-batch
-    assert [place.most_in_flight for place in timeline.places] == [2, 1, 1]
+    assert [submesh.most_in_flight for submesh in timeline.submeshes] == [2, 1, 1]
     print("steps agree")
 
 
 def quarrel():
     """Processes with different plans are told so."""
-    other = dataclasses.replace(plan, homes=tuple(reversed(plan.homes))) if NUMBER == 1 else plan
+    other = dataclasses.replace(plan, owners=tuple(reversed(plan.owners))) if NUMBER == 1 else plan
     try:
         check_same_plan(other)
     except PlanMismatchError as error:

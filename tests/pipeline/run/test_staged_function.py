@@ -2,8 +2,8 @@
 
 Two runs have between them: all four schedules, unequal shares of two pipelines, tied weights across stages and
 pipelines, clipping by the global norm, dropout, loss scaling with an overflow, batch norm, random keys in the state, a
-stage that is computed again, several stages on one place, buffers that are given away, parameters in half precision and
-one that nobody reads, and a batch that is a plain array. benchmarks/staged_equality.py has every model of the zoo.
+stage that is computed again, several stages on one submesh, buffers that are given away, parameters in half precision
+and one that nobody reads, and a batch that is a plain array. benchmarks/staged_equality.py has every model of the zoo.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from autoshard.errors import MeshError, PlanMismatchError, StageError
 from autoshard.pipeline.plan.make import plan_staged
 from autoshard.pipeline.run.update import SMALL_BYTES
 from autoshard.pipeline.schedule.tasks import Phase, ScheduleKind
-from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Place, Stage
+from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
 from autoshard.pipeline.search.options import StageOptions
 from autoshard.train_step import TrainStep
 
@@ -154,14 +154,14 @@ def language() -> Run:
     num_layers = len(planned_layers(step, state, batch))
     first, second = round(num_layers / 3), round(2 * num_layers / 3)
     large = Pipeline(
-        (Place(0, 0, FAST_2), Place(0, 2, FAST_1), Place(1, 0, SLOW_1)),
+        (Submesh(0, 0, FAST_2), Submesh(0, 2, FAST_1), Submesh(1, 0, SLOW_1)),
         (Stage(0, first), Stage(first, second, rematerialise=True), Stage(second, num_layers)),
         2,
         2,
         ScheduleKind.ONE_F_ONE_B,
     )
     small = Pipeline(
-        (Place(1, 2, SLOW_2), Place(0, 3, FAST_1)),
+        (Submesh(1, 2, SLOW_2), Submesh(0, 3, FAST_1)),
         (Stage(0, second), Stage(second, num_layers)),
         1,
         2,
@@ -173,7 +173,7 @@ def language() -> Run:
 
 def planned_layers(step: TrainStep, state: Any, batch: Any) -> tuple[int, ...]:
     from autoshard.pipeline.split.forward import trace_forward
-    from autoshard.pipeline.split.layer_cuts import find_layers
+    from autoshard.pipeline.split.layer_boundaries import find_layers
 
     return find_layers(trace_forward(step, state, batch, 2)).starts
 
@@ -199,7 +199,7 @@ def test_staged_steps_are_the_steps_of_one_device(language):
     assert float(state.params["unread"].max()) < 1.0  # its weight decays
 
 
-def test_each_parameter_lives_in_one_place_with_its_optimizer_state(language):
+def test_each_parameter_lives_in_one_submesh_with_its_optimizer_state(language):
     state, _ = language.staged(copied(language.state), language.batch)
     where = lambda x: {d.id for d in x.sharding.device_set}
     moments = state.opt_state[1][0]
@@ -210,8 +210,8 @@ def test_each_parameter_lives_in_one_place_with_its_optimizer_state(language):
     for k in large:  # by what they are added to
         assert state.opt_state[2][k].sharding == jax.tree.leaves(moments.mu)[k].sharding
     assert where(state.step) == where(state.rng) == {0, 1, 2, 3, 4, 6, 7}  # device 5 is idle
-    homes = {language.plan.parameters[n]: h for n, h in enumerate(language.plan.homes)}
-    assert {h.pipeline for h in homes.values()} == {0, 1}  # the optimizer's state is shared out
+    owners = {language.plan.parameters[n]: h for n, h in enumerate(language.plan.owners)}
+    assert {h.pipeline for h in owners.values()} == {0, 1}  # the optimizer's state is shared out
 
 
 def test_what_was_recorded_has_every_task_once(language):
@@ -252,7 +252,7 @@ def encoder_loss(params: Any, mutable: Any, batch: Any, key: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def encoder() -> Run:
-    """Four stages in turn on two places for three quarters of the batch, and beside them two stages for the rest."""
+    """Four stages in turn on two submeshes for three quarters of the batch, and beside them two stages for the rest."""
     params = {n: normal(k, WIDTH, WIDTH).astype(jnp.bfloat16) for k, n in enumerate("abcdef")}
     means = {n: jnp.full(WIDTH, float(k)) for k, n in enumerate("abcdef")}
     mutable = {"means": means, "count": jnp.int32(0), "key": jax.random.key(9), "unread": jnp.ones(3)}
@@ -261,9 +261,9 @@ def encoder() -> Run:
     num_layers = len(planned_layers(step, state, batch))
     ends = [0, 1, num_layers // 2, num_layers - 1, num_layers]
     stages = tuple(Stage(a, b) for a, b in zip(ends, ends[1:], strict=False))
-    large = Pipeline((Place(0, 0, FAST_2), Place(1, 0, SLOW_2)), stages, 4, 3, ScheduleKind.INTERLEAVED)
+    large = Pipeline((Submesh(0, 0, FAST_2), Submesh(1, 0, SLOW_2)), stages, 4, 3, ScheduleKind.INTERLEAVED)
     halves = Stage(0, ends[2]), Stage(ends[2], num_layers)
-    small = Pipeline((Place(0, 2, FAST_1), Place(1, 2, SLOW_1)), halves, 2, 2, ScheduleKind.GPIPE)
+    small = Pipeline((Submesh(0, 2, FAST_1), Submesh(1, 2, SLOW_1)), halves, 2, 2, ScheduleKind.GPIPE)
     plan = planned(step, state, batch, large, small)
     return Run(step, state, batch, plan, plan.jit(step), jax.jit(step.in_parts(plan.parts)))
 
@@ -311,6 +311,6 @@ def test_stages_cannot_share_what_the_model_changes(encoder):
 
     step = TrainStep(loss, optax.sgd(0.1), has_mutable=True)
     state = step.init({n: normal(0, WIDTH, WIDTH) for n in "ab"}, None, {"count": jnp.float32(1)})
-    places, stages = (Place(0, 0, FAST_1), Place(0, 1, FAST_1)), (Stage(0, 1), Stage(1, 2))
+    submeshes, stages = (Submesh(0, 0, FAST_1), Submesh(0, 1, FAST_1)), (Stage(0, 1), Stage(1, 2))
     with pytest.raises(StageError, match="`count` is read by stage 0 of pipeline 0 and changed by stage 1"):
-        planned(step, state, encoder.batch, Pipeline(places, stages, 16, 1, ScheduleKind.GPIPE))
+        planned(step, state, encoder.batch, Pipeline(submeshes, stages, 16, 1, ScheduleKind.GPIPE))

@@ -2,7 +2,7 @@
 
 Write F_s, B_s, W_s for the times of a stage's phases, where B_s is the sum of both and W_s = 0 if the schedule does not
 split the backward pass; x and y for the time of a transfer forward and of its gradients back; M for the micro-batches,
-P for the places, S for the stages. From what tasks wait for follow
+P for the submeshes, S for the stages. From what tasks wait for follow
 
 - first_s[s], before which stage s starts nothing: its copies of weights must be there, and for each stage r that sends
   to it a forward task and a transfer: max(weights_s[s], max over r of first_s[r] + F_r + x).
@@ -13,7 +13,7 @@ P for the places, S for the stages. From what tasks wait for follow
 
 Stage s - 1 always counts as one that sends to s, so first_s and after_s grow with s. The bounds:
 
-1. A place is busy for M times all tasks of its stages, of which the lowest has the least first_s and after_s. If the
+1. A submesh is busy for M times all tasks of its stages, of which the lowest has the least first_s and after_s. If the
    backward pass is not split, the last task is a backward task, so first_s + M (F + B) + after_s. If it is, all forward
    and backward tasks are done with after_s still to come, and all tasks with the sum of gradients still to come.
 2. A direction of a link is busy for M times all its transfers, after the least time until one of them can begin and
@@ -26,7 +26,7 @@ Stage s - 1 always counts as one that sends to s, so first_s and after_s grow wi
    with q, r = divmod(M - 1, S - s), first_s + r max(F_s, B_s) + (q + 1) round_s + after_s. It is what slow transfers
    cost.
 
-To the slowest pipeline is added the longest update of a place, as updates wait for the gradients of all pipelines.
+To the slowest pipeline is added the longest update of a submesh, as updates wait for the gradients of all pipelines.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def least_step_time(step: StepDurations) -> float:
         schedule = pipeline.schedule
         least_s = least_pipeline_time(
             schedule.kind,
-            schedule.num_places,
+            schedule.num_submeshes,
             schedule.num_micro_batches,
             pipeline.stages,
             pipeline.transfers,
@@ -51,14 +51,14 @@ def least_step_time(step: StepDurations) -> float:
             pipeline.gradients_s,
         )
         slowest_s = max(slowest_s, least_s)
-        updates_s = (sum(pipeline.update_s[p :: schedule.num_places]) for p in range(schedule.num_places))
+        updates_s = (sum(pipeline.update_s[p :: schedule.num_submeshes]) for p in range(schedule.num_submeshes))
         longest_update_s = max(longest_update_s, *updates_s)
     return slowest_s + longest_update_s
 
 
 def least_pipeline_time(
     kind: ScheduleKind,
-    num_places: int,
+    num_submeshes: int,
     num_micro_batches: int,
     stages: Sequence[StageDurations],
     transfers: Sequence[TransferDurations] = (),
@@ -69,23 +69,23 @@ def least_pipeline_time(
 
     Args: As in `make_schedule` and `PipelineDurations`.
     """
-    ways = _ways(kind, num_places, stages, transfers, weights_s, gradients_s)
+    ways = _ways(kind, num_submeshes, stages, transfers, weights_s, gradients_s)
     return max(
-        max(_of_place(ways, place, num_places, num_micro_batches) for place in range(num_places)),
+        max(_of_submesh(ways, submesh, num_submeshes, num_micro_batches) for submesh in range(num_submeshes)),
         max(_of_stage(ways, kind, stage, num_micro_batches) for stage in range(len(stages))),
-        _of_links(ways, num_places, num_micro_batches),
+        _of_links(ways, num_submeshes, num_micro_batches),
     )
 
 
 def equal_stages_time(
-    num_places: int, num_stages: int, num_micro_batches: int, forward_s: float, backward_s: float
+    num_submeshes: int, num_stages: int, num_micro_batches: int, forward_s: float, backward_s: float
 ) -> float:
     """Seconds that GPipe, 1F1B and interleaved 1F1B take exactly if all stages are equal and transfers take no time.
 
-    The first place works M S / P times on a forward and a backward task, and waits P - 1 times for both; fewer than P
-    micro-batches pass the pipeline one after the other. With one stage on each place it is (M + S - 1) (F + B).
+    The first submesh works M S / P times on a forward and a backward task, and waits P - 1 times for both; fewer than P
+    micro-batches pass the pipeline one after the other. With one stage on each submesh it is (M + S - 1) (F + B).
     """
-    work = num_micro_batches * num_stages // num_places + num_places - 1
+    work = num_micro_batches * num_stages // num_submeshes + num_submeshes - 1
     return max(work, num_stages + num_micro_batches - 1) * (forward_s + backward_s)
 
 
@@ -105,7 +105,7 @@ class _Ways:
 
 def _ways(
     kind: ScheduleKind,
-    num_places: int,
+    num_submeshes: int,
     stages: Sequence[StageDurations],
     transfers: Sequence[TransferDurations],
     weights_s: Sequence[float],
@@ -116,7 +116,7 @@ def _ways(
     backward_s = [s.backward_s + (0.0 if is_split else s.weight_s) for s in stages]
     weight_s = [s.weight_s if is_split else 0.0 for s in stages]
     sums_s = list(gradients_s) or [0.0] * len(stages)
-    routes = _routes(len(stages), num_places, transfers)
+    routes = _routes(len(stages), num_submeshes, transfers)
     first_s = list(weights_s) or [0.0] * len(stages)
     after_s = [w + g for w, g in zip(weight_s, sums_s, strict=True)]
     round_s = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
@@ -129,18 +129,18 @@ def _ways(
     return _Ways(forward_s, backward_s, weight_s, sums_s, first_s, after_s, round_s, routes)
 
 
-def _routes(num_stages: int, num_places: int, transfers: Sequence[TransferDurations]) -> list[TransferDurations]:
-    """All transfers, which take no time within a place, and the steps from each stage to the next."""
-    given = [t for t in transfers if (t.target - t.source) % num_places]
+def _routes(num_stages: int, num_submeshes: int, transfers: Sequence[TransferDurations]) -> list[TransferDurations]:
+    """All transfers, which take no time within a submesh, and the steps from each stage to the next."""
+    given = [t for t in transfers if (t.target - t.source) % num_submeshes]
     return given + [TransferDurations(s, s + 1, 0.0, 0.0) for s in range(num_stages - 1)]
 
 
-def _of_place(ways: _Ways, place: int, num_places: int, count: int) -> float:
+def _of_submesh(ways: _Ways, submesh: int, num_submeshes: int, count: int) -> float:
     """Bound 1."""
-    here = slice(place, None, num_places)
+    here = slice(submesh, None, num_submeshes)
     rounds_s = count * (sum(ways.forward_s[here]) + sum(ways.backward_s[here]))
     weights_s = count * sum(ways.weight_s[here])
-    return ways.first_s[place] + rounds_s + max(ways.after_s[place], weights_s + min(ways.sums_s[here]))
+    return ways.first_s[submesh] + rounds_s + max(ways.after_s[submesh], weights_s + min(ways.sums_s[here]))
 
 
 def _of_stage(ways: _Ways, kind: ScheduleKind, stage: int, count: int) -> float:
@@ -155,7 +155,7 @@ def _of_stage(ways: _Ways, kind: ScheduleKind, stage: int, count: int) -> float:
     return ways.first_s[stage] + others_s + num_rounds * ways.round_s[stage] + ways.after_s[stage]
 
 
-def _of_links(ways: _Ways, num_places: int, count: int) -> float:
+def _of_links(ways: _Ways, num_submeshes: int, count: int) -> float:
     """Bound 2, over all links; 0 if nothing takes time."""
     before_s: dict[tuple[int, int], float] = {}
     busy_s: dict[tuple[int, int], float] = {}
@@ -168,7 +168,7 @@ def _of_links(ways: _Ways, num_places: int, count: int) -> float:
             rest_s[link] = min(rest_s.get(link, rest), rest)
 
     for r in ways.routes:
-        here, there = r.source % num_places, r.target % num_places
+        here, there = r.source % num_submeshes, r.target % num_submeshes
         round_s, backward_s = ways.round_s[r.target], ways.backward_s[r.source]
         sent_s = ways.first_s[r.source] + ways.forward_s[r.source]
         add((here, there), sent_s, r.forward_s, round_s + ways.after_s[r.target])

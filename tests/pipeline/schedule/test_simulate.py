@@ -29,17 +29,17 @@ INTERLEAVED, ZERO_BUBBLE = ScheduleKind.INTERLEAVED, ScheduleKind.ZERO_BUBBLE
 F, B, W = Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT
 
 
-def equal_step(kind, num_places, num_stages, count, *times) -> StepDurations:
+def equal_step(kind, num_submeshes, num_stages, count, *times) -> StepDurations:
     """One pipeline of equal stages without transfers."""
-    schedule = make_schedule(kind, num_places, num_stages, count)
+    schedule = make_schedule(kind, num_submeshes, num_stages, count)
     return StepDurations((PipelineDurations(schedule, (StageDurations(*times),) * num_stages),))
 
 
 def random_pipeline(draw: random.Random) -> PipelineDurations:
     """Unequal stages, some of no length; transfers of neighbours and others; whole numbers, so that sums are exact."""
     kind = draw.choice(list(ScheduleKind))
-    num_places = draw.randint(1, 4)
-    num_stages = num_places * (draw.randint(1, 3) if kind is INTERLEAVED else 1)
+    num_submeshes = draw.randint(1, 4)
+    num_stages = num_submeshes * (draw.randint(1, 3) if kind is INTERLEAVED else 1)
     some = lambda most: float(draw.randint(0, most))
     each = lambda most: tuple(some(most) for _ in range(num_stages)) if draw.random() < 0.7 else ()
     stages = [StageDurations(*(some(most) for most in (4, 6, 4, 9, 9, 9, 9))) for _ in range(num_stages)]
@@ -49,7 +49,7 @@ def random_pipeline(draw: random.Random) -> PipelineDurations:
         if draw.random() < (0.8 if t == s + 1 else 0.2)
     ]
     draw.shuffle(transfers)
-    schedule = make_schedule(kind, num_places, num_stages, draw.randint(1, 7))
+    schedule = make_schedule(kind, num_submeshes, num_stages, draw.randint(1, 7))
     return PipelineDurations(schedule, tuple(stages), tuple(transfers), each(9), each(9), each(5))
 
 
@@ -57,13 +57,13 @@ def recurrence(pipeline: PipelineDurations) -> tuple[dict[Task, float], float]:
     """When each task stops, and when all gradients are there: from definitions, one task at a time."""
     schedule, stages = pipeline.schedule, pipeline.stages
     takes = {(t.source, t.target): t for t in pipeline.transfers}
-    place_of = schedule.place_of
+    submesh_of = schedule.submesh_of
 
     def sent_by(task: Task) -> list[tuple[Task, float]]:
-        """Tasks that get something of this one from another place in a time above 0, nearest stages first."""
+        """Tasks that get something of this one from another submesh in a time above 0, nearest stages first."""
         found = []
         for (source, target), t in sorted(takes.items()):
-            if place_of(source) != place_of(target) and task.phase is not W:
+            if submesh_of(source) != submesh_of(target) and task.phase is not W:
                 here, there, s = (source, target, t.forward_s) if task.phase is F else (target, source, t.backward_s)
                 if here == task.stage and s:
                     found.append((Task(there, task.phase, task.micro_batch), s))
@@ -71,7 +71,7 @@ def recurrence(pipeline: PipelineDurations) -> tuple[dict[Task, float], float]:
 
     @functools.cache
     def stop(task: Task) -> float:
-        order = schedule.order[place_of(task.stage)]
+        order = schedule.order[submesh_of(task.stage)]
         before = order[: order.index(task)]
         ready = [0.0]
         if before:
@@ -95,8 +95,8 @@ def recurrence(pipeline: PipelineDurations) -> tuple[dict[Task, float], float]:
         mine = [s for other, s in sent_by(giver) if other == taker]
         if not mine:
             return stop(giver)
-        order = schedule.order[place_of(giver.stage)]
-        queue = [(g, t) for g in order for t, _ in sent_by(g) if place_of(t.stage) == place_of(taker.stage)]
+        order = schedule.order[submesh_of(giver.stage)]
+        queue = [(g, t) for g in order for t, _ in sent_by(g) if submesh_of(t.stage) == submesh_of(taker.stage)]
         at = queue.index((giver, taker))
         link_free = arrival(*queue[at - 1]) if at else 0.0
         return max(stop(giver), link_free) + mine[0]
@@ -117,7 +117,9 @@ def test_against_a_recurrence(seed):
         found = {(e.stage, e.phase, e.micro_batch): e.stop_s for e in timeline.events if e.pipeline == i and e.phase}
         assert found == {(t.stage, t.phase, t.micro_batch): s for t, s in stops.items()}
     longest_update_s = max(
-        sum(p.update_s[place :: p.schedule.num_places]) for p in pipelines for place in range(p.schedule.num_places)
+        sum(p.update_s[submesh :: p.schedule.num_submeshes])
+        for p in pipelines
+        for submesh in range(p.schedule.num_submeshes)
     )
     assert timeline.step_s == step_time(step) == max(end for _, end in expected) + longest_update_s
     assert least_step_time(step) <= timeline.step_s
@@ -125,21 +127,21 @@ def test_against_a_recurrence(seed):
 
 
 def check_events(timeline: Timeline, step: StepDurations) -> None:
-    """Nothing overlaps on a place or on a direction of a link; nothing lies outside of the step; summaries add up."""
+    """Nothing overlaps on a submesh or on a direction of a link; nothing lies outside of the step; summaries add up."""
     rows = {}
     for event in timeline.events:
         assert 0 <= event.start_s <= event.stop_s <= timeline.step_s
-        if event.is_work or event.to_place is not None:
-            rows.setdefault((event.pipeline, event.place, event.to_place), []).append(event)
+        if event.is_work or event.to_submesh is not None:
+            rows.setdefault((event.pipeline, event.submesh, event.to_submesh), []).append(event)
     for row in rows.values():
         for one, two in itertools.pairwise(row):
             assert one.stop_s <= two.start_s
-    for summary in timeline.places:
+    for summary in timeline.submeshes:
         pipeline = step.pipelines[summary.pipeline]
-        busy_s = sum(e.stop_s - e.start_s for e in rows[summary.pipeline, summary.place, None])
+        busy_s = sum(e.stop_s - e.start_s for e in rows[summary.pipeline, summary.submesh, None])
         assert summary.busy_s == busy_s
         assert summary.bubble_share == pytest.approx(1 - busy_s / timeline.step_s if timeline.step_s else 0)
-        stages = range(summary.place, pipeline.schedule.num_stages, pipeline.schedule.num_places)
+        stages = range(summary.submesh, pipeline.schedule.num_stages, pipeline.schedule.num_submeshes)
         held = {s: held_over_time(timeline, summary.pipeline, s, pipeline.schedule) for s in stages}
         assert summary.most_in_flight == max(max(h) for h in held.values())
         assert all(max(held[s]) == in_flight_bound(pipeline.schedule, s) for s in stages)
@@ -163,13 +165,16 @@ def test_equal_stages(kind):
 
 
 def test_interleaving_divides_the_bubble():
-    """(P - 1) (f + b) / v instead of (P - 1) (f + b), where f and b are of all stages of a place (2104.04473, 2.2)."""
-    for num_places, v in itertools.product((2, 3, 4), (1, 2, 4)):
-        for count in (num_places, 3 * num_places, 3 * num_places + 1, 4 * num_places - 1):
-            step = equal_step(INTERLEAVED, num_places, num_places * v, count, 4 / v, 8 / v)
-            assert step_time(step) == count * 12 + (num_places - 1) * 12 / v
-            assert step_time(step) == equal_stages_time(num_places, num_places * v, count, 4 / v, 8 / v)
-    for count in (1, 2):  # fewer than places: the last one leaves M - 1 tasks after the first, which takes all stages
+    """(P - 1) (f + b) / v instead of (P - 1) (f + b), f and b of all stages of a submesh (2104.04473, 2.2)."""
+    for num_submeshes, v in itertools.product((2, 3, 4), (1, 2, 4)):
+        for count in (num_submeshes, 3 * num_submeshes, 3 * num_submeshes + 1, 4 * num_submeshes - 1):
+            step = equal_step(INTERLEAVED, num_submeshes, num_submeshes * v, count, 4 / v, 8 / v)
+            assert step_time(step) == count * 12 + (num_submeshes - 1) * 12 / v
+            assert step_time(step) == equal_stages_time(num_submeshes, num_submeshes * v, count, 4 / v, 8 / v)
+    for count in (
+        1,
+        2,
+    ):  # fewer than submeshes: the last one leaves M - 1 tasks after the first, which takes all stages
         assert step_time(equal_step(INTERLEAVED, 3, 6, count, 1, 2)) == (6 + count - 1) * 3
 
 
@@ -194,7 +199,7 @@ def test_two_stages_with_transfers_by_hand():
     schedule = make_schedule(GPIPE, 2, 2, 2)
     pipeline = PipelineDurations(schedule, (StageDurations(1, 2),) * 2, (TransferDurations(0, 1, 3, 3),))
     timeline = simulate(StepDurations((pipeline,)), limits_bytes=((8, 9),), names=(("a", "b"),))
-    spans = {(e.name, e.place, e.to_place): (e.start_s, e.stop_s) for e in timeline.events}
+    spans = {(e.name, e.submesh, e.to_submesh): (e.start_s, e.stop_s) for e in timeline.events}
     assert spans == {
         ("F0@0", 0, None): (0, 1),
         ("F1@0", 0, None): (1, 2),
@@ -210,7 +215,7 @@ def test_two_stages_with_transfers_by_hand():
         ("B1@0", 0, None): (16, 18),
     }
     assert (timeline.step_s, timeline.origin) == (18, "simulated")
-    assert [(p.name, p.limit_bytes, p.busy_s, p.bubble_share) for p in timeline.places] == [
+    assert [(p.name, p.limit_bytes, p.busy_s, p.bubble_share) for p in timeline.submeshes] == [
         ("a", 8, 6, pytest.approx(2 / 3)),
         ("b", 9, 6, pytest.approx(2 / 3)),
     ]
@@ -231,7 +236,7 @@ def test_beginning_and_end_of_a_step_by_hand():
         ("update", 1): (17, 18),
     }
     assert timeline.step_s == 21
-    assert [p.busy_s for p in timeline.places] == [10, 16]
+    assert [p.busy_s for p in timeline.submeshes] == [10, 16]
 
 
 def test_unequal_stages_by_hand():
@@ -260,15 +265,15 @@ def test_memory_by_hand():
     """Fixed 100, residuals of 10, of which 4 remain for the weight phase, and 1 while a task runs."""
     times = (1, 1, 1, 10, 4, 100, 1)
 
-    def peaks(kind, num_places, num_stages, count):
-        return [p.peak_bytes for p in simulate(equal_step(kind, num_places, num_stages, count, *times)).places]
+    def peaks(kind, num_submeshes, num_stages, count):
+        return [p.peak_bytes for p in simulate(equal_step(kind, num_submeshes, num_stages, count, *times)).submeshes]
 
     assert peaks(GPIPE, 3, 3, 5) == [151] * 3
     assert peaks(ONE_F_ONE_B, 3, 3, 5) == [131, 121, 111]
     assert peaks(ONE_F_ONE_B, 3, 3, 2) == [121, 121, 111]
     # W is put off by s micro-batches: of the same number in flight, s have only what the weight phase reads
     assert peaks(ZERO_BUBBLE, 3, 3, 5) == [131, 125, 119]
-    # the first of two places: two chunks, 2 (P - 1) + (v - 1) P = 4 forward tasks before the first backward pair
+    # the first of two submeshes: two chunks, 2 (P - 1) + (v - 1) P = 4 forward tasks before the first backward pair
     assert peaks(INTERLEAVED, 2, 4, 6) == [251, 231]
 
 
@@ -288,7 +293,7 @@ def test_durations_that_do_not_fit():
     refused("forward_s of stage 1 of pipeline 0 is nan", stages=(pipeline.stages[0], StageDurations(math.nan, 1)))
     refused("weights_s of stage 0 of pipeline 0 is -1", weights_s=(-1, 0))
     refused("backward_s of the transfer from stage 0 to 1 .* is inf", transfers=(TransferDurations(0, 1, 0, math.inf),))
-    refused(r"limits of memory there is one for each place .* received \[1\]", limits=((1,),))
-    refused(r"names there is one for each place .* received \[2, 2\]", names=(("a", "b"), ("c", "d")))
+    refused(r"limits of memory there is one for each submesh .* received \[1\]", limits=((1,),))
+    refused(r"names there is one for each submesh .* received \[2, 2\]", names=(("a", "b"), ("c", "d")))
     with pytest.raises(ScheduleError, match="at least one pipeline"):
         step_time(StepDurations(()))

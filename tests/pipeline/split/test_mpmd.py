@@ -1,4 +1,4 @@
-"""Programs split by place: what runs where and when, what is sent, and that nothing of the whole is lost."""
+"""Programs split by submesh: what runs where and when, what is sent, and that nothing of the whole is lost."""
 
 import random
 
@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from autoshard.errors import TraceError
-from autoshard.pipeline.split.infer_places import infer_places
-from autoshard.pipeline.split.mpmd import PlacedProgram, split_by_place
+from autoshard.pipeline.split.infer_submeshes import infer_submeshes
+from autoshard.pipeline.split.mpmd import MpmdProgram, split_mpmd
 
 HOMES = (0, 1, 0, 2)
 """Places of the parameters below, in the order of the leaves."""
@@ -18,7 +18,7 @@ PARAMETERS = {name: jax.ShapeDtypeStruct((40, 40), jnp.float32) for name in "abc
 """6400 bytes each: more than is sent without a word."""
 
 
-def split_update(optimizer: optax.GradientTransformation) -> PlacedProgram:
+def split_update(optimizer: optax.GradientTransformation) -> MpmdProgram:
     """The update of an optimizer as (gradients, state, parameters) -> (state, parameters), split."""
 
     def update(gradients, state, parameters):
@@ -29,44 +29,44 @@ def split_update(optimizer: optax.GradientTransformation) -> PlacedProgram:
     closed = jax.make_jaxpr(update)(PARAMETERS, state, PARAMETERS)
     count = len(jax.tree.leaves(state))
     successors = {k: k + 4 for k in range(count + 4)}
-    places = infer_places(closed, (*HOMES, *[None] * count, *HOMES), successors)
-    return split_by_place(closed, places, 3, {k: places[i] for k, i in successors.items()})
+    submeshes = infer_submeshes(closed, (*HOMES, *[None] * count, *HOMES), successors)
+    return split_mpmd(closed, submeshes, 3, {k: submeshes[i] for k, i in successors.items()})
 
 
 def primitives(jaxpr) -> list[str]:
     return [e.primitive.name for e in jaxpr.jaxpr.eqns]
 
 
-def run(program: PlacedProgram, inputs) -> list[list]:
-    """The outputs, as each place that must have them has them; a place reads only what it has."""
+def run(program: MpmdProgram, inputs) -> list[list]:
+    """The outputs, as each submesh that must have them has them; a submesh reads only what it has."""
     arrays = {
         (v, p): x
-        for v, (x, home) in enumerate(zip(inputs, program.inputs, strict=True))
-        for p in range(program.num_places)
-        if home in (None, p)
+        for v, (x, owner) in enumerate(zip(inputs, program.inputs, strict=True))
+        for p in range(program.num_submeshes)
+        if owner in (None, p)
     }
     for level in program.levels:
         for exchange in level.exchanges:
             arrays.update({(v, p): arrays[v, exchange.source] for v in exchange.values for p in exchange.targets})
         for one in level.programs:
-            outputs = one(*(arrays[v, one.place] for v in one.inputs))
-            arrays.update({(v, one.place): x for v, x in zip(one.outputs, outputs, strict=True)})
+            outputs = one(*(arrays[v, one.submesh] for v in one.inputs))
+            arrays.update({(v, one.submesh): x for v, x in zip(one.outputs, outputs, strict=True)})
     return [[arrays[v, p] for p in program.holders(k)] for k, v in enumerate(program.outputs)]
 
 
 def test_an_update_without_a_norm_is_one_level_and_sends_nothing():
     program = split_update(optax.adamw(1e-3))
     assert program.inputs[4:13] == (None, *HOMES, *HOMES)  # count, first and second moments
-    assert program.output_places == (None, *HOMES, *HOMES, *HOMES)
+    assert program.output_submeshes == (None, *HOMES, *HOMES, *HOMES)
     (level,) = program.levels
     assert level.exchanges == () and program.notes == ()
     assert [len(p.inputs) for p in level.programs] == [9, 5, 5]  # count; gradient, moments and parameter of each leaf
 
 
-def test_clipping_sends_partial_squares_and_adds_them_on_each_place_in_the_order_of_the_whole():
+def test_clipping_sends_partial_squares_and_adds_them_on_each_submesh_in_the_order_of_the_whole():
     program = split_update(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)))
     first, second = program.levels
-    # The norm is sqrt(((0 + a) + b) + c) + d), with a and c on place 0: it sends 0 + a and c to both others.
+    # The norm is sqrt(((0 + a) + b) + c) + d), with a and c on submesh 0: it sends 0 + a and c to both others.
     assert [(len(x.values), x.source, x.targets, x.size_bytes) for x in second.exchanges] == [
         (2, 0, (1, 2), 8),
         (1, 1, (0, 2), 4),
@@ -84,10 +84,10 @@ def test_the_state_of_a_mask_or_of_a_group_lies_with_its_parameters():
     multi = optax.multi_transform({"adam": optax.adam(1e-3), "sgd": optax.sgd(1e-3, momentum=0.9)}, groups)
     assert split_update(multi).inputs[4:-4] == (None, 0, 2, 0, 2, 1, 0)
     clip = optax.masked(optax.clip_by_global_norm(1.0), {"a": True, "b": False, "c": True, "d": False})
-    assert len(split_update(optax.chain(clip, optax.sgd(0.1))).levels) == 1  # a and c share a place
+    assert len(split_update(optax.chain(clip, optax.sgd(0.1))).levels) == 1  # a and c share a submesh
 
 
-def test_factored_moments_and_their_sums_stay_on_the_place_of_their_parameter():
+def test_factored_moments_and_their_sums_stay_on_the_submesh_of_their_parameter():
     optimizer = optax.adafactor(1e-3, min_dim_size_to_factor=8)
     program = split_update(optimizer)
     assert len(program.levels) == 1 and program.exchanged_bytes == 0
@@ -96,13 +96,13 @@ def test_factored_moments_and_their_sums_stay_on_the_place_of_their_parameter():
     assert finite.exchanged_bytes == 4 * 2  # the flags, as below; no stand-in is sent
 
 
-def test_a_conditional_over_the_whole_state_is_cut_by_place():
+def test_a_conditional_over_the_whole_state_is_cut_by_submesh():
     program = split_update(optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 3))
     assert len(program.levels) == 2
-    assert program.exchanged_bytes == 4 * 2  # each of four flags, one byte, to two other places
+    assert program.exchanged_bytes == 4 * 2  # each of four flags, one byte, to two other submeshes
     for one in program.levels[1].programs:
         (cond,) = [e for e in one.jaxpr.jaxpr.eqns if e.primitive.name == "cond"]
-        own = 2 if one.place == 0 else 1
+        own = 2 if one.submesh == 0 else 1
         assert sum(v.aval.shape == (40, 40) for v in cond.invars) == 2 * own  # gradients and traces of its own
         assert sum(v.aval.shape == (40, 40) for v in cond.outvars) == 2 * own
 
@@ -114,13 +114,13 @@ def test_a_norm_inside_a_conditional_is_exchanged_between_its_pieces():
     assert program.exchanged_bytes == 4 * 2 + 32 and program.notes == ()
 
 
-def test_large_values_of_several_places_meet_where_most_bytes_are_and_are_told_of():
+def test_large_values_of_several_submeshes_meet_where_most_bytes_are_and_are_told_of():
     def mix(small, large):
         return jnp.concatenate([small, large]).sum(), small + 1
 
     closed = jax.make_jaxpr(mix)(jnp.zeros(2000), jnp.zeros(3000))
-    program = split_by_place(closed, (0, 1))
-    assert program.output_places == (1, 0)
+    program = split_mpmd(closed, (0, 1))
+    assert program.output_submeshes == (1, 0)
     assert len(program.levels) == 1  # an input is sent before the first
     (note,) = program.notes
     assert (note.source, note.target, note.size_bytes) == (0, 1, 8000)
@@ -129,10 +129,10 @@ def test_large_values_of_several_places_meet_where_most_bytes_are_and_are_told_o
 
 def test_outputs_are_put_where_they_are_wanted():
     closed = jax.make_jaxpr(lambda x, n: (x * 2, n + 1, x.sum()))(jnp.ones(2000), 0)
-    default = split_by_place(closed, (1, None), 2)
-    assert default.output_places == (1, None, 1) and default.exchanged_bytes == 0
-    moved = split_by_place(closed, (1, None), 2, {0: 0, 2: None})
-    assert moved.output_places == (0, None, None) and moved.exchanged_bytes == 8000 + 4
+    default = split_mpmd(closed, (1, None), 2)
+    assert default.output_submeshes == (1, None, 1) and default.exchanged_bytes == 0
+    moved = split_mpmd(closed, (1, None), 2, {0: 0, 2: None})
+    assert moved.output_submeshes == (0, None, None) and moved.exchanged_bytes == 8000 + 4
     assert "output 0" in str(moved.notes[0])
     outputs = run(moved, [jnp.ones(2000), 3])
     assert [len(copies) for copies in outputs] == [1, 2, 2] and float(outputs[2][0]) == 2000
@@ -140,18 +140,18 @@ def test_outputs_are_put_where_they_are_wanted():
 
 def test_an_input_that_meets_nothing_belongs_where_its_next_version_is_made():
     closed = jax.make_jaxpr(lambda g, last, unused: (g * 2, unused))(*[jnp.zeros(5)] * 3)
-    assert infer_places(closed, (1, None, None), {0: 1}) == (1, 1, 0)
+    assert infer_submeshes(closed, (1, None, None), {0: 1}) == (1, 1, 0)
 
 
-def test_small_state_that_meets_several_places_belongs_everywhere():
+def test_small_state_that_meets_several_submeshes_belongs_everywhere():
     closed = jax.make_jaxpr(lambda x, y, table, n: (x * table[0], y * table[n], n + 1))(
         jnp.zeros(5), jnp.zeros(5), jnp.zeros(2), 0
     )
-    assert infer_places(closed, (1, 0, None, None)) == (1, 0, None, 0)  # the number meets values of place 0 only
-    assert split_by_place(closed, (1, 0, None, 0)).exchanged_bytes == 0
+    assert infer_submeshes(closed, (1, 0, None, None)) == (1, 0, None, 0)  # the number meets values of submesh 0 only
+    assert split_mpmd(closed, (1, 0, None, 0)).exchanged_bytes == 0
 
 
-def test_side_effects_in_a_conditional_over_several_places_are_refused():
+def test_side_effects_in_a_conditional_over_several_submeshes_are_refused():
     def report(x, y, flag):
         def branch(x, y):
             jax.debug.print("{}", x.sum())
@@ -161,7 +161,7 @@ def test_side_effects_in_a_conditional_over_several_places_are_refused():
 
     closed = jax.make_jaxpr(report)(jnp.zeros(3), jnp.zeros(3), True)
     with pytest.raises(TraceError, match=r"test_mpmd.py:\d+ \(report\).*side effects|side effects.*test_mpmd.py"):
-        split_by_place(closed, (0, 1, None))
+        split_mpmd(closed, (0, 1, None))
 
 
 def test_a_side_effect_happens_once(capsys):
@@ -170,28 +170,28 @@ def test_a_side_effect_happens_once(capsys):
         return x + n, y + n
 
     closed = jax.make_jaxpr(report)(jnp.zeros(3), jnp.zeros(3), 1)
-    program = split_by_place(closed, (0, 1, None))
-    assert program.output_places == (0, 1) and len(program.levels) == 1
+    program = split_mpmd(closed, (0, 1, None))
+    assert program.output_submeshes == (0, 1) and len(program.levels) == 1
     run(program, [jnp.zeros(3), jnp.zeros(3), 7])
     jax.effects_barrier()
     assert capsys.readouterr().out == "step 7\n"
 
 
 @pytest.mark.parametrize(
-    ("places", "outputs", "message"),
+    ("submeshes", "outputs", "message"),
     [((0,), {}, "2 inputs, but 1"), ((0, 2), {}, "input 1 has 2"), ((0, 1), {0: 5}, "output 0 has 5")],
 )
-def test_places_that_do_not_fit_are_refused(places, outputs, message):
+def test_submeshes_that_do_not_fit_are_refused(submeshes, outputs, message):
     closed = jax.make_jaxpr(lambda x, y: x + y)(1.0, 2.0)
     with pytest.raises(TraceError, match=message):
-        split_by_place(closed, places, 2, outputs)
+        split_mpmd(closed, submeshes, 2, outputs)
 
 
 def random_program(seed: int):
-    """A function of arrays and scalars, and the places of its inputs: arithmetic, sums, and conditionals on them."""
+    """A function of arrays and scalars, and the submeshes of its inputs: arithmetic, sums, and conditionals on them."""
     choose = random.Random(seed)
     shapes = [choose.choice([(), (3,), (1100,)]) for _ in range(6)]
-    places = [choose.choice([None, 0, 1, 2] if s == () else [0, 1, 2]) for s in shapes]
+    submeshes = [choose.choice([None, 0, 1, 2] if s == () else [0, 1, 2]) for s in shapes]
 
     def combine(choose, values):
         for _ in range(choose.randint(3, 9)):
@@ -217,15 +217,15 @@ def random_program(seed: int):
         return combine(choose, values)
 
     inputs = [np.asarray(np.random.default_rng(seed + k).normal(size=s), np.float32) for k, s in enumerate(shapes)]
-    return function, inputs, places
+    return function, inputs, submeshes
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_split_program_computes_what_the_whole_does(seed):
-    function, inputs, places = random_program(seed)
+    function, inputs, submeshes = random_program(seed)
     closed = jax.make_jaxpr(function)(*inputs)
     wanted = {0: None, len(closed.jaxpr.outvars) - 1: seed % 3}
-    program = split_by_place(closed, places, 3, wanted)
+    program = split_mpmd(closed, submeshes, 3, wanted)
     expected = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *inputs)
     for copies, whole in zip(run(program, inputs), expected, strict=True):
         for one in copies:

@@ -12,8 +12,14 @@ import optax
 import pytest
 
 from autoshard.pipeline.split.forward import Forward, trace_forward
-from autoshard.pipeline.split.layer_cuts import LayerCuts, find_layers
-from autoshard.pipeline.split.stage_program import StageProgram, Stages, joint_arguments, joint_function, sent_name
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries, find_layers
+from autoshard.pipeline.split.stage_program import (
+    StageProgram,
+    StageSplitter,
+    boundary_name,
+    joint_arguments,
+    joint_function,
+)
 from autoshard.train_step import TrainStep
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "models"))
@@ -32,18 +38,18 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def programs_of(forward: Forward, cuts: LayerCuts, num_stages: int) -> list[StageProgram]:
+def programs_of(forward: Forward, cuts: LayerBoundaries, num_stages: int) -> list[StageProgram]:
     """The model in stages of about equally many layers."""
     ends = [round(k * cuts.num_layers / num_stages) for k in range(num_stages + 1)]
-    stages = Stages(forward, cuts)
+    stages = StageSplitter(forward, cuts)
     return [stages.program(a, b) for a, b in zip(ends, ends[1:], strict=False)]
 
 
-def cut_behind(forward: Forward, *ends: tuple[str, int]) -> LayerCuts:
+def cut_behind(forward: Forward, *ends: tuple[str, int]) -> LayerBoundaries:
     """Layers that end with the equations given as (primitive, number among the main ones of that primitive)."""
     names = [forward.jaxpr.eqns[i].primitive.name for i in forward.main]
     starts = (0, *([k for k, n in enumerate(names) if n == primitive][number] + 1 for primitive, number in ends))
-    return LayerCuts(starts, len(forward.main), tuple(map(str, starts)))
+    return LayerBoundaries(starts, len(forward.main), tuple(map(str, starts)))
 
 
 def composed(forward: Forward, programs: list[StageProgram], params: Any, mutable: Any, batch: Any, key: Any) -> Any:
@@ -64,13 +70,13 @@ def composed(forward: Forward, programs: list[StageProgram], params: Any, mutabl
             {n: state[n] for n in names.mutable_in},
             {n: data[n] for n in names.batch},
             {"key": key} if p.interface.reads_key else {},
-            {sent_name(s): values[sent_name(s)] for s in p.interface.inputs},
+            {boundary_name(s): values[boundary_name(s)] for s in p.interface.inputs},
             jnp.float32(FACTOR),
-            {sent_name(s): back[sent_name(s)] for s in p.interface.outputs if s.has_gradient},
+            {boundary_name(s): back[boundary_name(s)] for s in p.interface.outputs if s.has_gradient},
         )
 
     for p, function in zip(programs, joint, strict=True):
-        none = {sent_name(s): jnp.zeros(s.shape, s.dtype) for s in p.interface.outputs if s.has_gradient}
+        none = {boundary_name(s): jnp.zeros(s.shape, s.dtype) for s in p.interface.outputs if s.has_gradient}
         _, outputs, _, mutable_out, made = run(p, function, none)
         values |= outputs
         new_state |= mutable_out
