@@ -20,10 +20,11 @@ def product_flops(module: HloModule) -> float:
 
     Multiplications by the zeros of padding and dilation are not counted.
     """
-    return sum(_flops(run) * run.times for run in module.runs(fused=True))
+    return sum(flops_of(run) * run.times for run in module.runs(fused=True))
 
 
-def _flops(run: Run) -> float:
+def flops_of(run: Run) -> float:
+    """Operations of one instruction that is a product or a convolution; 0 for others."""
     instruction = run.instruction
     opcode, attributes = instruction.opcode, instruction.attributes
     found = _TARGET.search(attributes) if opcode == "custom-call" else None

@@ -92,6 +92,15 @@ class Instruction:
         found = _OP_NAME.search(self.attributes)
         return found.group(1) if found else ""
 
+    def called_as(self, role: str) -> str:
+        """The computation that it calls in a role, such as the `body` of a loop."""
+        found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
+        if found is None:
+            raise VerificationError(
+                f"`{self.opcode}` {self.name} must call a {role}; received {self.attributes[:200]!r}."
+            )
+        return found.group(1)
+
     @property
     def result_bytes(self) -> float:
         """Bytes of all arrays of the result."""
@@ -161,13 +170,13 @@ class HloModule:
                 continue
             inner = times
             if instruction.opcode == "while":
-                inner *= self._trips(instruction)
+                inner *= self.trips(instruction)
             elif instruction.opcode == "conditional":
                 inner /= len(instruction.called)
             for callee in instruction.called:
                 yield from self._visit(callee, inner, run, callers)
 
-    def _trips(self, loop: Instruction) -> int:
+    def trips(self, loop: Instruction) -> int:
         """A loop's count as the compiler tells it, or as its condition does: a counter from 0 on below a constant.
 
         XLA:TPU tells no counts; the counters of `jax.lax.scan` and `fori_loop` begin at 0 there.

@@ -1,0 +1,208 @@
+"""What a step takes as the compiler scheduled it: a compiled program replayed on two streams.
+
+XLA:GPU runs the instructions of a scheduled program in the order in which its text lists them, kernels on one stream
+and collectives on another. A collective begins at its `-start`, once the kernels before it are done and the collective
+before it is through; its `-done` makes the kernels wait. What they wait is exposed, the rest of its time is hidden.
+
+    kernel       launch + max(FLOPs / product rate, bytes / memory rate)      (roofline, as in `cost/compute.py`)
+    collective   as priced by `cost/collectives.py`: hierarchical rings over the levels of its mesh axes, and a launch
+
+A loop repeats its body; all but its first iterations take what the last simulated one took. These are facts about
+schedules, not about silicon: kernels are not slowed by collectives that run beside them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from autoshard.cluster import LogicalMesh
+from autoshard.cost.collectives import all_gather, all_reduce, all_to_all, launched, permute, reduce_scatter
+from autoshard.verify.collectives import CompiledCollective, compiled_collectives
+from autoshard.verify.hlo import Computation, HloModule, Instruction
+from autoshard.verify.kernel_cost import Rates
+
+_SIMULATED_ITERATIONS = 4
+"""Of a loop; its first iterations differ from the others by what is in flight when it begins."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduledCollective:
+    """A collective in the schedule: its time in a step, with all repetitions, and the part that kernels wait for."""
+
+    collective: CompiledCollective
+    time_s: float
+    exposed_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """The time that runs behind kernels."""
+        return self.time_s - self.exposed_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """A step as scheduled: `step_s` is `kernel_s` and what is exposed of `collective_s`.
+
+    `collectives`: Those that are exposed most come first.
+    """
+
+    step_s: float
+    kernel_s: float
+    collectives: tuple[ScheduledCollective, ...]
+
+    @property
+    def collective_s(self) -> float:
+        """Time of all collectives."""
+        return sum(c.time_s for c in self.collectives)
+
+    @property
+    def exposed_s(self) -> float:
+        """Time of collectives that kernels wait for."""
+        return sum(c.exposed_s for c in self.collectives)
+
+
+def replay(module: HloModule, mesh: LogicalMesh, rates: Rates) -> ScheduledStep:
+    """Replays a scheduled program.
+
+    Args:
+      module: The optimised program of one device, its instructions in the order in which they run.
+      mesh: The logical mesh that it was compiled for, whose links price collectives.
+      rates: What its kernels reach.
+    """
+    axes = tuple((axis.name, axis.size) for axis in mesh.axes)
+    replaying = _Replay(module, mesh, rates, {c.name: c for c in compiled_collectives(module, axes)})
+    replaying.run(module.computations[module.entry])
+    known, sent_s, exposed_s = replaying.known, replaying.sent_s, replaying.exposed_s
+    priced = [ScheduledCollective(known[name], time_s, exposed_s.get(name, 0.0)) for name, time_s in sent_s.items()]
+    priced.sort(key=lambda c: -c.exposed_s)
+    return ScheduledStep(replaying.now_s, replaying.kernel_s, tuple(priced))
+
+
+def collective_s(collective: CompiledCollective, mesh: LogicalMesh) -> float:
+    """The time of one run of a compiled collective, by the formulas that price plans."""
+    axes = [axis for axis in mesh.axes if axis.name in collective.axes]
+    own_bytes = sum(p.array.size_bytes for p in collective.pieces)
+    match collective.kind:
+        case "all-gather":
+            priced = all_gather(axes, own_bytes * collective.num_devices)
+        case "reduce-scatter":
+            priced = reduce_scatter(axes, own_bytes)
+        case "all-reduce":
+            priced = all_reduce(axes, own_bytes)
+        case "all-to-all" | "ragged-all-to-all":
+            priced = all_to_all(axes, own_bytes)
+        case _:
+            priced = permute(axes, own_bytes)
+    return launched(priced, mesh.device_type).time_s
+
+
+@dataclasses.dataclass(slots=True)
+class _Replay:
+    """The clocks of the two streams, and what has been counted so far; `weight`: how often what runs now is repeated.
+
+    `on_link`: The collectives that kernels may still have to wait for: name, begin and end, in order.
+    """
+
+    module: HloModule
+    mesh: LogicalMesh
+    rates: Rates
+    known: Mapping[str, CompiledCollective]
+    now_s: float = 0.0
+    link_free_s: float = 0.0
+    kernel_s: float = 0.0
+    weight: float = 1.0
+    on_link: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
+    sent_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    exposed_s: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def run(self, computation: Computation) -> None:
+        """Replays a computation on top of what is in flight."""
+        ends_s: dict[str, float] = {}  # of each collective that has begun, by the name of its `-start`
+        for instruction in computation.instructions.values():
+            opcode = instruction.opcode
+            collective = self._collective_in(instruction)
+            if collective is not None:
+                ends_s[instruction.name] = self._send(collective)
+                if not opcode.endswith("-start") or is_synchronous(instruction):
+                    self._wait(ends_s[instruction.name])
+            elif opcode.endswith("-done"):
+                self._wait(ends_s.get(_start_of(computation, instruction), self.now_s))
+            elif opcode == "while":
+                self._loop(instruction)
+            elif opcode == "conditional":
+                self._branches(instruction)
+            elif opcode == "call":
+                self.run(self.module.computations[instruction.called[0]])
+            else:
+                self._kernel(computation, instruction)
+
+    def _collective_in(self, instruction: Instruction) -> str | None:
+        """The name of the collective that an instruction is, or begins."""
+        if instruction.name in self.known:
+            return instruction.name
+        if instruction.opcode != "async-start":
+            return None
+        return next(
+            (name for name in self.module.computations[instruction.called[0]].instructions if name in self.known), None
+        )
+
+    def _send(self, name: str) -> float:
+        """Puts a collective on the link; when it ends."""
+        time_s = collective_s(self.known[name], self.mesh)
+        self.sent_s[name] = self.sent_s.get(name, 0.0) + self.weight * time_s
+        begin_s = max(self.now_s, self.link_free_s)
+        self.link_free_s = begin_s + time_s
+        self.on_link = [c for c in self.on_link if c[2] > self.now_s]
+        self.on_link.append((name, begin_s, self.link_free_s))
+        return self.link_free_s
+
+    def _wait(self, until_s: float) -> None:
+        """Kernels wait until then; what is on the link meanwhile is exposed."""
+        for name, begin_s, end_s in self.on_link:
+            waited_s = min(end_s, until_s) - max(begin_s, self.now_s)
+            if waited_s > 0:
+                self.exposed_s[name] = self.exposed_s.get(name, 0.0) + self.weight * waited_s
+        self.now_s = max(self.now_s, until_s)
+
+    def _kernel(self, computation: Computation, instruction: Instruction) -> None:
+        time_s = self.rates.kernel_s(self.module, computation, instruction)
+        self.kernel_s += self.weight * time_s
+        self.now_s += time_s
+
+    def _loop(self, loop: Instruction) -> None:
+        body = self.module.computations[loop.called_as("body")]
+        trips = self.module.trips(loop)
+        simulated = min(trips, _SIMULATED_ITERATIONS)
+        outer, before_s = self.weight, self.now_s
+        for k in range(simulated):
+            before_s = self.now_s
+            self.weight = outer * (trips - simulated + 1 if k == simulated - 1 else 1)
+            self.run(body)
+        skipped_s = (trips - simulated) * (self.now_s - before_s)
+        self.now_s += skipped_s
+        self.link_free_s += skipped_s
+        self.on_link = [(name, begin_s + skipped_s, end_s + skipped_s) for name, begin_s, end_s in self.on_link]
+        self.weight = outer
+
+    def _branches(self, conditional: Instruction) -> None:
+        """Each branch counts as often as any other."""
+        outer, before_s, ends_s = self.weight, self.now_s, []
+        self.weight = outer / len(conditional.called)
+        for branch in conditional.called:
+            self.now_s = before_s
+            self.run(self.module.computations[branch])
+            ends_s.append(self.now_s)
+        self.now_s, self.weight = math.fsum(ends_s) / len(ends_s), outer
+
+
+def is_synchronous(instruction: Instruction) -> bool:
+    """Whether XLA:GPU runs a `-start` on the stream of the kernels after all."""
+    return '"is_sync":true' in instruction.attributes.replace(" ", "")
+
+
+def _start_of(computation: Computation, done: Instruction) -> str:
+    """The name of the `-start` that a `-done` belongs to, through updates on the way."""
+    name = done.operands[0]
+    while (made := computation.instructions.get(name)) is not None and made.opcode == "async-update":
+        name = made.operands[0]
+    return name
