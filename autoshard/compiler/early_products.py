@@ -10,9 +10,9 @@ OpenXLA, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc).
 import dataclasses
 from collections.abc import Iterator, Set
 
+from autoshard.compiler.collective_combiner import is_reduced_alone
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS, SUMS
-from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.computations import Computation, Instruction, all_computations, entry_computation
 from autoshard.graph.graph import Graph
 
@@ -77,15 +77,6 @@ def early_products(computation: Computation) -> Iterator[EarlyProduct]:
 def _has_product(instruction: Instruction) -> bool:
     """Whether an equation is a product, or contains one."""
     return instruction.name in PRODUCTS or any(_has_product(i) for nested in instruction.nested for i in nested)
-
-
-def is_reduced_alone(partial_bytes: float) -> bool:
-    """Whether a partial sum that takes so much on a device, and is scattered, is reduced by a collective of its own.
-
-    XLA joins those that make up to `COMBINED_BYTES` on a device, of partial sums that take as many times more as there
-    are devices. One that takes more itself has nothing to win but a latency that is small beside its time.
-    """
-    return partial_bytes > COMBINED_BYTES
 
 
 def awaited_sums(graph: Graph) -> dict[int, int]:

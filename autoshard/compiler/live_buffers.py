@@ -29,8 +29,8 @@ def shortened(
     Where heavy kernels read slices of a value, XLA takes these as soon as nothing else needs the whole one, since its
     schedule for least memory does first what frees most. A pointwise result that nothing needs whole is computed inside
     its slices (`PriorityFusion`). Where a value is gathered for a reader, what is computed from the copy later needs
-    the pieces no more. And what only products read whose sums are waited for (`early_products.py`) is made for them, not
-    with what is made of values behind these sums.
+    the pieces no more. And what only products read whose sums are waited for (`early_products.py`) is made for them,
+    not with what is made of values behind these sums.
 
     Args:
       solved: The program. uses: Its buffers. sizes_bytes: [n] of each; 0 where there is none.

@@ -30,7 +30,7 @@ def split_by_rows(batch, inputs, outputs):
 
 def test_what_is_tied_to_a_sum_that_is_reduced_alone_waits_for_it(monkeypatch):
     """The partial sum of a weight (8, 4) is too large to be joined where nothing is."""
-    monkeypatch.setattr("autoshard.compiler.early_products.COMBINED_BYTES", 0)
+    monkeypatch.setattr("autoshard.compiler.collective_combiner.COMBINED_BYTES", 0)
     closed, wanted = split_by_rows(64, 8, 4)
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     layouts = [(("data",), ()), (("data",), ()), ((), ())]
