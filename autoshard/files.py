@@ -15,8 +15,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
-from typing import NoReturn
+from collections.abc import Hashable, Iterator
+from typing import Any, NoReturn
 
 import yaml
 
@@ -158,8 +158,8 @@ class _PlainLoader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str | None, list[tuple[str, re.Pattern[str]]]] = {}
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        mapping: dict[object, object] = {}
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a scalar", key_node.start_mark)
@@ -273,11 +273,11 @@ def _check_yaml_events(path: str | os.PathLike[str], text: str, max_depth: int) 
             depth -= 1
 
 
-def _check_data(path: str | os.PathLike[str], data: object, max_depth: int) -> None:
+def _check_data(path: str | os.PathLike[str], data: Any, max_depth: int) -> None:
     """Refuses deep nesting, numbers that overflowed, and text that no file could hold again."""
     level, depth = [data], 0
     while level:
-        inner: list[object] = []
+        inner: list[Any] = []
         for item in level:
             kind = type(item)
             if kind is list or kind is dict:

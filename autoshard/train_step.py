@@ -161,7 +161,7 @@ class TrainStep:
             gradients = jax.tree.map(lambda g: g / scale.astype(g.dtype), gradients)
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        if scale is None:
+        if scale is None or self.scaling is None:
             return state.replace(step=state.step + 1, params=params, opt_state=opt_state, mutable=mutable), metrics
         is_finite = jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]).all()
         chosen = jax.tree.map(
@@ -226,6 +226,7 @@ class TrainStep:
             gradients, mutable, metrics = self.gradients(state.params, mutable, part, part_key, factor)
             own = gradients, jax.tree.map(lambda m, w=size / total: m * w, metrics)
             sums = own if sums is None else jax.tree.map(jnp.add, sums, own)
+        assert sums is not None  # a batch has at least one part
         return sums[0], mutable, sums[1]
 
 

@@ -35,7 +35,7 @@ def rate_curve(seconds: Mapping[float, float], launch_s: float) -> Curve:
     return Curve(tuple(reversed(points)))
 
 
-def narrow_curve(seconds: Mapping[tuple[int, int, int], float], wide: int, launch_s: float) -> Curve:
+def narrow_curve(seconds: Mapping[tuple[int, ...], float], wide: int, launch_s: float) -> Curve:
     """What is left of the rate of products by their least dimension.
 
     For each n below `wide`, products of n x wide x wide in all three positions of n, whose rates are r1, r2, r3; of the

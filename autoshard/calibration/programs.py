@@ -181,7 +181,8 @@ def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tupl
             own, (size_bytes, wide) = _collective(probe.collective, probe.size), probe.shape
             many = lambda x, y: jnp.stack([*(own(x[k])[0] for k in range(NUM_INDEPENDENT)), _product(x, y)])
             return many, [(NUM_INDEPENDENT, size_bytes // 4), (wide, wide)], probe.dtype
-        case Measures.BESIDE:
+        case _:
+            assert probe.measures is Measures.BESIDE
             (wide,) = probe.shape
             return lambda x, y: _product(x, y)[None], [(NUM_INDEPENDENT, 1), (wide, wide)], probe.dtype
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.execution.row_major import shards_row_major
@@ -57,7 +58,7 @@ class Placement:
 
     def constrain(self, value: Any, entries: SpecEntries | None) -> Any:
         """`value` in a layout; as it is, if that is None."""
-        if entries is None or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if entries is None or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return value
         return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, partition_spec(entries)))
 

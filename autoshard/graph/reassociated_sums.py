@@ -24,13 +24,11 @@ def reassociated_sums(
     for operation in operations:
         if operation.name not in _SUMS or not pointwise[operation.index] or operation.results[0] is None:
             continue
-        terms = [producer.get(o) if o is not None else None for o in operation.operands]
-        if all(
-            t is not None
-            and len(uses[o]) == 1
-            and t.trips == operation.trips
-            and (t.index in sums or _is_partial_sum(t))
-            for t, o in zip(terms, operation.operands, strict=True)
+        read = [o for o in operation.operands if o in producer]
+        terms = [producer[o] for o in read]
+        if len(terms) == len(operation.operands) and all(
+            len(uses[o]) == 1 and t.trips == operation.trips and (t.index in sums or _is_partial_sum(t))
+            for t, o in zip(terms, read, strict=True)
         ):
             makers = [m for t in terms for m in sums.get(t.index, [t])]
             if len({_reduced_sizes(m) for m in makers}) == 1:

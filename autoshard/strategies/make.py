@@ -163,7 +163,7 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
             )
         except (LayoutError, SolverError) as error:
             failure = error
-    if not plans:
+    if failure is not None and not plans:
         raise failure
     return min(plans, key=lambda p: p.certificate.objective)
 

@@ -156,7 +156,7 @@ def _argument_layouts(index: int, setting: _Setting) -> frozenset[Layout]:
                 "devices (mesh=)."
             )
         return frozenset(layouts)
-    wants_tensor = tensor and index in roles.matrix_parameters
+    wants_tensor = bool(tensor) and index in roles.matrix_parameters
     is_split = lambda l: WHOLE not in on(l, tensor)
     if setting.spread is not None and (dims := setting.spread.dims.get(index)):
         parts = [l for l in layouts if len(on(l, data)) == 1 and on(l, data) <= dims]
@@ -168,20 +168,21 @@ def _argument_layouts(index: int, setting: _Setting) -> frozenset[Layout]:
             )
         if parts:
             apart = [l for l in parts if is_split(l) and (strategy.spread is Spread.TABLES or not on(l, tensor) & dims)]
-            return frozenset(wants_tensor and apart or parts)
-    shards_data = data and (
+            return frozenset(apart if wants_tensor and apart else parts)
+    shards_data = bool(data) and (
         index in roles.parameters
         and strategy.data is DataRule.ZERO3
         or index in roles.optimizer_state - roles.welded_state
         and strategy.data is not DataRule.DDP
     )
     is_sharded = lambda l: len(on(l, data)) == 1 and on(l, data) != {WHOLE}
-    return frozenset(
-        (shards_data and wants_tensor and [l for l in layouts if is_sharded(l) and is_split(l)])
-        or (wants_tensor and [l for l in layouts if on(l, data) <= {WHOLE} and is_split(l)])
-        or (shards_data and [l for l in layouts if is_sharded(l)])
-        or [l for l in layouts if on(l, data) <= {WHOLE}]
+    is_whole = lambda l: on(l, data) <= {WHOLE}
+    wishes = (
+        [l for l in layouts if shards_data and wants_tensor and is_sharded(l) and is_split(l)],
+        [l for l in layouts if wants_tensor and is_whole(l) and is_split(l)],
+        [l for l in layouts if shards_data and is_sharded(l)],
     )
+    return frozenset(next(filter(None, wishes), [l for l in layouts if is_whole(l)]))
 
 
 def _group_rule(group: Group, setting: _Setting) -> _GroupRule:

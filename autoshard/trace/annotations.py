@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.graph.graph import FixedLayout
+from autoshard.trace.walk import shape_of
 
 
 def fixed_of_spec(spec: PartitionSpec, rank: int) -> FixedLayout:
@@ -31,7 +32,7 @@ def constraint_layout(equation: jex.JaxprEqn) -> FixedLayout | None:
     sharding = equation.params.get("sharding")
     if not isinstance(sharding, NamedSharding):
         return None
-    rank = len(equation.outvars[0].aval.shape)
+    rank = len(shape_of(equation.outvars[0]))
     layout = list(fixed_of_spec(sharding.spec, rank))
     for d in equation.params.get("unconstrained_dims") or ():
         layout[d] = None
@@ -75,7 +76,7 @@ def box_spec(box: nn.Partitioned | nnx.Variable) -> PartitionSpec | None:
     """
     if isinstance(box, nn.LogicallyPartitioned):
         rules = box.rules or nn.get_logical_axis_rules()
-        return nn.logical_to_mesh_axes(box.names, rules) if rules else None
+        return nn.spmd.logical_to_mesh_axes(box.names, rules) if rules else None
     if isinstance(box, nn.Partitioned):
         return PartitionSpec(*box.names)
     if not box.get_metadata().get("out_sharding"):

@@ -33,12 +33,13 @@ from autoshard.trace.leaves import Leaf, Leaves, describe
 from autoshard.trace.source import SourceLines
 from autoshard.trace.walk import (
     EquationKind,
-    called_jaxpr,
     called_operands,
     is_checkpoint,
     kind_of,
+    nested_programs,
     open_jaxpr,
     scan_counts,
+    shape_of,
 )
 
 
@@ -182,7 +183,7 @@ class Flattener:
         match kind_of(equation):
             case EquationKind.CALL:
                 self.equations.append(f"call {equation.primitive.name}")
-                _, nested = called_jaxpr(equation)
+                nested = nested_programs(equation)[0]
                 start = len(self.operations)
                 with self.called_from(self.lines.of(equation)):
                     results = self.call(nested, called_operands(equation, operands), trips)
@@ -221,8 +222,8 @@ class Flattener:
         return self.run(inner, [*constants, *operands], trips)
 
     def opaque(
-        self, equation: jex.JaxprEqn, number: int, operands: Sequence[int | None], trips: float
-    ) -> list[int | None]:
+        self, equation: jex.JaxprEqn, number: int, operands: tuple[int | None, ...], trips: float
+    ) -> tuple[int | None, ...]:
         self.equations.append(describe(equation))
         source = self.source(equation)
         results = tuple(None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars)
@@ -297,7 +298,7 @@ class Flattener:
             zip(stacked, inner.invars[n_consts + n_carry :], strict=True), n_consts + n_carry
         ):
             piece = self.new_value(v.aval)
-            rule = _stack_rule(v.aval.shape, True)
+            rule = _stack_rule(shape_of(v), True)
             self.operations.append(
                 _Draft(
                     number, OperationKind.SCAN_SLICE, "scan_slice", (whole,), (piece,), rule, trips, source, slot=slot
@@ -314,7 +315,7 @@ class Flattener:
                 outputs.append(None)
                 continue
             whole = self.new_value(v.aval)
-            rule = _stack_rule(inner_v.aval.shape, False)
+            rule = _stack_rule(shape_of(inner_v), False)
             self.operations.append(
                 _Draft(
                     number,
@@ -375,7 +376,7 @@ class Flattener:
                     "branch_join",
                     tuple(r[k] for r in results),
                     (joined,),
-                    _identity_rule(v.aval.shape, len(branches)),
+                    _identity_rule(shape_of(v), len(branches)),
                     trips,
                     self.source(equation),
                     slot=k,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 
 from autoshard.errors import TraceError
@@ -118,7 +119,7 @@ def _read_type(aval: Any) -> ArrayType:
         raise TraceError(f"Every dimension must have a static size, but a tensor of shape {shape} does not.")
     if dtype is None or not hasattr(dtype, "itemsize"):
         itemsize = 0
-    elif jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    elif jnp.issubdtype(dtype, jax.dtypes.prng_key):
         itemsize = 8
     else:
         itemsize = int(dtype.itemsize)

@@ -7,9 +7,10 @@ through this file, and both count an equation before the equations nested in it.
 import enum
 import itertools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax.extend.core as jex
+from jax.core import ShapedArray
 
 
 class EquationKind(enum.Enum):
@@ -31,6 +32,11 @@ _CALL_PARAMETERS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 def open_jaxpr(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> jex.Jaxpr:
     """The open jaxpr of an open or closed one."""
     return jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr
+
+
+def shape_of(v: jex.Var | jex.Literal) -> tuple[int, ...]:
+    """The shape of an array in a jaxpr."""
+    return cast(ShapedArray, v.aval).shape
 
 
 def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJaxpr] | None:
@@ -87,7 +93,7 @@ def scan_counts(equation: jex.JaxprEqn) -> tuple[int, int]:
     0.11, flat trees since 0.12): a scanned input and a stacked output have one dimension more outside than inside.
     """
     inner = open_jaxpr(equation.params["jaxpr"])
-    rank = lambda v: len(v.aval.shape)
+    rank = lambda v: len(shape_of(v))
     carried = sum(rank(o) == rank(i) for o, i in zip(equation.outvars, inner.outvars, strict=True))
     scanned = sum(rank(o) != rank(i) for o, i in zip(equation.invars, inner.invars, strict=True))
     return len(inner.invars) - carried - scanned, carried
@@ -106,7 +112,8 @@ def nested_programs(equation: jex.JaxprEqn) -> list[jex.Jaxpr | jex.ClosedJaxpr]
     """The programs nested in an equation that run under the plan, in the order in which they are numbered."""
     match kind_of(equation):
         case EquationKind.CALL:
-            return [called_jaxpr(equation)[1]]
+            called = called_jaxpr(equation)
+            return [called[1]] if called else []
         case EquationKind.SCAN:
             return [equation.params["jaxpr"]]
         case EquationKind.WHILE:

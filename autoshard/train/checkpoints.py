@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from autoshard.errors import ConfigError, TrainingError
@@ -136,7 +137,7 @@ def _difference(wanted: Any, saved: Any) -> str | None:
             return f"it holds `{name}`, which the state does not have"
         if theirs is None:
             return f"it lacks `{name}` {ours.dtype}{list(ours.shape)}"
-        if jax.dtypes.issubdtype(ours.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
             continue
         if tuple(theirs.shape) != tuple(ours.shape) or theirs.dtype != ours.dtype:
             received = f"{theirs.dtype}{list(theirs.shape)}"

@@ -284,7 +284,8 @@ def _keys_at(location: Sequence[Any]) -> list[str]:
     model: type[BaseModel] = TrainConfig
     for part in location:
         annotation = model.model_fields[part].annotation
-        model = next(kind for kind in (*typing.get_args(annotation), annotation) if hasattr(kind, "model_fields"))
+        kinds = (*typing.get_args(annotation), annotation)
+        model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     return list(model.model_fields)
 
 

@@ -22,8 +22,9 @@ def join_processes() -> None:
     if jax.distributed.is_initialized():
         return
     try:
-        count, number = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
-        jax.distributed.initialize(num_processes=count and int(count), process_id=number and int(number))
+        numbers = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+        count, number = (int(text) if text else None for text in numbers)
+        jax.distributed.initialize(num_processes=count, process_id=number)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(

@@ -201,7 +201,9 @@ class _Loop:
                         StepReport(done, metrics, spent_s / steps, waited_s / steps, compiled, self._work)
                     )
                     reported, spent_s, waited_s = done, 0.0, 0.0
-                if self._evaluate is not None and (done % section.eval_every == 0 or done == last):
+                if self._evaluate is not None and (
+                    done == last or section.eval_every and done % section.eval_every == 0
+                ):
                     self._reports.report(self._evaluate(done, state))
                 if saves:
                     self._save(done, state)

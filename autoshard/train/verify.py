@@ -103,6 +103,7 @@ def _verified(request: Request, time_limit_s: float | None, console: rich.consol
         )
         try:
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and the log tells why
+                assert process.stdin is not None
                 process.stdin.write(request.model_copy(update={"outcome": str(outcome)}).model_dump_json())
                 process.stdin.close()
             stage, is_late = _watched(process, target, time_limit_s, console)

@@ -118,4 +118,4 @@ def _rows(row: np.ndarray) -> jax.Array:
 
 def _everywhere(rows: jax.Array) -> NamedSharding:
     """A copy on each device that has a row."""
-    return NamedSharding(rows.sharding.mesh, PartitionSpec())
+    return NamedSharding(cast(NamedSharding, rows.sharding).mesh, PartitionSpec())

@@ -87,7 +87,7 @@ class PendingTransfers:
         now_s = time.monotonic()
         owed, self._owed = self._owed, []
         for one in owed:
-            if not one.sign.is_ready():
+            if not _is_ready(one.sign):
                 self._owed.append(one)
                 continue
             try:
@@ -112,7 +112,7 @@ class PendingTransfers:
         begin_s = time.monotonic()
         pause_s = _SHORTEST_PAUSE_S
         waiting = [plain(leaf) for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
-        while pause_s < _LONGEST_PAUSE_S and (waiting := [array for array in waiting if not array.is_ready()]):
+        while pause_s < _LONGEST_PAUSE_S and (waiting := [array for array in waiting if not _is_ready(array)]):
             self.look()
             time.sleep(pause_s)
             pause_s *= 2
@@ -151,6 +151,10 @@ class PendingTransfers:
                     "processes must make the same moves in the same order. If it is only slow, allow more than "
                     f"timeout_s={timeout_s:g}."
                 )
+
+
+def _is_ready(array: jax.Array) -> bool:
+    return array.is_ready()  # pyright: ignore[reportAttributeAccessIssue] - missing in jax.Array's stub
 
 
 def _when_ready(arrays: Sequence[jax.Array]) -> threading.Event:

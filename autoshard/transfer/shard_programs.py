@@ -45,7 +45,7 @@ class ShardPrograms:
 
 def nothing(shape: Sequence[int], dtype: Any, device: jax.Device) -> jax.Array:
     """An array without elements on `device`."""
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.zeros(shape, dtype, device=device)
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
     return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype, device=device), impl=impl_of(dtype))
@@ -53,7 +53,7 @@ def nothing(shape: Sequence[int], dtype: Any, device: jax.Device) -> jax.Array:
 
 def plain(array: jax.Array) -> jax.Array:
     """PRNG keys as the numbers that they are made of; other arrays as they are."""
-    return jax.random.key_data(array) if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
 
 
 def impl_of(dtype: Any) -> Any:

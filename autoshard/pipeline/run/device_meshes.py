@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -100,7 +101,7 @@ def bring(leaf: Any, target: NamedSharding, mover: CrossMeshTransfer, name: str)
     if is_shared or (isinstance(leaf, jax.Array) and jax.process_count() == 1):
         moved = mover.move(leaf, target, name=name)
         return as_array(moved)
-    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     plain = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
     plain = plain.astype(jax.dtypes.canonicalize_dtype(plain.dtype))
     made = jax.make_array_from_callback(plain.shape, target, lambda index: plain[index], dtype=plain.dtype)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from autoshard.errors import TraceError
 from autoshard.pipeline.split.placement import SMALL_BYTES, PlacedStep, Placer
@@ -325,7 +326,7 @@ class _Assembly:
             is_alone = (
                 value < len(self.inputs)
                 or self.flattening.size_bytes(value) > SMALL_BYTES
-                or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+                or jnp.issubdtype(aval.dtype, jax.dtypes.extended)
                 or any((value, p) in kept for p in submeshes)
             )
             bundles[level, source, tuple(sorted(submeshes)), str(aval.dtype), value if is_alone else -1].append(value)

@@ -101,7 +101,7 @@ class Flattening:
     def _constant(self, aval: Any, array: Any, steps: list[Step]) -> int:
         """Adds a step that makes a constant, wherever it runs: not tied to the devices that hold `array`."""
         value = self.new_value(aval)
-        if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             array = np.asarray(array, aval.dtype)
         steps.append(Step("constant", "", (), (value,), lambda _: (jnp.asarray(array),)))
         return value

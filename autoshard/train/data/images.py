@@ -42,7 +42,7 @@ def digits() -> Digits:
             "data.name: `digits` are read from scikit-learn, which is not installed. "
             "Install it: pip install scikit-learn, or pip install 'autoshard[images]'."
         ) from error
-    flat, labels = load_digits(return_X_y=True)
+    flat, labels = map(np.asarray, load_digits(return_X_y=True))
     order = np.random.default_rng(0).permutation(len(labels))
     return Digits(flat[order].reshape(-1, SIZE, SIZE).astype(np.float32), labels[order].astype(np.int32))
 
