@@ -37,7 +37,8 @@ def peak(f: Formulation, held: LiveBuffers) -> tuple[float, str, tuple[MemoryIte
     usage = np.cumsum(total)[:-1]
     at = int(np.argmax(usage))
     alive = np.flatnonzero((starts <= at) & (at < stops) & (sizes_bytes != 0))
-    items = [_item(f, held.uses[k], float(sizes_bytes[k])) for k in alive.tolist()]
+    state = {graph.arguments[o.successor_of].value for o in graph.outputs if o.successor_of is not None}
+    items = [_item(f, held.uses[k], float(sizes_bytes[k]), state) for k in alive.tolist()]
     peak_at = ""
     if len(held.instants) and graph.operations:
         operation = graph.operations[held.instants[at]]
@@ -45,7 +46,8 @@ def peak(f: Formulation, held: LiveBuffers) -> tuple[float, str, tuple[MemoryIte
     return float(usage[at]), peak_at, tuple(sorted(items, key=lambda m: -m.size_bytes))
 
 
-def _item(f: Formulation, use: BufferUse, size_bytes: float) -> MemoryItem:
+def _item(f: Formulation, use: BufferUse, size_bytes: float, state: Set[int]) -> MemoryItem:
+    """What a buffer holds; `state` are the arguments that have a successor."""
     graph = f.program.graph
     match use.kind:
         case BufferKind.OPERAND_COPY:
@@ -54,7 +56,6 @@ def _item(f: Formulation, use: BufferUse, size_bytes: float) -> MemoryItem:
         case BufferKind.VALUE:
             tensor, operation = graph.values[use.owner], f.program.analysis.chains.producer[use.owner]
             if operation is None:
-                state = {graph.arguments[o.successor_of].value for o in graph.outputs if o.successor_of is not None}
                 kind = "state" if use.owner in state else "inputs"
                 return MemoryItem(tensor.name, kind, tensor.shape, size_bytes)
             name = f"{operation.name} at {operation.source}"
