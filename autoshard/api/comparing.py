@@ -35,7 +35,7 @@ def compare(
 
     A step of one program stands beside data parallelism, ZeRO, Megatron and their mixes, each planned under the same
     costs and limits. A step in stages stands beside the forms that its search looked at: each slice alone, pipelines
-    across slices, and a team of replicas on each slice with shares by speed, even shares and Whale's (Jia et al. 2022).
+    across slices, and a replica group on each slice with shares by speed, even shares and Whale's (Jia et al. 2022).
 
     Args:
       fn: The function, such as a whole training step, that takes and returns its state; or a `TrainStep`.

@@ -27,7 +27,7 @@ EPILOG = (
     "best of its kind under the same costs and limits. `vs plan` is its step time as a multiple of the plan's. "
     "A strategy that exceeds the memory is shown with what it would need. Without --mesh, every strategy has the "
     "meshes that suit it. A step in stages, as on a cluster with several kinds of devices, is compared with the other "
-    "forms that its search looked at: each slice alone, pipelines across slices, a team of replicas on each slice with "
+    "forms that its search looked at: each slice alone, pipelines across slices, a replica group on each slice with "
     "even shares, and with Whale's. Ctrl-C ends the search at hand with its best plan so far, and the next contender "
     "follows; a second one during the same search ends all."
 )

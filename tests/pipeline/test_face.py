@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from autoshard.pipeline.search.considered import Considered
 
 import autoshard
 from autoshard.errors import ConfigError, ExportError, PlanMismatchError, StageError
+from autoshard.pipeline.search.alternative import Alternative
 from autoshard.plans.logical import LogicalAxes
 
 
@@ -67,7 +67,7 @@ def test_a_difference_tells_pipelines_and_programs(subject):
         plan,
         arrangement=dataclasses.replace(plan.arrangement, pipelines=(first, faster)),
         programs=(other, *plan.programs[1:]),
-        homes=(plan.homes[-1], *plan.homes[1:]),
+        owners=(plan.owners[-1], *plan.owners[1:]),
     )
     found = plan.diff(changed)
     assert [(c.pipelines, c.stage, c.what, c.before, c.after) for c in found.stages] == [
@@ -116,20 +116,20 @@ def test_a_form_that_holds_one_mesh_says_which_stages_it_cannot_hold(subject):
 
 def test_a_plan_stands_beside_the_forms_that_were_looked_at(subject):
     forms = (
-        Considered("fast alone: 2 x 1 stage", 0.03),
-        Considered("slow alone", None, "does not fit the memory"),
-        Considered("a team on each slice: shares by speed", 0.02),
-        Considered("a team on each slice: even shares", 0.025),
+        Alternative("fast alone: 2 x 1 stage", 0.03),
+        Alternative("slow alone", None, "does not fit the memory"),
+        Alternative("a replica group on each slice: shares by speed", 0.02),
+        Alternative("a replica group on each slice: even shares", 0.025),
     )
     certificate = dataclasses.replace(subject.plan.certificate, searched_s=0.02, bound_s=0.019)
     found = dataclasses.replace(subject.plan, considered=forms, certificate=certificate).compare(subject.step)
     assert [(c.name, c.relative_step) for c in found.contenders] == [
-        ("autoshard (a team on each slice: shares by speed)", 1.0),
-        ("a team on each slice: even shares", pytest.approx(1.25)),
+        ("autoshard (a replica group on each slice: shares by speed)", 1.0),
+        ("a replica group on each slice: even shares", pytest.approx(1.25)),
         ("fast alone: 2 x 1 stage", pytest.approx(1.5)),
         ("slow alone", None),
     ]
-    assert "20.0% less time" in str(found) and "does not fit the memory" in str(found)
+    assert "20.0% less time" in " ".join(str(found).split()) and "does not fit the memory" in str(found)
     assert json.loads(found.json())["contenders"][1]["step_s"] == 0.025
 
 

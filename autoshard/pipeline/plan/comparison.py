@@ -18,7 +18,7 @@ class StagedContender:
     """One form of the step.
 
     Attributes:
-      name: What it is, such as `fast alone: 2 x 1 stage` or `a team on each slice: even shares`.
+      name: What it is, such as `fast alone: 2 x 1 stage` or `a replica group on each slice: even shares`.
       step_s: Its step time; None where it was not found, or does not fit.
       relative_step: As a multiple of that of the plan.
       reason: Why there is no time; empty otherwise.

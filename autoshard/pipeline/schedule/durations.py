@@ -31,7 +31,7 @@ class StageDurations:
 class TransferDurations:
     """What stage `source` sends to a later stage `target` for each micro-batch, and the gradients that come back.
 
-    A transfer occupies the link between two places in its direction: transfers of one direction between the same two
+    A transfer occupies the link between two submeshes in its direction: transfers of one direction between the same two
     submeshes follow each other; compute goes on meanwhile.
     """
 

@@ -34,7 +34,7 @@ class TaskGraph:
     """The tasks of a pipeline, each after all that it waits for.
 
     Attributes:
-      tasks: In an order in which they could run one by one. Those of one submesh are in the place's order, so they need
+      tasks: In an order in which they could run one by one. Those of one submesh are in its order, so they need
         no edges between them.
       submeshes: For each task, its submesh.
       times: For each task, where it is found how long it takes: index into the forward times of all stages, followed by

@@ -16,7 +16,7 @@ from autoshard.pipeline.search.stage_memory import TOLERANCE, InFlight, most_in_
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StageBounds:
-    """A stage's place in the pipeline, for every run of layers it could have.
+    """Bounds and memory of one stage of the pipeline, for every interval of layers that it could have.
 
     As every stage before and after has a layer, stage s begins with one of the layers s ... s + N, N = layers - stages.
     Entry [i, j] of every array, of N + 1 rows and columns, is for the layers s + i <= l < s + j + 1.

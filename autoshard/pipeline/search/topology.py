@@ -79,7 +79,7 @@ class Topology:
         return Submesh(self.table.options[option].slice, first, option)
 
     def speed(self, one: Submesh, other: Submesh) -> LinkSpeed:
-        """The link between two places: that of the smallest level that holds both, or the one between groups."""
+        """The link between two submeshes: that of the smallest level that holds both, or the one between groups."""
         if one.slice != other.slice:
             assert self._between is not None, "a cluster of several groups has a link between them"
             return self._between

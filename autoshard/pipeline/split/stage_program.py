@@ -1,7 +1,7 @@
 """One stage of a model as a program of its own: forward and backward pass of consecutive layers for a micro-batch.
 
 The program is traced jointly, so that one plan decides the layouts of both passes; execution runs it in parts
-(`autoshard/pipeline/split/phases.py`). Its arguments and results are dicts by the names of leaves.
+(`autoshard/pipeline/split/phase_partition.py`). Its arguments and results are dicts by the names of leaves.
 """
 
 import dataclasses
