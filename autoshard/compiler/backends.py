@@ -16,6 +16,7 @@ from autoshard.compiler.collective_dtypes import rounded_itemsize
 from autoshard.compiler.emitted_collectives import EmittedCollectives, emitted
 from autoshard.compiler.live_buffers import shortened
 from autoshard.compiler.operand_copies import operand_copies
+from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.partial_sums import partial_sums
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.softmax import stored_exponentials
@@ -27,6 +28,11 @@ from autoshard.compiler.workspaces import product_workspaces
 @dataclasses.dataclass(frozen=True, slots=True)
 class XlaCpu:
     """XLA:CPU, and what all of XLA's backends have in common."""
+
+    @property
+    def ordering(self) -> OrderingRules:
+        """See `Compiler`."""
+        return OrderingRules()
 
     def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:
         """See `Compiler`: what was widened is moved before."""
@@ -60,6 +66,11 @@ class XlaCpu:
 class XlaTpu(XlaCpu):
     """XLA:TPU: float32 products read bfloat16, and what they read is rounded before it is moved."""
 
+    @property
+    def ordering(self) -> OrderingRules:
+        """See `Compiler`."""
+        return OrderingRules(transposes_in_products=True)
+
     def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:
         """See `Compiler`."""
         return rounded_itemsize(analysis.graph, value, analysis.moved_itemsizes[value], analysis.rounding, read_by)
@@ -75,6 +86,11 @@ class XlaGpu(XlaCpu):
 
     workspace_bytes: int
 
+    @property
+    def ordering(self) -> OrderingRules:
+        """See `Compiler`."""
+        return OrderingRules(float(self.workspace_bytes), turns_rows=True)
+
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""
         yield from stored_values(analysis, choices)
@@ -84,7 +100,7 @@ class XlaGpu(XlaCpu):
 
 
 def compiler_of(device_type: DeviceType) -> Compiler:
-    """The compiler of a kind of device: XLA:GPU's products have workspaces, and XLA:TPU's round what they read."""
+    """The compiler of a kind of device: only products of GPUs have a workspace, and only those of TPUs are rounded."""
     if device_type.product_workspace_bytes:
         return XlaGpu(device_type.product_workspace_bytes)
     return XlaTpu() if device_type.rounds_products else XlaCpu()

@@ -11,23 +11,23 @@ _LARGE_BYTES = 2**20
 """From which size on it matters when a buffer is filled."""
 
 
-def late_fills(chains: DefUse, made_in: Mapping[int, int]) -> tuple[tuple[int, bool], ...]:
-    """The scatters into a broadcast scalar that execution fills when what is scattered is there: (operation, only if
-    the sum is partial).
+def late_fills(chains: DefUse, made_in: Mapping[int, int]) -> dict[int, bool]:
+    """For each scatter into a broadcast scalar that execution fills when what is scattered is there, by operation,
+    whether it does so only if the sum is partial.
 
     Left alone, XLA's schedule for least memory takes first what waits for nothing, and one kernel makes all constants
     of one type (`MultiOutputFusion`): the zeros of all rounds of a program would be there from the first one on.
     `made_in`: results that are scattered into another value; they need zeros only where they are partial sums.
     """
-    found = []
+    found = {}
     for operation in chains.graph.operations:
         if operation.name.startswith("scatter") and not chains.loop_nest[operation.index]:
             filled = chains.producer[operation.operands[0]] if operation.operands[0] is not None else None
             sizes_bytes = [chains.graph.values[r].size_bytes for r in operation.results if r is not None]
             is_constant = filled is not None and filled.name == "broadcast_in_dim" and filled.operands == (None,)
             if is_constant and max(sizes_bytes, default=0) >= _LARGE_BYTES:
-                found.append((operation.index, operation.results[0] in made_in))
-    return tuple(found)
+                found[operation.index] = operation.results[0] in made_in
+    return found
 
 
 def constant_fills(

@@ -1,11 +1,12 @@
 """Kernels of convolutions in the order of dimensions that cuDNN wants."""
 
 from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.live_range import LiveRange
 from autoshard.graph.graph import Operation
 
 
-def kernel_copies(chains: DefUse) -> list[tuple[int, int, int]]:
-    """(argument, start, stop) of each copy of a convolution kernel.
+def kernel_copies(chains: DefUse) -> list[LiveRange]:
+    """The copies of convolution kernels that are arguments.
 
     cuDNN wants kernels with their input features innermost, which the program has elsewhere: a kernel that is an
     argument is transposed once, before its first convolution, and stays for the last one.
@@ -15,7 +16,7 @@ def kernel_copies(chains: DefUse) -> list[tuple[int, int, int]]:
     for argument in graph.arguments:
         uses = [o.index for o, _ in _readers(chains, argument.value) if o.name == "conv_general_dilated"]
         if uses and len(graph.values[argument.value].shape) > 1:
-            copies.append((argument.value, min(uses), max(uses) + 1))
+            copies.append(LiveRange(argument.value, min(uses), max(uses) + 1))
     return copies
 
 

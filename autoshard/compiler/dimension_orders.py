@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Set
 
 from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.live_range import LiveRange
 from autoshard.graph.graph import Operation
 
 _Order = tuple[tuple[int, ...], frozenset[tuple[int, ...]]]
@@ -54,11 +55,11 @@ class OrderCopies:
 
     Attributes:
       stops: Values whose own order is not needed any more when the value is: when it no longer is.
-      copies: (value, start, stop) of each copy beside the value itself.
+      copies: Each copy beside the value itself.
     """
 
     stops: Mapping[int, int]
-    copies: tuple[tuple[int, int, int], ...]
+    copies: tuple[LiveRange, ...]
 
 
 def copies_in_other_orders(
@@ -83,7 +84,7 @@ def copies_in_other_orders(
         for order, indices in uses.items():
             if order != own:
                 start = moved.get(value, chains.defined_at(value)) if value in sources else min(indices)
-                copies.append((value, start, last[order]))
+                copies.append(LiveRange(value, start, last[order]))
         if own is None and value not in chains.outputs and all(c.rule.is_heavy for c, _ in chains.consumers[value]):
             copied = [min(indices) + 1 for indices in uses.values()] if value not in sources else []
             stops[value] = max([last[None], *copied])

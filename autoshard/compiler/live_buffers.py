@@ -48,7 +48,7 @@ class _Shortening:
         self.solved, self.layouts, self.uses = solved, solved.layouts, uses
         self.analysis, self.chains, live = solved.analysis, solved.analysis.chains, solved.analysis.live
         self.mesh_shape = solved.mesh.shape
-        self.named_until, self.fused_until = dict(live.alias_stop), dict(live.fused_stop)
+        self.named_until, self.fused_until = live.alias_stop, live.fused_stop
         self.starts = {life.value: life.start for life in live.ranges}
         self.spans, self.sizes_bytes = spans_of(uses), sizes_bytes.copy()
         self.copies: dict[int, list[int]] = collections.defaultdict(list)  # for each move, its buffers
@@ -74,8 +74,8 @@ class _Shortening:
             if is_made and value not in self.chains.outputs:
                 self._shorten(value, self.buffer_of[value])
         self._make_for_sums()
-        if all(map(self._is_apart, self.analysis.live.added)):
-            for value, stop in self.analysis.live.apart_stops:
+        if all(map(self._is_apart, self.analysis.live.added_reductions)):
+            for value, stop in self.analysis.live.apart_stop.items():
                 if value in self.buffer_of:
                     k = self.buffer_of[value]
                     self.spans[k, 1] = min(stop, self.spans[k, 1])
@@ -150,7 +150,7 @@ class _Shortening:
         size_bytes = float(chains.graph.values[value].size_bytes)
         if sum(shard_bytes(size_bytes, s, self.mesh_shape) for s in slices) >= self.sizes_bytes[buffer]:
             whole_until = max([whole_until, *(o + 1 for reads in slices.values() for o, _ in reads)])
-        if whole_until <= made and (value not in self.analysis.live.remade or self._is_stored_whole(value)):
+        if whole_until <= made and (value not in self.analysis.live.recomputable or self._is_stored_whole(value)):
             whole_until = made + 2  # slices are taken of what is there
         start, stop = self.spans[buffer].tolist()
         if whole_until < stop:

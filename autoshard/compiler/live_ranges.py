@@ -17,18 +17,10 @@ from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import copies_in_other_orders
 from autoshard.compiler.fusion import fuse
 from autoshard.compiler.list_scheduler import freeing_first
+from autoshard.compiler.live_range import LiveRange
 from autoshard.compiler.multi_output_fusion import delayed_products, made_together
 from autoshard.graph.graph import OperationKind
 from autoshard.graph.pointwise import free_values
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LiveRange:
-    """A stored value occupies memory during `start <= t < stop` (operation indices)."""
-
-    value: int
-    start: int
-    stop: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +35,10 @@ class LiveRanges:
       fused_stop: For each value that is computed inside its readers, when the last of these ends.
       early_fills: The values whose buffer is filled with a constant long before they are made, even where they are only
         partial sums (`constant_fills.py`).
-      remade: The results that their readers could compute (`fusion.py`), stored or not.
-      added: The reductions that are part of the kernel that adds two of them. apart_stops: When the ranges end that
-        are longer for it, if each of them is a kernel of its own.
-      filled_late: The operations whose first operand execution fills when the others are there, and whether it does so
+      recomputable: The results that their readers could compute (`fusion.py`), stored or not.
+      added_reductions: The reductions that are part of the kernel that adds two of them. apart_stop: When the ranges
+        end that are longer for it, if each of them is a kernel of its own.
+      late_fills: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`constant_fills.py`).
       delayed: The products that run later than where the program does them, and when (`multi_output_fusion.py`).
     """
@@ -54,14 +46,14 @@ class LiveRanges:
     ranges: tuple[LiveRange, ...]
     stored: frozenset[int]
     region: tuple[int, ...]
-    alias_stop: tuple[tuple[int, int], ...]
-    fused_stop: tuple[tuple[int, int], ...]
+    alias_stop: Mapping[int, int]
+    fused_stop: Mapping[int, int]
     early_fills: frozenset[int]
-    remade: frozenset[int]
-    added: tuple[int, ...]
-    apart_stops: tuple[tuple[int, int], ...]
-    filled_late: tuple[tuple[int, bool], ...]
-    delayed: tuple[tuple[int, int], ...]
+    recomputable: frozenset[int]
+    added_reductions: tuple[int, ...]
+    apart_stop: Mapping[int, int]
+    late_fills: Mapping[int, bool]
+    delayed: Mapping[int, int]
 
 
 def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int]) -> list[int]:
@@ -69,14 +61,14 @@ def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int
 
     `together`: What is made with another value and not where the program does it, and where (`multi_output_fusion.py`).
     """
-    graph, around, loops = chains.graph, chains.loop_nest, chains.graph.loops
+    graph, loops = chains.graph, chains.graph.loops
     until = [0] * len(graph.values)
 
     def settle(value: int) -> None:
         is_made = not fused[value] or not chains.consumers[value]
-        last, home = chains.defined_at(value) + 1 if is_made else 0, chains.scope(value)
+        last, scope = chains.defined_at(value) + 1 if is_made else 0, chains.scope(value)
         for operation, slot in chains.consumers[value]:
-            inside = around[operation.index]
+            inside = chains.loop_nest[operation.index]
             when = operation.index + 1
             if operation.kind is not OperationKind.LOOP_CARRY:
                 needs = [
@@ -89,8 +81,8 @@ def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int
                 inside = inside[:-1]
             else:  # the value carried back lives to the body's end
                 when = loops[inside[-1]].stop
-            if inside != home:
-                when = next((loops[l].stop for l in inside if l not in home), when)
+            if inside != scope:
+                when = next((loops[l].stop for l in inside if l not in scope), when)
             last = max(last, when)
         until[value] = last
 
@@ -121,11 +113,11 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     for value, at in together.items():
         for v in (value, *fusion.sources[value]):
             until[v] = max(until[v], at + 1)
-    for operation, at in delayed:
+    for operation, at in delayed.items():
         for v in together.keys() & set(graph.operations[operation].operands):
             until[v] = max(until[v], at + 1)
-    filled_late = late_fills(chains, scattered)
-    fills = constant_fills(chains, free, gradients, scattered, dict(filled_late))
+    late = late_fills(chains, scattered)
+    fills = constant_fills(chains, free, gradients, scattered, late)
     stops = _stops(chains, until, root)
     reordered = freeing_first(chains, stops, root, gradients | weights)
     stops.update(reordered.stops)
@@ -137,24 +129,23 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     made = list(_made_ranges(chains, unstored, stops, moved))
     orders = copies_in_other_orders(chains, {life.value for life in made}, fusion.sources, moved)
     ranges = [
-        *(LiveRange(*copy) for copy in orders.copies),
+        *orders.copies,
         *_argument_ranges(chains, stops),
         *(LiveRange(l.value, l.start, orders.stops.get(l.value, l.stop)) for l in made),
-        *(LiveRange(*copy) for copy in kernel_copies(chains)),
+        *kernel_copies(chains),
     ]
+    is_added = lambda o: o.name == "reduce_sum" and o.results[0] in fusion.added
     return LiveRanges(
         ranges=tuple(ranges),
         stored=frozenset(l.value for l in ranges),
         region=tuple(chains.region),
-        alias_stop=tuple((v, until[v]) for v in root),
-        fused_stop=tuple((v, until[v]) for v, is_fused in enumerate(fusion.fused) if is_fused),
+        alias_stop={v: until[v] for v in root},
+        fused_stop={v: until[v] for v, is_fused in enumerate(fusion.fused) if is_fused},
         early_fills=early_fills(chains, fills, gradients),
-        remade=frozenset(fusion.sources),
-        added=tuple(
-            sorted(o.index for o in graph.operations if o.name == "reduce_sum" and o.results[0] in fusion.added)
-        ),
-        apart_stops=tuple((l.value, apart[l.value]) for l in made if apart[l.value] < l.stop),
-        filled_late=filled_late,
+        recomputable=frozenset(fusion.sources),
+        added_reductions=tuple(o.index for o in graph.operations if is_added(o)),
+        apart_stop={l.value: apart[l.value] for l in made if apart[l.value] < l.stop},
+        late_fills=late,
         delayed=delayed,
     )
 

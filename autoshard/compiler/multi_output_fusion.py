@@ -48,8 +48,8 @@ def made_together(
     return moved
 
 
-def delayed_products(chains: DefUse, together: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """(operation, when) of the products that run later than where the program does them, right behind the kernel that
+def delayed_products(chains: DefUse, together: Mapping[int, int]) -> dict[int, int]:
+    """When products run, by operation, that run later than where the program does them: right behind the kernel that
     makes what they read together with other values.
 
     Args:
@@ -61,4 +61,4 @@ def delayed_products(chains: DefUse, together: Mapping[int, int]) -> tuple[tuple
         for operation, _ in chains.consumers[value]:
             if operation.rule.is_heavy and operation.index < at:
                 when[operation.index] = max(min(at + 1, last), when.get(operation.index, 0))
-    return tuple(sorted(when.items()))
+    return dict(sorted(when.items()))

@@ -28,7 +28,7 @@ def operand_copies(analysis: ProgramAnalysis, reads: Iterable[tuple[int, Operand
       analysis: The program. reads: What reads in another layout, each with the owner of the copy.
     """
     graph, live = analysis.graph, analysis.live
-    alias_stop, fused_stop = dict(live.alias_stop), dict(live.fused_stop)
+    alias_stop, fused_stop = live.alias_stop, live.fused_stop
     starts = {life.value: life.start for life in live.ranges}
     weights = _Weights(analysis, starts)
     place = graph.checkpoint_of()

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autoshard.cluster import DeviceType
 from autoshard.compiler.early_products import is_partial, is_summed_alone, products_first
 from autoshard.compiler.materialized import materialized
 from autoshard.compiler.planned_graph import PlannedGraph, planned_graph
@@ -36,12 +35,6 @@ class OrderingRules:
     product_workspace_bytes: float = 0.0
     turns_rows: bool = False
     transposes_in_products: bool = False
-
-
-def ordering_rules(device: DeviceType) -> OrderingRules:
-    """The rules of XLA for a device type."""
-    workspace_bytes = float(device.product_workspace_bytes)
-    return OrderingRules(workspace_bytes, workspace_bytes > 0, device.name.startswith("TPU"))
 
 
 def ordered(

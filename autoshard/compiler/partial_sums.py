@@ -48,7 +48,6 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
     """
     graph, groups, live = analysis.graph, analysis.groups, analysis.live
     cache: dict[tuple, _Amounts] = {}
-    delayed = dict(live.delayed)
     order, num_devices = analysis.reduce_scatter_order, math.prod(choices.mesh_shape)
     combined = combined_until(graph, groups, order, num_devices)
     combined_but_alone = combined_until(graph, groups, order, num_devices, analysis.alone)
@@ -83,7 +82,7 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
             if is_sum or start < at:
                 yield use(start, stop, amounts.whole)
                 continue
-            start = delayed.get(at, start)
+            start = live.delayed.get(at, start)
             yield use(start, start + 1, amounts.at_once)
             if stop > start + 1:
                 yield use(start + 1, stop, amounts.waiting)

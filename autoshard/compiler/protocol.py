@@ -14,6 +14,7 @@ from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_assignment import LiveBuffers
 from autoshard.compiler.buffer_uses import BufferUse, Choices, OperandRead
 from autoshard.compiler.emitted_collectives import EmittedCollectives
+from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.solved import SolvedProgram
 
 
@@ -34,6 +35,13 @@ class Compiler(Protocol):
         self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
     ) -> Iterator[BufferUse]:
         """When resharded copies are alive, of all that may read a value in another layout, each with its owner."""
+        ...
+
+    # ---- in the plan: what execution makes the compiler do
+
+    @property
+    def ordering(self) -> OrderingRules:
+        """What must be ordered or kept (`ordering.py`)."""
         ...
 
     # ---- after the solve: with all layouts known

@@ -38,10 +38,10 @@ def stored_exponentials(analysis: ProgramAnalysis, choices: Choices) -> Iterator
     """
     graph, live = analysis.graph, analysis.live
     producer = analysis.chains.producer
-    until, stops = dict(live.fused_stop), {life.value: life.stop for life in live.ranges}
+    stops = {life.value: life.stop for life in live.ranges}
     for operation in graph.operations:
         value = operation.results[0] if operation.name == "exp" else None
-        stop = until.get(value, 0)
+        stop = live.fused_stop.get(value, 0)
         if not stop or live.region[stop - 1] == live.region[operation.index]:
             continue  # no kernel behind a product needs them
         source, column = _scores(graph, producer, operation, stops), choices.layouts_of(value)

@@ -45,7 +45,7 @@ def tied_copies(
 
 def _unstored(analysis: ProgramAnalysis) -> frozenset[int]:
     """The values that the compiler computes inside their readers."""
-    stored, names = analysis.live.stored, {value for value, _ in analysis.live.alias_stop}
+    stored, names = analysis.live.stored, analysis.live.alias_stop
     found: set[int] = set()
     for operation in analysis.graph.operations:
         for value in operation.results:

@@ -21,7 +21,6 @@ def product_workspaces(
       analysis: The program. choices: Of each group. workspace_bytes: Of one product.
     """
     amounts: dict[int, np.ndarray] = {}
-    delayed = dict(analysis.live.delayed)
     for group in analysis.groups:
         for index in group.operations:
             operation = analysis.graph.operations[index]
@@ -29,7 +28,7 @@ def product_workspaces(
                 num_choices = len(choices[group.index].partial_bytes)
                 if num_choices not in amounts:
                     amounts[num_choices] = np.full(num_choices, float(workspace_bytes))
-                at = delayed.get(index, index)
+                at = analysis.live.delayed.get(index, index)
                 yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, amounts[num_choices])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
 from autoshard.compiler.buffer_uses import spans_of
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
-from autoshard.compiler.ordering import ordered, ordering_rules
+from autoshard.compiler.ordering import ordered
 from autoshard.compiler.solved import Move, SolvedProgram
 from autoshard.compiler.tied_copies import tied_copies
 from autoshard.cost.collectives import Collective
@@ -141,7 +141,7 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     arguments = tuple([reader.layout[a.value] for a in graph.arguments])
     entries = [reader.entries(a.value, l) for a, l in zip(graph.arguments, arguments, strict=True)]
     axis_sizes = {axis.name: axis.size for axis in f.mesh.axes}
-    equations = ordered(graph, _shardings(reader), entries, axis_sizes, ordering_rules(f.mesh.device_type))
+    equations = ordered(graph, _shardings(reader), entries, axis_sizes, f.compiler.ordering)
     return Decoded(
         arguments,
         tuple(outputs),
@@ -178,7 +178,7 @@ class _Slots:
 
 def _shardings(reader: _Reader) -> dict[int, EquationPlan]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
-    slots, late = _Slots(), dict(f.program.analysis.live.filled_late)
+    slots, late = _Slots(), f.program.analysis.live.late_fills
     gathers: list[tuple[int, int, Layout]] = []  # operation, slot, layout
     for group in f.program.groups:
         operation = graph.operations[group.operations[0]]

@@ -38,6 +38,6 @@ def prepare(graph: Graph) -> Program:
     """Groups the operations of `graph`, and finds what the compiler makes of them."""
     analysis, pointwise = analyse(graph), pointwise_operations(graph)
     live, interned = analysis.live, dict[GroupShape, GroupShape]()
-    in_memory = live.stored.union(value for value, _ in live.alias_stop)
+    in_memory = live.stored.union(live.alias_stop)
     shapes = (shape_of(g, graph, live, in_memory, pointwise) for g in analysis.groups)
     return Program(analysis, tuple(interned.setdefault(s, s) for s in shapes))

@@ -55,7 +55,7 @@ def test_a_product_runs_when_what_it_reads_is_made_with_something_else(formulate
     live, operations = f.program.analysis.live, f.program.graph.operations
     early = next(o for o in operations if o.name == "dot_general" and o.index)
     both = next(o for o in operations if o.name == "mul")
-    assert live.delayed == ((early.index, both.index + 1),)
+    assert live.delayed == {early.index: both.index + 1}
     (sine,) = (life for life in live.ranges if life.value == early.operands[0])
     assert (sine.start, sine.stop) == (both.index, both.index + 2)
     at = {f.instants[usage.start] for usage in workspaces(f)}
