@@ -1,5 +1,6 @@
 """The `autoshard` command: its sub-commands, its help and its errors."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -97,9 +98,28 @@ def test_the_programs_of_a_plan_in_stages_are_verified(staged, tmp_path):
     assert found.exit_status == result.exit_code and [v.plan for v in found.outcomes] == ["stage_0_3"]
 
 
+def test_plans_in_stages_are_told_apart_exported_and_compared(staged, tmp_path):
+    same = invoke("diff", staged[0], staged[0], "--json", tmp_path / "diff.json")
+    assert same.exit_code == 0 and "decide the same" in same.stdout
+    assert json.loads((tmp_path / "diff.json").read_text())["stages"] == []
+    exported = invoke("export", staged[0], "--to", "shardings")
+    assert json.loads(exported.stdout)["pipelines"][0][0]["layers"] == [0, 4]
+    compared = invoke(
+        "compare", CONFIGS / "gpt_125m.yaml", *SMALL, "data.batch_size=8", "plan.stages.micro_batch_sizes=[8]",
+        "plan.stages.num_stages=1", "plan.stages.most_devices_per_stage=1", "--time-limit", "5",
+        "--cluster", CONFIGS / "clusters" / "v100x8_p100x8.yaml", "--json", tmp_path / "compared.json",
+    )  # fmt: skip
+    assert compared.exit_code == 0, compared.stderr
+    assert "8 x V100-SXM2-32GB, 8 x P100-SXM2" in compared.stdout
+    contenders = json.loads((tmp_path / "compared.json").read_text())["contenders"]
+    plan = StagedPlan.load(staged[0])
+    assert contenders[0]["step_s"] == plan.certificate.searched_s and len(contenders) == len(plan.considered)
+
+
 def test_what_takes_one_program_says_so_of_a_plan_in_stages(staged, tmp_path):
     mixed = ["--cluster", CONFIGS / "clusters" / "v100x8_p100x8.yaml"]
     for args, told in [
+        (["compare", CONFIGS / "gpt_125m.yaml", *SMALL, *mixed, "--picture", tmp_path / "p.png"], "--picture"),
         (["export", staged[0], "--to", "maxtext"], "in 1 stages on meshes of their own"),
         (["explain", staged[0], "--program", "3"], "has the programs 0 to 0"),
         (["explain", staged[0], "--timeline", tmp_path / "step.svg"], ".html or .png"),

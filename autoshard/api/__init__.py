@@ -1,10 +1,10 @@
 """What users hold: `plan` and `load`, and plans with all that can be done with them as methods."""
 
+from autoshard.api.base_plan import BasePlan
 from autoshard.api.comparing import compare, diff
-from autoshard.api.face import PlanFace
 from autoshard.api.planning import in_stages, plan
 from autoshard.api.program import Plan
 from autoshard.api.reading import load
 from autoshard.api.staged import StagedPlan
 
-__all__ = ["Plan", "PlanFace", "StagedPlan", "compare", "diff", "in_stages", "load", "plan"]
+__all__ = ["Plan", "BasePlan", "StagedPlan", "compare", "diff", "in_stages", "load", "plan"]

@@ -6,8 +6,8 @@ from typing import Any, Unpack
 
 from jax.sharding import PartitionSpec
 
-from autoshard.api.face import PlanFace
-from autoshard.api.planning import in_stages, plan
+from autoshard.api.base_plan import BasePlan
+from autoshard.api.planning import is_cut, plan
 from autoshard.api.program import Plan
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
@@ -19,7 +19,6 @@ from autoshard.plans.make import load_cluster
 from autoshard.plans.plan_diff import PlanDiff
 from autoshard.strategies.make import Settings
 from autoshard.strategies.strategies import Strategy
-from autoshard.train_step import TrainStep
 
 
 def compare(
@@ -58,7 +57,7 @@ def compare(
       ClusterError, LayoutError, MeshError, PinError, TraceError: The inputs do not fit together.
       StageError: `strategies` and the like are given for a step in stages, which no strategy speaks of.
     """
-    if not (isinstance(fn, TrainStep) and in_stages(load_cluster(settings.get("cluster")), stages)):
+    if not is_cut(fn, load_cluster(settings.get("cluster")), stages):
         found = compare_program(fn, *args, strategies=strategies, pins=pins, title=title, **settings)
         contenders = [c if c.plan is None else dataclasses.replace(c, plan=Plan.of(c.plan)) for c in found.contenders]
         return dataclasses.replace(found, contenders=tuple(contenders))
@@ -81,7 +80,7 @@ def compare(
     return made.compare(fn, *args, title=title)
 
 
-def diff(a: PlanFace, b: PlanFace) -> PlanDiff | StagedDiff:
+def diff(a: BasePlan, b: BasePlan) -> PlanDiff | StagedDiff:
     """Compares two plans, of one program or of several, on one cluster or on two.
 
     Args:

@@ -22,6 +22,11 @@ def in_stages(cluster: Cluster, stages: object | None) -> bool:
     return stages is not None or not cluster.is_homogeneous
 
 
+def is_cut(fn: Callable[..., Any], cluster: Cluster, stages: object | None) -> bool:
+    """Whether `fn` is a training step that is cut into stages; see `in_stages`."""
+    return isinstance(fn, TrainStep) and in_stages(cluster, stages)
+
+
 def plan(
     fn: Callable[..., Any],
     *args: Any,
@@ -66,7 +71,7 @@ def plan(
     The first Ctrl-C ends the search with the best plan so far, if there is one; its certificate says what is proven.
 
     Returns:
-      A `Plan`, or a `StagedPlan`; see `PlanFace` for what both can do. A `Plan` never costs more, predicted, than any
+      A `Plan`, or a `StagedPlan`; see `BasePlan` for what both can do. A `Plan` never costs more, predicted, than any
       other plan that autoshard can express, up to the certified gap.
 
     Raises:
@@ -80,14 +85,13 @@ def plan(
     options = options or PlanOptions()
     hardware = load_cluster(cluster)
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    is_step = isinstance(fn, TrainStep)
-    if not is_step and stages is not None:
+    if stages is not None and not isinstance(fn, TrainStep):
         received = getattr(fn, "__name__", type(fn).__name__)
         raise StageError(
             f"Only a TrainStep can be cut into stages; received {received}. Write the step as "
             "autoshard.TrainStep(loss_fn, optimizer), or leave out stages=."
         )
-    if not (is_step and in_stages(hardware, stages)):
+    if not is_cut(fn, hardware, stages):
         made = plan_function(
             fn,
             args,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from autoshard.api.face import PlanFace
+from autoshard.api.base_plan import BasePlan
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
 from autoshard.errors import ConfigError, PlanMismatchError
@@ -25,8 +25,8 @@ from autoshard.verify.verify import verify
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan(ProgramPlan, PlanFace):
-    """A sharding plan of one function on one logical mesh; see `ProgramPlan` for its data, `PlanFace` for its face."""
+class Plan(ProgramPlan, BasePlan):
+    """A sharding plan of one function on one logical mesh; see `ProgramPlan` for its data, `BasePlan` for its methods."""
 
     is_staged: ClassVar[bool] = False
 
@@ -52,7 +52,7 @@ class Plan(ProgramPlan, PlanFace):
         return device_mesh(self.axes, devices)
 
     def jit(self, fn: Callable[..., Any], devices: Sequence[Any] | None = None) -> PlannedFunction:
-        """Makes `fn` run as planned; see `PlanFace.jit`.
+        """Makes `fn` run as planned; see `BasePlan.jit`.
 
         Returns:
           A callable that also has `.lower(*args).compile()`; without arguments for those that the plan was made for.
@@ -71,10 +71,10 @@ class Plan(ProgramPlan, PlanFace):
         run: PlannedFunction | None = None,
         devices: Sequence[Any] | None = None,
     ) -> Any:
-        """Creates an argument of the planned function already sharded; see `PlanFace.init`.
+        """Creates an argument of the planned function already sharded; see `BasePlan.init`.
 
         Args:
-          init_fn, *args, run, devices: As in `PlanFace.init`.
+          init_fn, *args, run, devices: As in `BasePlan.init`.
           argument: Which positional argument of the planned function is made: the state, unless told otherwise.
         """
         mesh = self.mesh(devices) if run is None else run.mesh
@@ -114,7 +114,7 @@ class Plan(ProgramPlan, PlanFace):
     ) -> Verification:
         return verify(self, fn, *args, target=target, time_limit_s=time_limit_s)
 
-    def diff(self, other: PlanFace) -> PlanDiff:
+    def diff(self, other: BasePlan) -> PlanDiff:
         if not isinstance(other, Plan):
             raise PlanMismatchError(
                 "A plan of one program is compared with another of one program, and this one is in stages. Compare "

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from autoshard.api.face import PlanFace
+from autoshard.api.base_plan import BasePlan
 from autoshard.api.program import Plan
 from autoshard.errors import AutoshardError, ConfigError, PlanMismatchError, StageError
 from autoshard.pipeline.plan.comparison import StagedComparison, compare_forms
@@ -28,10 +28,10 @@ from autoshard.verify.verify import verify
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StagedPlan(PipelinePlan, PlanFace):
-    """A plan of a training step over several meshes; see `PipelinePlan` for its data, `PlanFace` for its face.
+class StagedPlan(PipelinePlan, BasePlan):
+    """A plan of a training step over several meshes; see `PipelinePlan` for its data, `BasePlan` for its methods.
 
-    Its `programs` are plans of the distinct stages, each with the face of `Plan`.
+    Its `programs` are plans of the distinct stages, each a `Plan` too.
     """
 
     is_staged: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class StagedPlan(PipelinePlan, PlanFace):
         write_staged_plan(self, path)
 
     def jit(self, fn: TrainStep, devices: Sequence[Any] | None = None, **settings: Any) -> StagedFunction:
-        """Makes the step run as planned; see `PlanFace.jit`.
+        """Makes the step run as planned; see `BasePlan.jit`.
 
         Args:
           fn: The `TrainStep` that was planned.
@@ -129,7 +129,7 @@ class StagedPlan(PipelinePlan, PlanFace):
             outcomes.append(outcome)
         return Report(tuple(outcomes), tuple(titles))
 
-    def diff(self, other: PlanFace) -> StagedDiff:
+    def diff(self, other: BasePlan) -> StagedDiff:
         if not isinstance(other, StagedPlan):
             raise PlanMismatchError(
                 "A plan in stages is compared with another in stages, and this one is of one program. Compare their "

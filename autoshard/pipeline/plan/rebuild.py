@@ -21,7 +21,7 @@ def program_function(
 
     Raises:
       PlanMismatchError: The step has other layers than were planned. Whether the program itself is the planned one,
-        `ProgramPlan.check` tells.
+        `autoshard.plans.apply.check` tells.
     """
     one = next(s for s in plan.stage_ids if plan.program_of[s.pipeline][s.stage] == number)
     pipeline = plan.pipeline(one.pipeline)

@@ -52,7 +52,7 @@ def check_same_plan(plan: PipelinePlan) -> None:
         raise PlanMismatchError(
             f"All processes of a run must have the same plan, but that of process {unlike[0]} differs from that of "
             f"process 0 ({len(unlike)} of {len(digests)} differ). Plan once and load the file everywhere, or take the "
-            "first one's with autoshard.pipeline.run.agreement.plan_of_first."
+            "first one's with autoshard.StagedPlan.of_first."
         )
 
 

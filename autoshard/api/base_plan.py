@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 
-class PlanFace(abc.ABC):
-    """The face of plans: `Plan` and `StagedPlan` have it in common. Printing a plan explains it.
+class BasePlan(abc.ABC):
+    """What `Plan` and `StagedPlan` have in common. Printing a plan explains it.
 
     Both also tell `cluster`, `device_types`, `num_devices`, `device_flops`, `programs`, `warnings` and `configuration`;
     see `ProgramPlan` and `PipelinePlan` for these and for what each kind tells besides.
@@ -127,7 +127,7 @@ class PlanFace(abc.ABC):
         """
 
     @abc.abstractmethod
-    def diff(self, other: "PlanFace") -> Any:
+    def diff(self, other: "BasePlan") -> Any:
         """What differs from this plan in another one of the same kind, and what each difference costs; see `diff`."""
 
     @abc.abstractmethod
