@@ -26,7 +26,7 @@ from autoshard.verify.verify import verify
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan(ProgramPlan, BasePlan):
-    """A sharding plan of one function on one logical mesh; see `ProgramPlan` for its data, `BasePlan` for its methods."""
+    """A sharding plan of one function on one mesh; see `ProgramPlan` for its data, `BasePlan` for its methods."""
 
     is_staged: ClassVar[bool] = False
 

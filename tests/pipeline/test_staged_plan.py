@@ -1,4 +1,4 @@
-"""A plan in stages has the face of every plan: it is verified, compared, exported, explained, and makes its state."""
+"""A plan in stages does what every plan does: it is verified, compared, exported, explained, and makes its state."""
 
 import dataclasses
 import json
