@@ -1,5 +1,6 @@
 """`autoshard.plan`: a plan of one program for one mesh, or of a training step for a cluster of several slices."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,9 +13,10 @@ from autoshard.cluster import Cluster
 from autoshard.errors import StageError
 from autoshard.pipeline.plan.make import plan_staged
 from autoshard.pipeline.search.options import StageOptions
-from autoshard.plans.make import load_cluster, plan_function
+from autoshard.plans.make import load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.train_step import TrainStep
+from autoshard.verify.closed_loop import plan_confirmed
 
 
 def in_stages(cluster: Cluster, stages: object | None) -> bool:
@@ -104,8 +106,14 @@ def plan(
             options=options,
             solution=solution,
             configuration=configuration,
+            answer=functools.partial(plan_confirmed, fn=fn, args=args) if options.compile_check else plan_posed,
         )
         return Plan.of(made)
+    if options.compile_check:
+        raise StageError(
+            "options.compile_check (--check, plan.check) is for plans of one program; this step is planned in stages. "
+            "Leave it out, and compare the stages with what a compiler makes of them: autoshard verify, plan.verify."
+        )
     given = {"mesh": mesh, "pins": pins, "start": start, "solution": solution}
     unfit = [name for name, value in given.items() if value]
     if unfit:

@@ -24,7 +24,8 @@ EPILOG = (
     "    autoshard plan configs/quickstart.yaml --devices 8 --budget-gb 0.02 --out plan.json\n\n"
     "    autoshard plan configs/gpt_350m.yaml --cluster configs/clusters/v100x8_p100x8.yaml --out staged.json\n\n"
     "    autoshard plan configs/gpt_350m.yaml --cluster configs/clusters/v100x8.yaml plan.stages.num_stages=2\n\n"
-    "On a cluster with several kinds of devices, as in the last example but one, the step is cut into stages, each "
+    "    autoshard plan configs/gpt_125m.yaml --cluster configs/clusters/h100x8.yaml --check\n\n"
+    "On a cluster with several kinds of devices, as in the fourth example, the step is cut into stages, each "
     "on a mesh of its own; with plan.stages it is on one kind too (plan.stages={} fixes nothing).\n\n"
     "To solve on another machine:"
     "\n\n"
@@ -56,6 +57,10 @@ def plan(
         typer.Option(help="Limit in units of counted work, not by the clock: the answer is repeatable."),
     ] = None,
     cache: Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")] = None,
+    check: Annotated[
+        bool | None,
+        typer.Option(help="Compile the plan ahead of time for its devices, and correct it where the compiler differs."),
+    ] = None,
     problem_only: Annotated[
         pathlib.Path | None,
         typer.Option(metavar="FILE", help="Only write the problem, for `autoshard solve` elsewhere; needs --mesh."),
@@ -77,8 +82,10 @@ def plan(
             overrides,
             devices=devices,
             **plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
+            **{"plan.check": check},
         )
-        use_cpu_devices(settings.devices)
+        is_elsewhere = settings.plan.check and settings.plan.cluster is not None  # no live device is compiled for
+        use_cpu_devices(1 if is_elsewhere and settings.devices is None else settings.devices)
         from autoshard.train.planning import make_plan_visibly, write_config_problem
         from autoshard.train.registry import train_functions
 

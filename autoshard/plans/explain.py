@@ -24,6 +24,8 @@ def explain(plan: ProgramPlan) -> str:
     _meshes(console, plan)
     for warning in plan.warnings:
         console.print(f"warning: {warning}")
+    if plan.confirmation is not None:
+        console.print(f"Compiled ahead of time: {plan.confirmation}")
     return console.text
 
 

@@ -25,7 +25,7 @@ from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
-from autoshard.plans.search import logical_meshes, search_meshes, several_meshes
+from autoshard.plans.search import Found, logical_meshes, search_meshes, several_meshes
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
@@ -41,6 +41,68 @@ class Request(TypedDict, total=False):
     configuration: str | None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Origin:
+    """What a plan tells of where it comes from; see `ProgramPlan` for the fields."""
+
+    name: str
+    cluster: str
+    donate_argnums: tuple[int, ...] = ()
+    configuration: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Posed:
+    """A question, and what its answer needs besides.
+
+    Attributes:
+      question: What is to be planned. meshes: The logical meshes that may be taken. origin: Of the plan.
+      solution: A file that solves the problem of the only mesh; None to solve the problem here.
+    """
+
+    question: Question
+    meshes: Sequence[LogicalMesh]
+    origin: Origin
+    solution: str | os.PathLike[str] | None = None
+
+
+def best_of(posed: Posed) -> Found:
+    """The outcome of the search for a plan, which has one.
+
+    Raises:
+      MemoryBudgetError, SolverError: There is none.
+    """
+    with stop_on_signals() as stop:
+        found = search_meshes(posed.question, posed.meshes, posed.solution, stop)
+    if found.best is None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        raise no_plan_error(posed.question, posed.meshes)
+    return found
+
+
+def plan_found(posed: Posed, found: Found) -> ProgramPlan:
+    """The plan that a search has found."""
+    question = posed.question
+    report(question.options, question.started, "decode", "")
+    formulation, chosen = found.best
+    return plan_of_choices(
+        question.traced,
+        formulation,
+        chosen.choices,
+        origin=posed.origin,
+        certificate=found.certificate(question.options, time.perf_counter() - question.started),
+        budget_bytes=None if math.isinf(question.budget_bytes) else question.budget_bytes,
+        candidates=found.candidates,
+        warnings=found.warnings,
+    )
+
+
+def plan_posed(posed: Posed) -> ProgramPlan:
+    """The best plan on any of the meshes."""
+    return plan_found(posed, best_of(posed))
+
+
 def plan_function(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -49,9 +111,10 @@ def plan_function(
     start: ProgramPlan | Mapping[str, PartitionSpec] | None = None,
     donate_argnums: tuple[int, ...] = (),
     options: PlanOptions,
+    answer: Callable[[Posed], ProgramPlan] = plan_posed,
     **request: Unpack[Request],
 ) -> ProgramPlan:
-    """Plans `fn` as one program; arguments and errors are those of `autoshard.plan`."""
+    """Plans `fn` as one program; arguments and errors are those of `autoshard.plan` and `plan_program`."""
     started = time.perf_counter()
     report(options, started, "trace", getattr(fn, "__name__", "the function"))
     traced = trace(fn, args, donate_argnums, TraceOptions(options.while_trips))
@@ -67,6 +130,7 @@ def plan_function(
         donate_argnums=donate_argnums,
         options=options,
         started=started,
+        answer=answer,
         **request,
     )
 
@@ -111,12 +175,14 @@ def plan_program(
     solution: str | os.PathLike[str] | None = None,
     start: Mapping[str, PartitionSpec] | None = None,
     configuration: str | None = None,
+    answer: Callable[[Posed], ProgramPlan] = plan_posed,
 ) -> ProgramPlan:
     """Plans a traced program; what `autoshard.plan` and the baselines share.
 
     Args:
       traced, program: The program. restrict: Of a baseline. name: Of the plan.
       started: When planning began, by `time.perf_counter`.
+      answer: Makes the plan of the question that is posed; it may ask more than the solver, such as a compiler.
       All others as for `autoshard.plan`.
     """
     options = options or PlanOptions()
@@ -127,46 +193,7 @@ def plan_program(
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
     question = Question(traced, program, budget_bytes, pins, options, restrict, started, start)
-    origin = Origin(name, cluster.name, donate_argnums, configuration)
-    return plan_on(question, meshes, origin, solution)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Origin:
-    """What a plan tells of where it comes from; see `ProgramPlan` for the fields."""
-
-    name: str
-    cluster: str
-    donate_argnums: tuple[int, ...] = ()
-    configuration: str | None = None
-
-
-def plan_on(
-    question: Question,
-    meshes: Sequence[LogicalMesh],
-    origin: Origin,
-    solution: str | os.PathLike[str] | None = None,
-) -> ProgramPlan:
-    """The best plan of `question` on any of `meshes`."""
-    options = question.options
-    with stop_on_signals() as stop:
-        found = search_meshes(question, meshes, solution, stop)
-    if found.best is None:
-        if stop.requested:
-            raise KeyboardInterrupt
-        raise no_plan_error(question, meshes)
-    report(options, question.started, "decode", "")
-    formulation, chosen = found.best
-    return plan_of_choices(
-        question.traced,
-        formulation,
-        chosen.choices,
-        origin=origin,
-        certificate=found.certificate(options, time.perf_counter() - question.started),
-        budget_bytes=None if math.isinf(question.budget_bytes) else question.budget_bytes,
-        candidates=found.candidates,
-        warnings=found.warnings,
-    )
+    return answer(Posed(question, meshes, Origin(name, cluster.name, donate_argnums, configuration), solution))
 
 
 def budget_of(device: DeviceType, memory_budget_bytes: float | None, options: PlanOptions) -> float:

@@ -36,6 +36,10 @@ class PlanOptions:
         The environment variable AUTOSHARD_CACHE names the folder, or says `off`. Not used with `work_limit`.
       least_memory_s: Where nothing fits the memory, how long the least memory that would do is sought, over all meshes
         together; with 0 the error tells only a bound that needs no search.
+      compile_check: Whether the plan of one program is compiled ahead of time for its devices, and corrected where the
+        compiler does otherwise; see `autoshard/verify/closed_loop.py`. The compiler for GPUs and TPUs must be
+        installed, else the plan says that it is not checked.
+      compile_check_rounds: How many plans are compiled at most.
       on_progress: Called as the work goes on.
     """
 
@@ -49,4 +53,6 @@ class PlanOptions:
     work_limit: float | None = None
     cache: bool = True
     least_memory_s: float = 60.0
+    compile_check: bool = False
+    compile_check_rounds: int = 4
     on_progress: Callable[[PlanProgress], None] | None = None

@@ -16,6 +16,7 @@ from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import Estimate
+from autoshard.plans.confirmation import Confirmation
 from autoshard.solver.problem import Certificate
 
 
@@ -79,6 +80,7 @@ class ProgramPlan:
       devices_per_node: How many of the devices the fastest links join; None where that is not known.
       figures: Where the figures of the hardware come from.
       configuration: The training configuration that the plan was made from, as JSON; None for a function of one's own.
+      confirmation: What the compiler made of it; None where it was not asked (`PlanOptions.compile_check`).
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
     """
 
@@ -102,6 +104,7 @@ class ProgramPlan:
     devices_per_node: int | None = None
     configuration: str | None = None
     figures: str = UNMEASURED
+    confirmation: Confirmation | None = None
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
 

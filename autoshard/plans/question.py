@@ -15,6 +15,9 @@ from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import resolve_pins
 from autoshard.trace.trace import Trace
 
+Axes = tuple[tuple[str, int], ...]
+"""The axes (name, size) of a mesh, major to minor."""
+
 Restrict = Callable[[Program, LogicalMesh], Restrictions]
 """Makes the restrictions of a baseline for a program on a mesh."""
 
@@ -27,6 +30,8 @@ class Question:
       budget_bytes: Memory per device; +inf for no limit.
       pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
       start: Layouts to start from, as for `plan`.
+      lowered_bytes: Lower budgets of single meshes, by their axes (name, size): where a compiled plan took more than
+        was predicted.
     """
 
     traced: Trace
@@ -37,6 +42,11 @@ class Question:
     restrict: Restrict | None
     started: float
     start: Mapping[str, PartitionSpec] | None = None
+    lowered_bytes: Mapping[Axes, float] = dataclasses.field(default_factory=dict)
+
+    def budget_on(self, axes: Axes) -> float:
+        """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""
+        return min(self.budget_bytes, self.lowered_bytes.get(axes, math.inf))
 
     def formulation(self, mesh: LogicalMesh, starting: bool = False) -> Formulation:
         """The problem on one mesh; if `starting`, that of the plans that have the layouts of `start`."""
@@ -46,8 +56,14 @@ class Question:
             wanted = resolve_pins(self.traced.graph, self.start, axes)
             layouts = tuple(l if w is None else w for w, l in zip(wanted, layouts, strict=True))
         restrictions = self.restrict(self.program, mesh) if self.restrict else Restrictions()
-        limit_bytes = None if math.isinf(self.budget_bytes) else self.budget_bytes
+        budget_bytes = self.budget_on(axes_of(mesh))
+        limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
         return formulate(self.program, mesh, limit_bytes, layouts, restrictions, self.options.overlap)
+
+
+def axes_of(mesh: LogicalMesh) -> Axes:
+    """(name, size) of the axes of a mesh."""
+    return tuple((axis.name, axis.size) for axis in mesh.axes)
 
 
 def axes_text(axes: Iterable[tuple[str, int]]) -> str:

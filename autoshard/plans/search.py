@@ -19,7 +19,7 @@ from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
 from autoshard.plans.program_plan import MeshCandidate
-from autoshard.plans.question import Question, axes_text, report
+from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.starts import choices_of_joined_axes, starting_choices
 from autoshard.solver.io.solution_cache import SolutionCache, default_cache, solve_cached
 from autoshard.solver.io.solution_file import read_solution
@@ -45,6 +45,11 @@ class Found:
     best: tuple[Formulation, Solution] | None
     candidates: tuple[MeshCandidate, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def cost_s(self) -> float:
+        """Of the best plan, as the solver counts it."""
+        return self.best[1].certificate.objective
 
     def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
         """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
@@ -74,7 +79,7 @@ def search_meshes(
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
     for n, mesh in enumerate(meshes, 1):
-        axes = tuple((axis.name, axis.size) for axis in mesh.axes)
+        axes = axes_of(mesh)
         if stop.requested:
             candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED))
             continue

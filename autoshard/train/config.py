@@ -150,6 +150,7 @@ class PlanSection(_Section):
         time_limit_s: time that the planner may take, or null for its default.
         work_limit: limit of the planner in units of work instead of time, which makes its answer repeatable; or null.
         cache: keep solutions on disk, and answer from them or start from them.
+        check: compile the plan ahead of time for its devices, and correct it where the compiler does otherwise.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
         start: an earlier plan file, relative to the configuration file, from whose layouts the search starts; or null.
@@ -163,6 +164,7 @@ class PlanSection(_Section):
     time_limit_s: PositiveFloat | None = None
     work_limit: PositiveFloat | None = None
     cache: bool = True
+    check: bool = False
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None
     stages: StagesSection | None = None

@@ -161,4 +161,10 @@ def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:
 
 def _options(section: PlanSection, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
     given = {} if section.time_limit_s is None else {"time_limit_s": section.time_limit_s}
-    return PlanOptions(**given, work_limit=section.work_limit, cache=section.cache, on_progress=on_progress)
+    return PlanOptions(
+        **given,
+        work_limit=section.work_limit,
+        cache=section.cache,
+        compile_check=section.check,
+        on_progress=on_progress,
+    )

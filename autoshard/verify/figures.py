@@ -30,6 +30,7 @@ class Stray:
       source: The user's line; empty where the compiler does not tell.
       count: How often a step runs them. wire_bytes: What a device sends for all of them.
       only_sliced: Whether the program gathers it only to slice it again: a full rematerialisation.
+      equations: Numbers of the planned program's equations that they serve, where that is known.
     """
 
     predicted: bool
@@ -41,6 +42,7 @@ class Stray:
     count: float
     wire_bytes: float
     only_sliced: bool = False
+    equations: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Which predicted collectives the compiled program lacks, and which of its own were not predicted.
 
 The compiler joins, splits and moves collectives, so they are matched by what they do: kind, mesh axes and bytes a time,
-where possible from the same line of the user's program.
+where possible of the same equation, else from the same line of the user's program.
 """
 
 import collections
@@ -91,7 +91,17 @@ def strays(
 ) -> tuple[Stray, ...]:
     """What is left on either side when collectives that do the same are matched; most bytes first."""
     ours = [
-        Stray(True, i.kind, _ordered(i.axes, order), i.value, i.shape, i.source, i.count, i.wire_bytes)
+        Stray(
+            True,
+            i.kind,
+            _ordered(i.axes, order),
+            i.value,
+            i.shape,
+            i.source,
+            i.count,
+            i.wire_bytes,
+            equations=() if i.equation is None else (i.equation,),
+        )
         for i in predicted
         if i.wire_bytes and i.count
     ]
@@ -106,24 +116,26 @@ def strays(
             c.times,
             p.wire_bytes * c.times,
             c.only_sliced,
+            p.equations,
         )
         for c in compiled
         for p in c.pieces
         if p.wire_bytes
     ]
     sides = [[_Side(s, s.count) for s in rows] for rows in (ours, theirs)]
-    for with_source in (True, False):
+    for places_of in (lambda s: s.equations, lambda s: (s.source,), lambda s: (None,)):
         waiting: dict[tuple, collections.deque[_Side]] = collections.defaultdict(collections.deque)
         for side in sides[1]:
-            waiting[_key(side.stray, with_source)].append(side)
+            for place in places_of(side.stray):
+                waiting[_key(side.stray, place)].append(side)
         for side in sides[0]:
-            queue = waiting[_key(side.stray, with_source)]
-            while side.left > 1e-9 and queue:
-                matched = min(side.left, queue[0].left)
-                side.left -= matched
-                queue[0].left -= matched
-                if queue[0].left <= 1e-9:
-                    queue.popleft()
+            for queue in [waiting[_key(side.stray, place)] for place in places_of(side.stray)]:
+                while side.left > 1e-9 and queue:
+                    matched = min(side.left, queue[0].left)
+                    side.left -= matched
+                    queue[0].left -= matched
+                    if queue[0].left <= 1e-9:
+                        queue.popleft()
     left = [
         dataclasses.replace(s.stray, count=s.left, wire_bytes=s.stray.wire_bytes * s.left / s.stray.count)
         for side in sides
@@ -133,17 +145,22 @@ def strays(
     return _joined(left)
 
 
-def _key(stray: Stray, with_source: bool) -> tuple:
-    once = round(stray.wire_bytes / stray.count)
-    return stray.kind, stray.axes, once, stray.source if with_source else None
+def _key(stray: Stray, place: int | str | None) -> tuple:
+    return stray.kind, stray.axes, round(stray.wire_bytes / stray.count), place
 
 
 def _joined(rows: Iterable[Stray]) -> tuple[Stray, ...]:
     """Rows that differ in nothing but their number are one."""
-    sums: dict[Stray, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    alike: dict[Stray, list[Stray]] = collections.defaultdict(list)
     for row in rows:
-        total = sums[dataclasses.replace(row, count=0.0, wire_bytes=0.0)]
-        total[0] += row.count
-        total[1] += row.wire_bytes
-    made = [dataclasses.replace(row, count=count, wire_bytes=size) for row, (count, size) in sums.items()]
+        alike[dataclasses.replace(row, count=0.0, wire_bytes=0.0)].append(row)
+    made = [
+        dataclasses.replace(
+            first,
+            count=sum(r.count for r in group),
+            wire_bytes=sum(r.wire_bytes for r in group),
+            equations=tuple(dict.fromkeys(e for r in group for e in r.equations)),
+        )
+        for first, group in alike.items()
+    ]
     return tuple(sorted(made, key=lambda s: -s.wire_bytes))

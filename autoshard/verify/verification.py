@@ -65,18 +65,27 @@ class Verification:
         return sum(f.compiled_bytes for f in self.flows)
 
     @property
-    def disagreements(self) -> tuple[str, ...]:
-        """Where the two differ beyond tolerance, in words; empty if the prediction is confirmed."""
-        found = []
+    def traffic_disagreements(self) -> tuple[tuple[tuple[str, ...], float, float], ...]:
+        """(mesh axes, predicted bytes, compiled bytes) where the two differ beyond tolerance."""
         most = max(self.predicted_bytes, self.compiled_bytes)
+        found = []
         for axes in dict.fromkeys(f.axes for f in self.flows):
             flows = [f for f in self.flows if f.axes == axes]
             ours, theirs = sum(f.predicted_bytes for f in flows), sum(f.compiled_bytes for f in flows)
-            if not ours and theirs > NEGLIGIBLE * most:
+            if abs(ours - theirs) > (BYTES_TOLERANCE if ours else NEGLIGIBLE) * most:
+                found.append((axes, ours, theirs))
+        return tuple(found)
+
+    @property
+    def disagreements(self) -> tuple[str, ...]:
+        """Where the two differ beyond tolerance, in words; empty if the prediction is confirmed."""
+        found = []
+        for axes, ours, theirs in self.traffic_disagreements:
+            if not ours:
                 found.append(
                     f"no collective over {_named(axes)} was predicted, and the program sends {amount(theirs)} there"
                 )
-            elif abs(ours - theirs) > BYTES_TOLERANCE * most:
+            else:
                 found.append(
                     f"over {_named(axes)}, {amount(ours)} were predicted, and the program sends {amount(theirs)}"
                 )

@@ -22,7 +22,7 @@ from autoshard.planner.allowed import Restrictions
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.program import Program, prepare
 from autoshard.plans.apply import check
-from autoshard.plans.make import Origin, plan_on
+from autoshard.plans.make import Origin, Posed, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import Question, Restrict
@@ -154,7 +154,7 @@ def plan_stage(
     """
     restrict = _weights_split(stage) if shards_weights else None
     question = Question(stage.trace, stage.prepared, budget_bytes, None, options, restrict, time.perf_counter())
-    return plan_on(question, [mesh], Origin(stage.function.__name__, cluster_name, (0,)))
+    return plan_posed(Posed(question, [mesh], Origin(stage.function.__name__, cluster_name, (0,))))
 
 
 def _weights_split(stage: TracedStage) -> Restrict:

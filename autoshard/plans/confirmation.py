@@ -1,0 +1,80 @@
+"""What a compiler made of a plan, as the plan tells it."""
+
+import dataclasses
+
+from autoshard.printing import amount
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledOtherwise:
+    """Collectives over the same mesh axes, for the same line, that the compiler made otherwise than predicted.
+
+    Attributes:
+      tensor: What they move. source: The user's line. axes: Mesh axes.
+      predicted, compiled: Their kinds, joined by `+`; empty where one side has none.
+      predicted_bytes, compiled_bytes: What a device sends for them in a step.
+    """
+
+    tensor: str
+    source: str
+    axes: tuple[str, ...]
+    predicted: str
+    compiled: str
+    predicted_bytes: float
+    compiled_bytes: float
+
+    def __str__(self) -> str:
+        side = lambda kinds, size_bytes: f"{kinds} of {amount(size_bytes)}" if kinds else "nothing"
+        return (
+            f"over {'+'.join(self.axes) or 'no axis'}, {self.tensor} at {self.source or 'an unknown line'}: "
+            f"{side(self.predicted, self.predicted_bytes)} predicted, {side(self.compiled, self.compiled_bytes)} "
+            "compiled"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Whether a compiler does what a plan predicts, and within the memory (`PlanOptions.compile_check`).
+
+    Attributes:
+      compiler: Which, such as `XLA:GPU of jax 0.10.2`; empty if the plan was not compiled.
+      is_confirmed: Whether it sends what was predicted, and reserves no more than the budget.
+      reason: Why it is not confirmed; empty if it is.
+      num_compilations: How many plans were compiled until this one was taken.
+      solved_budget_bytes: The budget under which this plan was found, tightened by what earlier ones exceeded it; None
+        for no limit.
+      compiled_reserved_bytes: What the compiled program needs on a device, gaps between buffers included.
+      predicted_sent_bytes, compiled_sent_bytes: What a device sends in a step.
+      otherwise: Where the two differ.
+      forbidden: The choices that were forbidden, since earlier plans with them were compiled otherwise.
+      first_step_s: The predicted step of the plan before anything was corrected.
+    """
+
+    compiler: str
+    is_confirmed: bool
+    reason: str = ""
+    num_compilations: int = 0
+    solved_budget_bytes: float | None = None
+    compiled_reserved_bytes: float | None = None
+    predicted_sent_bytes: float | None = None
+    compiled_sent_bytes: float | None = None
+    otherwise: tuple[CompiledOtherwise, ...] = ()
+    forbidden: tuple[str, ...] = ()
+    first_step_s: float | None = None
+
+    def __str__(self) -> str:
+        """One line on the outcome, then one for each collective that was compiled otherwise."""
+        if self.compiled_reserved_bytes is None:
+            return f"not checked: {self.reason}"
+        figures = (
+            f"{amount(self.compiled_reserved_bytes)} reserved per device, {amount(self.compiled_sent_bytes)} sent "
+            f"({amount(self.predicted_sent_bytes)} predicted)"
+        )
+        plans = f"{self.num_compilations} plan{'s' * (self.num_compilations != 1)} compiled"
+        head = f"confirmed by {self.compiler}: {figures}; {plans}"
+        if not self.is_confirmed:
+            head = f"not confirmed by {self.compiler}: {self.reason}; {figures}; {plans}"
+        lines = [head, *map(str, self.otherwise)]
+        if self.forbidden:
+            lines.append(f"forbidden, since compiled otherwise: {'; '.join(self.forbidden)}")
+        return "\n".join(lines)
