@@ -4,7 +4,7 @@
     python benchmarks/closed_loop.py --only gpt8,bert
     python benchmarks/closed_loop.py --table            # only writes the table of what is there
 
-Needs the extra `verify-gpu`, no GPU. Every program of `foreign/` is planned without a limit of memory, and with 65 % of
+Needs the extra `verify-gpu`, no GPU. Every program of `foreign/` is planned without a limit of memory, and with 75 % of
 what that plan was predicted to reserve; the GPT of eight layers with 8 and 12.5 GB, on all meshes of sixteen GPUs. A
 process for each case. One JSON line a case goes to benchmarks/results/closed-loop.jsonl as soon as it is known, the
 table to closed-loop.md.
@@ -13,6 +13,7 @@ table to closed-loop.md.
 import argparse
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from autoshard.verify.verify import verify
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-SHARE = 0.65
+SHARE = 0.75
 """Of what the plan without a limit reserves."""
 BUDGETS_GB = {"gpt8": (8.0, 12.5)}
 """Budgets of programs that have their own."""
@@ -64,7 +65,7 @@ class Case:
     """A program under a budget.
 
     Attributes:
-      budget: `none`, a share (`65%`) or gigabytes (`8GB`). budget_bytes: The same; None for none.
+      budget: `none`, a share (`75%`) or gigabytes (`8GB`). budget_bytes: The same; None for none.
       mesh: That of the final plan.
       first, final: The plan before and after correction; None if there is no plan.
       is_confirmed: Whether the compiler confirms the final plan. reason: Why not, or why there is no plan.
@@ -175,8 +176,7 @@ def _axes_text(plan) -> str:
 
 
 def budgets(name: str, known: dict[tuple[str, str], Case]):
-    """(name, bytes) of the budgets of a program, those that need an earlier case last."""
-    yield UNLIMITED, None
+    """(name, bytes) of the budgets of a program that limit it."""
     if name in BUDGETS_GB:
         yield from ((f"{size:g}GB", size * 1e9) for size in BUDGETS_GB[name])
         return
@@ -236,23 +236,24 @@ def main() -> None:
         return
     lines = chosen.out / "closed-loop.jsonl"
     known = read(lines)
-    for name in [] if chosen.table else (chosen.only.split(",") if chosen.only else PROGRAMS):
-        for budget, budget_bytes in budgets(name, known):
-            if (name, budget) in known:
-                continue
-            limit = [] if budget_bytes is None else ["--budget-bytes", str(budget_bytes)]
-            command = [sys.executable, __file__, "--case", name, budget, *limit, "--time-limit", str(chosen.time_limit)]
-            run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-            line = run.stdout.strip().rpartition("\n")[2]
-            if run.returncode:
-                print(f"{name} {budget}: the process ended with {run.returncode}", flush=True)
-                continue
-            with lines.open("a") as file:
-                file.write(line + "\n")
-            known.update(read(lines))
-            case = known[name, budget]
-            print(f"{name:18s} {budget:6s} {case.num_compilations} plans, {case.seconds} s: ", end="")
-            print("confirmed" if case.is_confirmed else case.reason, flush=True)
+    names = [] if chosen.table else (chosen.only.split(",") if chosen.only else PROGRAMS)
+    unlimited = ((name, UNLIMITED, None) for name in names)
+    limited = ((name, *budget) for name in names for budget in budgets(name, known))
+    for name, budget, budget_bytes in itertools.chain(unlimited, limited):
+        if (name, budget) in known:
+            continue
+        limit = [] if budget_bytes is None else ["--budget-bytes", str(budget_bytes)]
+        command = [sys.executable, __file__, "--case", name, budget, *limit, "--time-limit", str(chosen.time_limit)]
+        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if run.returncode:
+            print(f"{name} {budget}: the process ended with {run.returncode}", flush=True)
+            continue
+        with lines.open("a") as file:
+            file.write(run.stdout.strip().rpartition("\n")[2] + "\n")
+        known.update(read(lines))
+        case = known[name, budget]
+        print(f"{name:18s} {budget:6s} {case.num_compilations} plans, {case.seconds} s: ", end="")
+        print("confirmed" if case.is_confirmed else case.reason, flush=True)
     places = list(PROGRAMS)
     ordered = sorted(known.values(), key=lambda c: (places.index(c.program), c.budget_bytes or math.inf))
     head = (
