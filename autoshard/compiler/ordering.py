@@ -43,8 +43,8 @@ def ordered(
     arguments: Sequence[SpecEntries],
     axis_sizes: Mapping[str, int],
     rules: OrderingRules,
-) -> dict[int, EquationPlan]:
-    """What a plan says of each equation, with what must be ordered or kept.
+) -> PlannedGraph:
+    """The graph with what a plan says of each equation, and what must be ordered or kept.
 
     Args:
       graph: The program. equations: The layouts around each equation, by number.
@@ -71,7 +71,8 @@ def ordered(
         for number, kept in row_major(planned_graph(graph, found, arguments, axis_sizes)).items():
             say(number, row_major=kept.operands, row_major_copies=kept.copies)
     shared: dict[EquationPlan, EquationPlan] = {}  # equal ones are one object
-    return {number: shared.setdefault(plan, plan) for number, plan in sorted(found.items())}
+    found = {number: shared.setdefault(plan, plan) for number, plan in sorted(found.items())}
+    return planned_graph(graph, found, arguments, axis_sizes)
 
 
 def _waits(

@@ -135,9 +135,12 @@ class Evaluator:
         for slot, steps in plan.operands:
             is_there = placed[slot].entries == steps[-1]
             value = placement.move(placed[slot].value, steps[-1:] if is_there else steps)
-            if slot in plan.row_major_copies and not is_there:
-                value = jax.lax.optimization_barrier(placement.row_major(value, steps[-1]))
             operands[slot] = Placed(value, steps[-1])
+        for slot in plan.row_major_copies:
+            value, entries = operands[slot][:2]
+            if placed[slot].entries != entries:
+                kept = jax.lax.optimization_barrier(placement.row_major(value, entries))
+                operands[slot] = Placed(kept, entries)
         return operands
 
     def _leaf(self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan) -> list[Placed]:

@@ -44,3 +44,8 @@ class EquationPlan:
     row_major: tuple[int, ...] = ()
     row_major_copies: tuple[int, ...] = ()
     is_transposed_at_once: bool = False
+
+    @property
+    def has_layouts(self) -> bool:
+        """Whether it says any layout."""
+        return bool(self.operands or self.results or self.body or self.scatters)

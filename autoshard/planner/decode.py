@@ -10,6 +10,7 @@ from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
 from autoshard.compiler.buffer_uses import spans_of
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.ordering import ordered
+from autoshard.compiler.orders import Order, orders
 from autoshard.compiler.solved import Move, SolvedProgram
 from autoshard.compiler.tied_copies import tied_copies
 from autoshard.cost.collectives import Collective
@@ -35,6 +36,7 @@ class Decoded:
         empty where it is made in its own layout.
       choices: The choice of each group.
       shardings: What each equation must enforce, by equation number.
+      orders: What of that is ordered or kept, one by one.
     """
 
     argument_layouts: tuple[Layout, ...]
@@ -42,6 +44,7 @@ class Decoded:
     output_steps: tuple[tuple[SpecEntries, ...], ...]
     choices: tuple[Choice, ...]
     shardings: tuple[tuple[int, EquationPlan], ...]
+    orders: tuple[Order, ...]
 
 
 class _Reader:
@@ -141,13 +144,14 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     arguments = tuple([reader.layout[a.value] for a in graph.arguments])
     entries = [reader.entries(a.value, l) for a, l in zip(graph.arguments, arguments, strict=True)]
     axis_sizes = {axis.name: axis.size for axis in f.mesh.axes}
-    equations = ordered(graph, _shardings(reader), entries, axis_sizes, f.compiler.ordering)
+    planned = ordered(graph, _shardings(reader), entries, axis_sizes, f.compiler.ordering)
     return Decoded(
         arguments,
         tuple(outputs),
         tuple(steps),
         tuple([reader.choice(g.index) for g in f.program.groups]),
-        tuple(equations.items()),
+        tuple(planned.equations.items()),
+        orders(planned),
     )
 
 

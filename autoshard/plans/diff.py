@@ -15,7 +15,14 @@ from typing import Any
 
 from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import CommunicationItem
-from autoshard.plans.differences import CommunicationChange, ComputeChange, LayoutChange, MemoryChange, Side
+from autoshard.plans.differences import (
+    CommunicationChange,
+    ComputeChange,
+    LayoutChange,
+    MemoryChange,
+    OrderChange,
+    Side,
+)
 from autoshard.plans.plan_diff import PlanDiff
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.plans.text import layout_text, pattern
@@ -47,6 +54,7 @@ def diff(a: ProgramPlan, b: ProgramPlan) -> PlanDiff:
         communication,
         compute,
         memory,
+        _orders(a, b),
         left(b.estimate.step_s - a.estimate.step_s, step_s, max(a.estimate.step_s, b.estimate.step_s)),
         left(b.estimate.peak_bytes - a.estimate.peak_bytes, peak, max(a.estimate.peak_bytes, b.estimate.peak_bytes)),
     )
@@ -75,8 +83,19 @@ def _inside(a: ProgramPlan, b: ProgramPlan) -> int | None:
     """How many equations enforce other layouts; None if that cannot be said."""
     if a.equations != b.equations or a.axes != b.axes:
         return None
-    one, two = dict(a.shardings), dict(b.shardings)
+    one, two = (
+        {n: (e.operands, e.results, e.body, e.scatters) for n, e in plan.shardings if e.has_layouts} for plan in (a, b)
+    )
     return sum(one.get(n) != two.get(n) for n in {*one, *two})
+
+
+def _orders(a: ProgramPlan, b: ProgramPlan) -> tuple[OrderChange, ...]:
+    """What is ordered or kept in one of the plans more often than in the other, the greatest difference first."""
+    one, two = (
+        collections.Counter((o.kind.value, pattern(o.tensor), o.source) for o in plan.orders) for plan in (a, b)
+    )
+    found = [OrderChange(*key, one[key], two[key]) for key in {**one, **two} if one[key] != two[key]]
+    return tuple(sorted(found, key=lambda c: -abs(c.after - c.before)))
 
 
 # ---- layouts

@@ -69,6 +69,23 @@ class ComputeChange:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class OrderChange:
+    """Orders of one kind, of tensors of one name and line, that A and B do not have equally often.
+
+    Attributes:
+      order: What is ordered or kept. tensor: The argument's path, or operand or result of which operation.
+      source: The user's line.
+      before, after: How many in A and in B.
+    """
+
+    order: str
+    tensor: str
+    source: str
+    before: int
+    after: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MemoryChange:
     """Memory at the peak of tensors without a layout change of their own: class, tensor, and B less A."""
 

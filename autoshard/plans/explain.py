@@ -20,6 +20,7 @@ def explain(plan: ProgramPlan) -> str:
     _communication(console, plan)
     _compute(console, plan)
     _memory(console, plan)
+    _orders(console, plan)
     _near_ties(console, plan)
     _meshes(console, plan)
     for warning in plan.warnings:
@@ -191,6 +192,23 @@ def _memory(console: Console, plan: ProgramPlan, most: int = 12) -> None:
             f"and {len(groups) - most} more kinds, "
             f"{amount(sum(m.size_bytes for _, items in groups[most:] for m in items))} together"
         )
+    console.print()
+
+
+def _orders(console: Console, plan: ProgramPlan) -> None:
+    """One line a kind of order, with the largest tensor of each."""
+    if not plan.orders:
+        return
+    rows = table(
+        "What the compiler is made to order or keep; of each the largest",
+        [("n", "right"), ("order", "left"), ("size", "right"), ("tensor", "left"), ("line", "left")],
+    )
+    for kind, items in _grouped(plan.orders, lambda o: o.kind, lambda o: o.size_bytes):
+        largest = max(items, key=lambda o: o.size_bytes)
+        shape = "x".join(map(str, largest.shape))
+        tensor = f"{pattern(largest.tensor)} {shape}"
+        rows.add_row(str(len(items)), kind.value, amount(largest.size_bytes), tensor, largest.source)
+    console.print(rows)
     console.print()
 
 

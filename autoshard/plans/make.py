@@ -266,6 +266,7 @@ def plan_of_choices(
         outputs=outputs,
         output_steps=decoded.output_steps,
         shardings=decoded.shardings,
+        orders=decoded.orders,
         equations=graph.equations,
         donate_argnums=origin.donate_argnums,
         budget_bytes=budget_bytes,

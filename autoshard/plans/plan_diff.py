@@ -7,7 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from autoshard.plans.differences import CommunicationChange, ComputeChange, LayoutChange, MemoryChange, Side
+from autoshard.plans.differences import (
+    CommunicationChange,
+    ComputeChange,
+    LayoutChange,
+    MemoryChange,
+    OrderChange,
+    Side,
+)
 from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
 
 
@@ -21,6 +28,7 @@ class PlanDiff:
       inside: How many equations enforce other layouts inside the program; None where programs or meshes differ.
       layouts: Arguments and outputs with other layouts.
       communication: Collectives of other tensors. compute: Computation. memory: Other tensors at the peak.
+      orders: What the compiler is made to order or keep.
       rest_s, rest_bytes: What of the differences of step time and peak the items of the estimates do not account for.
     """
 
@@ -32,6 +40,7 @@ class PlanDiff:
     communication: tuple[CommunicationChange, ...]
     compute: tuple[ComputeChange, ...]
     memory: tuple[MemoryChange, ...]
+    orders: tuple[OrderChange, ...]
     rest_s: float
     rest_bytes: float
 
@@ -43,6 +52,7 @@ class PlanDiff:
             or self.communication
             or self.compute
             or self.memory
+            or self.orders
             or self.inside
             or self.rest_s
             or self.rest_bytes
@@ -126,6 +136,16 @@ class PlanDiff:
             lambda c: (signed(c.memory_bytes, amount), c.memory_class, c.tensor),
             1,
             lambda rest: _sum(rest, "memory_bytes", amount),
+            most // 2,
+        )
+        _table(
+            console,
+            "What the compiler is made to order or keep",
+            ("in A", "in B", "order", "tensor", "line"),
+            self.orders,
+            lambda c: (str(c.before), str(c.after), c.order, c.tensor, c.source),
+            2,
+            lambda rest: f"{sum(c.after - c.before for c in rest):+d} orders",
             most // 2,
         )
         _totals(console, self)

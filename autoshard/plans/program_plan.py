@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from autoshard.cluster.device import UNMEASURED
+from autoshard.compiler.orders import Order
 from autoshard.execution.jit import Interface
 from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
@@ -70,7 +71,8 @@ class ProgramPlan:
       axes: (name, size) of the mesh axes, major to minor. mesh_text: The mesh with its links, for people.
       arguments, outputs: The planned leaves, flattened.
       output_steps: For each output, the layouts that it passes through at the end; empty if it is made in its own.
-      shardings: What each equation enforces, by equation number.
+      shardings: What each equation enforces, by equation number: layouts, and what must be ordered or kept.
+      orders: What must be ordered or kept, one by one, for people.
       equations: Signature of every traced equation: identifies the function.
       donate_argnums: Positional arguments whose buffers are reused.
       budget_bytes: The memory limit that was obeyed, per device; None for none.
@@ -93,6 +95,7 @@ class ProgramPlan:
     outputs: tuple[PlannedTensor, ...]
     output_steps: tuple[tuple[SpecEntries, ...], ...]
     shardings: tuple[tuple[int, EquationPlan], ...]
+    orders: tuple[Order, ...]
     equations: tuple[str, ...]
     donate_argnums: tuple[int, ...]
     budget_bytes: float | None

@@ -8,8 +8,10 @@ from typer.testing import CliRunner
 
 import autoshard
 from autoshard.cli import app
+from autoshard.compiler.orders import Order, OrderKind
 from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate, MemoryItem
 from autoshard.plans.diff import diff, fold_paths
+from autoshard.plans.differences import OrderChange
 from autoshard.plans.plan_diff import signed
 from autoshard.plans.program_plan import PlannedTensor
 from autoshard.printing import seconds
@@ -186,3 +188,17 @@ def test_the_command(plans, tmp_path):
     document, found = json.loads((tmp_path / "c.json").read_text()), diff(*plans[:2])
     assert document["step_s"] == found.step_s and document["a"]["name"] == "autoshard"
     assert [row["path"] for row in document["layouts"]] == [c.path for c in found.layouts]
+
+
+def test_orders_that_only_one_plan_has_are_counted_by_tensor_and_line(plans):
+    plan = plans[0]
+    order = lambda layer: Order(OrderKind.DELAYED, f"0.params.{layer}.kernel", (8, 8), 1e3, "m.py:3", 0)
+    both = Order(OrderKind.WAITS, "operand of dot_general", (8, 8), 1e3, "m.py:4", 1)
+    a, b = (
+        dataclasses.replace(plan, orders=orders) for orders in ((both, order(0)), (order(0), order(1), order(2), both))
+    )
+    found = diff(a, b)
+    (change,) = found.orders
+    assert change == OrderChange(OrderKind.DELAYED.value, "*.params.*.kernel", "m.py:3", 1, 3)
+    assert not found.is_empty and found.inside == 0 and OrderKind.DELAYED.value in str(found)
+    assert diff(a, a).is_empty and diff(b, b).orders == ()

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import re
 
 import jax
 import pytest
@@ -11,8 +12,10 @@ from autoshard_models.presets import preset
 
 from autoshard import Plan
 from autoshard.cluster import Cluster
+from autoshard.compiler.orders import Order, OrderKind
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
+from autoshard.plans.explain import explain
 from autoshard.plans.make import Origin, plan_of_choices
 from autoshard.plans.text import layout_text, pattern
 from autoshard.printing import amount, seconds
@@ -116,3 +119,18 @@ def test_units():
     assert [amount(b) for b in (0, 999, 1e3, 2.5e9, 1e15)] == ["0 B", "999 B", "1 kB", "2.5 GB", "1 PB"]
     assert amount(3e12, "FLOP") == "3 TFLOP"
     assert layout_text((("data", "fsdp"), (), ("tensor",))) == "(data+fsdp, -, tensor)"
+
+
+def test_orders_are_summed_by_kind_with_the_largest_tensor(plan):
+    stored = [
+        Order(OrderKind.MATERIALIZED, f"result of {name}", (8, rows), 4e3 * rows, f"m.py:{rows}", rows)
+        for rows, name in ((1, "mul"), (2, "tanh"))
+    ]
+    waiting = Order(OrderKind.WAITS, "0.params.up.kernel", (32, 64), 1e3, "m.py:7", 7)
+    lines = explain(dataclasses.replace(plan, orders=(*stored, waiting))).splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("What the compiler is made to order or keep"))
+    assert [re.split(r"\s{2,}", line.strip()) for line in lines[start + 2 : start + 4]] == [
+        ["2", OrderKind.MATERIALIZED.value, "8 kB", "result of tanh 8x2", "m.py:2"],
+        ["1", OrderKind.WAITS.value, "1 kB", "*.params.up.kernel 32x64", "m.py:7"],
+    ]
+    assert "order or keep" not in explain(dataclasses.replace(plan, orders=()))
