@@ -79,7 +79,7 @@ class SolveAnswer:
         """Two lines: cost and lower bound; the chosen strategies, one per node."""
         certificate = self.solution.certificate
         figures = f"cost {plain(certificate.objective)}, lower bound {plain(certificate.bound)}"
-        return f"{figures}\n{list(self.solution.choices)}"
+        return f"{figures}\n{list(self.solution.chosen)}"
 
     def json(self) -> str:
         """The content of the solution file, in one line."""
@@ -132,7 +132,7 @@ def _give_up(request: SolveRequest, story: "_Story", show: Callable[[SolveAnswer
     """Shows the best solution so far, from another thread; returns the exit status."""
     last = story.last
     try:
-        if last is None or last.choices is None:
+        if last is None or last.choices is None or story.file is None:
             raise SolverError(f"No solution was found within {request.limit_s:g} s. Raise --time-limit.")
         gap = relative_gap(last.objective, last.bound)
         certificate = Certificate(Status.FEASIBLE, last.objective, last.bound, gap, last.elapsed_s)
@@ -160,7 +160,7 @@ def plain(value: float) -> str:
 
 def _check(problem: Problem, solution: Solution) -> None:
     """Prices the solution once more, straight from the definition."""
-    result = evaluate(problem, solution.choices)
+    result = evaluate(problem, solution.chosen)
     if not result.feasible or not math.isclose(result.objective, solution.certificate.objective, rel_tol=1e-9):
         raise SolverError(
             f"The solver's answer does not hold: it states a cost of {solution.certificate.objective}, but evaluation "
@@ -244,7 +244,7 @@ class _Story:
         certificate = solution.certificate
         self.tell(_figures(certificate.objective, certificate.bound, certificate.status.value))
         price = certificate.capacity_price
-        if self.file.problem.capacity is not None and price is not None:
+        if self.file is not None and self.file.problem.capacity is not None and price is not None:
             gain = f"about {price.per_unit:.3g} to first order" if price.per_unit else "nothing to first order"
             most = max(certificate.objective - price.bound_with(1.0), 0.0)
             self.tell(f"one more unit of capacity would gain {gain}, at most {most:.3g}")

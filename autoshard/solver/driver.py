@@ -235,6 +235,7 @@ class _PrimalDualSearch:
 
     def _follow_hint(self, graph: FactorGraph, nodes: np.ndarray, ascent: DualAscent) -> None:
         """Offers the hint once it is repaired and improved, in the first round."""
+        assert self.hint is not None
         labels, _ = labels_of_hint(self.hint, self.network, nodes, graph, ascent.scratch[0])
         self.hint = None
         if repair(graph, labels, ascent.penalties(), 30, ascent.scratch[0]):

@@ -4,6 +4,7 @@ Nodes are renumbered 0.. in the order of the original problem; every factor runs
 and class maps that are the same object in the `Network` are stored once.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -173,7 +174,7 @@ def table_entries(graph: FactorGraph) -> int:
     return int(len(graph.unary) + graph.rows @ graph.columns)
 
 
-def _offsets(sizes: list[int]) -> np.ndarray:
+def _offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).astype(np.int64)
 
 

@@ -76,14 +76,15 @@ def least_capacity(
             stop=stop,
         )
         if found.choices is None:
-            if best is None:
-                bound = np.inf if found.certificate.status is Status.INFEASIBLE else low
-                return LeastCapacity(bound, np.inf, None, instant, _least_alive(problem, instant))
+            if best is None and found.certificate.status is Status.INFEASIBLE:
+                low = np.inf
             break
-        peak = evaluate(problem, found.choices[:-1]).peak_usage
+        peak = evaluate(problem, found.chosen[:-1]).peak_usage
         if best is None or peak < high:
-            best, high = found.choices[:-1], peak
+            best, high = found.chosen[:-1], peak
         low = min(max(low, found.certificate.bound - (levels[1] - levels[0])), high)
+    if best is None:
+        return LeastCapacity(low, np.inf, None, instant, _least_alive(problem, instant))
     instant = evaluate(problem, best).peak_instant
     return LeastCapacity(low, high, best, instant, _alive(problem, best, instant))
 
@@ -134,7 +135,7 @@ def _least_alive(problem: Problem, instant: int | None) -> tuple[tuple[str, floa
 
 def _alive(problem: Problem, choices: Sequence[int], instant: int | None) -> tuple[tuple[str, float], ...]:
     """What takes capacity at `instant` under `choices`."""
-    amounts = [
+    amounts: list[tuple[Usage | EdgeUsage, float]] = [
         (usage, float(usage.amounts[choices[usage.node]])) for usage in problem.usages if _is_live(usage, instant)
     ]
     for usage in problem.edge_usages:

@@ -137,7 +137,7 @@ class _LiftedSearch:
                 return False
             graph, _ = factor_graph_of(Network(quotient.tied))
             labels = whole[quotient.partition.first_node]
-            floor = PENALTY * abs(labels_cost(graph, labels)) / max(self.search.problem.capacity, 1e-300)
+            floor = PENALTY * abs(labels_cost(graph, labels)) / max(self.search.problem.capacity or 0.0, 1e-300)
             weights = np.array([max(self.prices.get(t, 0.0), floor) for t in quotient.instants])
             if not repair(graph, labels, weights, 30, np.zeros(int(np.diff(graph.label_start).max()))):
                 return False
@@ -162,7 +162,7 @@ def search_lifted(search: Search) -> None:
         for _ in range(CUTS):
             quotient = None if search.done() else state.quotient(bands)
             choices = None if quotient is None else state.climb(quotient)
-            if choices is None:
+            if quotient is None or choices is None:
                 return
             before = len(state.exceeded)
             fits = state.offer_repaired(bands, quotient.expanded(choices), "quotient")

@@ -133,3 +133,9 @@ class Solution:
 
     choices: tuple[int, ...] | None
     certificate: Certificate
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """The choices, of which there must be some."""
+        assert self.choices is not None, self.certificate.status
+        return self.choices

@@ -190,7 +190,7 @@ def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.nd
         if degree[j] <= 1 and not used[j]:
             stack[height] = j
             height += 1
-    return found, constant, left, unlinked
+    return found, float(constant), left, unlinked
 
 
 @numba.njit(cache=True, nogil=True)

@@ -184,7 +184,7 @@ def sweep(
         for k in range(first, last):
             low = min(low, theta[k])
         total += low
-    return total
+    return float(total)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -229,7 +229,7 @@ def factor_minima(graph: FactorGraph, tables: np.ndarray, messages: np.ndarray) 
                 best = min(best, tables[line + b] - messages[target + b])
             low = min(low, best - messages[source + a])
         total += low
-    return total
+    return float(total)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -13,7 +13,7 @@ import queue
 import struct
 import sys
 import threading
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from ortools.math_opt import model_pb2
@@ -52,7 +52,7 @@ def run(
     )  # fmt: skip
 
 
-def send(stream: BinaryIO, message: Any) -> None:
+def send(stream: IO[bytes], message: Any) -> None:
     """Writes one message."""
     data = pickle.dumps(message, protocol=5)
     stream.write(LENGTH.pack(len(data)))
@@ -60,7 +60,7 @@ def send(stream: BinaryIO, message: Any) -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> Any:
+def receive(stream: IO[bytes]) -> Any:
     """Reads one message; raises EOFError at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
@@ -72,7 +72,7 @@ def receive(stream: BinaryIO) -> Any:
     return pickle.loads(data)
 
 
-def _listen(source: BinaryIO, requests: queue.SimpleQueue) -> None:
+def _listen(source: IO[bytes], requests: queue.SimpleQueue) -> None:
     try:
         while True:
             requests.put(receive(source))

@@ -5,6 +5,7 @@ therefore runs in a child process (`mathopt_process.py`), started when first nee
 killed when it overruns, or when the search is asked to stop.
 """
 
+import contextlib
 import dataclasses
 import os
 import queue
@@ -131,16 +132,15 @@ class MathOptRunner:
         if self._child is not None:
             self._child.kill()
             self._child.wait()
-            self._child.stdout.close()
-            try:
-                self._child.stdin.close()
-            except OSError:  # what was still to be written has no reader
-                pass
+            for stream in filter(None, (self._child.stdout, self._child.stdin)):
+                with contextlib.suppress(OSError):  # what was still to be written has no reader
+                    stream.close()
             self._child = None
 
 
 def _exchange(child: subprocess.Popen, request: tuple, answers: queue.SimpleQueue) -> None:
     """Sends the request and passes the answer on; (False, None) if the child is gone."""
+    assert child.stdin is not None and child.stdout is not None
     try:
         mathopt_process.send(child.stdin, request)
         answers.put(mathopt_process.receive(child.stdout))

@@ -119,14 +119,14 @@ class SolutionCache:
                 if share > max(best, NEAR):
                     best, found = share, path
         entry = None if found is None else self._read(found)
-        if entry is None:
+        if found is None or entry is None:
             return None
         self._touch(found)
         return carried_over(entry, problem, labels)
 
     def store(self, digest: str, labels: Labels, solution: Solution, limit_s: float) -> None:
         """Stores a solution; one that is there already is replaced."""
-        certificate, choices, price = solution.certificate, solution.choices, solution.certificate.capacity_price
+        certificate, choices, price = solution.certificate, solution.chosen, solution.certificate.capacity_price
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -292,9 +292,9 @@ def solve_cached(
 def _better(problem: Problem, hint: Sequence[int] | None, stored: Solution) -> Sequence[int]:
     """The better of a hint and a stored solution."""
     if hint is None:
-        return stored.choices
+        return stored.chosen
     given = evaluate(problem, hint)
-    return hint if given.feasible and given.objective < stored.certificate.objective else stored.choices
+    return hint if given.feasible and given.objective < stored.certificate.objective else stored.chosen
 
 
 def carried_over(entry: Entry, problem: Problem, labels: Labels) -> tuple[int, ...]:
@@ -325,7 +325,7 @@ def _trusted(entry: Entry | None, problem: Problem) -> Entry | None:
     """The entry if its choices are what it says; its problem may have been written by anyone."""
     if entry is None:
         return None
-    certificate, choices = entry.solution.certificate, entry.solution.choices
+    certificate, choices = entry.solution.certificate, entry.solution.chosen
     if len(choices) == len(problem.nodes) and all(
         0 <= k < len(node.costs) for k, node in zip(choices, problem.nodes, strict=True)
     ):

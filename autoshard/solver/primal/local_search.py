@@ -24,7 +24,7 @@ def labels_cost(graph: FactorGraph, labels: np.ndarray) -> float:
         a = graph.classes[graph.source_map[f] + labels[graph.source[f]]]
         b = graph.classes[graph.target_map[f] + labels[graph.target[f]]]
         total += graph.tables[graph.table[f] + a * graph.columns[f] + b]
-    return total
+    return float(total)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -8,6 +8,7 @@ identity. Nothing here searches; `presolve.py` simplifies, `factor_graph.py` lay
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +107,7 @@ class Network:
 
     def __init__(self, problem: Problem, like: "Network | None" = None) -> None:
         self.pool = InternPool() if like is None else like.pool
-        self.memo: dict[tuple, object] = {} if like is None else like.memo
+        self.memo: dict[tuple, Any] = {} if like is None else like.memo
         self.constant = 0.0
         self.is_cut_by_capacity = False
         self.infeasible = False
@@ -129,7 +130,7 @@ class Network:
                 edge.source, edge.target, edge.source_class, edge.target_class, edge.costs
             )
         if problem.capacity is not None:
-            self._take_usages(problem, factor_of)
+            self._take_usages(problem, problem.capacity, factor_of)
         for factor in factor_of.values():
             self.attach(factor)
 
@@ -161,7 +162,7 @@ class Network:
 
     def times(self, factor: Factor, node: int) -> int:
         """How many copies of a factor each copy of one of its nodes has."""
-        return 1 if self.multiplicity is None else len(factor.copy_pairs.i) // int(self.multiplicity[node])
+        return 1 if self.multiplicity is None else self.factor_multiplicity(factor) // int(self.multiplicity[node])
 
     def detach(self, key: int) -> Factor:
         """Removes a factor and returns it."""
@@ -202,15 +203,15 @@ class Network:
             self.memo[key] = self.pool.intern(np.ascontiguousarray(table.T))
         return self.memo[key]
 
-    def _take_usages(self, problem: Problem, factor_of: dict[int, Factor]) -> None:
+    def _take_usages(self, problem: Problem, capacity: float, factor_of: dict[int, Factor]) -> None:
         """Numbers the instants 0.. (one per start) and hangs every usage on its node or factor."""
         usages = [usage for usage in (*problem.usages, *problem.edge_usages) if usage.start < usage.stop]
         if not usages:
-            if problem.capacity < 0:
+            if capacity < 0:
                 self.infeasible = True
             return
         self.instants = np.unique(np.array([usage.start for usage in usages], np.int64))
-        self.capacity = np.full(len(self.instants), problem.capacity * (1 + CAPACITY_TOLERANCE))
+        self.capacity = np.full(len(self.instants), capacity * (1 + CAPACITY_TOLERANCE))
         for usage in problem.usages:
             if usage.start < usage.stop:
                 start, stop = np.searchsorted(self.instants, [usage.start, usage.stop])

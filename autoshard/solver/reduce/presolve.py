@@ -339,10 +339,10 @@ class _Reducer:
         others = [factor.i + factor.j - node for factor in factors]
         copies = None
         if network.multiplicity is not None:
-            if any(len(factor.copy_pairs.i) != network.multiplicity[node] for factor in factors):
+            if any(network.factor_multiplicity(factor) != network.multiplicity[node] for factor in factors):
                 return
             copies = _neighbours_by_copy(factors, node)
-            if len(factors) == 2 and others[0] == others[1] and not np.array_equal(*copies):
+            if len(factors) == 2 and others[0] == others[1] and not np.array_equal(copies[0], copies[1]):
                 return
         links = tuple(
             (other, network.labels[other], factor.map_i if factor.i == other else factor.map_j, own, table)
@@ -422,10 +422,8 @@ def _from_side(network: Network, factor: Factor, node: int) -> tuple[np.ndarray,
 
 def _neighbours_by_copy(factors: list[Factor], node: int) -> tuple[np.ndarray, ...]:
     """For each factor of a node whose copies have one copy of it each, the neighbour's copy, by the node's copies."""
-    sides = [
-        (factor.copy_pairs.i, factor.copy_pairs.j) if factor.i == node else (factor.copy_pairs.j, factor.copy_pairs.i)
-        for factor in factors
-    ]
+    pairs = [(factor.i == node, factor.copy_pairs) for factor in factors if factor.copy_pairs is not None]
+    sides = [(pair.i, pair.j) if is_first else (pair.j, pair.i) for is_first, pair in pairs]
     return tuple(other[np.argsort(own, kind="stable")] for own, other in sides)
 
 

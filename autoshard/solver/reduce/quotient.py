@@ -54,7 +54,7 @@ class Quotient:
     partition: Partition
     instants: tuple[int, ...]
 
-    def expanded(self, choices: Sequence[int]) -> np.ndarray:
+    def expanded(self, choices: Sequence[int] | np.ndarray) -> np.ndarray:
         """The choice of every node of the whole problem, int64 [n], from one for every class."""
         return np.asarray(choices, np.int64)[self.partition.node_class]
 
