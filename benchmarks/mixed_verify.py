@@ -26,8 +26,8 @@ from autoshard_models.zoo import FAMILIES
 
 import autoshard
 from autoshard.execution.jit import device_mesh
-from autoshard.pipeline.cost.pricing import trace_model
 from autoshard.pipeline.cost.stage import TracedStage, check_stage
+from autoshard.pipeline.cost.traced_model import trace_model
 from autoshard.pipeline.run.phase_functions import phase_functions
 from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
 from autoshard.verify.collectives import compiled_collectives

@@ -34,7 +34,8 @@ from autoshard_models.zoo import FAMILIES
 import autoshard
 from autoshard.cluster import Cluster, NodeGroup
 from autoshard.files import write_bytes_atomically
-from autoshard.pipeline.cost.pricing import price_layers, usual_devices
+from autoshard.pipeline.cost.pricing import price_layers
+from autoshard.pipeline.cost.stage_meshes import usual_devices
 from autoshard.pipeline.cost.table import CostKey, CostTable
 from autoshard.pipeline.plan.make import default_sizes
 from autoshard.pipeline.search.search import search

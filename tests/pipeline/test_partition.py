@@ -15,7 +15,8 @@ from autoshard.pipeline.schedule.simulate import step_time
 from autoshard.pipeline.schedule.tasks import ScheduleKind
 from autoshard.pipeline.search.arrangement import Arrangement, Stage, Submesh
 from autoshard.pipeline.search.improve import improved_partition
-from autoshard.pipeline.search.partition import PartitionEffort, StagePartition, best_partition
+from autoshard.pipeline.search.options import PartitionEffort
+from autoshard.pipeline.search.partition import StagePartition, best_partition
 from autoshard.pipeline.search.replica_group import ReplicaGroup, arrangement_step_s
 from autoshard.pipeline.search.stage_memory import fits
 from autoshard.pipeline.search.step_durations import step_durations

@@ -12,17 +12,11 @@ import pytest
 from autoshard import PlanOptions, TrainStep
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
 from autoshard.errors import StageError
-from autoshard.pipeline.cost.pricing import (
-    PricedLayers,
-    layer_cost,
-    optimizer_ratio,
-    price_layers,
-    stage_meshes,
-    sub_slice,
-    trace_model,
-)
+from autoshard.pipeline.cost.pricing import PricedLayers, layer_cost, optimizer_ratio, price_layers
 from autoshard.pipeline.cost.stage import StageCost, plan_stage, stage_cost, trace_stage
+from autoshard.pipeline.cost.stage_meshes import stage_meshes, sub_slice
 from autoshard.pipeline.cost.table import CostKey
+from autoshard.pipeline.cost.traced_model import trace_model
 
 WIDTH, HIDDEN, WORDS, LENGTH, BATCH = 16, 32, 64, 8, 8
 OPTIONS = PlanOptions(cache=False)

@@ -4,7 +4,6 @@ Layers that are equal programs are one kind, and are planned once a mesh and mic
 as much as one.
 """
 
-import collections
 import dataclasses
 import math
 import re
@@ -14,29 +13,20 @@ from typing import Any
 
 import jax
 
-from autoshard.cluster import Cluster, DeviceType, LogicalMesh, MeshAxis, Slice
-from autoshard.cluster.mesh import AxisLevel
+from autoshard.cluster import Cluster, DeviceType, LogicalMesh, MeshAxis
 from autoshard.errors import AutoshardError, StageError
 from autoshard.pipeline.cost.layers import Activation, Layers, SharedWeight
 from autoshard.pipeline.cost.stage import StageCost, TracedStage, plan_stage, stage_cost, trace_stage
+from autoshard.pipeline.cost.stage_meshes import stage_meshes, usual_devices
 from autoshard.pipeline.cost.table import CostKey, CostTable, LayerCost, MeshOption
-from autoshard.pipeline.split.forward import Forward, trace_forward
-from autoshard.pipeline.split.layer_boundaries import LayerBoundaries, find_layers, size_bytes
-from autoshard.pipeline.split.stage_program import StageSplitter
+from autoshard.pipeline.cost.traced_model import TracedModel, trace_model
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries, size_bytes
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
 from autoshard.train_step import TrainStep
 
 _LITERAL = re.compile(r"\b-?\d+:[iu]\d+\[\]")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TracedModel:
-    """A model as traced for one micro-batch size, cut into layers."""
-
-    forward: Forward
-    stages: StageSplitter
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,40 +43,6 @@ class PricedLayers:
     layers: Layers
     table: CostTable
     warnings: tuple[str, ...]
-
-
-def trace_model(
-    step: TrainStep, state: Any, batch: Any, micro_batch_size: int, cuts: LayerBoundaries | None = None
-) -> TracedModel:
-    """Traces the loss of a micro-batch and finds its layers, or cuts it as `cuts` says."""
-    forward = trace_forward(step, state, batch, micro_batch_size)
-    if cuts is None or cuts.stop != len(forward.main):  # a program of another size may have other equations
-        cuts = find_layers(forward)
-    cuts = dataclasses.replace(cuts, names=_names(forward, cuts))
-    return TracedModel(forward, StageSplitter(forward, cuts))
-
-
-def _names(forward: Forward, cuts: LayerBoundaries) -> tuple[str, ...]:
-    """Names of the layers: the longest path that most of their own parameters lie below."""
-    stages = StageSplitter(forward, cuts)
-    names, seen = [], set()
-    for layer in range(cuts.num_layers):
-        read = [forward.params.names[n] for n in stages.program(layer, layer + 1).interface.params]
-        own = [n for n in read if n not in seen] or read
-        seen.update(read)
-        names.append(_common_path(own))
-    return tuple(f"{n} ({names[:k].count(n) + 1})" if names.count(n) > 1 else n for k, n in enumerate(names))
-
-
-def _common_path(paths: Sequence[str]) -> str:
-    """The longest path that more than half of `paths` lie below."""
-    if not paths:
-        return "no weights"
-    above = collections.Counter(
-        ".".join(keys[:depth]) for keys in (p.split(".") for p in paths) for depth in range(1, max(2, len(keys)))
-    )
-    shared = [path for path, count in above.items() if 2 * count > len(paths)]
-    return max(shared, key=len) if shared else paths[0].rpartition(".")[0] or paths[0]
 
 
 def price_layers(
@@ -190,48 +146,6 @@ class _Pricer:
 
 SMALL_SHARE = 0.1
 """Copies of weights below this share of them are not worth another plan."""
-
-
-def usual_devices(part: Slice) -> int:
-    """The most devices that a stage has unless the caller allows more: two nodes, since more stages and replicas serve
-    larger slices better than collectives across many nodes.
-    """
-    return part.num_devices if len(part.levels) < 2 else 2 * part.levels[0].size
-
-
-def stage_meshes(part: Slice, max_devices: int) -> list[LogicalMesh]:
-    """The meshes that a stage on a slice may have: part of a node, or whole nodes, as one axis or as one for each
-    hardware level.
-    """
-    counts = [n for n in range(1, part.num_devices + 1) if n <= max_devices and part.num_devices % n == 0]
-    inner = part.levels[0].size if part.levels else 1
-    counts += [n for n in range(2, inner + 1) if inner % n == 0 and n <= max_devices]
-    meshes = []
-    for n in sorted(set(counts)):
-        sub = sub_slice(part, n)
-        if sub is None:
-            continue
-        meshes.append(sub.logical_mesh({"data": n}))
-        if len(sub.levels) > 1:
-            sizes = [math.prod(level.size for level in sub.levels[1:]), sub.levels[0].size]
-            meshes.append(sub.logical_mesh(dict(zip(("data", "tensor"), sizes, strict=True))))
-    return meshes
-
-
-def sub_slice(part: Slice, num_devices: int) -> Slice | None:
-    """The first `num_devices` of a slice; None where they are neither part of a node nor whole nodes."""
-    left, levels = num_devices, []
-    for level in part.levels:
-        if left == 1:
-            break
-        taken = min(left, level.size)
-        if left % taken or level.size % taken:
-            return None
-        levels.append(AxisLevel(taken, level.link))
-        left //= taken
-        if taken < level.size and left > 1:
-            return None
-    return None if left > 1 else Slice(part.name, part.device_type, tuple(levels))
 
 
 def _kinds(model: TracedModel) -> tuple[list[TracedStage], tuple[int, ...]]:

@@ -14,10 +14,11 @@ import numpy as np
 from autoshard.cluster.mesh import LogicalMesh
 from autoshard.graph.layout import WHOLE, Layout, SpecEntries, all_layouts
 from autoshard.pipeline.split.forward import Forward
+from autoshard.pipeline.split.joint_function import JointFunction, joint_arguments, joint_function
 from autoshard.pipeline.split.layer_boundaries import size_bytes
 from autoshard.pipeline.split.phase_partition import PhasePartition, partition_phases
 from autoshard.pipeline.split.residual_layouts import residual_layouts
-from autoshard.pipeline.split.stage_program import JointFunction, StageProgram, joint_arguments, joint_function
+from autoshard.pipeline.split.stage_program import StageProgram
 from autoshard.planner.allowed import Restrictions
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.program import Program, prepare

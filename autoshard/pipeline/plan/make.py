@@ -15,16 +15,10 @@ from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import SolverError, StageError
 from autoshard.garbage import collection_paused
 from autoshard.pipeline.cost.interval_costs import IntervalCostTable
-from autoshard.pipeline.cost.pricing import (
-    PricedLayers,
-    TracedModel,
-    layer_cost,
-    optimizer_ratio,
-    price_layers,
-    weight_total_bytes,
-)
+from autoshard.pipeline.cost.pricing import PricedLayers, layer_cost, optimizer_ratio, price_layers, weight_total_bytes
 from autoshard.pipeline.cost.stage import TracedStage, plan_stage, stage_cost, trace_stage
 from autoshard.pipeline.cost.table import LayerCost
+from autoshard.pipeline.cost.traced_model import TracedModel
 from autoshard.pipeline.plan.parameter_owners import StageId, choose_owners
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan, PlacedMesh, SliceSummary, StageCertificate
 from autoshard.pipeline.schedule.durations import StageDurations, StepDurations

@@ -3,10 +3,10 @@
 from typing import Any
 
 from autoshard.errors import PlanMismatchError
-from autoshard.pipeline.cost.pricing import trace_model
+from autoshard.pipeline.cost.traced_model import trace_model
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
+from autoshard.pipeline.split.joint_function import JointFunction, joint_arguments, joint_function
 from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
-from autoshard.pipeline.split.stage_program import JointFunction, joint_arguments, joint_function
 from autoshard.train_step import TrainStep
 
 

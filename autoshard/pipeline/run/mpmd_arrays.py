@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError, PlanMismatchError
-from autoshard.pipeline.split.mpmd import Exchange, MpmdProgram
+from autoshard.pipeline.split.mpmd_program import Exchange, MpmdProgram
 
 ArrayKey: TypeAlias = int | Exchange
 """What a submesh holds: a value, or several that are sent together, as one vector."""

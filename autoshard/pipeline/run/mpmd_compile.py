@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from autoshard.compiler.options import compiler_options
 from autoshard.pipeline.run.mpmd_arrays import ArrayKey, MpmdArrays
-from autoshard.pipeline.split.mpmd import Exchange, MpmdProgram, SubmeshProgram
+from autoshard.pipeline.split.mpmd_program import Exchange, MpmdProgram, SubmeshProgram
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from autoshard.errors import PlanMismatchError
 from autoshard.pipeline.run.mpmd_arrays import ArrayKey, MpmdArrays
 from autoshard.pipeline.run.mpmd_compile import CompiledProgram, compile_programs
-from autoshard.pipeline.split.mpmd import MpmdProgram
+from autoshard.pipeline.split.mpmd_program import MpmdProgram
 
 Array: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 """An array, or what stands for it in a process that has none of its devices."""

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from autoshard.errors import PlanMismatchError, StageError
-from autoshard.pipeline.cost.pricing import TracedModel, trace_model
 from autoshard.pipeline.cost.stage import check_stage
+from autoshard.pipeline.cost.traced_model import TracedModel, trace_model
 from autoshard.pipeline.plan.parameter_owners import StageId
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.run.device_meshes import DeviceMeshes

@@ -12,7 +12,8 @@ from autoshard.errors import PlanMismatchError
 from autoshard.pipeline.run.device_meshes import DeviceMeshes, as_array
 from autoshard.pipeline.run.mpmd_function import MpmdFunction, Replicated
 from autoshard.pipeline.split.infer_submeshes import infer_submeshes
-from autoshard.pipeline.split.mpmd import MpmdProgram, split_mpmd
+from autoshard.pipeline.split.mpmd import split_mpmd
+from autoshard.pipeline.split.mpmd_program import MpmdProgram
 from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep
 from autoshard.transfer.cross_mesh import CrossMeshTransfer

@@ -13,7 +13,6 @@ submesh. With T bounded, the bounds of `cut` bound the step. What could never fi
 left out; of the interleaved schedule, what would not fit if all stages of a submesh were equal.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,75 +20,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.replica_group import ReplicaGroup, SearchContext
-from autoshard.pipeline.search.stage_memory import InFlight, run_peak_bytes
+from autoshard.pipeline.search.candidate import Candidate
+from autoshard.pipeline.search.options import StageOptions
+from autoshard.pipeline.search.replica_group import SearchContext
 
 ROUNDS = 8
 """Steps from one number of whole layers to the next."""
 MOST_COUNTS = 10_000
 """Numbers of submeshes that are looked at for one choice of mesh options; of more, a part in even steps."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Candidate:
-    """What a group looks like, without its cut.
-
-    Attributes:
-      options: The mesh option of each part of a pipeline, in the order of the stages. counts: The submeshes of each
-        part.
-      micro_batch_size: Of all replicas. num_micro_batches: Of the replica that has most. num_pipelines: Replicas.
-      schedule: Of all of them. chunks: Stages on each submesh.
-      bound_s: No cut is faster. guess_s: What is to be expected.
-      each_s: The slowest submesh takes no less for one micro-batch.
-    """
-
-    options: tuple[int, ...]
-    counts: tuple[int, ...]
-    micro_batch_size: int
-    num_micro_batches: int
-    num_pipelines: int
-    schedule: ScheduleKind
-    chunks: int
-    bound_s: float
-    guess_s: float
-    each_s: float
-
-    @property
-    def num_stages(self) -> int:
-        """Stages of a pipeline."""
-        return sum(self.counts) * self.chunks
-
-    def group(self, context: SearchContext, num_micro_batches: Sequence[int]) -> ReplicaGroup:
-        """Lays the replicas out, neighbours in a pipeline being neighbours in the cluster.
-
-        Args:
-          context: Costs and cluster.
-          num_micro_batches: Of each replica, the greatest first.
-        """
-        submeshes = tuple(
-            tuple(
-                context.topology.submesh(option, replica * count + index)
-                for option, count in zip(self.options, self.counts, strict=True)
-                for index in range(count)
-            )
-            for replica in range(len(num_micro_batches))
-        )
-        return ReplicaGroup(submeshes, self.micro_batch_size, tuple(num_micro_batches), self.schedule, self.num_stages)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CandidateLimits:
-    """What candidates are allowed; None: any.
-
-    Attributes:
-      num_stages: Stages of a pipeline. num_micro_batches: Of the replica that has most.
-      schedules: The orders to try. most_chunks: Stages on one submesh, at most, where they are interleaved.
-    """
-
-    num_stages: int | None
-    num_micro_batches: int | None
-    schedules: tuple[ScheduleKind, ...]
-    most_chunks: int
 
 
 class CandidateSet:
@@ -153,7 +91,7 @@ class CandidateSet:
         each = [w * row[np.minimum(num_pipelines, len(row)) - 1] for w, row in zip(self.weights, near, strict=True)]
         return self._sent * np.minimum.reduce(each) / num_pipelines
 
-    def counts(self, num_pipelines: int, limits: CandidateLimits) -> np.ndarray:
+    def counts(self, num_pipelines: int, options: StageOptions) -> np.ndarray:
         """[candidates, parts]: numbers of submeshes that there is room for."""
         num_layers = self.context.intervals.layers.num_layers
         most = np.minimum(self.slots // num_pipelines, num_layers - len(self.options) + 1)
@@ -164,8 +102,8 @@ class CandidateSet:
         found = np.array(list(itertools.product(*ranges))) if len(ranges) > 2 else _grid(ranges)
         total = found.sum(axis=1)
         is_allowed = total <= num_layers
-        if limits.num_stages is not None:
-            is_allowed &= (limits.num_stages % total == 0) & (limits.num_stages >= total)
+        if options.num_stages is not None:
+            is_allowed &= (options.num_stages % total == 0) & (options.num_stages >= total)
         is_allowed &= self._fits(found, num_pipelines)
         return found[is_allowed]
 
@@ -212,18 +150,18 @@ class CandidateSet:
         return np.where((most >= 1).all(axis=1), np.maximum(bound, self.work_s / self.weights.max()), np.inf)
 
     def candidates(
-        self, num_pipelines: int, num_micro_batches: int, limits: CandidateLimits, below_s: float, most: int
+        self, num_pipelines: int, num_micro_batches: int, options: StageOptions, below_s: float, most: int
     ) -> tuple[list[Candidate], float]:
         """Candidates with so many replicas whose bound is below a time: the best by guess, a bound for the others."""
-        counts = self.counts(num_pipelines, limits)
-        return self.candidates_of(counts, num_pipelines, num_micro_batches, limits, below_s, most)
+        counts = self.counts(num_pipelines, options)
+        return self.candidates_of(counts, num_pipelines, num_micro_batches, options, below_s, most)
 
     def candidates_of(
         self,
         counts: np.ndarray,
         num_pipelines: int,
         num_micro_batches: int,
-        limits: CandidateLimits,
+        options: StageOptions,
         below_s: float,
         most: int,
     ) -> tuple[list[Candidate], float]:
@@ -240,7 +178,7 @@ class CandidateSet:
         chain_s = self.work_s / self.weights.max()
         reach = np.minimum(number, total)
         busy_s = np.maximum(number * slowest_s, number * self.work_s / power + sent_s)
-        for kind, chunks in _orders(limits):
+        for kind, chunks in _orders(options):
             stages = total * chunks
             if kind is ScheduleKind.GPIPE:
                 bound_s = np.maximum(busy_s, chain_s + (number - 1) * slowest_s)
@@ -256,8 +194,8 @@ class CandidateSet:
             again, is_held = self._memory(counts, num_pipelines, number, kind, chunks)
             guess_s = slowest_s * (number + waits) * np.where(again, 1 + self.least_head, 1.0) + sent_s
             is_wanted = (bound_s < below_s) & (stages <= num_layers) & is_held
-            if limits.num_stages is not None:
-                is_wanted &= stages == limits.num_stages
+            if options.num_stages is not None:
+                is_wanted &= stages == options.num_stages
             if kind is ScheduleKind.INTERLEAVED or kind is ScheduleKind.ZERO_BUBBLE:
                 is_wanted &= total > 1
             wanted = np.flatnonzero(is_wanted)
@@ -339,24 +277,10 @@ class CandidateSet:
         return best
 
 
-def least_peak_bytes(context: SearchContext, slice_index: int, micro_batch_sizes: Sequence[int]) -> float:
-    """Least memory of a device of a slice that suffices for some stage of one layer."""
-    best = math.inf
-    for index, option in enumerate(context.topology.table.options):
-        if option.slice != slice_index:
-            continue
-        for size in micro_batch_sizes:
-            costs = context.intervals.costs(index, size)
-            for again in (False, True):
-                peaks = run_peak_bytes(costs, (InFlight(1),), 1, rematerialise=again)
-                best = min(best, float(np.where(costs.is_possible, peaks, np.inf).min()))
-    return best
-
-
-def _orders(limits: CandidateLimits) -> list[tuple[ScheduleKind, int]]:
+def _orders(options: StageOptions) -> list[tuple[ScheduleKind, int]]:
     found = []
-    for kind in limits.schedules:
-        chunks = range(2, limits.most_chunks + 1) if kind is ScheduleKind.INTERLEAVED else (1,)
+    for kind in options.schedules:
+        chunks = range(2, options.most_chunks + 1) if kind is ScheduleKind.INTERLEAVED else (1,)
         found += [(kind, c) for c in chunks]
     return found
 

@@ -11,9 +11,11 @@ from autoshard.errors import StageError
 from autoshard.pipeline.schedule.orders import make_schedule
 from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage
 from autoshard.pipeline.search.batch_shares import LinearTime, best_batch_shares
-from autoshard.pipeline.search.candidates import Candidate, CandidateLimits, CandidateSet
-from autoshard.pipeline.search.partition import MOST_REPLICAS, PartitionEffort, best_partition
+from autoshard.pipeline.search.candidate import Candidate
+from autoshard.pipeline.search.options import PartitionEffort, StageOptions
+from autoshard.pipeline.search.partition import MOST_REPLICAS, best_partition
 from autoshard.pipeline.search.replica_group import SearchContext, arrangement_step_s
+from autoshard.pipeline.search.slice_candidates import SliceCandidates, least_time_s, slice_candidates, soonest
 from autoshard.pipeline.search.stage_memory import fits
 from autoshard.pipeline.search.step_durations import stage_durations
 from autoshard.pipeline.search.whale import whale_shares
@@ -24,12 +26,8 @@ MOST_MATCHED = 4
 """Combinations of groups, at most, that are looked at because their examples add up."""
 MOST_TRIED = 40
 """Candidates of a slice that are cut, at most, to find some that fit the memory."""
-SMALL_SLICE = 16
-"""On slices of no more submeshes than this, replicas may leave some of them out."""
 MOST_SIMULATED = 6
 """Of these, those that are simulated."""
-HALVINGS = 50
-"""Steps in which the time is found in which all slices together manage the batch."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,29 +48,8 @@ class _PartitionedCandidate:
     time_model: LinearTime
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Row:
-    """Candidates of one slice, whose times grow by `each_s` with every micro-batch of a replica."""
-
-    candidates: tuple[Candidate, ...]
-    each_s: np.ndarray
-    waits_s: np.ndarray
-    most_rounds: int | None
-
-    def examples(self, time_s: float, *, at_best: bool) -> np.ndarray:
-        """The most that each candidate manages in a time: as is to be expected, or by the bound on it."""
-        room_s = time_s if at_best else time_s - self.waits_s
-        rounds = np.maximum(0, np.floor(room_s / self.each_s * (1 + 1e-12)))
-        return self.per_round * (rounds if self.most_rounds is None else np.minimum(rounds, self.most_rounds))
-
-    @property
-    def per_round(self) -> np.ndarray:
-        """Examples of one micro-batch on every replica."""
-        return np.array([s.micro_batch_size * s.num_pipelines for s in self.candidates])
-
-
 def group_per_slice(
-    context: SearchContext, batch_size: int, sizes: Sequence[int], limits: CandidateLimits, most_devices: int | None
+    context: SearchContext, batch_size: int, sizes: Sequence[int], options: StageOptions
 ) -> GroupPerSlice:
     """Finds a group for each slice and their shares of the batch.
 
@@ -83,21 +60,20 @@ def group_per_slice(
       context: Costs, cluster, memory.
       batch_size: Examples of a step.
       sizes: Micro-batch sizes to try.
-      limits: Candidates that are allowed.
-      most_devices: Of one stage; None: any number.
+      options: What is fixed of candidates.
 
     Returns:
       The best with exact shares, and to compare with, the best with even shares and with Whale's.
     """
     num_slices = len(context.topology.slices)
-    rows = [_row(context, s, sizes, limits, most_devices) for s in range(num_slices)]
+    rows = [slice_candidates(context, s, sizes, options) for s in range(num_slices)]
     live = [row for row in rows if row.candidates]
     if not live:
         return GroupPerSlice((), math.inf, "no slice has room for a replica of the model")
-    bound_s = _together_s(live, batch_size, at_best=True)
-    aim_s = _together_s(live, batch_size, at_best=False)
+    bound_s = least_time_s(live, batch_size, at_best=True)
+    aim_s = least_time_s(live, batch_size, at_best=False)
     each = max(1, int(MOST_JOINT ** (1 / len(live))))
-    members = [_members(context, row, aim_s, each, limits) for row in live]
+    members = [_members(context, row, aim_s, each, options) for row in live]
     members = [m for m in members if m]
     if not members:
         return GroupPerSlice((), bound_s, "no cut of what was tried fits the memory")
@@ -106,13 +82,13 @@ def group_per_slice(
     matched: list[tuple[_PartitionedCandidate, ...]] = []
     if len(members) == len(live):
         for most_replicas in (math.inf, 1):  # one replica a slice exchanges least, which times expected do not show
-            matched += _matched(context, live, batch_size, limits, most_replicas)
+            matched += _matched(context, live, batch_size, options, most_replicas)
     for joint in [*itertools.product(*members), *matched]:
         shares = _shares(batch_size, joint)
         if shares is not None:
             shared.append((_slowest_s(joint, shares), joint, shares))
     for _, joint, shares in sorted(shared, key=lambda entry: entry[0])[:MOST_SIMULATED]:
-        found += _join(context, batch_size, joint, shares, limits)
+        found += _join(context, batch_size, joint, shares, options)
     if not found:
         return GroupPerSlice((), bound_s, "the batch cannot be shared out between the slices")
     names = dict.fromkeys(name for name, _, _ in found)
@@ -120,55 +96,8 @@ def group_per_slice(
     return GroupPerSlice(tuple(sorted(best, key=lambda entry: entry[2])), bound_s)
 
 
-def _row(
-    context: SearchContext, index: int, sizes: Sequence[int], limits: CandidateLimits, most_devices: int | None
-) -> _Row:
-    """All candidates on one slice, with as many replicas as there is room for; on a small slice also with fewer."""
-    candidates: list[Candidate] = []
-    for option, x in enumerate(context.topology.table.options):
-        if x.slice != index or x.num_devices > (most_devices or math.inf):
-            continue
-        for size in sizes:
-            candidate_set = CandidateSet(context, (option,), size)
-            if candidate_set.is_possible:
-                slots = int(candidate_set.slots[0])
-                for num in _numbers(slots):
-                    counts = candidate_set.counts(num, limits)
-                    if slots > SMALL_SLICE:
-                        counts = counts[slots // counts[:, 0] == num]
-                    candidates += candidate_set.candidates_of(counts, num, 1, limits, math.inf, len(counts))[0]
-    each_s = np.array([s.each_s for s in candidates])
-    return _Row(tuple(candidates), each_s, np.array([s.guess_s for s in candidates]) - each_s, limits.num_micro_batches)
-
-
-def _numbers(slots: int) -> list[int]:
-    """Numbers of replicas."""
-    return sorted(
-        {slots // submeshes for submeshes in range(1, slots + 1)} | set(range(1, min(slots, SMALL_SLICE) + 1))
-    )
-
-
-def _together_s(rows: Sequence[_Row], batch_size: int, *, at_best: bool) -> float:
-    """Least time in which the slices together manage the batch, each with the candidate that manages most in it."""
-
-    def manage(time_s: float) -> bool:
-        return sum(row.examples(time_s, at_best=at_best).max() for row in rows) >= batch_size
-
-    low, high = 0.0, min(float((row.each_s + np.maximum(0.0, row.waits_s)).min()) for row in rows)
-    for _ in range(HALVINGS):
-        if manage(high):
-            break
-        low, high = high, 2 * high
-    else:
-        return math.inf
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if manage(middle) else (middle, high)
-    return low if at_best else high
-
-
 def _members(
-    context: SearchContext, row: _Row, aim_s: float, most: int, limits: CandidateLimits
+    context: SearchContext, row: SliceCandidates, aim_s: float, most: int, options: StageOptions
 ) -> list[_PartitionedCandidate]:
     """The candidates that manage most in the time that is aimed at, cut."""
     if not math.isfinite(aim_s):
@@ -187,8 +116,8 @@ def _members(
             tried.add(int(k))
             candidate = row.candidates[k]
             number = max(1, round(float(smooth[k]) / float(row.per_round[k])))
-            if limits.num_micro_batches is not None:
-                number = limits.num_micro_batches
+            if options.num_micro_batches is not None:
+                number = options.num_micro_batches
             member = _member(context, candidate, number)
             if member is not None:
                 members.append(member)
@@ -197,7 +126,11 @@ def _members(
 
 
 def _matched(
-    context: SearchContext, rows: Sequence[_Row], batch_size: int, limits: CandidateLimits, most_replicas: float
+    context: SearchContext,
+    rows: Sequence[SliceCandidates],
+    batch_size: int,
+    options: StageOptions,
+    most_replicas: float,
 ) -> list[tuple[_PartitionedCandidate, ...]]:
     """Groups whose whole rounds, as many micro-batches on each replica, add up to the batch: the fastest.
 
@@ -205,7 +138,7 @@ def _matched(
     number of examples, the candidate of a slice that is expected to do it soonest is known; so the least time of the
     first slices together for each number follows, slice by slice.
     """
-    by_number = [_soonest(row, batch_size, limits, most_replicas) for row in rows]
+    by_number = [soonest(row, batch_size, options, most_replicas) for row in rows]
     together_s, taken = by_number[0][0], []
     for times_s, _ in by_number[1:-1]:
         next_s, least = np.full(batch_size + 1, np.inf), np.zeros(batch_size + 1, dtype=int)
@@ -232,26 +165,6 @@ def _matched(
         if all(member is not None for member in joint):
             found.append(tuple(joint))
     return found
-
-
-def _soonest(
-    row: _Row, batch_size: int, limits: CandidateLimits, most_replicas: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """For each number of examples up to a batch, the least time expected of a candidate in whole rounds; and the
-    candidate.
-    """
-    times_s, chosen = np.full(batch_size + 1, np.inf), np.zeros(batch_size + 1, dtype=int)
-    per_round = row.per_round
-    replicas = np.array([s.num_pipelines for s in row.candidates])
-    for k in np.flatnonzero((per_round <= batch_size) & (replicas <= most_replicas)):
-        most = batch_size // per_round[k]
-        rounds = np.arange(1, most + 1) if limits.num_micro_batches is None else np.array([limits.num_micro_batches])
-        rounds = rounds[rounds <= most]
-        own_s = row.waits_s[k] + rounds * row.each_s[k]
-        is_less = own_s < times_s[rounds * per_round[k]]
-        numbers = rounds[is_less] * per_round[k]
-        times_s[numbers], chosen[numbers] = own_s[is_less], k
-    return times_s, chosen
 
 
 def _member(context: SearchContext, candidate: Candidate, number: int) -> _PartitionedCandidate | None:
@@ -290,16 +203,16 @@ def _join(
     batch_size: int,
     joint: Sequence[_PartitionedCandidate],
     shares: tuple[tuple[int, ...], ...],
-    limits: CandidateLimits,
+    options: StageOptions,
 ) -> list[tuple[str, Arrangement, float]]:
     """Groups side by side with their shares; and, to compare with, even shares and Whale's."""
     ways = [("shares by speed", shares)]
-    options = [context.topology.table.options[m.candidate.options[0]] for m in joint]
+    meshes = [context.topology.table.options[m.candidate.options[0]] for m in joint]
     devices = [
-        o.num_devices * m.candidate.num_pipelines * sum(m.candidate.counts) for o, m in zip(options, joint, strict=True)
+        o.num_devices * m.candidate.num_pipelines * sum(m.candidate.counts) for o, m in zip(meshes, joint, strict=True)
     ]
-    speeds = [n * o.mesh.device_type.flops_per_s("float32") for n, o in zip(devices, options, strict=True)]
-    rooms = [n * context.limits_bytes[o.slice] for n, o in zip(devices, options, strict=True)]
+    speeds = [n * o.mesh.device_type.flops_per_s("float32") for n, o in zip(devices, meshes, strict=True)]
+    rooms = [n * context.limits_bytes[o.slice] for n, o in zip(devices, meshes, strict=True)]
     even = [n / sum(devices) for n in devices]
     for name, parts in (("even shares", even), ("Whale's shares", whale_shares(speeds, rooms, 1.0, 0.0))):
         rounded = _rounded(batch_size, joint, parts)
@@ -308,7 +221,7 @@ def _join(
     found = []
     for name, of_groups in ways:
         most = max(n for group in of_groups for n in group)
-        if limits.num_micro_batches is None or most == limits.num_micro_batches:
+        if options.num_micro_batches is None or most == options.num_micro_batches:
             arrangement = _arrangement(context, joint, of_groups)
             if arrangement is not None:
                 found.append((name, arrangement, arrangement_step_s(context, arrangement, MOST_REPLICAS)))

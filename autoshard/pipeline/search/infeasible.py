@@ -4,11 +4,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from autoshard.pipeline.search.alternative import Alternative
-from autoshard.pipeline.search.candidates import least_peak_bytes
 from autoshard.pipeline.search.options import StageOptions
 from autoshard.pipeline.search.replica_group import SearchContext
 from autoshard.pipeline.search.slice_sequences import search_sequence, slice_sequences
+from autoshard.pipeline.search.stage_memory import InFlight, run_peak_bytes
 
 MOST_MEMORY = 1e4
 """Times as much memory as there is; if that does not suffice, something else is wrong."""
@@ -62,6 +64,20 @@ def memory_reason(context: SearchContext, sequence: Sequence[int], sizes: Sequen
         if least > context.limits_bytes[index]:
             return _too_small(context, index, least)
     return "no candidate fits the devices, the batch, and the memory"
+
+
+def least_peak_bytes(context: SearchContext, slice_index: int, micro_batch_sizes: Sequence[int]) -> float:
+    """Least memory of a device of a slice that suffices for some stage of one layer."""
+    best = math.inf
+    for index, option in enumerate(context.topology.table.options):
+        if option.slice != slice_index:
+            continue
+        for size in micro_batch_sizes:
+            costs = context.intervals.costs(index, size)
+            for again in (False, True):
+                peaks = run_peak_bytes(costs, (InFlight(1),), 1, rematerialise=again)
+                best = min(best, float(np.where(costs.is_possible, peaks, np.inf).min()))
+    return best
 
 
 def _too_small(context: SearchContext, index: int, least: float) -> str:

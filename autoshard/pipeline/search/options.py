@@ -3,7 +3,19 @@
 import dataclasses
 
 from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.partition import PartitionEffort
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartitionEffort:
+    """How long to look.
+
+    Attributes:
+      most_enumerated: Look at all cuts if there are no more than this.
+      most_simulated: Cuts to run through the simulator at most.
+    """
+
+    most_enumerated: int = 20_000
+    most_simulated: int = 1_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

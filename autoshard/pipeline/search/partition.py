@@ -13,6 +13,7 @@ import numpy as np
 
 from autoshard.pipeline.schedule.orders import make_schedule
 from autoshard.pipeline.search.arrangement import Arrangement, Stage
+from autoshard.pipeline.search.options import PartitionEffort
 from autoshard.pipeline.search.partition_bounds import CLOSE, good_partitions, partition_bounds_s
 from autoshard.pipeline.search.replica_group import ReplicaGroup, SearchContext, arrangement_step_s
 from autoshard.pipeline.search.stage_bounds import StageBounds, stage_bounds
@@ -23,19 +24,6 @@ MOST_REPLICAS = 4
 """Of more equal replicas the simulator sees the first and the last."""
 MOST_REMATS = 64
 """Where stages share submeshes, ways to choose those computed again that are simulated; of more, one is."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PartitionEffort:
-    """How long to look.
-
-    Attributes:
-      most_enumerated: Look at all cuts if there are no more than this.
-      most_simulated: Cuts to run through the simulator at most.
-    """
-
-    most_enumerated: int = 20_000
-    most_simulated: int = 1_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

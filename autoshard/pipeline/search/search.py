@@ -24,7 +24,7 @@ from autoshard.pipeline.search.options import StageOptions
 from autoshard.pipeline.search.partition import StagePartition
 from autoshard.pipeline.search.partition_bounds import CLOSE
 from autoshard.pipeline.search.replica_group import SearchContext, arrangement_step_s
-from autoshard.pipeline.search.slice_sequences import BestOfSequence, _shape_limits, search_sequence, slice_sequences
+from autoshard.pipeline.search.slice_sequences import BestOfSequence, search_sequence, slice_sequences
 from autoshard.pipeline.search.stage_memory import limits_bytes
 from autoshard.pipeline.search.topology import Topology
 from autoshard.plans.options import PlanOptions
@@ -103,7 +103,7 @@ def search(
         look(number, sequence)
     if across:  # before pipelines across slices, of which there are most, so that its time drops many of them
         tell(GROUPS, len(alone), num_forms)
-        uneven = group_per_slice(context, batch_size, sizes, _shape_limits(options), options.most_devices_per_stage)
+        uneven = group_per_slice(context, batch_size, sizes, options)
         bound_s = min(bound_s, uneven.bound_s)
         for description, arrangement, step_s in uneven.found:
             considered.append(Alternative(f"{GROUPS}: {description}", step_s))

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from autoshard.pipeline.search.candidates import Candidate, CandidateLimits, CandidateSet
+from autoshard.pipeline.search.candidate import Candidate
+from autoshard.pipeline.search.candidates import CandidateSet
 from autoshard.pipeline.search.improve import improved_partition
 from autoshard.pipeline.search.options import StageOptions
 from autoshard.pipeline.search.partition import StagePartition, best_partition
@@ -62,12 +63,11 @@ def search_sequence(
     Before them are candidate sets with a bound for all their candidates. A candidate set is opened when no candidate
     promises more than its bound. Nothing is cut whose bound is not below the best time.
     """
-    limits = _shape_limits(options)
     opened: list[tuple[float, int, CandidateSet | Candidate, int, int]] = []
     count = itertools.count()
     for candidate_set in _candidate_sets(context, sequence, [s for s in sizes if batch_size % s == 0], options):
         replicas, numbers = _replicas(
-            batch_size // candidate_set.micro_batch_size, int(candidate_set.slots.min()), limits
+            batch_size // candidate_set.micro_batch_size, int(candidate_set.slots.min()), options
         )
         if len(replicas):
             bounds_s = candidate_set.least_s(replicas, numbers)
@@ -84,7 +84,7 @@ def search_sequence(
                 dropped_s = min(dropped_s, bound_s)
             elif bound_s < limit_s * (1 - CLOSE):
                 num_opened += 1
-                candidates, rest_s = item.candidates(num_pipelines, number, limits, limit_s, MOST_OF_SET)
+                candidates, rest_s = item.candidates(num_pipelines, number, options, limit_s, MOST_OF_SET)
                 dropped_s = min(dropped_s, rest_s)
                 for candidate in candidates:
                     heapq.heappush(opened, (candidate.guess_s, next(count), candidate, num_pipelines, number))
@@ -130,14 +130,14 @@ def _device_s(context: SearchContext, option: int, size: int) -> float:
     return sum(known) * len(costs) / len(known) * num_devices if known else math.inf
 
 
-def _replicas(num_micro_batches: int, most: int, limits: CandidateLimits) -> tuple[np.ndarray, np.ndarray]:
+def _replicas(num_micro_batches: int, most: int, options: StageOptions) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of replicas, and micro-batches of the busiest: of equally busy ones, the fewest replicas."""
     replicas = np.arange(1, min(most, num_micro_batches) + 1)
     numbers = -(-num_micro_batches // replicas) if len(replicas) else replicas
     numbers, first = np.unique(numbers, return_index=True)
     replicas = replicas[first]
-    if limits.num_micro_batches is not None:
-        chosen = numbers == limits.num_micro_batches
+    if options.num_micro_batches is not None:
+        chosen = numbers == options.num_micro_batches
         return replicas[chosen], numbers[chosen]
     return replicas, numbers
 
@@ -145,11 +145,6 @@ def _replicas(num_micro_batches: int, most: int, limits: CandidateLimits) -> tup
 def _spread(total: int, parts: int) -> tuple[int, ...]:
     """As evenly as can be, the greater parts first."""
     return tuple(total // parts + (i < total % parts) for i in range(parts))
-
-
-def _shape_limits(options: StageOptions) -> CandidateLimits:
-    """What the caller fixes of candidates."""
-    return CandidateLimits(options.num_stages, options.num_micro_batches, options.schedules, options.most_chunks)
 
 
 def _suggestions(context: SearchContext, candidate: Candidate) -> list[tuple[int, ...]]:

@@ -7,8 +7,6 @@ exchanged between levels.
 """
 
 import collections
-import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,112 +15,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from autoshard.errors import TraceError
+from autoshard.pipeline.split.mpmd_program import Exchange, Level, MpmdProgram, SubmeshProgram
 from autoshard.pipeline.split.placement import SMALL_BYTES, PlacedStep, Placer
-from autoshard.pipeline.split.steps import Flattening, Step, run_steps
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Exchange:
-    """Values sent from one submesh to others, together; several only if all are small, of one type, and not inputs.
-
-    Attributes:
-      values: What is sent. size_bytes: Bytes of them, to each target.
-      source, targets: The submesh that has them, and those that get them.
-    """
-
-    values: tuple[int, ...]
-    source: int
-    targets: tuple[int, ...]
-    size_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SubmeshProgram:
-    """What one submesh runs in one level.
-
-    Attributes:
-      submesh: The submesh. steps: What it runs, in the order of the whole program.
-      inputs, outputs: The values that it reads, and those of its results that are read elsewhere or later.
-      avals: The abstract values of the inputs.
-    """
-
-    submesh: int
-    steps: tuple[Step, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    avals: tuple[Any, ...]
-
-    def __call__(self, *arrays: Any) -> list[Any]:
-        """The outputs, from the inputs."""
-        env = dict(zip(self.inputs, arrays, strict=True))
-        run_steps(self.steps, env)
-        return [env[v] for v in self.outputs]
-
-    @functools.cached_property
-    def jaxpr(self) -> jex.ClosedJaxpr:
-        """The program as a closed jaxpr."""
-        return jax.make_jaxpr(self.__call__)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.avals))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Level:
-    """Exchanges, and then programs that need nothing of each other; at most one a submesh, by ascending submesh."""
-
-    exchanges: tuple[Exchange, ...]
-    programs: tuple[SubmeshProgram, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LargeTransfer:
-    """A large value that must be sent from one submesh to another in every run.
-
-    Attributes:
-      reader: The operation that reads it there, with the user's line; or the output that it is.
-      size_bytes: Its bytes. source, target: The submesh that has it and the one that gets it.
-    """
-
-    reader: str
-    size_bytes: int
-    source: int
-    target: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.reader} on submesh {self.target} needs {self.size_bytes} bytes of submesh {self.source} in every "
-            "run."
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MpmdProgram:
-    """A program split by submesh.
-
-    Attributes:
-      num_submeshes: Number of submeshes.
-      avals: The abstract value of every value; the flat inputs are values 0, 1, ...
-      inputs: For each flat input, its submesh; None if every submesh must have it.
-      levels: What runs, in order.
-      outputs: For each flat output, its value. output_submeshes: And its submesh; None if every submesh has it.
-      notes: Large values (over `SMALL_BYTES`) that must be sent in every run.
-    """
-
-    num_submeshes: int
-    avals: tuple[Any, ...]
-    inputs: tuple[int | None, ...]
-    levels: tuple[Level, ...]
-    outputs: tuple[int, ...]
-    output_submeshes: tuple[int | None, ...]
-    notes: tuple[LargeTransfer, ...]
-
-    @property
-    def exchanged_bytes(self) -> int:
-        """Bytes sent in one run, counted once for each submesh that they are sent to."""
-        return sum(x.size_bytes * len(x.targets) for level in self.levels for x in level.exchanges)
-
-    def holders(self, output: int) -> tuple[int, ...]:
-        """The submeshes that have a flat output in the end."""
-        submesh = self.output_submeshes[output]
-        return tuple(range(self.num_submeshes)) if submesh is None else (submesh,)
+from autoshard.pipeline.split.steps import Flattening, Step
 
 
 def split_mpmd(
@@ -239,7 +134,6 @@ class _Assembly:
             self._levels(last + 1),
             self.outputs,
             self.output_submeshes,
-            self._large_moves(),
         )
 
     def _schedule(self, index: int) -> None:
@@ -271,21 +165,6 @@ class _Assembly:
         missing = {v for v in step.operands if submesh not in self.locator.sites[v].submeshes}
         return sum(map(size, asked)) <= sum(map(size, missing))
 
-    def _large_moves(self) -> tuple[LargeTransfer, ...]:
-        large = {k: p for k, p in self.received.items() if self.flattening.size_bytes(k[0]) > SMALL_BYTES}
-        if not large:
-            return ()
-        readers: dict[tuple[int, int], str] = {}
-        for located, runs in zip(self.located, self.runs, strict=True):
-            step = located.step
-            for key in ((v, submesh) for v in step.operands for submesh in runs):
-                readers.setdefault(key, f"`{step.name}` at {step.line or 'an unknown line'}")
-        for k, v in enumerate(self.outputs):
-            for submesh in self.holders(k):
-                readers.setdefault((v, submesh), f"output {k}")
-        size = self.flattening.size_bytes
-        return tuple(LargeTransfer(readers[v, p], size(v), source, p) for (v, p), source in sorted(large.items()))
-
     def _levels(self, count: int) -> tuple[Level, ...]:
         made: dict[tuple[int, int], int] = {}  # (value, submesh) -> level
         members: dict[tuple[int, int], list[Step]] = collections.defaultdict(list)
@@ -309,8 +188,7 @@ class _Assembly:
             own = dict.fromkeys(v for s in steps for v in s.results if v is not None)
             reads = [v for v in dict.fromkeys(v for s in steps for v in s.operands) if made.get((v, submesh)) != level]
             outputs = [v for v in own if any(later > level for later in used[v, submesh])]
-            avals = tuple(self.flattening.avals[v] for v in reads)
-            programs[level].append(SubmeshProgram(submesh, tuple(steps), tuple(reads), tuple(outputs), avals))
+            programs[level].append(SubmeshProgram(submesh, tuple(steps), tuple(reads), tuple(outputs)))
         return tuple(Level(tuple(exchanges[n]), tuple(programs[n])) for n in range(count))
 
     def _exchanges(self, made: Mapping[tuple[int, int], int]) -> dict[int, list[Exchange]]:

@@ -19,7 +19,7 @@ import optax
 from autoshard import PlanOptions, StagedPlan
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
 from autoshard.errors import PlanMismatchError, TransferError
-from autoshard.pipeline.cost.pricing import stage_meshes
+from autoshard.pipeline.cost.stage_meshes import stage_meshes
 from autoshard.pipeline.plan.make import plan_staged
 from autoshard.pipeline.run.agreement import check_same_plan
 from autoshard.pipeline.schedule.tasks import ScheduleKind

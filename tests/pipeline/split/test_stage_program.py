@@ -12,14 +12,9 @@ import optax
 import pytest
 
 from autoshard.pipeline.split.forward import Forward, trace_forward
+from autoshard.pipeline.split.joint_function import joint_arguments, joint_function
 from autoshard.pipeline.split.layer_boundaries import LayerBoundaries, find_layers
-from autoshard.pipeline.split.stage_program import (
-    StageProgram,
-    StageSplitter,
-    boundary_name,
-    joint_arguments,
-    joint_function,
-)
+from autoshard.pipeline.split.stage_program import StageProgram, StageSplitter
 from autoshard.train_step import TrainStep
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "models"))
@@ -70,13 +65,13 @@ def composed(forward: Forward, programs: list[StageProgram], params: Any, mutabl
             {n: state[n] for n in names.mutable_in},
             {n: data[n] for n in names.batch},
             {"key": key} if p.interface.reads_key else {},
-            {boundary_name(s): values[boundary_name(s)] for s in p.interface.inputs},
+            {s.key: values[s.key] for s in p.interface.inputs},
             jnp.float32(FACTOR),
-            {boundary_name(s): back[boundary_name(s)] for s in p.interface.outputs if s.has_gradient},
+            {s.key: back[s.key] for s in p.interface.outputs if s.has_gradient},
         )
 
     for p, function in zip(programs, joint, strict=True):
-        none = {boundary_name(s): jnp.zeros(s.shape, s.dtype) for s in p.interface.outputs if s.has_gradient}
+        none = {s.key: jnp.zeros(s.shape, s.dtype) for s in p.interface.outputs if s.has_gradient}
         _, outputs, _, mutable_out, made = run(p, function, none)
         values |= outputs
         new_state |= mutable_out
@@ -300,7 +295,6 @@ def test_sums_of_gradients_may_have_a_type_of_their_own():
     params = jnp.ones((WIDTH, 4), jnp.bfloat16)
     forward = trace_forward(step, step.init(params), rows(), 4)
     (program,) = programs_of(forward, find_layers(forward), 1)
-    arguments = joint_arguments(forward, program, jnp.float32)
-    assert arguments[0] == {"": jax.ShapeDtypeStruct((WIDTH, 4), jnp.float32)}
+    arguments = ({"": jax.ShapeDtypeStruct((WIDTH, 4), jnp.float32)}, *joint_arguments(forward, program)[1:])
     sums, outputs, back, mutable, metrics = jax.eval_shape(joint_function(forward, program), *arguments)
     assert sums == arguments[0] and (outputs, back, mutable) == ({}, {}, {}) and [*metrics] == ["loss"]
