@@ -103,7 +103,7 @@ def test_plans_in_stages_are_told_apart_exported_and_compared(staged, tmp_path):
     assert same.exit_code == 0 and "decide the same" in same.stdout
     assert json.loads((tmp_path / "diff.json").read_text())["stages"] == []
     exported = invoke("export", staged[0], "--to", "shardings")
-    assert json.loads(exported.stdout)["pipelines"][0][0]["layers"] == [0, 4]
+    assert json.loads(exported.stdout)["pipelines"][0][0]["layers"] == [0, 3]
     compared = invoke(
         "compare", CONFIGS / "gpt_125m.yaml", *SMALL, "data.batch_size=8", "plan.stages.micro_batch_sizes=[8]",
         "plan.stages.num_stages=1", "plan.stages.most_devices_per_stage=1", "--time-limit", "5",
