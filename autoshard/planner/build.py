@@ -3,12 +3,12 @@
 Sets        V        decisions: every argument of the program and every group of operations   (`_Builder.nodes`)
             K_i      choices of decision i: an argument's layouts, a group's `ChoiceTable`,      (`argument_choices`,
                      less what pins, annotations and restrictions forbid                          `group_choices`)
-            E        (i, j): i defines a value that j reads; one edge a (value, way of reading)   (`_Builder.edges`)
-                     (i, a): i defines the successor of argument a                                (`_Builder.edges`)
+            E        (i, j): i defines a value that j reads; one edge a (value, way of reading)   (`_Builder.reads`)
+                     (i, a): i defines the successor of argument a                           (`_Builder.successions`)
             T        instants that matter: maximal sets of values alive together              (`instants_that_matter`)
 
 Minimise    sum_{i in V} trips_i (compute_i(x_i) + collectives_i(x_i))                            (`_Builder.nodes`)
-          + sum_{(i,j) in E} trips_ij reshard(layout_i(x_i), layout_j(x_j))                       (`_Builder.connect`)
+          + sum_{(i,j) in E} trips_ij reshard(layout_i(x_i), layout_j(x_j))                       (`_Builder.move`)
 
 Subject to  x_i in K_i                                     one choice each
             layout_i(x_i) = layout_a(x_a) after resharding for every succession edge (i, a)       (`_Builder.edges`)
@@ -19,9 +19,10 @@ All costs are seconds per call of the program on one device; all memory is bytes
 """
 
 import dataclasses
+import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,18 +32,18 @@ from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupC
 from autoshard.compiler.protocol import Compiler
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
-from autoshard.graph.graph import FixedLayout, Graph, OperationKind, Value
+from autoshard.graph.graph import FixedLayout, Graph, OperationKind
 from autoshard.graph.layout import Layout, is_gather, is_sent, shard_bytes
 from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.allowed import Decision, Restrictions, argument_choices, group_choices
 from autoshard.planner.choices import ChoiceTable
-from autoshard.planner.overlap import Exposure, Terms
+from autoshard.planner.overlap import Exposure
 from autoshard.planner.program import Program
 from autoshard.planner.usages import usages_of
 from autoshard.solver.problem import Edge, Node, Problem
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
     """One edge of the problem: a value from its definition to one way of reading it.
 
@@ -52,7 +53,7 @@ class Flow:
       trips: How often the tensor is moved in one call.
       makings: How often a gathered copy is made on each of these trips, since it is not kept between distant uses.
       places: The checkpointed functions (-1 for none) that it is read in; each makes its own copies of any kind.
-      source_layouts, target_layouts: The layout of each class of the edge.
+      defined_as, read_as: Its layout under each choice of the source, and of the target.
     """
 
     value: int
@@ -63,8 +64,8 @@ class Flow:
     trips: float
     makings: int
     places: tuple[int, ...]
-    source_layouts: tuple[Layout, ...]
-    target_layouts: tuple[Layout, ...]
+    defined_as: LayoutColumn
+    read_as: LayoutColumn
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +98,8 @@ class Formulation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Move:
-    """What all edges of one kind share: classes, costs, and what a resharded copy takes (None if never any)."""
+    """What all edges of one kind share: costs, and what a resharded copy takes (None if never any)."""
 
-    source_class: np.ndarray
-    target_class: np.ndarray
     costs: np.ndarray
     copies: CopySizes | None
 
@@ -198,81 +197,93 @@ class _Builder:
         flows: list[Flow] = []
         edges: list[Edge] = []
         copies: list[CopySizes | None] = []
-        values, operations = self.graph.values, self.graph.operations
+        for flow in itertools.chain(self.reads(), self.successions()):
+            if flow.source == flow.target:
+                self.price_within(flow)
+                continue
+            move = self.move(flow)
+            flows.append(flow)
+            edges.append(Edge(flow.source, flow.target, flow.defined_as.of_choice, flow.read_as.of_choice, move.costs))
+            copies.append(move.copies)
+        return flows, edges, copies
+
+    def reads(self) -> Iterator[Flow]:
+        """The flows of tensors to the groups that read them."""
+        analysis, operations = self.program.analysis, self.graph.operations
         body_trips, checkpoint_of = _body_trips(self.graph), self.graph.checkpoint_of()
         for group in self.program.groups:
             target = self.first_group + group.index
-            rows = self.decisions[target].rows
             for r, access in enumerate(group.reads):
-                if not values[access.value].shape:
-                    continue
                 defined = self.defined(access.value)
-                if defined is None:
+                if defined is None or not self.graph.values[access.value].shape:
                     continue
                 trips = group.trips
                 operation = operations[access.operations[0]]
                 if operation.kind is OperationKind.LOOP_CARRY and access.value == operation.operands[1]:
                     trips = body_trips[operation.index] * group.trips
-                column = self.columns.of(self.tables[group.index].reads[r], rows)
-                makings = len({self.program.analysis.live.region[o] for o in access.operations})
-                places = tuple(sorted({checkpoint_of[o] for o in access.operations}))
-                itemsize = self.compiler.moved_itemsize(self.program.analysis, access.value, access.operations)
-                self.connect(
-                    flows, edges, copies, access.value, itemsize, defined, target, column, r, trips, makings, places
+                source, own = defined
+                yield Flow(
+                    value=access.value,
+                    itemsize_bytes=self.compiler.moved_itemsize(analysis, access.value, access.operations),
+                    source=source,
+                    target=target,
+                    read=r,
+                    trips=trips,
+                    makings=len({analysis.live.region[o] for o in access.operations}),
+                    places=tuple(sorted({checkpoint_of[o] for o in access.operations})),
+                    defined_as=own,
+                    read_as=self.columns.of(self.tables[group.index].reads[r], self.decisions[target].rows),
                 )
+
+    def successions(self) -> Iterator[Flow]:
+        """The flows of outputs to the arguments whose successors they are."""
         for output in self.graph.outputs:
             if output.value is None or output.successor_of is None:
                 continue
             defined = self.defined(output.value)
             if defined is None or defined[0] == output.successor_of:
                 continue
+            source, own = defined
             rows = self.decisions[output.successor_of].rows
-            column = self.columns.of(self.layouts[output.successor_of], rows)
-            value, itemsize, at = output.value, self.program.analysis.moved_itemsizes[output.value], output.successor_of
-            self.connect(flows, edges, copies, value, itemsize, defined, at, column, None, 1.0, 1, (-1,))
-        return flows, edges, copies
+            yield Flow(
+                value=output.value,
+                itemsize_bytes=self.program.analysis.moved_itemsizes[output.value],
+                source=source,
+                target=output.successor_of,
+                read=None,
+                trips=1.0,
+                makings=1,
+                places=(-1,),
+                defined_as=own,
+                read_as=self.columns.of(self.layouts[output.successor_of], rows),
+            )
 
-    def connect(self, flows, edges, copies, value, itemsize, defined, target, column, read, trips, makings, places):
-        """Adds the flow of `value` from where it is defined to `target`, which reads it as `column` says."""
-        source, own = defined
-        tensor = self.graph.values[value]
-        if source == target:  # the group reads its own value in other dimensions: a cost of each choice alone
-            seconds = self.prices.seconds(tensor.shape, float(tensor.size_bytes), own.layouts, column.layouts)
-            extra = trips * seconds[own.of_choice, column.of_choice]
-            self.own_s[target] = self.own_s.get(target, 0.0) + extra
-            return
-        terms = self.exposure.of_flow(value, tensor.shape)
-        key = tensor.shape, itemsize, id(own), id(column), trips, makings, len(places), terms
-        move = self.moves.get(key)
-        if move is None:
-            move = self.moves[key] = self._move(tensor, itemsize, own, column, trips, makings, len(places), terms)
-        flows.append(Flow(value, itemsize, source, target, read, trips, makings, places, own.layouts, column.layouts))
-        edges.append(Edge(source, target, move.source_class, move.target_class, move.costs))
-        copies.append(move.copies)
+    def price_within(self, flow: Flow) -> None:
+        """Adds what a group pays that reads its own value in other dimensions: a cost of each choice alone."""
+        tensor, own, column = self.graph.values[flow.value], flow.defined_as, flow.read_as
+        seconds = self.prices.seconds(tensor.shape, float(tensor.size_bytes), own.layouts, column.layouts)
+        extra = flow.trips * seconds[own.of_choice, column.of_choice]
+        self.own_s[flow.target] = self.own_s.get(flow.target, 0.0) + extra
 
-    def _move(
-        self,
-        tensor: Value,
-        itemsize: int,
-        own: LayoutColumn,
-        column: LayoutColumn,
-        trips: float,
-        makings: int,
-        num_places: int,
-        terms: Terms,
-    ) -> _Move:
-        size_bytes = float(math.prod(tensor.shape) * itemsize)
+    def move(self, flow: Flow) -> _Move:
+        """What a flow costs, and what its copy takes; one object for flows alike."""
+        tensor, own, column = self.graph.values[flow.value], flow.defined_as, flow.read_as
+        terms, num_places = self.exposure.of_flow(flow.value, tensor.shape), len(flow.places)
+        key = tensor.shape, flow.itemsize_bytes, id(own), id(column), flow.trips, flow.makings, num_places, terms
+        if key in self.moves:
+            return self.moves[key]
+        size_bytes = float(math.prod(tensor.shape) * flow.itemsize_bytes)
         costs = self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, terms.num_alike)
-        costs = trips * terms.share * costs
-        if max(makings, num_places) > 1:
-            often = [[makings if is_gather(s, t) else num_places for t in column.layouts] for s in own.layouts]
+        costs = flow.trips * terms.share * costs
+        if max(flow.makings, num_places) > 1:
+            often = [[flow.makings if is_gather(s, t) else num_places for t in column.layouts] for s in own.layouts]
             costs = costs * np.array(often)
         moved, sent = (
             np.array([[how(s, t) for t in column.layouts] for s in own.layouts], bool) for how in (operator.ne, is_sent)
         )
         copy_bytes = np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
         copies = CopySizes(moved * copy_bytes, sent * copy_bytes) if moved.any() else None
-        return _Move(own.of_choice, column.of_choice, costs, copies)
+        return self.moves.setdefault(key, _Move(costs, copies))
 
 
 def _body_trips(graph: Graph) -> dict[int, float]:

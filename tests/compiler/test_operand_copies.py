@@ -1,140 +1,11 @@
-"""Instants that matter: none too many, none too few."""
-
-import dataclasses
-import functools
+"""Copies of operands: when each is there, derived by hand."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from autoshard.compiler.buffer_uses import BufferKind
-from autoshard.compiler.instants import instants_that_matter
-from autoshard.compiler.reduce_scatter_combiner import combined_until
 from autoshard.graph.layout import WHOLE
-
-INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda p: (p[0], p[0] + p[1])), max_size=10)
-
-
-def alive(intervals, instants) -> set[frozenset[int]]:
-    return {frozenset(i for i, (s, e) in enumerate(intervals) if s <= t < e) for t in instants}
-
-
-@given(INTERVALS)
-@settings(max_examples=400, deadline=None)
-def test_instants_that_matter_are_the_maximal_sets(intervals):
-    """Nothing but the inclusion-maximal sets of intervals alive together is left, each of them once."""
-    before = alive(intervals, range(20)) - {frozenset()}
-    maximal = {s for s in before if not any(s < other for other in before)}
-    starts, stops = (np.array([interval[k] for interval in intervals], np.int64) for k in (0, 1))
-    instants = instants_that_matter(starts, stops)
-    assert alive(intervals, instants) == maximal
-    assert len(instants) == len(maximal)
-
-
-def updates(state, x):
-    """Gradients of three products, far enough apart to be reduced one by one."""
-    a, b, c = state
-    h = jnp.tanh(x @ a)
-    k = jnp.tanh(h @ b)
-    return a - x.T @ (k @ c), b - h.T @ (k @ c), c - k.T @ (h @ b)
-
-
-@pytest.mark.parametrize(("size", "until"), [(64, {14}), (4096, {6, 10, 14})])
-def test_partial_sums_wait_for_what_they_are_joined_with(formulated, mesh_of, size, until):
-    """The products 6, 10 and 14 make gradients, scattered over 4 devices. Results of 4 kB are joined, and wait for the
-    last product; of results of 16 MiB no two fit into 30 MiB together, so that none waits.
-    """
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    f = formulated(updates, ((f32(size, size),) * 3, f32(8 * size, size)), mesh_of(4), donate=(0,))
-    products = {len(f.program.graph.arguments) + g.index: g.operations[0] for g in f.program.groups}
-    waiting = {
-        products[u.node]: f.instants[u.stop - 1]
-        for u, use in zip(f.problem.usages, f.buffers, strict=False)
-        if use.value is None and products[u.node] in (6, 10, 14)
-    }
-    assert set(waiting) == {6, 10, 14}
-    assert set(waiting.values()) == until
-
-
-def backward(w, x, y):
-    """The gradient of a weight, and right behind it that of what it was multiplied with."""
-    h, g = jnp.tanh(x), jnp.sin(y)
-    return w - jnp.einsum("nd,ne->de", h, g), jnp.einsum("ne,de->nd", g, w)
-
-
-def partial_sum(f, product):
-    """The usages of what waits to be reduced of the product at an operation."""
-    node = next(len(f.program.graph.arguments) + g.index for g in f.program.groups if g.operations[0] == product)
-    usages = zip(f.problem.usages, f.buffers, strict=False)
-    return [u for u, use in usages if use.kind is BufferKind.PARTIAL_SUM and u.node == node]
-
-
-@pytest.mark.parametrize(("rows", "is_at_once"), [(1024, False), (2048, True)])
-def test_a_product_is_put_off_unless_a_gather_would_take_more(formulated, mesh_of, rows, is_at_once):
-    """Two devices have half of the rows each, so that the product has a partial sum of 16 MiB, no less than the
-    operands that end with it. Behind operands of 4 MiB it is put off. Where one of 8 MiB ends with it alone, more than
-    the product's workspace, it takes less than the weight that the next one gathers, and is made at once.
-    """
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    mesh = mesh_of(2)
-    mesh = dataclasses.replace(
-        mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=4 * 2**20)
-    )
-    f = formulated(backward, (f32(2048, 2048), f32(rows, 2048), f32(rows, 2048)), mesh, donate=(0,))
-    product = next(o.index for o in f.program.graph.operations if o.name == "dot_general")
-    assert (max(u.amounts.max() for u in partial_sum(f, product)) == 4 * 2048**2) == is_at_once
-
-
-def test_a_large_partial_sum_is_reduced_before_the_next_product_gathers_its_weight(formulated, mesh_of):
-    """Partial sum and gathered weight take 256 MiB each, more than XLA joins: no instant has both."""
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    f = formulated(backward, (f32(8192, 8192), f32(1024, 8192), f32(1024, 8192)), mesh_of(2), donate=(0,))
-    first, second = (o.index for o in f.program.graph.operations if o.name == "dot_general")
-    spans = [(f.instants[u.start], f.instants[u.stop - 1], u.amounts.max()) for u in partial_sum(f, first)]
-    assert [s for s in spans if s[2]] == [(first, first, 4 * 8192**2)]
-    weight = f.program.graph.arguments[0].value
-    copied = [u for u in f.problem.edge_usages if f.flows[u.edge].value == weight and u.amounts.max() == 4 * 8192**2]
-    instants = {f.instants[at] for u in copied for at in range(u.start, u.stop)}
-    assert second in instants and first not in instants
-
-
-def uneven(state, x, follow):
-    """Gradients of three products, of which the state becomes what `follow` makes."""
-    a, b, c = state
-    h = jnp.tanh(x @ a)
-    k = jnp.tanh(h @ b)
-    return follow(x.T @ (k @ c), h.T @ k, k.T @ (h @ a))
-
-
-def by_norm(*gradients):
-    norm = sum(jnp.sum(g * g) for g in gradients)
-    return tuple(g / norm for g in gradients)
-
-
-def by_rows(*gradients):
-    return tuple(g / jnp.mean(g * g, axis=1, keepdims=True) for g in gradients)
-
-
-@pytest.mark.parametrize(
-    ("follow", "joined"), [(lambda *g: g, (0, 1)), (by_rows, (0, 1)), (by_norm, (1, 2))], ids=["as is", "rows", "norm"]
-)
-def test_partial_sums_are_joined_in_the_order_of_what_needs_them(formulated, mesh_of, follow, joined):
-    """Of the pieces of 16, 8 and 8 MiB no three fit into 30 MiB. The first successor needs the first gradient, but a
-    norm is added up from the last.
-    """
-    n = 4096
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    state = f32(n, n), f32(n, n // 2), f32(n // 2, n)
-    f = formulated(functools.partial(uneven, follow=follow), (state, f32(8 * n, n)), mesh_of(4), donate=(0,))
-    groups, order = f.program.groups, f.program.analysis.reduce_scatter_order
-    until = combined_until(f.program.graph, groups, order, num_devices=4)
-    gradients = [g for g in sorted(until) if f.program.graph.operations[groups[g].operations[0]].name == "dot_general"]
-    own = [groups[g].operations[-1] + 1 for g in gradients]
-    together = max(own[k] for k in joined)
-    assert [until[g] for g in gradients] == [together if k in joined else own[k] for k in range(3)]
 
 
 def looked_up(tables, at):
@@ -181,7 +52,7 @@ def test_a_gathered_copy_stays_for_all_that_is_made_of_it(formulated, mesh_of):
         if flow.value != product.results[0] or scaling not in f.program.groups[flow.target - first_group].operations:
             continue
         for source in np.argwhere(u.amounts)[:, 0].tolist():
-            kind = "slice" if flow.source_layouts[source] == (WHOLE,) else "sent"
+            kind = "slice" if flow.defined_as.layouts[source] == (WHOLE,) else "sent"
             held[kind].update(f.instants[u.start : u.stop])
     assert held["slice"] == {scaling}
     assert (min(held["sent"]), max(held["sent"])) == (scaling, again)
@@ -210,7 +81,7 @@ def test_large_gradients_are_gathered_when_they_are_there(formulated, mesh_of, s
     for u in f.problem.edge_usages:
         flow = f.flows[u.edge]
         if flow.value == product.results[0] and turning in f.program.groups[flow.target - first_group].operations:
-            is_sent = [flow.source_layouts[k] != (WHOLE,) for k in range(len(flow.source_layouts))]
+            is_sent = [flow.defined_as.layouts[k] != (WHOLE,) for k in range(len(flow.defined_as.layouts))]
             if u.amounts[is_sent].any():
                 held.update(f.instants[u.start : u.stop])
     assert (max(held) == subtracted) == is_there and min(held) == turning
