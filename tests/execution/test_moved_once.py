@@ -46,7 +46,7 @@ def test_a_gradient_that_two_products_read_in_another_layout_is_moved_once(progr
         if e.primitive.name in ("dot_general", "conv_general_dilated")
     }
     given = [lies, *map(whole, closed.jaxpr.invars[1:])]
-    plans = ordered(trace(program, args).graph, wanted, given, mesh.shape, OrderingRules())
+    plans = ordered(trace(program, args).graph, wanted, given, mesh.shape, OrderingRules()).equations
     run = jax.jit(lambda *args: Evaluator(mesh, plans)(closed, args, given))
     shardings = [jax.NamedSharding(mesh, jax.P(*(axes or None for axes in layout))) for layout in given]
     placed = list(map(jax.device_put, args, shardings))
