@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from jax.sharding import PartitionSpec
 
@@ -24,7 +24,7 @@ def in_stages(cluster: Cluster, stages: object | None) -> bool:
     return stages is not None or not cluster.is_homogeneous
 
 
-def is_cut(fn: Callable[..., Any], cluster: Cluster, stages: object | None) -> bool:
+def is_cut(fn: Callable[..., Any], cluster: Cluster, stages: object | None) -> TypeGuard[TrainStep]:
     """Whether `fn` is a training step that is cut into stages; see `in_stages`."""
     return isinstance(fn, TrainStep) and in_stages(cluster, stages)
 
