@@ -164,12 +164,11 @@ class Evaluator:
     def _result(
         self, equation: jex.JaxprEqn, result: Placed, entries: SpecEntries | None, plan: EquationPlan
     ) -> Placed:
-        """A result in its layout; the sum of a look-up or scatter-add that is scattered is first made where it is."""
+        """A result in its layout; the sum of a scatter-add that is scattered is first made where it is."""
         if entries is None:
             return result
         value, scattered = result.value, [axis for axis, _ in plan.scatters]
-        if scattered and equation.primitive.name in ("gather", "scatter-add"):
-            # XLA would rather gather the table, or move what is added
+        if scattered and equation.primitive.name == "scatter-add":  # XLA would rather move what is added
             local = tuple(tuple(axis for axis in axes if axis not in scattered) for axes in entries)
             minor = tuple(
                 (*own, *(a for a in axes if a in scattered)) for own, axes in zip(local, entries, strict=True)
