@@ -140,7 +140,7 @@ def parts_bytes(plan: autoshard.Plan, stage: TracedStage) -> float:
     """Bytes that the collectives of the parts send as they are compiled for the plan's devices."""
     target = target_of(plan)
     mesh = device_mesh(plan.axes, devices_for(target, plan.axes, plan.devices_per_node))
-    parts = phase_functions(stage.trace, plan.interface, mesh, stage.whole, list(stage.slots.sums), "stage")
+    parts = phase_functions(stage.trace, plan.interface, mesh, stage.fused_backward, list(stage.slots.sums), "stage")
     arguments = dict(enumerate(jax.tree.leaves(stage.arguments)))
     forward = parts.forward.lower(arguments, ())
     held = jax.tree.leaves(forward.out_info[1])

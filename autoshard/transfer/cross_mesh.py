@@ -154,12 +154,12 @@ class CrossMeshTransfer:
         """The work of this process in one move, whose crossings are numbered from `first_number`."""
         held = self._cut(array, steps, name, may_alias)
         for one in steps.sends:
-            part = held[one.piece.box, one.piece.source]
+            part = held[one.route.box, one.route.source]
             self._open_wire.offer(first_number + one.number, plain(part))
         _put(steps.copies, held)
         for one in steps.receives:
-            piece = one.piece
-            held[piece.box, piece.landing] = self._receive(first_number + one.number, piece, array.dtype, name)
+            route = one.route
+            held[route.box, route.receiver] = self._receive(first_number + one.number, route, array.dtype, name)
         _put(steps.forwards, held)
         if not steps.joins:
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=target)
@@ -187,11 +187,11 @@ class CrossMeshTransfer:
             held.update({(box, one.device): part for box, part in zip(one.boxes, found, strict=True)})
         return held
 
-    def _receive(self, number: int, piece: TileRoute, dtype: jax.typing.DTypeLike, name: str) -> jax.Array:
+    def _receive(self, number: int, route: TileRoute, dtype: jax.typing.DTypeLike, name: str) -> jax.Array:
         """A part that another process sends."""
-        process = piece.source.process_index
-        numbers = jax.eval_shape(plain, jax.ShapeDtypeStruct(piece.box.shape, dtype))
-        part = self._open_wire.fetch(number, numbers.shape, numbers.dtype, piece.landing, process)
+        process = route.source.process_index
+        numbers = jax.eval_shape(plain, jax.ShapeDtypeStruct(route.box.shape, dtype))
+        part = self._open_wire.fetch(number, numbers.shape, numbers.dtype, route.receiver, process)
         self._arrivals.expect(name, [process], part)
         return jax.random.wrap_key_data(part, impl=impl_of(dtype)) if numbers.dtype != dtype else part
 

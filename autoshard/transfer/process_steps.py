@@ -1,4 +1,4 @@
-"""What one process does to carry out the pieces of one move: cut, hand out, send, receive, copy on, join."""
+"""What one process does to carry out the routes of one move: cut, hand out, send, receive, copy on, join."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ class SendReceive:
     """A part that one process sends another; `number` is its place among all crossings of the move."""
 
     number: int
-    piece: TileRoute
+    route: TileRoute
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,51 +84,51 @@ class ProcessSteps:
     is_shardwise: bool
 
 
-def steps_of(pieces: TransferRoutes, process: int) -> ProcessSteps:
-    """The part that `process` (an index as in `jax.process_index()`) has in moving `pieces`."""
-    landings = pieces.landings()
-    crossings = [SendReceive(number, piece) for number, piece in enumerate(p for p in landings if p.crosses)]
-    local = [target for target in pieces.targets if target.device.process_index == process]
+def steps_of(routes: TransferRoutes, process: int) -> ProcessSteps:
+    """The part that `process` (an index as in `jax.process_index()`) has in moving `routes`."""
+    distinct = routes.distinct()
+    crossings = [SendReceive(number, route) for number, route in enumerate(p for p in distinct if p.crosses)]
+    local = [target for target in routes.targets if target.device.process_index == process]
     given_by: dict[jax.Device, list[TileRoute]] = {}
-    for piece in landings:
-        given_by.setdefault(piece.source, []).append(piece)
+    for route in distinct:
+        given_by.setdefault(route.source, []).append(route)
     cuts = []
-    for device, held in pieces.held:
+    for device, held in routes.held:
         if device.process_index == process and (given := given_by.get(device)):
-            boxes = tuple(dict.fromkeys(piece.box for piece in given))
+            boxes = tuple(dict.fromkeys(route.box for route in given))
             inside = None if boxes == (held,) else tuple(box.inside(held) for box in boxes)
             cuts.append(
-                SliceStep(device, boxes, inside, any(piece.crosses or piece.landing == device for piece in given))
+                SliceStep(device, boxes, inside, any(route.crosses or route.receiver == device for route in given))
             )
     return ProcessSteps(
         cuts=tuple(cuts),
-        sends=tuple(one for one in crossings if one.piece.source.process_index == process),
-        receives=tuple(one for one in crossings if one.piece.landing.process_index == process),
+        sends=tuple(one for one in crossings if one.route.source.process_index == process),
+        receives=tuple(one for one in crossings if one.route.receiver.process_index == process),
         copies=tuple(
-            CopyStep(piece.box, piece.source, piece.landing)
-            for piece in landings
-            if piece.source != piece.landing and not piece.crosses and piece.landing.process_index == process
+            CopyStep(route.box, route.source, route.receiver)
+            for route in distinct
+            if route.source != route.receiver and not route.crosses and route.receiver.process_index == process
         ),
         forwards=tuple(
-            CopyStep(piece.box, piece.landing, target.device)
+            CopyStep(route.box, route.receiver, target.device)
             for target in local
-            for piece in target.pieces
-            if piece.landing != target.device
+            for route in target.routes
+            if route.receiver != target.device
         ),
         joins=tuple(
             ConcatenateStep(
                 target.device,
                 target.box.shape,
-                tuple(piece.box for piece in target.pieces),
-                tuple(piece.box.inside(target.box) for piece in target.pieces),
+                tuple(route.box for route in target.routes),
+                tuple(route.box.inside(target.box) for route in target.routes),
             )
             for target in local
         ),
         num_crossings=len(crossings),
         is_shardwise=not crossings
-        and len(cuts) == len(local) == len(pieces.held) == len(pieces.targets)
+        and len(cuts) == len(local) == len(routes.held) == len(routes.targets)
         and all(
-            target.box == held and target.pieces == (TileRoute(held, device, target.device),)
-            for (device, held), target in zip(pieces.held, pieces.targets, strict=True)
+            target.box == held and target.routes == (TileRoute(held, device, target.device),)
+            for (device, held), target in zip(routes.held, routes.targets, strict=True)
         ),
     )

@@ -51,27 +51,27 @@ class TileRoute:
     Attributes:
       box: Which part.
       source: A device of the old layout that holds it.
-      landing: The device that the source hands it to. Another one than the device that wants it where several in one
+      receiver: The device that the source hands it to. Another one than the device that wants it where several in one
         process want what a distant process holds: it travels once between the processes, then is copied on.
     """
 
     box: Box
     source: jax.Device
-    landing: jax.Device
+    receiver: jax.Device
 
     @property
     def crosses(self) -> bool:
         """Whether it travels between processes."""
-        return self.source.process_index != self.landing.process_index
+        return self.source.process_index != self.receiver.process_index
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TargetShard:
-    """What one device of the new layout wants, and the pieces that make it up; none where it wants no elements."""
+    """What one device of the new layout wants, and the routes of its tiles; none where it wants no elements."""
 
     device: jax.Device
     box: Box
-    pieces: tuple[TileRoute, ...]
+    routes: tuple[TileRoute, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,21 +86,9 @@ class TransferRoutes:
     held: tuple[tuple[jax.Device, Box], ...]
     targets: tuple[TargetShard, ...]
 
-    def landings(self) -> tuple[TileRoute, ...]:
-        """The pieces that sources hand out, once each, in an order that all processes share."""
-        return tuple(dict.fromkeys(piece for target in self.targets for piece in target.pieces))
-
-    def moved_bytes(self, itemsize_bytes: int) -> int:
-        """Bytes that leave one device for another."""
-        sent = sum(piece.box.size for piece in self.landings() if piece.source != piece.landing)
-        copied = sum(
-            piece.box.size for target in self.targets for piece in target.pieces if piece.landing != target.device
-        )
-        return (sent + copied) * itemsize_bytes
-
-    def crossing_bytes(self, itemsize_bytes: int) -> int:
-        """Bytes that travel between processes."""
-        return sum(piece.box.size for piece in self.landings() if piece.crosses) * itemsize_bytes
+    def distinct(self) -> tuple[TileRoute, ...]:
+        """The routes that sources hand out, once each, in an order that all processes share."""
+        return tuple(dict.fromkeys(route for target in self.targets for route in target.routes))
 
 
 def boxes_of(shape: Sequence[int], sharding: jax.sharding.Sharding) -> dict[jax.Device, Box]:
@@ -117,10 +105,10 @@ def boxes_of(shape: Sequence[int], sharding: jax.sharding.Sharding) -> dict[jax.
 
 
 def find_routes(shape: Sequence[int], source: jax.sharding.Sharding, target: jax.sharding.Sharding) -> TransferRoutes:
-    """The pieces that bring a tensor of `shape` from `source` to `target`.
+    """The routes that bring a tensor of `shape` from `source` to `target`.
 
-    Of several devices that hold a piece it comes from, in this order: the one that wants it; one in the same process;
-    any other. Among equals, the one that has handed out least so far. Pieces from distant processes land on the
+    Of several devices that hold a tile it comes from, in this order: the one that wants it; one in the same process;
+    any other. Among equals, the one that has handed out least so far. Routes from distant processes land on the
     device that has received least.
 
     Args:
@@ -134,7 +122,7 @@ def find_routes(shape: Sequence[int], source: jax.sharding.Sharding, target: jax
         holders[box].append(device)
     given = collections.Counter[jax.Device]()
     taken = collections.Counter[jax.Device]()
-    routes: dict[jax.Device, list[TileRoute]] = {device: [] for device in wanted}
+    by_device: dict[jax.Device, list[TileRoute]] = {device: [] for device in wanted}
     for box, process, devices in _alike(wanted):
         for whole, sources in holders.items():
             part = box.overlap(whole)
@@ -142,20 +130,20 @@ def find_routes(shape: Sequence[int], source: jax.sharding.Sharding, target: jax
                 continue
             near = [device for device in sources if device.process_index == process]
             distant = _least(sources, given) if not near else None
-            landing = _least(devices, taken)
+            receiver = _least(devices, taken)
             if distant is not None:
                 given[distant] += part.size
-                taken[landing] += part.size
+                taken[receiver] += part.size
             for device in devices:
                 if distant is not None:
-                    routes[device].append(TileRoute(part, distant, landing))
+                    by_device[device].append(TileRoute(part, distant, receiver))
                 elif device in near:
-                    routes[device].append(TileRoute(part, device, device))
+                    by_device[device].append(TileRoute(part, device, device))
                 else:
                     giver = _least(near, given)
                     given[giver] += part.size
-                    routes[device].append(TileRoute(part, giver, device))
-    targets = tuple(TargetShard(device, box, tuple(routes[device])) for device, box in wanted.items())
+                    by_device[device].append(TileRoute(part, giver, device))
+    targets = tuple(TargetShard(device, box, tuple(by_device[device])) for device, box in wanted.items())
     return TransferRoutes(tuple(held.items()), targets)
 
 

@@ -46,7 +46,7 @@ def test_parts_equal_the_joint_function(stage, random_plan, seed):
     plan = random_plan(stage.function, stage.arguments, MESH, seed, (0,))
     devices = np.array(jax.devices()[:8]).reshape(tuple(MESH.values()))
     mesh = jax.sharding.Mesh(devices, tuple(MESH), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    parts = phase_functions(stage.trace, plan.interface, mesh, stage.split, list(stage.slots.sums), "stage")
+    parts = phase_functions(stage.trace, plan.interface, mesh, stage.split_backward, list(stage.slots.sums), "stage")
     rng = np.random.default_rng(seed)
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     flat = [
@@ -60,9 +60,9 @@ def test_parts_equal_the_joint_function(stage, random_plan, seed):
         return part(given, held)
 
     forward = run(parts.forward, ())
-    held = dict(zip(stage.split.held, forward.held, strict=True))
-    backward = run(parts.backward, forward.held)
-    weight = run(parts.weight, [*(held[v] for v in stage.split.kept), *backward.held])
+    held = dict(zip(stage.split_backward.residuals, forward.residuals, strict=True))
+    backward = run(parts.backward, forward.residuals)
+    weight = run(parts.weight, [*(held[v] for v in stage.split_backward.kept_residuals), *backward.residuals])
     found = forward.results | backward.results | weight.results
     assert sorted(found) == list(range(len(expected)))
     for n, x in found.items():

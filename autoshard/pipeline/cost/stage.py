@@ -57,7 +57,7 @@ class TracedStage:
     Attributes:
       program: The layers. function, arguments: The joint function, and the shapes that it takes.
       trace: Its trace. slots: Where its leaves are. prepared: Its graph, grouped.
-      whole, split: Its parts, with the gradients of weights in the backward pass, and apart.
+      fused_backward, split_backward: Its phases, with the gradients of weights in the backward phase, and apart.
     """
 
     program: StageProgram
@@ -66,8 +66,8 @@ class TracedStage:
     trace: Trace = dataclasses.field(repr=False)
     slots: LeafPositions = dataclasses.field(repr=False)
     prepared: Program = dataclasses.field(repr=False)
-    whole: PhasePartition = dataclasses.field(repr=False)
-    split: PhasePartition = dataclasses.field(repr=False)
+    fused_backward: PhasePartition = dataclasses.field(repr=False)
+    split_backward: PhasePartition = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,14 +114,13 @@ def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, pl
 
 def parts_of(traced: Trace, slots: LeafPositions, splits_backward: bool) -> PhasePartition:
     """The parts of a traced joint function."""
-    forward_outs = [*slots.outputs, *slots.new_mutable, *slots.metrics]
     return partition_phases(
         traced.jaxpr.jaxpr,
-        forward_outs,
-        list(slots.input_gradients),
-        list(slots.new_sums),
-        list(slots.inputs),
-        splits_backward,
+        forward_outs=[*slots.outputs, *slots.new_mutable, *slots.metrics],
+        input_outs=slots.input_gradients,
+        sum_outs=slots.new_sums,
+        saved_inputs=slots.inputs,
+        splits_backward=splits_backward,
     )
 
 
@@ -179,14 +178,14 @@ def _weights_split(stage: TracedStage) -> Restrict:
 
 def stage_cost(stage: TracedStage, plan: ProgramPlan) -> StageCost:
     """What each phase of a planned stage takes, and what it holds."""
-    jaxpr, slots, parts = stage.trace.jaxpr.jaxpr, stage.slots, stage.split
+    jaxpr, slots, parts = stage.trace.jaxpr.jaxpr, stage.slots, stage.split_backward
     forward_s, backward_s, weight_s = _phase_times(jaxpr, parts, plan.estimate)
     sizes = dict(plan.axes)
     local = lambda n: _local(plan.arguments[n].shape, plan.arguments[n].entries, sizes) * _itemsize(jaxpr.invars[n])
     total = lambda positions: float(sum(map(local, positions)))
-    later = {*stage.whole.backward.given}
+    later = {*stage.fused_backward.backward.given}
     held_inputs = total([n for n in slots.inputs if n in later])
-    residual = _held_bytes(jaxpr, plan, stage.whole.held) + held_inputs
+    residual = _residual_bytes(jaxpr, plan, stage.fused_backward.residuals) + held_inputs
     weights, sums, inputs = total(slots.params), total(slots.sums), total(slots.inputs)
     resident = weights + sums + total(slots.batch) + total(slots.mutable)
     peak = plan.estimate.peak_bytes
@@ -197,14 +196,14 @@ def stage_cost(stage: TracedStage, plan: ProgramPlan) -> StageCost:
         weight_bytes=weights,
         gradient_bytes=sums,
         residual_bytes=residual,
-        weight_residual_bytes=_held_bytes(jaxpr, plan, (*parts.handed, *parts.kept)),
+        weight_residual_bytes=_residual_bytes(jaxpr, plan, (*parts.weight_residuals, *parts.kept_residuals)),
         input_bytes=inputs,
         working_bytes=max(0.0, peak - resident - residual),
         peak_bytes=peak,
     )
 
 
-def _held_bytes(jaxpr: Any, plan: ProgramPlan, held: Sequence[Any]) -> float:
+def _residual_bytes(jaxpr: Any, plan: ProgramPlan, held: Sequence[Any]) -> float:
     """Bytes on one device of variables in the layouts that the plan gives them; whole where it gives none."""
     layouts, sizes = residual_layouts(jaxpr, plan.interface, held), dict(plan.axes)
     return float(

@@ -21,7 +21,7 @@ class PhaseResult:
     """What a part gave: the program's outputs by position, and the values that later parts read."""
 
     results: dict[int, jax.Array]
-    held: tuple[jax.Array, ...]
+    residuals: tuple[jax.Array, ...]
 
 
 class PhaseFunction:
@@ -51,13 +51,13 @@ class PhaseFunction:
         evaluator = Evaluator(mesh, dict(interface.shardings))
         entries = interface.argument_entries
         named = lambda e: None if e is None else NamedSharding(mesh, partition_spec(e))
-        before_layouts, after_layouts = (residual_layouts(jaxpr, interface, held) for held in (before, after))
+        before_layouts, after_layouts = (residual_layouts(jaxpr, interface, residuals) for residuals in (before, after))
 
-        def run(given: Sequence[Any], reused: Sequence[Any], held: Sequence[Any]) -> Any:
+        def run(given: Sequence[Any], reused: Sequence[Any], residuals: Sequence[Any]) -> Any:
             flat = {**dict(zip(self._plain, given, strict=True)), **dict(zip(self._donated, reused, strict=True))}
             known = {v: (c, None) for v, c in zip(jaxpr.constvars, consts, strict=True)}
             known |= {jaxpr.invars[n]: (x, entries[n]) for n, x in flat.items()}
-            known |= {v: pair for v, *pair in zip(before, held, before_layouts, strict=True)}
+            known |= {v: pair for v, *pair in zip(before, residuals, before_layouts, strict=True)}
             wanted = [*(jaxpr.outvars[n] for n in part.results), *after]
             made = evaluator.part(jaxpr, part.equations, known, wanted)
             results = [
@@ -85,22 +85,22 @@ class PhaseFunction:
         """How the part reads an input of the program."""
         return self._shardings[position]
 
-    def _arranged(self, arguments: Mapping[int, Any], held: Sequence[Any]) -> tuple[Any, Any, Any]:
-        return [arguments[n] for n in self._plain], [arguments[n] for n in self._donated], list(held)
+    def _arranged(self, arguments: Mapping[int, Any], residuals: Sequence[Any]) -> tuple[Any, Any, Any]:
+        return [arguments[n] for n in self._plain], [arguments[n] for n in self._donated], list(residuals)
 
-    def __call__(self, arguments: Mapping[int, Any], held: Sequence[Any]) -> PhaseResult:
+    def __call__(self, arguments: Mapping[int, Any], residuals: Sequence[Any]) -> PhaseResult:
         """Runs it.
 
         Args:
           arguments: The program's inputs by position; those that the part reads must be there, as planned.
-          held: What earlier parts hold for it.
+          residuals: What earlier parts hold for it.
         """
-        results, kept = self._jitted(*self._arranged(arguments, held))
+        results, kept = self._jitted(*self._arranged(arguments, residuals))
         return PhaseResult(dict(zip(self.part.results, results, strict=True)), tuple(kept))
 
-    def lower(self, arguments: Mapping[int, Any], held: Sequence[Any]) -> Any:
+    def lower(self, arguments: Mapping[int, Any], residuals: Sequence[Any]) -> Any:
         """Lowers it for arrays or shapes."""
-        return self._jitted.lower(*self._arranged(arguments, held))
+        return self._jitted.lower(*self._arranged(arguments, residuals))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +125,9 @@ def phase_functions(
     make = lambda part, before, after, phase: PhaseFunction(
         trace, interface, mesh, part, before, after, donated, f"{name}_{phase}"
     )
-    forward = make(parts.forward, (), parts.held, "forward")
+    forward = make(parts.forward, (), parts.residuals, "forward")
     if parts.weight is None:
-        return PhaseFunctions(parts, forward, make(parts.backward, parts.held, (), "backward"), None)
-    backward = make(parts.backward, parts.held, parts.handed, "backward")
-    weight = make(parts.weight, (*parts.kept, *parts.handed), (), "weight")
+        return PhaseFunctions(parts, forward, make(parts.backward, parts.residuals, (), "backward"), None)
+    backward = make(parts.backward, parts.residuals, parts.weight_residuals, "backward")
+    weight = make(parts.weight, (*parts.kept_residuals, *parts.weight_residuals), (), "weight")
     return PhaseFunctions(parts, forward, backward, weight)

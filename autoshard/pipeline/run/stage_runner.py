@@ -53,7 +53,7 @@ class StageRunner:
     def __init__(self, stage: TracedStage, plan: ProgramPlan, mesh: Mesh, splits_backward: bool):
         self.mesh, self._slots = mesh, stage.slots
         slots = stage.slots
-        parts = stage.split if splits_backward else stage.whole
+        parts = stage.split_backward if splits_backward else stage.fused_backward
         name = stage.function.__name__
         self._parts: PhaseFunctions = phase_functions(stage.trace, plan.interface, mesh, parts, list(slots.sums), name)
         arguments = lambda positions: self._leaves(plan.arguments, positions)
@@ -108,35 +108,35 @@ class StageRunner:
         """The sum of arrays of one layout."""
         return arrays[0] if len(arrays) == 1 else self._add(list(arrays))
 
-    def run(self, phase: Phase, arguments: Mapping[int, Any], held: Sequence[Any]) -> PhaseResult | None:
+    def run(self, phase: Phase, arguments: Mapping[int, Any], residuals: Sequence[Any]) -> PhaseResult | None:
         """Runs a phase; None if it has nothing to do of its own.
 
         Args:
           arguments: By position among the stage's flat arguments; more than the phase reads may be there.
-          held: What earlier phases of the micro-batch hold for it.
+          residuals: What earlier phases of the micro-batch hold for it.
         """
         part = self._part(phase)
-        return None if part is None else part(arguments, held)
+        return None if part is None else part(arguments, residuals)
 
-    def held_after(self, phase: Phase, held: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+    def residuals_after(self, phase: Phase, residuals: Sequence[Any], made: Sequence[Any]) -> list[Any]:
         """What is held of a micro-batch after a phase.
 
         Args:
-          held: Before the phase. made: By it.
+          residuals: Before the phase. made: By it.
         """
         if phase is not Phase.BACKWARD:
             return list(made)
         parts = self._parts.parts
-        return [*(dict(zip(parts.held, held, strict=True))[v] for v in parts.kept), *made]
+        return [*(dict(zip(parts.residuals, residuals, strict=True))[v] for v in parts.kept_residuals), *made]
 
     def reads(self, phase: Phase) -> frozenset[int]:
         """Positions of the arguments that a phase reads."""
         part = self._part(phase)
         return frozenset() if part is None else frozenset(part.part.given)
 
-    def lower(self, phase: Phase, arguments: Mapping[int, Any], held: Sequence[Any]) -> Any:
+    def lower(self, phase: Phase, arguments: Mapping[int, Any], residuals: Sequence[Any]) -> Any:
         """Lowers a phase for arrays or shapes, as `jax.jit(f).lower`."""
-        return self._part(phase).lower(arguments, held)
+        return self._part(phase).lower(arguments, residuals)
 
     def _part(self, phase: Phase) -> PhaseFunction | None:
         match phase:

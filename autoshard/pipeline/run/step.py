@@ -32,12 +32,12 @@ class _InFlight:
 
     Attributes:
       inputs: What earlier stages sent. gradients: What later stages sent back, by output; to be added up.
-      held: What its phases hold for later ones.
+      residuals: What its phases hold for later ones.
     """
 
     inputs: _Named = dataclasses.field(default_factory=dict)
     gradients: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
-    held: list[Any] = dataclasses.field(default_factory=list)
+    residuals: list[Any] = dataclasses.field(default_factory=list)
 
 
 class RandomKeys:
@@ -136,9 +136,9 @@ class RunningStep:
         flight = self._flights[one, micro_batch]
         ran = None
         if runner.is_local:
-            ran = runner.run(phase, self._arguments(one, phase, micro_batch, flight), flight.held)
+            ran = runner.run(phase, self._arguments(one, phase, micro_batch, flight), flight.residuals)
         if ran is not None:
-            flight.held = runner.held_after(phase, flight.held, ran.held)
+            flight.residuals = runner.residuals_after(phase, flight.residuals, ran.residuals)
         results = PhaseResult({}, ()) if ran is None else ran
         if phase is Phase.FORWARD:
             self._send_outputs(one, micro_batch, results)
@@ -148,7 +148,7 @@ class RunningStep:
                 self._send_gradients(one, micro_batch, results)
         if phase is runner.last_phase:
             self._flights.pop((one, micro_batch), None)
-        return next(iter(jax.tree.leaves((results.results, results.held))), None)
+        return next(iter(jax.tree.leaves((results.results, results.residuals))), None)
 
     def _arguments(self, one: StageId, phase: Phase, micro_batch: int, flight: _InFlight) -> dict[int, Any]:
         """By position, what a task reads."""

@@ -1,7 +1,7 @@
 """Splits the joint program of a stage into its forward pass, its backward pass, and the gradients of its weights.
 
-What the forward pass makes and the others read must be held between them, for every micro-batch in flight. Most of it
-need not be: what is made by mapping elements can be made again from what is held. Which values to hold is a minimum
+What the forward pass makes and the others read, its residuals, must be held for every micro-batch in flight. Most of it
+need not be: what is made by mapping elements can be made again from other residuals. Which values to hold is a minimum
 cut: sources are the values that cannot be made again cheaply (products, reductions, random numbers, what comes
 from other stages), sinks the values that the later pass reads, and a value's capacity is its size. The same cut is what
 PyTorch's AOTAutograd makes ("min-cut rematerialization", torch/_functorch/partitioners.py).
@@ -45,29 +45,30 @@ class PhaseEquations:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PhasePartition:
-    """A joint program in parts.
+    """A joint program in phases; of each, the positions of its equations.
 
     Attributes:
       forward, backward: The passes. weight: The gradients of the weights, if they are apart; else None.
-      held: The variables that the forward pass makes for the later parts.
-      kept: Those of them that the weight part reads, and that are held until then.
-      handed: Those that the backward pass makes for the weight part.
+      residuals: The variables that the forward phase makes for the later ones.
+      kept_residuals: Those of them that the weight phase reads, and that are held until then.
+      weight_residuals: Those that the backward phase makes for the weight phase.
     """
 
     forward: PhaseEquations
     backward: PhaseEquations
     weight: PhaseEquations | None
-    held: tuple[Any, ...] = dataclasses.field(repr=False)
-    kept: tuple[Any, ...] = dataclasses.field(repr=False)
-    handed: tuple[Any, ...] = dataclasses.field(repr=False)
+    residuals: tuple[Any, ...] = dataclasses.field(repr=False)
+    kept_residuals: tuple[Any, ...] = dataclasses.field(repr=False)
+    weight_residuals: tuple[Any, ...] = dataclasses.field(repr=False)
 
 
 def partition_phases(
     jaxpr: jex.Jaxpr,
+    *,
     forward_outs: Sequence[int],
     input_outs: Sequence[int],
     sum_outs: Sequence[int],
-    held_in: Sequence[int],
+    saved_inputs: Sequence[int],
     splits_backward: bool,
 ) -> PhasePartition:
     """Splits a joint program.
@@ -76,7 +77,7 @@ def partition_phases(
       jaxpr: The program.
       forward_outs, input_outs, sum_outs: Positions of its outputs: of the forward pass, the gradients of inputs, the
         sums of the gradients of weights.
-      held_in: Positions of its inputs that must be held if a later part reads them: what other stages send.
+      saved_inputs: Positions of its inputs that are residuals if a later phase reads them: what other stages send.
       splits_backward: Whether the gradients of weights are a part of their own.
     """
     maker = {v: i for i, e in enumerate(jaxpr.eqns) for v in variables(e.outvars)}
@@ -86,7 +87,7 @@ def partition_phases(
     backward = all_of(input_outs) - forward
     rest = all_of(sum_outs) - forward - backward
     groups = [forward, backward, rest] if splits_backward and backward and rest else [forward, backward | rest]
-    dear_inputs = {jaxpr.invars[n] for n in held_in}
+    dear_inputs = {jaxpr.invars[n] for n in saved_inputs}
     results = [list(forward_outs), list(input_outs), list(sum_outs)]
     if len(groups) == 2:
         results = [results[0], [*input_outs, *sum_outs]]

@@ -32,7 +32,15 @@ def jaxpr_and_parts(loss: Any, params: Any, batch: Any, stage: int, num_stages: 
     new_sums, outs, backs, *others = (list(range(a, b)) for a, b in zip(ends, ends[1:], strict=False))
     first = sum(len(jax.tree.leaves(x)) for x in arguments[:5])
     inputs = range(first, first + len(arguments[5]))
-    return closed, partition_phases(closed.jaxpr, [*outs, *sum(others, [])], backs, new_sums, inputs, splits), arguments
+    partition = partition_phases(
+        closed.jaxpr,
+        forward_outs=[*outs, *sum(others, [])],
+        input_outs=backs,
+        sum_outs=new_sums,
+        saved_inputs=inputs,
+        splits_backward=splits,
+    )
+    return closed, partition, arguments
 
 
 def run_part(closed: Any, part: PhaseEquations, known: dict[Any, Any], wanted: list[Any]) -> list[Any]:
@@ -50,12 +58,12 @@ def run_parts(closed: Any, parts: PhasePartition, flat: list[Any]) -> list[Any]:
     """All results of a program, part by part; each part knows the inputs and what earlier ones hold for it."""
     jaxpr, results = closed.jaxpr, {}
     inputs = dict(zip(jaxpr.invars, flat, strict=True))
-    steps = [(parts.forward, (), parts.held)]
+    steps = [(parts.forward, (), parts.residuals)]
     if parts.weight is None:
-        steps.append((parts.backward, parts.held, ()))
+        steps.append((parts.backward, parts.residuals, ()))
     else:
-        steps.append((parts.backward, parts.held, parts.handed))
-        steps.append((parts.weight, (*parts.kept, *parts.handed), ()))
+        steps.append((parts.backward, parts.residuals, parts.weight_residuals))
+        steps.append((parts.weight, (*parts.kept_residuals, *parts.weight_residuals), ()))
     held: dict[Any, Any] = {}
     for part, before, after in steps:
         outs = [jaxpr.outvars[n] for n in part.results]
@@ -120,14 +128,16 @@ def test_no_more_is_held_than_what_is_read_and_nothing_dear_is_made_twice(stage)
     made = {v for i in forward for v in variables(jaxpr.eqns[i].outvars)}
     later = set(parts.backward.equations) | set(parts.weight.equations if parts.weight else ())
     read = {v for i in later - forward for v in variables(jaxpr.eqns[i].invars)} & made
-    assert sum(map(size_bytes, parts.held)) < sum(map(size_bytes, read))  # here some of it is indeed made again
+    assert sum(map(size_bytes, parts.residuals)) < sum(map(size_bytes, read))  # here some of it is indeed made again
     again = forward & later
     assert again and all(is_cheap(jaxpr.eqns[i]) for i in again)
     if parts.weight is not None:
         twice = set(parts.backward.equations) & set(parts.weight.equations)
         assert all(is_cheap(jaxpr.eqns[i]) for i in twice)
-        assert set(parts.kept) <= set(parts.held)
-        assert set(parts.handed) <= {v for i in parts.backward.equations for v in variables(jaxpr.eqns[i].outvars)}
+        assert set(parts.kept_residuals) <= set(parts.residuals)
+        assert set(parts.weight_residuals) <= {
+            v for i in parts.backward.equations for v in variables(jaxpr.eqns[i].outvars)
+        }
 
 
 def test_of_two_layers_with_a_gelu_between_them_the_products_alone_are_held():
@@ -141,8 +151,8 @@ def test_of_two_layers_with_a_gelu_between_them_the_products_alone_are_held():
     params = {"a": shape(WIDTH, HIDDEN), "b": shape(HIDDEN, WIDTH)}
     closed, parts, _ = jaxpr_and_parts(loss, params, shape(ROWS, WIDTH), 0, 1, False)
     made_by = {v: e for e in closed.jaxpr.eqns for v in variables(e.outvars)}
-    assert [made_by[v].primitive.name for v in parts.held] == ["dot_general", "dot_general"]
-    assert [v.aval.shape for v in parts.held] == [(ROWS, HIDDEN), (ROWS, WIDTH)]
+    assert [made_by[v].primitive.name for v in parts.residuals] == ["dot_general", "dot_general"]
+    assert [v.aval.shape for v in parts.residuals] == [(ROWS, HIDDEN), (ROWS, WIDTH)]
     assert "tanh" in {closed.jaxpr.eqns[i].primitive.name for i in parts.backward.equations}
 
 
@@ -157,7 +167,7 @@ def test_random_numbers_are_not_drawn_again():
     closed, parts, _ = jaxpr_and_parts(loss, params, shape(ROWS, WIDTH), 0, 1, False)
     names = {closed.jaxpr.eqns[i].primitive.name for i in parts.backward.equations}
     assert not {n for n in names if n.startswith(("random", "threefry"))}
-    assert [(v.aval.shape, v.aval.dtype) for v in parts.held if v.aval.dtype == bool] == [((ROWS, HIDDEN), bool)]
+    assert [(v.aval.shape, v.aval.dtype) for v in parts.residuals if v.aval.dtype == bool] == [((ROWS, HIDDEN), bool)]
 
 
 def test_a_stage_that_nobody_learns_from_has_an_empty_backward_pass():
@@ -174,7 +184,9 @@ def test_a_stage_that_nobody_learns_from_has_an_empty_backward_pass():
     cuts = LayerBoundaries((0, 1, names.index("argmax") + 1), len(names), ("a", "b", "c"))
     program = StageSplitter(forward, cuts).program(1, 2)
     closed = jax.make_jaxpr(joint_function(forward, program))(*joint_arguments(forward, program))
-    found = partition_phases(closed.jaxpr, [0], [1], [], [0], True)
-    assert found.weight is None and found.held == ()
+    found = partition_phases(
+        closed.jaxpr, forward_outs=[0], input_outs=[1], sum_outs=[], saved_inputs=[0], splits_backward=True
+    )
+    assert found.weight is None and found.residuals == ()
     # the product in front of it has a gradient, which is zero
     assert {closed.jaxpr.eqns[i].primitive.name for i in found.backward.equations} <= {"broadcast_in_dim", "mul"}
