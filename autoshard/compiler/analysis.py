@@ -27,8 +27,8 @@ class ProgramAnalysis:
       reduce_scatter_order: The groups that sum to gradients, in the order in which they are combined.
       moved_itemsizes: For each value, the bytes of an element as it is moved.
       rounding: The operations that need what they read no more precisely than products do.
-      alone: The products whose sums are waited for; see `early_products.py`.
-      kernels_first: The gradients of convolution kernels that are waited for; see `early_products.py`.
+      awaited_sums: The products whose sums are waited for; see `early_products.py`.
+      awaited_kernels: The gradients of convolution kernels that are waited for; see `early_products.py`.
     """
 
     graph: Graph
@@ -41,8 +41,8 @@ class ProgramAnalysis:
     reduce_scatter_order: tuple[int, ...]
     moved_itemsizes: tuple[int, ...]
     rounding: frozenset[int]
-    alone: Mapping[int, int]
-    kernels_first: Mapping[int, int]
+    awaited_sums: Mapping[int, int]
+    awaited_kernels: Mapping[int, int]
 
 
 def analyse(graph: Graph) -> ProgramAnalysis:
@@ -60,6 +60,6 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         reduce_scatter_order=reduce_scatter_order(chains, groups, gradients),
         moved_itemsizes=moved_itemsizes(graph),
         rounding=rounding_operations(graph),
-        alone=awaited_sums(graph),
-        kernels_first=awaited_kernels(graph, gradients),
+        awaited_sums=awaited_sums(graph),
+        awaited_kernels=awaited_kernels(graph, gradients),
     )

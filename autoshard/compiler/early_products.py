@@ -121,7 +121,7 @@ def products_first(planned: PlannedGraph, computation: Computation, workspace_by
     with it: its partial sum may wait for others to be reduced with. One that is reduced alone need not wait, nor is it
     put off: where a gradient is scattered, so is its weight, and the copy that the next product gathers takes as much.
     XLA begins a reduce-scatter that makes many bytes after all that makes fewer, so that the next product waits for the
-    sum. A product that a sum follows is left alone (`buffers.sums_in_place`): the compiler makes both in one kernel.
+    sum. A product that a sum follows is left alone (`aliasing.sums_in_place`): the compiler makes both in one kernel.
 
     Args:
       planned: The graph and the plan. computation: One of its computations.

@@ -91,7 +91,7 @@ class _Shortening:
         summed: set[int] = set()
         for group, own in self.partial.items():
             at = self.analysis.groups[group].operations[0]
-            if at in self.analysis.alone and any(map(is_alone, own)):
+            if at in self.analysis.awaited_sums and any(map(is_alone, own)):
                 summed.add(at)
                 for k in own:
                     self.spans[k] = at, at + 1

@@ -75,8 +75,8 @@ class _Weights:
     def __init__(self, analysis: ProgramAnalysis, starts: Mapping[int, int]):
         self.graph, self.starts = analysis.graph, starts
         self.at_once, self.place = _made_at_once(analysis.graph), analysis.graph.checkpoint_of()
-        self.kernels = _by_value(analysis.kernels_first)  # the gradients of kernels that its later readers wait for
-        self.sums = _by_value(analysis.alone)  # the products whose sums its later readers wait for
+        self.kernels = _by_value(analysis.awaited_kernels)  # the gradients of kernels that its later readers wait for
+        self.sums = _by_value(analysis.awaited_sums)  # the products whose sums its later readers wait for
 
     def gathered_at(self, operation: Operation, weight: int) -> tuple[int, int | None]:
         """(when a weight is gathered for `operation`, when it is if a sum before is reduced alone, None if none is)."""

@@ -50,7 +50,7 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
     cache: dict[tuple, _Amounts] = {}
     order, num_devices = analysis.reduce_scatter_order, math.prod(choices.mesh_shape)
     combined = combined_until(graph, groups, order, num_devices)
-    combined_but_alone = combined_until(graph, groups, order, num_devices, analysis.alone)
+    combined_but_alone = combined_until(graph, groups, order, num_devices, analysis.awaited_sums)
     starts = {life.value: life.start for life in live.ranges if life.value in live.early_fills}
     stops = {life.value: life.stop for life in live.ranges}
     ends = {(life.value, life.stop) for life in live.ranges}
@@ -63,11 +63,11 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
             continue
         at, is_sum = group.operations[0], len(group.operations) > 1
         soon = bisect.bisect_right(live.region, live.region[at] + 2)  # the gradient of the other operand is right after
-        stays = is_sum or at in analysis.kernels_first
+        stays = is_sum or at in analysis.awaited_kernels
         freed = tuple([not stays and at < stops.get(a.value, 0) <= soon for a in group.reads])
         is_gather_next = bisect.bisect_right(reading_weights, at) < bisect.bisect_left(reading_weights, soon)
         freed_at_once = tuple([is_gather_next and (a.value, at + 1) in ends for a in group.reads])
-        is_alone = at in analysis.alone and not is_sum
+        is_alone = at in analysis.awaited_sums and not is_sum
         until = (combined if is_alone else combined_but_alone).get(group.index, 0)
         key = id(own), freed, freed_at_once, is_alone
         if key not in cache:

@@ -166,7 +166,7 @@ def is_of_state(graph: Graph, instruction: Instruction, state: Set[int]) -> bool
 def added_to_state(graph: Graph, instruction: Instruction, state: Set[int], scattered: Set[int]) -> tuple[int, ...]:
     """The operand slot of what an equation adds to an optimizer's state, or takes from it, if that is a matrix or more.
 
-    Not that of a sum over rows of a table: it is scattered right into what it is added to (`buffers.scattered_into`),
+    Not that of a sum over rows of a table: it is scattered right into what it is added to (`aliasing.scattered_into`),
     where nothing stands between.
 
     Args:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from autoshard.errors import LayoutError
 from autoshard.graph.graph import Graph
+from autoshard.graph.tied_dims import TiedDims
 from autoshard.planner.program import Program
-from autoshard.planner.tied_dims import TiedDims
 
 MATRIX_OPERATIONS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "gather"})
 """Operations whose weights tensor parallelism splits: products and table look-ups."""
@@ -86,7 +86,7 @@ def roles_of(program: Program, batch_argnums: Sequence[int] | None = None) -> Ro
             "The function has no tensor argument that could be its batch. Pass the batch as an argument, or name it "
             "with batch_argnums=."
         )
-    ties = TiedDims(program)
+    ties = TiedDims(program.groups)
     batch_sets = ties.of((graph.arguments[i].value, 0) for i in batch)
     sequence_sets = ties.of(
         (graph.arguments[i].value, 1) for i in batch if _is_sequence(graph, graph.arguments[i].value)

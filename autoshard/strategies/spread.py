@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from autoshard.graph.graph import Dims
+from autoshard.graph.tied_dims import TiedDims
 from autoshard.planner.program import Program
 from autoshard.planner.roles import Roles
-from autoshard.planner.tied_dims import TiedDims
 from autoshard.strategies.strategies import Spread
 
 
@@ -55,7 +55,7 @@ def _experts(program: Program, roles: Roles) -> SpreadWeights | None:
                 shared[group.index] = shared.get(group.index, frozenset()) | _factors([access.dims]) & common
     if not used:
         return None
-    ties = TiedDims(program)
+    ties = TiedDims(program.groups)
     sets = {ties.find(("factor", g, f)) for g, factors in shared.items() for f in factors}
     values, groups = _family(program, roles, used)
     in_sets = tuple(ties.factors(g, sets) for g in program.groups)

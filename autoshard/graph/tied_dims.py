@@ -1,18 +1,17 @@
 """Dimensions of values and factors of groups that are split together, whatever the mesh."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from autoshard.graph.graph import Dims
 from autoshard.graph.groups import Group
-from autoshard.planner.program import Program
 
 
 class TiedDims:
     """Disjoint sets of dimensions of values and factors of groups that are split together."""
 
-    def __init__(self, program: Program):
+    def __init__(self, groups: Sequence[Group]):
         self.parent: dict[tuple, tuple] = {}
-        for group in program.groups:
+        for group in groups:
             for access in (*group.reads, *group.writes):
                 for d, factor in enumerate(_major(group, access.dims)):
                     if factor is not None:
