@@ -25,7 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 from foreign.table import PROGRAMS, Program
 
-from autoshard import baselines
+from autoshard import Plan, baselines
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError
 from autoshard.plans.make import homogeneous_slice, plan_program
@@ -160,9 +160,10 @@ def subject_of(model: Model | Program, cluster: Cluster):
 
 def plan_of(name: str, subject, mesh):
     if name == PLAN:
-        return plan_program(
+        made = plan_program(
             subject.traced, subject.program, subject.cluster, mesh=mesh, donate_argnums=(0,), options=OPTIONS
         )
+        return Plan.of(made)
     strategy = next(s for s in baselines.ALL if s.name == name)
     return baselines.plan_baseline(strategy, subject, mesh=mesh, options=OPTIONS)
 
