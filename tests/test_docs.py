@@ -71,6 +71,18 @@ def test_named_files_exist(document):
     assert not missing
 
 
+@by_name
+def test_functions_are_where_the_text_says(document):
+    places = re.findall(r"`([\w.]+)`\s+in\s+`(autoshard/[\w/]+\.py)`", document.read_text())
+    defined = r"^\s*(?:def|class) {0}\b|^{0}\b.* = "
+    missing = [
+        f"{name} in {path}"
+        for name, path in places
+        if not re.search(defined.format(name.split(".")[-1]), (ROOT / path).read_text(), re.MULTILINE)
+    ]
+    assert not missing
+
+
 def test_every_error_is_explained():
     text = (ROOT / "docs" / "errors.md").read_text()
     names = [name for name, kind in vars(autoshard.errors).items() if isinstance(kind, type)]
