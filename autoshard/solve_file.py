@@ -17,15 +17,15 @@ import rich.markup
 
 from autoshard.errors import AutoshardError, MemoryBudgetError, SolverError
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.solver.cached import solve_cached
 from autoshard.solver.driver import compile_kernels
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.io.problem_file import ProblemFile, read_problem_file
-from autoshard.solver.io.solution_cache import SolutionCache, solve_cached
+from autoshard.solver.io.solution_cache import SolutionCache
 from autoshard.solver.io.solution_file import solution_document, write_solution
 from autoshard.solver.least_capacity import LeastCapacity, least_capacity
 from autoshard.solver.options import Progress, SolverOptions
-from autoshard.solver.problem import Certificate, Problem, Solution, Status
-from autoshard.solver.search import relative_gap
+from autoshard.solver.problem import Certificate, Problem, Solution, Status, relative_gap
 from autoshard.solver.warm_up import is_warm
 from autoshard.watchdog import watchdog
 

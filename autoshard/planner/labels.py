@@ -1,4 +1,4 @@
-"""What decisions are and what their choices mean, in words that outlast one problem: see `Labels`.
+"""What decisions are and what their choices mean, in words that outlast one problem: see `ProblemKeys`.
 
 Arguments go by their path; groups by the operation and line that they begin with, and by their place among the groups
 that begin so. Choices of arguments mean layouts; those of groups, assignments of mesh axes to factors. None of it
@@ -8,11 +8,11 @@ changes with the batch size or the budget, and little with the number of layers.
 import collections
 
 from autoshard.planner.build import Formulation
-from autoshard.solver.io.solution_cache import Labels
+from autoshard.solver.io.problem_keys import ProblemKeys
 
 
-def labels_of(f: Formulation) -> Labels:
-    """The labels of a formulation's nodes."""
+def labels_of(f: Formulation) -> ProblemKeys:
+    """The keys of a formulation's nodes."""
     graph, dimensions = f.program.graph, f"{len(f.mesh.axes)} axes"
     seen: collections.Counter[str] = collections.Counter()
     shared: dict[tuple, tuple[str, ...]] = {}
@@ -32,4 +32,4 @@ def labels_of(f: Formulation) -> Labels:
         if place not in shared:
             shared[place] = tuple(text(choices[row]) for row in decision.rows)
         meanings.append(shared[place])
-    return Labels(tuple(keys), tuple(meanings))
+    return ProblemKeys(tuple(keys), tuple(meanings))

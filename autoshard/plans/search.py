@@ -21,11 +21,11 @@ from autoshard.plans.pins import as_spec
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.starts import choices_of_joined_axes, starting_choices
-from autoshard.solver.io.solution_cache import SolutionCache, default_cache, solve_cached
+from autoshard.solver.cached import solve_cached
+from autoshard.solver.io.solution_cache import SolutionCache, default_cache
 from autoshard.solver.io.solution_file import read_solution
-from autoshard.solver.options import Progress, SolverOptions
+from autoshard.solver.options import ROUNDING, Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Solution, Status
-from autoshard.solver.search import ROUNDING
 from autoshard.trace.annotations import fixed_of_spec
 
 NO_MEMORY, NOT_TRIED = "does not fit the memory", "not tried: stopped"

@@ -125,15 +125,15 @@ def factor_graph_of(network: Network) -> tuple[FactorGraph, np.ndarray]:
     table = np.array([tables.put(own) for own in own_tables], np.int64)
     message_sizes = np.stack([rows, columns], axis=1).ravel()
     message_start = np.concatenate([[0], np.cumsum(message_sizes)]).astype(np.int64)
-    in_start, in_factors = _grouped(target, len(nodes))
-    out_start, out_factors = _grouped(source, len(nodes))
+    in_start, in_factors = grouped(target, len(nodes))
+    out_start, out_factors = grouped(source, len(nodes))
     node_demands = [multiples.demands(network.demands[n], c) for n, c in zip(nodes, node_counts, strict=True)]
     factor_demands = [multiples.demands(f.demands, c) for f, c in zip(factors, factor_counts, strict=True)]
     unary = [multiples.of(network.unary[n], c) for n, c in zip(nodes, node_counts, strict=True)]
     usage_start, usage_first, usage_last, usage_amounts = _lay_demands(node_demands, amounts)
     pair_start, pair_first, pair_last, pair_amounts = _lay_demands(factor_demands, amounts)
     graph = FactorGraph(
-        label_start=_offsets(sizes),
+        label_start=offsets(sizes),
         unary=np.concatenate(unary) if unary else np.zeros(0),
         source=source,
         target=target,
@@ -174,18 +174,20 @@ def table_entries(graph: FactorGraph) -> int:
     return int(len(graph.unary) + graph.rows @ graph.columns)
 
 
-def _offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+def offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    """0, sizes[0], sizes[0] + sizes[1], ..; int64."""
     return np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))]).astype(np.int64)
 
 
-def _grouped(ends: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    return _offsets(np.bincount(ends, minlength=count)[:count]), np.argsort(ends, kind="stable").astype(np.int64)
+def grouped(ends: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where those of each of `count` ends begin, and the factors in that order."""
+    return offsets(np.bincount(ends, minlength=count)[:count]), np.argsort(ends, kind="stable").astype(np.int64)
 
 
 def _lay_demands(groups: list, amounts: _Store) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     laid = [demand for group in groups for demand in group]
     return (
-        _offsets([len(group) for group in groups]),
+        offsets([len(group) for group in groups]),
         np.array([demand.start for demand in laid], np.int64),
         np.array([demand.stop for demand in laid], np.int64),
         np.array([amounts.put(demand.amounts) for demand in laid], np.int64),

@@ -65,7 +65,7 @@ def least_capacity(
         high = evaluate(problem, best).peak_usage
     began = time.perf_counter()
     for turn in range(ROUNDS):
-        if stop.requested or best is not None and high - low <= max(options.relative_gap, 1e-9) * high:
+        if stop.requested or best is not None and high - low <= options.wanted_gap * high:
             break
         # A peak p has a level less than one step above it, hence the step taken off the bound below.
         levels = np.linspace(low, high, LEVELS)

@@ -14,7 +14,8 @@ import numpy as np
 from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, table_entries
-from autoshard.solver.primal.local_search import labels_cost, repair
+from autoshard.solver.labelling import labels_cost
+from autoshard.solver.primal.local_search import repair
 from autoshard.solver.primal.tree_moves import descend_trees
 from autoshard.solver.reduce.colour_refinement import refine
 from autoshard.solver.reduce.columns import columns_of, usage_over_time
@@ -96,7 +97,7 @@ class _LiftedSearch:
             gap = search.objective - constant - ascent.bound
             stall = min(5e-3 * gap, 1e-4 * abs(ascent.bound))
             steps = ascent.climb(CHUNK, search.objective - constant, np.inf, stall)
-            search.spend(3 * steps * table_entries(graph))
+            search.budget.spend(3 * steps * table_entries(graph))
             done += steps
             if lifted is not None:
                 search.prove(ascent.bound + constant, "quotient messages")
@@ -177,7 +178,7 @@ def search_lifted(search: Search) -> None:
 
 def _satisfying(search: Search) -> float:
     """The cost at which the gap to the bound proven so far is small enough."""
-    gap = search.wanted_gap()
+    gap = search.options.wanted_gap
     return search.bound / (1 - gap if search.bound > 0 else 1 + gap) if gap < 1 else np.inf
 
 
@@ -220,10 +221,10 @@ def _tied_choices(search: Search, quotient: Quotient) -> np.ndarray | None:
     enough = _satisfying(search) - network.constant
     best, lowest = None, np.inf
     done = 0
-    while done < PAIRS and search.remaining_s() > 0:
+    while done < PAIRS and search.budget.remaining() > 0:
         stall = min(5e-3 * (lowest - ascent.bound), 1e-4 * abs(ascent.bound))
         steps = ascent.climb(CHUNK, lowest, np.inf, stall)
-        search.spend(3 * steps * table_entries(graph))
+        search.budget.spend(3 * steps * table_entries(graph))
         done += steps
         for decoded in ascent.decoded:
             labels = decoded.copy()
@@ -234,8 +235,8 @@ def _tied_choices(search: Search, quotient: Quotient) -> np.ndarray | None:
     if best is None:
         return None
     if lowest > enough:
-        _, tables, _ = ascent.state()
-        stop = lambda: search.remaining_s() <= 0
-        search.spend(4 * TREE_ROUNDS * table_entries(graph))
-        best = descend_trees(graph, best, ascent.priced_unary(), tables, TREE_ROUNDS, search.options.seed, stop)
+        point = ascent.reparametrization()
+        stop = lambda: search.budget.remaining() <= 0
+        search.budget.spend(4 * TREE_ROUNDS * table_entries(graph))
+        best = descend_trees(graph, best, point.unary, point.tables, TREE_ROUNDS, search.options.seed, stop)
     return np.array(network.postsolve_labels(nodes, best))

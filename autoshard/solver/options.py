@@ -4,6 +4,9 @@ import dataclasses
 import math
 import time
 
+ROUNDING = 1e-9
+"""A relative gap below this is rounding, whatever smaller gap was asked for."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SolverOptions:
@@ -31,6 +34,11 @@ class SolverOptions:
     ilp_entries: int = 400_000
     neighbourhoods: int = 200
     work_limit: float | None = None
+
+    @property
+    def wanted_gap(self) -> float:
+        """The relative gap from which on a solution is optimal."""
+        return max(self.relative_gap, ROUNDING)
 
     def deadline(self) -> float:
         """Value of `time.perf_counter` at which a search that begins now has to end; +inf with a work limit."""

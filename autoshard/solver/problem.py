@@ -11,6 +11,7 @@ nothing of JAX, tensors or meshes.
 
 import dataclasses
 import enum
+import math
 
 import numpy as np
 
@@ -139,3 +140,12 @@ class Solution:
         """The choices, of which there must be some."""
         assert self.choices is not None, self.certificate.status
         return self.choices
+
+
+def relative_gap(objective: float, bound: float) -> float:
+    """(objective - bound) / |objective|; 0 where the bound reaches the objective; +inf without either."""
+    if math.isinf(objective) or math.isinf(bound):
+        return math.inf
+    if bound >= objective:
+        return 0.0
+    return math.inf if objective == 0 else (objective - bound) / abs(objective)

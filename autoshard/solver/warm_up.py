@@ -11,10 +11,11 @@ import sys
 import numpy as np
 
 from autoshard.solver.bound.dual_ascent import DualAscent
-from autoshard.solver.bound.messages import label_slack
+from autoshard.solver.bound.label_slack import label_slack
 from autoshard.solver.factor_graph import FactorGraph, factor_graph_of
+from autoshard.solver.labelling import labels_cost
 from autoshard.solver.options import SolverOptions
-from autoshard.solver.primal.local_search import labels_cost, repair
+from autoshard.solver.primal.local_search import repair
 from autoshard.solver.primal.tree_moves import improve_trees
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
 from autoshard.solver.reduce.network import Network
@@ -53,10 +54,10 @@ def compile_ascent() -> None:
     graph = _warm_up_graph()
     ascent = DualAscent(graph)
     ascent.climb(50, np.inf, np.inf, -1.0)
-    theta, tables, _ = ascent.state()
-    label_slack(graph, tables, ascent.messages, theta)
+    point = ascent.reparametrization()
+    label_slack(graph, point.tables, point.messages, point.theta)
     usage, cost = np.zeros(len(graph.capacity)), np.zeros(len(graph.unary))
-    improve_trees(graph, ascent.decoded[0], usage, theta, tables, True, 4, 1, 0, cost)
+    improve_trees(graph, ascent.decoded[0], usage, point.theta, point.tables, True, 4, 1, 0, cost)
 
 
 def _warm_up_graph() -> FactorGraph:

@@ -12,15 +12,10 @@ import pytest
 
 from autoshard.interrupts import StopRequest
 from autoshard.solver import SolverOptions, Status, evaluate
+from autoshard.solver.cached import solve_cached
 from autoshard.solver.io.packed import problem_digest
-from autoshard.solver.io.solution_cache import (
-    Labels,
-    SolutionCache,
-    carried_over,
-    default_cache,
-    plain_labels,
-    solve_cached,
-)
+from autoshard.solver.io.problem_keys import ProblemKeys, carried_over, plain_keys
+from autoshard.solver.io.solution_cache import SolutionCache, default_cache
 from autoshard.solver.problem import Edge, Node, Problem, Usage
 
 EXACT = SolverOptions(relative_gap=0.0)
@@ -73,7 +68,7 @@ def test_what_the_user_stopped_is_searched_on(tmp_path):
     assert phases(problem, cache, SolverOptions(relative_gap=0.0, time_limit_s=3))[1] == ["from the cache"]
 
 
-def layers(count: int, batch: float, capacity: float | None) -> tuple[Problem, Labels]:
+def layers(count: int, batch: float, capacity: float | None) -> tuple[Problem, ProblemKeys]:
     """A chain of layers with three choices each, of which `split` is best if capacity is short; costs go by `batch`."""
     rng = np.random.default_rng(5)
     table = rng.random((3, 3))
@@ -82,7 +77,7 @@ def layers(count: int, batch: float, capacity: float | None) -> tuple[Problem, L
     edges = tuple(Edge(i, i + 1, np.arange(3), np.arange(3), table * batch) for i in range(count - 1))
     usages = tuple(Usage(i, 0, 10, np.array([8.0, 2.0, 5.0])) for i in range(count))
     keys = tuple(f"layer {i} weight" for i in range(count))
-    return Problem(nodes, edges, usages, (), capacity), Labels(keys, (meanings,) * count)
+    return Problem(nodes, edges, usages, (), capacity), ProblemKeys(keys, (meanings,) * count)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +86,15 @@ def layers(count: int, batch: float, capacity: float | None) -> tuple[Problem, L
 def test_a_changed_problem_starts_from_the_nearest(tmp_path, change):
     cache = SolutionCache(tmp_path)
     given = {"count": 12, "batch": 1.0, "capacity": 50.0}
-    problem, labels = layers(**given)
-    base = solve_cached(problem, EXACT, cache, lambda: labels)
-    far = tuple(f"other {k}" for k in labels.keys)
-    solve_cached(layers(12, 3.0, None)[0], EXACT, cache, lambda: Labels(far, labels.meanings))
-    other, other_labels = layers(**{**given, **change})
-    carried = cache.nearest(other, other_labels)
+    problem, keys = layers(**given)
+    base = solve_cached(problem, EXACT, cache, lambda: keys)
+    far = tuple(f"other {k}" for k in keys.nodes)
+    solve_cached(layers(12, 3.0, None)[0], EXACT, cache, lambda: ProblemKeys(far, keys.choices))
+    other, other_keys = layers(**{**given, **change})
+    carried = cache.nearest(other, other_keys)
     common = min(len(carried), len(base.choices))
     assert carried[:common] == base.choices[:common]
-    _, told = phases(other, cache, labels=lambda: other_labels)
+    _, told = phases(other, cache, keys=lambda: other_keys)
     if evaluate(other, carried).feasible:
         assert told[0] == "hint"
 
@@ -107,23 +102,24 @@ def test_a_changed_problem_starts_from_the_nearest(tmp_path, change):
 def test_choices_are_carried_over_by_meaning(tmp_path):
     """The new problem lists its choices in another order, and lacks one."""
     cache = SolutionCache(tmp_path)
-    problem, labels = layers(6, 1.0, 30.0)
-    base = solve_cached(problem, EXACT, cache, lambda: labels)
+    problem, keys = layers(6, 1.0, 30.0)
+    base = solve_cached(problem, EXACT, cache, lambda: keys)
     turned = [("split", "whole", "copied"), ("copied", "split")]
     nodes = [Node("a", np.zeros(3)), Node("b", np.array([3.0, 2.0]))]
-    new = Labels(("layer 0 weight", "layer 3 weight"), tuple(turned))
-    carried = carried_over(cache.find(problem_digest(problem)), Problem(tuple(nodes), ()), new)
-    meaning = lambda i: labels.meanings[i][base.choices[i]]
+    new = ProblemKeys(("layer 0 weight", "layer 3 weight"), tuple(turned))
+    entry = cache.find(problem_digest(problem))
+    carried = carried_over(entry.nodes, entry.chosen, Problem(tuple(nodes), ()), new)
+    meaning = lambda i: keys.choices[i][base.choices[i]]
     assert turned[0][carried[0]] == meaning(0)
     assert turned[1][carried[1]] == (meaning(3) if meaning(3) in turned[1] else "split")
 
 
 def test_nothing_is_carried_over_from_another_kind_of_problem(tmp_path):
     cache = SolutionCache(tmp_path)
-    problem, labels = layers(12, 1.0, None)
-    solve_cached(problem, EXACT, cache, lambda: labels)
+    problem, keys = layers(12, 1.0, None)
+    solve_cached(problem, EXACT, cache, lambda: keys)
     other = generate.random_problem(3)
-    assert cache.nearest(other, plain_labels(other)) is None
+    assert cache.nearest(other, plain_keys(other)) is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "text", "empty", "other choices", "other bound"])

@@ -13,7 +13,7 @@ messages of the whole problem, and prove the same bound there.
 import numba
 import numpy as np
 
-from autoshard.solver.factor_graph import FactorGraph, message_count
+from autoshard.solver.factor_graph import FactorGraph, grouped, message_count, offsets
 
 
 class CoreGraph:
@@ -44,20 +44,20 @@ class CoreGraph:
         sizes = np.diff(whole.label_start)
         source, target = number[whole.source[self.factors]], number[whole.target[self.factors]]
         rows, columns = whole.rows[self.factors], whole.columns[self.factors]
-        message_start = _offsets(np.stack([rows, columns], axis=1).ravel())
-        in_start, in_factors = _grouped(target, len(self.nodes))
-        out_start, out_factors = _grouped(source, len(self.nodes))
+        message_start = offsets(np.stack([rows, columns], axis=1).ravel())
+        in_start, in_factors = grouped(target, len(self.nodes))
+        out_start, out_factors = grouped(source, len(self.nodes))
         self._place = _places(whole.source_message[self.factors], rows + columns)
         self.graph = FactorGraph(
-            label_start=_offsets(sizes[self.nodes]), unary=self._unary[np.repeat(~left, sizes)],
+            label_start=offsets(sizes[self.nodes]), unary=self._unary[np.repeat(~left, sizes)],
             source=source, target=target, rows=rows, columns=columns,
             source_map=whole.source_map[self.factors], target_map=whole.target_map[self.factors],
             classes=whole.classes, table=whole.table[self.factors], tables=whole.tables,
             source_message=message_start[:-1][0::2].copy(), target_message=message_start[:-1][1::2].copy(),
             in_start=in_start, in_factors=in_factors, out_start=out_start, out_factors=out_factors,
-            usage_start=_offsets(np.bincount(number[usages.owner], minlength=len(self.nodes))),
+            usage_start=offsets(np.bincount(number[usages.owner], minlength=len(self.nodes))),
             usage_first=usages.first, usage_last=usages.last, usage_amounts=usages.amounts,
-            pair_start=_offsets(np.bincount(factor_number[pairs.owner], minlength=len(self.factors))),
+            pair_start=offsets(np.bincount(factor_number[pairs.owner], minlength=len(self.factors))),
             pair_first=pairs.first, pair_last=pairs.last, pair_amounts=pairs.amounts,
             amounts=whole.amounts, capacity=whole.capacity[active],
         )  # fmt: skip
@@ -95,18 +95,10 @@ class _ActiveDemands:
         return np.bincount(self.owner, minlength=count)[:count] > 0
 
 
-def _offsets(sizes: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-
-def _grouped(ends: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    return _offsets(np.bincount(ends, minlength=count)[:count]), np.argsort(ends, kind="stable").astype(np.int64)
-
-
 def _places(start: np.ndarray, length: np.ndarray) -> np.ndarray:
     """start[0], start[0] + 1, .. (length[0] of them), start[1], .."""
-    offsets = _offsets(length)
-    return np.repeat(start - offsets[:-1], length) + np.arange(offsets[-1])
+    begins = offsets(length)
+    return np.repeat(start - begins[:-1], length) + np.arange(begins[-1])
 
 
 @numba.njit(cache=True, nogil=True)

@@ -23,8 +23,9 @@ import numpy as np
 from autoshard.solver.bound.core import CoreGraph
 from autoshard.solver.bound.messages import factor_minima, node_costs, price_tables, price_unary, sweep
 from autoshard.solver.bound.prices import ascend_prices
+from autoshard.solver.bound.reparametrization import Reparametrization
 from autoshard.solver.factor_graph import FactorGraph, message_count
-from autoshard.solver.primal.local_search import labels_usage
+from autoshard.solver.labelling import labels_usage
 
 START = 20
 """Pairs of sweeps before prices move, unless prices were given."""
@@ -244,19 +245,15 @@ class DualAscent:
         scale = max(abs(self.bound), 1e-3 * self._largest) / self._capacity
         return np.maximum(self.prices, 1e-4 * scale)
 
-    def priced_unary(self) -> np.ndarray:
-        """Unary costs with the best state's prices, without messages; float64 [L]."""
-        unary = np.zeros(len(self.graph.unary))
-        price_unary(self.graph, self.prices, unary)
-        return unary
-
-    def state(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns (theta [L], priced tables, proven bound) of the best state, computed afresh."""
-        graph, messages, theta = self.graph, self.messages, np.zeros(len(self.graph.unary))
+    def reparametrization(self) -> Reparametrization:
+        """The best state, computed afresh."""
+        graph, messages = self.graph, self.messages
+        unary, theta = np.zeros(len(graph.unary)), np.zeros(len(graph.unary))
         tables = graph.tables.copy() if len(graph.pair_first) else graph.tables
+        price_unary(graph, self.prices, unary)
         if len(graph.pair_first):
             price_tables(graph, self.prices, tables)
-        node_costs(graph, self.priced_unary(), messages, theta)
+        node_costs(graph, unary, messages, theta)
         low = np.minimum.reduceat(theta, graph.label_start[:-1]).sum() if len(theta) else 0.0
         bound = low + factor_minima(graph, tables, messages) - self.prices @ graph.capacity
-        return theta, tables, float(bound)
+        return Reparametrization(self.prices, messages, unary, tables, theta, float(bound))

@@ -15,23 +15,11 @@ belongs to no better solution, so its column is left out: that is reduced-cost f
 """
 
 import dataclasses
-import datetime
 
 import numpy as np
-from ortools.math_opt import model_pb2
-from ortools.math_opt.python import mathopt
 
-from autoshard.interrupts import StopRequest
-from autoshard.solver.exact.mathopt_runner import MathOptRunner
+from autoshard.solver.bound.reparametrization import Reparametrization
 from autoshard.solver.factor_graph import FactorGraph
-
-OBJECTIVE_SCALE = 1e4
-"""The program's costs are scaled so that the incumbent, or the largest cost, is about this: far above tolerances."""
-
-
-ROOT_VISITS, NODE_VISITS = 1_000, 100
-"""Visits of all matrix entries that presolve and the root, and then each node, are reckoned to cost, beside one visit
-for each simplex iteration."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,19 +37,6 @@ class Milp:
     """int64 [L]: column of each label, -1 if left out."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MilpResult:
-    """labels int64 [n] or None; bound: proven on the objective (1); infeasible: proven; work was cut off or not.
-
-    work: Matrix entries visited, as `NODE_VISITS` and `ROOT_VISITS` reckon.
-    """
-
-    labels: np.ndarray | None
-    bound: float
-    infeasible: bool
-    work: float = 0.0
-
-
 def entry_estimate(graph: FactorGraph, keep: np.ndarray) -> int:
     """Matrix entries of the program that keeps the labels where `keep` (bool [L]) is True; an upper estimate."""
     kept = np.add.reduceat(keep.astype(np.int64), graph.label_start[:-1]) if len(keep) else np.zeros(0, np.int64)
@@ -74,30 +49,23 @@ def entry_estimate(graph: FactorGraph, keep: np.ndarray) -> int:
 
 
 def build_milp(
-    graph: FactorGraph,
-    unary: np.ndarray,
-    tables: np.ndarray,
-    messages: np.ndarray,
-    prices: np.ndarray,
-    keep: np.ndarray,
-    cutoff: float,
-    active: np.ndarray,
+    graph: FactorGraph, point: Reparametrization, *, keep: np.ndarray, cutoff: float, active: np.ndarray
 ) -> Milp:
     """Builds (1) to (5).
 
     Args:
-      unary: theta_i, float64 [L]. tables: priced tables. messages: as in `messages.py`. prices: float64 [T].
+      point: The prices and messages whose reduced costs are the objective.
       keep: bool [L], the labels that have a column.
       cutoff: factor entries with a reduced cost above this have no column; +inf to keep all finite ones.
       active: bool [T]; instants that have a row (5). All those with a price must.
     """
     builder = _MilpBuilder()
-    label_column = np.full(len(unary), -1, np.int64)
+    label_column = np.full(len(point.theta), -1, np.int64)
     label_column[keep] = np.arange(keep.sum())
-    builder.columns(unary[keep], True)
+    builder.columns(point.theta[keep], True)
     _one_label(graph, label_column, builder)
-    factor_columns = _marginals(graph, tables, messages, label_column, cutoff, builder)
-    _capacity(graph, prices, label_column, factor_columns, active, builder)
+    factor_columns = _marginals(graph, point, label_column, cutoff, builder)
+    _capacity(graph, point.prices, label_column, factor_columns, active, builder)
     return builder.milp(label_column)
 
 
@@ -148,12 +116,7 @@ def _one_label(graph: FactorGraph, label_column: np.ndarray, builder: _MilpBuild
 
 
 def _marginals(
-    graph: FactorGraph,
-    tables: np.ndarray,
-    messages: np.ndarray,
-    label_column: np.ndarray,
-    cutoff: float,
-    builder: _MilpBuilder,
+    graph: FactorGraph, point: Reparametrization, label_column: np.ndarray, cutoff: float, builder: _MilpBuilder
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(3) and (4). Returns for each factor its columns and the class at either end."""
     result = []
@@ -171,9 +134,9 @@ def _marginals(
             present[classes] = True
             ends.append((own, classes, present))
         place = graph.table[f]
-        table = tables[place : place + rows * columns].reshape(rows, columns)
-        table = table - messages[graph.source_message[f] :][:rows, None]
-        table = table - messages[graph.target_message[f] :][None, :columns]
+        table = point.tables[place : place + rows * columns].reshape(rows, columns)
+        table = table - point.messages[graph.source_message[f] :][:rows, None]
+        table = table - point.messages[graph.target_message[f] :][None, :columns]
         row, column = np.nonzero((table <= cutoff) & np.isfinite(table) & ends[0][2][:, None] & ends[1][2][None, :])
         entry_columns = builder.columns(table[row, column], False)
         result.append((entry_columns, row, column))
@@ -235,89 +198,3 @@ def _capacity(
             builder.put(np.full(len(own), rows[last]), own, -amounts / unit)
     builder.put(rows, slack, 1.0)
     builder.put(rows[1:], slack[:-1], -1.0)
-
-
-def solve_milp(
-    graph: FactorGraph,
-    milp: Milp,
-    scale: float,
-    absolute_gap: float,
-    time_limit_s: float | None,
-    seed: int,
-    node_limit: int | None = None,
-    hint: np.ndarray | None = None,
-    integer: bool = True,
-    runner: MathOptRunner | None = None,
-) -> MilpResult:
-    """Runs HiGHS (one thread, fixed seed) on the milp.
-
-    Args:
-      scale: A cost of the size of the whole objective; costs are divided by it (but the largest coefficient is kept
-        below 1e6 times `OBJECTIVE_SCALE`).
-      absolute_gap: The search stops when bound and solution are this near, in the problem's own cost.
-      time_limit_s, node_limit: Limits; None for none. hint: labels int64 [n] to start from. integer: False for the
-        relaxation. runner: Where to run it; None for a process that lives for this program alone.
-    """
-    factor = OBJECTIVE_SCALE / max(scale, 1e-6 * float(milp.column_cost.max(initial=0.0)), 1e-300)
-    start = None
-    if hint is not None:
-        columns = milp.label_column[graph.label_start[:-1] + hint]
-        if (columns >= 0).all():
-            start = columns, np.ones(len(columns))
-    limit = None if time_limit_s is None else datetime.timedelta(seconds=max(time_limit_s, 0.01))
-    parameters = mathopt.SolveParameters(
-        time_limit=limit,
-        random_seed=seed,
-        node_limit=node_limit,
-        absolute_gap_tolerance=max(absolute_gap * factor, 1e-9),
-        relative_gap_tolerance=0.0,
-    )
-    runner = runner or MathOptRunner(StopRequest())
-    answer = runner.run(_proto(milp, factor, integer), mathopt.SolverType.HIGHS, parameters, start)
-    work = len(milp.entry_row) * (ROOT_VISITS + NODE_VISITS * answer.nodes + answer.iterations)
-    if answer.reason in ("INFEASIBLE", "INFEASIBLE_OR_UNBOUNDED"):
-        return MilpResult(None, np.inf, True, work)
-    bound = answer.dual_bound / factor
-    labels = None
-    if len(answer.ids):
-        values = np.zeros(len(milp.column_cost))
-        values[answer.ids] = answer.values
-        labels = _read_labels(graph, milp, values)
-    return MilpResult(labels, bound if np.isfinite(bound) else -np.inf, False, work)
-
-
-def _proto(milp: Milp, factor: float, integer: bool) -> model_pb2.ModelProto:
-    proto = model_pb2.ModelProto()
-    columns, rows = len(milp.column_cost), len(milp.row_bounds)
-    variables = proto.variables
-    variables.ids.extend(range(columns))
-    variables.lower_bounds.extend(np.zeros(columns))
-    variables.upper_bounds.extend(milp.column_upper)
-    variables.integers.extend((milp.integer & integer).tolist())
-    constraints = proto.linear_constraints
-    constraints.ids.extend(range(rows))
-    constraints.lower_bounds.extend(milp.row_bounds)
-    constraints.upper_bounds.extend(milp.row_bounds)
-    order = np.lexsort((milp.entry_column, milp.entry_row))
-    row, column, value = milp.entry_row[order], milp.entry_column[order], milp.entry_value[order]
-    new = np.ones(len(row), bool)
-    new[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
-    group = np.cumsum(new) - 1
-    summed = np.bincount(group, weights=value) if len(value) else value
-    matrix = proto.linear_constraint_matrix
-    matrix.row_ids.extend(row[new])
-    matrix.column_ids.extend(column[new])
-    matrix.coefficients.extend(summed)
-    used = np.flatnonzero(milp.column_cost)
-    proto.objective.linear_coefficients.ids.extend(used)
-    proto.objective.linear_coefficients.values.extend(milp.column_cost[used] * factor)
-    return proto
-
-
-def _read_labels(graph: FactorGraph, milp: Milp, values: np.ndarray) -> np.ndarray:
-    """The label of largest value at each node."""
-    weight = np.where(milp.label_column >= 0, values[milp.label_column], -1.0)
-    labels = np.empty(len(graph.label_start) - 1, np.int64)
-    for i in range(len(labels)):
-        labels[i] = int(np.argmax(weight[graph.label_start[i] : graph.label_start[i + 1]]))
-    return labels

@@ -23,8 +23,7 @@ from autoshard.errors import FileFormatError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.io.packed import problem_digest
-from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status
-from autoshard.solver.search import relative_gap
+from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status, relative_gap
 
 FORMAT, VERSION = "autoshard-solution", 1
 

@@ -12,7 +12,8 @@ import numba
 import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph
-from autoshard.solver.primal.local_search import add_usage, fits, iterated_conditional_modes, labels_cost, labels_usage
+from autoshard.solver.labelling import fits, labels_cost, labels_usage
+from autoshard.solver.primal.local_search import add_usage, iterated_conditional_modes
 
 SIZES = (8, 30, 100, 400)
 """Most nodes of a tree, in turn: small trees fit more easily, large ones change more."""

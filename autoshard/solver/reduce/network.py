@@ -196,6 +196,12 @@ class Network:
             return Factor(i, j, map_i, map_j, table, [])
         return Factor(j, i, map_j, map_i, self.transposed(table), [])
 
+    def from_side(self, factor: Factor, node: int) -> tuple[np.ndarray, np.ndarray]:
+        """(table with the node's classes on the rows, the node's class map)."""
+        if factor.i == node:
+            return factor.table, factor.map_i
+        return self.transposed(factor.table), factor.map_j
+
     def transposed(self, table: np.ndarray) -> np.ndarray:
         """The pool's copy of the transpose of an interned table."""
         key = ("transposed", id(table))
