@@ -37,8 +37,8 @@ from autoshard.plans.question import Axes, Question, Restrict, axes_of, report
 from autoshard.plans.search import Found, search_meshes
 from autoshard.plans.text import layout_text
 from autoshard.printing import amount
+from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Status
-from autoshard.solver.search import ROUNDING
 from autoshard.verify.devices import platform_of
 from autoshard.verify.targets import target_of
 from autoshard.verify.verification import NEGLIGIBLE, Stray, Verification
