@@ -172,7 +172,7 @@ class _Shortening:
         return max([int(self.spans[k, 1]) for n in moves for k in self.copies[n] if self.sizes_bytes[k]], default=0)
 
     def _is_stored_whole(self, value: int) -> bool:
-        """Whether execution has a value stored: it is made of a gathered copy, and a matrix product reads it."""
+        """Whether execution has a value stored (`materialized.py`): a product reads it, and it is made of a copy."""
         made = self.chains.producer[value]
         moves = [n for o in made.operands if o is not None for n in self.moved.get(o, {}).get(made.index, ())]
         return any(map(self._is_sent, moves)) and any(c.name == "dot_general" for c, _ in self.chains.consumers[value])
