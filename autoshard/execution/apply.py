@@ -61,8 +61,32 @@ class Evaluator:
         """
         numbers = equation_numbers(jaxpr)
         env = {v: Placed(*pair) for v, pair in known.items()}
-        self._advance([jaxpr.eqns[i] for i in chosen], [numbers[i] for i in chosen], env, wanted)
+        evaluator = dataclasses.replace(self, equations={**self.equations, **self._handed_over(jaxpr, numbers, chosen)})
+        evaluator._advance([jaxpr.eqns[i] for i in chosen], [numbers[i] for i in chosen], env, wanted)
         return [_read(env, v).value for v in wanted]
+
+    def _handed_over(
+        self, jaxpr: jex.Jaxpr, numbers: Sequence[int], chosen: Collection[int]
+    ) -> dict[int, EquationPlan]:
+        """What the plan says of the equations `chosen` for which operands wait that, in the whole program, wait for an
+        equation between them: the last one before it that reads an operand in the same layout takes its place."""
+        latest: dict[Any, tuple[int, int]] = {}  # a variable and its layout -> who read it so, in which slot
+        found: dict[int, EquationPlan] = {}
+        is_chosen = set(chosen).__contains__
+        for i, number in enumerate(numbers):
+            plan = self.equations.get(number, EquationPlan())
+            for slot, steps in plan.operands:
+                key = jaxpr.eqns[i].invars[slot], steps[-1]
+                if isinstance(key[0], jex.Literal):
+                    continue
+                if is_chosen(i):
+                    latest[key] = number, slot
+                elif slot in plan.waits and key in latest:
+                    reader, read_slot = latest[key]
+                    own = found.get(reader, self.equations[reader])
+                    if read_slot not in (*own.waits, *own.waits_for_part):
+                        found[reader] = dataclasses.replace(own, waits=(*own.waits, read_slot))
+        return found
 
     @property
     def _placement(self) -> Placement:

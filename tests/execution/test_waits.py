@@ -62,3 +62,20 @@ def test_what_is_tied_to_a_partial_sum_does_not_wait_for_the_sum():
     of_weight, tied = run(x, gradient)
     np.testing.assert_allclose(of_weight, x.T @ gradient)
     np.testing.assert_array_equal(tied, gradient)
+
+
+def test_in_a_part_what_waits_for_an_equation_outside_waits_for_the_reader_before_it():
+    """Of three products with w, the second has used w up before the third reads it; a part without it has the first."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    args = [np.ones((8, 8), np.float32)] * 4
+    program = jax.make_jaxpr(lambda w, x, y, z: (x @ w, y @ w, z @ w))(*args).jaxpr
+    read = EquationPlan(operands=((1, (((), ()),)),))
+    plans = {0: read, 1: EquationPlan(operands=read.operands, waits=(1,)), 2: read}
+    known = lambda given: {v: (x, None) for v, x in zip(program.invars, given, strict=True)}
+    for chosen, barriers in (([0, 2], 1), ([1, 2], 1), ([0, 1], 0)):
+        wanted = [program.outvars[i] for i in chosen]
+        run = lambda *given, c=chosen, w=wanted: Evaluator(mesh, plans).part(program, c, known(given), w)
+        names = [e.primitive.name for e in jax.make_jaxpr(run)(*args).eqns]
+        products = [k for k, name in enumerate(names) if name == "dot_general"]
+        assert names.count("optimization_barrier") == barriers
+        assert not barriers or products[0] < names.index("optimization_barrier") < products[1]
