@@ -225,6 +225,7 @@ def table(cases: list[Case]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="only these programs, with commas between them")
+    parser.add_argument("--unlimited", action="store_true", help="only without a limit of memory")
     parser.add_argument("--table", action="store_true", help="compile nothing; write the table of what is known")
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of each solve")
     parser.add_argument("--case", nargs=2, metavar=("PROGRAM", "BUDGET"), help="one case, printed as JSON")
@@ -239,7 +240,7 @@ def main() -> None:
     names = [] if chosen.table else (chosen.only.split(",") if chosen.only else PROGRAMS)
     unlimited = ((name, UNLIMITED, None) for name in names)
     limited = ((name, *budget) for name in names for budget in budgets(name, known))
-    for name, budget, budget_bytes in itertools.chain(unlimited, limited):
+    for name, budget, budget_bytes in itertools.chain(unlimited, () if chosen.unlimited else limited):
         if (name, budget) in known:
             continue
         limit = [] if budget_bytes is None else ["--budget-bytes", str(budget_bytes)]
