@@ -35,14 +35,14 @@ class PendingTransfer:
       name: Of the tensor.
       processes: Who sends it, or who else runs the program.
       asked_s: When it was asked for, on the monotonic clock.
-      sign: A small array that is ready when the part is, and fails when it does. The part itself is not kept: its
+      marker: A small array that is ready when the part is, and fails when it does. The part itself is not kept: its
         memory may be needed, and it may be donated.
     """
 
     name: str
     processes: tuple[int, ...]
     asked_s: float
-    sign: jax.Array
+    marker: jax.Array
 
     @property
     def who(self) -> str:
@@ -60,9 +60,9 @@ class PendingTransfers:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._owed: list[PendingTransfer] = []
+        self._pending: list[PendingTransfer] = []
         self._latest_s: dict[int, float] = {}
-        self._sign_of = jax.jit(lambda part: part[(slice(0, 1),) * part.ndim])
+        self._marker_of = jax.jit(lambda part: part[(slice(0, 1),) * part.ndim])
 
     def expect(self, name: str, processes: Sequence[int], part: jax.Array) -> None:
         """Watches `part`, which `processes` send or help to make. Waits if too much is on its way already.
@@ -70,11 +70,11 @@ class PendingTransfers:
         Raises:
           TransferError: It has failed already; or the wait was too long, see `wait`.
         """
-        if len(self._owed) >= MOST_PENDING:
-            self.wait([one.sign for one in self._owed[: 1 - MOST_PENDING]])
+        if len(self._pending) >= MOST_PENDING:
+            self.wait([one.marker for one in self._pending[: 1 - MOST_PENDING]])
         now_s = time.monotonic()
         try:
-            self._owed.append(PendingTransfer(name, tuple(processes), now_s, self._sign_of(part)))
+            self._pending.append(PendingTransfer(name, tuple(processes), now_s, self._marker_of(part)))
         except jax.errors.JaxRuntimeError as error:
             raise _lost(PendingTransfer(name, tuple(processes), now_s, part), 0.0, error) from error
 
@@ -85,15 +85,15 @@ class PendingTransfers:
           TransferError: Something failed to arrive.
         """
         now_s = time.monotonic()
-        owed, self._owed = self._owed, []
-        for one in owed:
-            if not _is_ready(one.sign):
-                self._owed.append(one)
+        pending, self._pending = self._pending, []
+        for one in pending:
+            if not _is_ready(one.marker):
+                self._pending.append(one)
                 continue
             try:
-                one.sign.block_until_ready()
+                one.marker.block_until_ready()
             except jax.errors.JaxRuntimeError as error:
-                self._owed = owed  # whoever asks again is told again
+                self._pending = pending  # whoever asks again is told again
                 raise _lost(one, now_s - one.asked_s, error) from error
             self._latest_s.update(dict.fromkeys(one.processes, now_s))
 
@@ -116,7 +116,7 @@ class PendingTransfers:
             self.look()
             time.sleep(pause_s)
             pause_s *= 2
-        if waiting and self._owed:  # if nothing is owed, it is this process that makes them
+        if waiting and self._pending:  # if nothing is owed, it is this process that makes them
             is_over = _when_ready(waiting)
             while not is_over.wait(_LOOK_S):
                 self.look()
@@ -135,18 +135,18 @@ class PendingTransfers:
           TransferError: A transfer failed, or fails within a moment.
         """
         end_s = time.monotonic() + _BLAME_S
-        while self._owed and time.monotonic() < end_s:
+        while self._pending and time.monotonic() < end_s:
             self.look()
             time.sleep(_LOOK_S)
 
     def _tell_of_silence(self, begin_s: float, timeout_s: float) -> None:
         now_s = time.monotonic()
-        for owed in self._owed:
-            silent_s = now_s - max(owed.asked_s, begin_s, *(self._latest_s.get(p, begin_s) for p in owed.processes))
+        for one in self._pending:
+            silent_s = now_s - max(one.asked_s, begin_s, *(self._latest_s.get(p, begin_s) for p in one.processes))
             if silent_s > timeout_s:
                 raise TransferError(
-                    f"{owed.name} must come from {owed.who}, which has sent nothing for {silent_s:.1f} s "
-                    f"(it was asked {now_s - owed.asked_s:.1f} s ago, and {len(self._owed)} parts are awaited in all). "
+                    f"{one.name} must come from {one.who}, which has sent nothing for {silent_s:.1f} s "
+                    f"(it was asked {now_s - one.asked_s:.1f} s ago, and {len(self._pending)} parts are awaited). "
                     "Look whether that process still runs, what it does, and whether this host can reach it; all "
                     "processes must make the same moves in the same order. If it is only slow, allow more than "
                     f"timeout_s={timeout_s:g}."

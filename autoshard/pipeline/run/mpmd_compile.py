@@ -31,44 +31,44 @@ class CompiledProgram:
     donated: tuple[int, ...]
 
 
-def compile_programs(holdings: MpmdArrays, submeshes: frozenset[int]) -> Iterator[CompiledProgram]:
+def compile_programs(layout: MpmdArrays, submeshes: frozenset[int]) -> Iterator[CompiledProgram]:
     """The programs of `submeshes`, in the order in which they run."""
     left: dict[tuple[int, int], jax.sharding.Sharding] = {}
-    for number, level in enumerate(holdings.program.levels):
-        yield from (_compile(holdings, number, one, left) for one in level.programs if one.submesh in submeshes)
+    for number, level in enumerate(layout.program.levels):
+        yield from (_compile(layout, number, one, left) for one in level.programs if one.submesh in submeshes)
 
 
 def _compile(
-    holdings: MpmdArrays,
+    layout: MpmdArrays,
     level: int,
     one: SubmeshProgram,
     left: MutableMapping[tuple[int, int], jax.sharding.Sharding],
 ) -> CompiledProgram:
     """Compiles `one`; `left` says how lies what an earlier level left on a submesh for a later one, and is added to."""
     submesh = one.submesh
-    inputs = tuple(dict.fromkeys(holdings.key(v, submesh) for v in one.inputs))
-    sent = [x for x in holdings.exchanges if x.source == submesh and x.values[0] in one.outputs]
+    inputs = tuple(dict.fromkeys(layout.key(v, submesh) for v in one.inputs))
+    sent = [x for x in layout.exchanges if x.source == submesh and x.values[0] in one.outputs]
     bundles = tuple(x for x in sent if len(x.values) > 1)
-    fixed = {x.values[0] for x in sent if len(x.values) == 1} | {v for v, p in holdings.results if p == submesh}
-    later = set(_read_later(holdings.program, level, submesh))
+    fixed = {x.values[0] for x in sent if len(x.values) == 1} | {v for v, p in layout.results if p == submesh}
+    later = set(_read_later(layout.program, level, submesh))
     values = tuple(v for v in one.outputs if v in fixed or v in later)
 
     def run(*arrays: Any) -> list[Any]:
-        env = dict(holdings.unpacked(inputs, arrays))
+        env = dict(layout.unpacked(inputs, arrays))
         made = dict(zip(one.outputs, one(*(env[v] for v in one.inputs)), strict=True))
         return [*(made[v] for v in values), *(jnp.concatenate([made[v].ravel() for v in x.values]) for x in bundles)]
 
     run.__name__ = f"level{level}_submesh{submesh}"
-    given = [holdings.struct(key, submesh, left.get((key, submesh))) for key in inputs]
-    ends = [holdings.struct(v, submesh) if v in fixed else _like_an_input(holdings, v, submesh, given) for v in values]
-    ends += [holdings.struct(x, submesh) for x in bundles]
-    donated = _reused(holdings, level, submesh, inputs, given, ends)
+    given = [layout.struct(key, submesh, left.get((key, submesh))) for key in inputs]
+    ends = [layout.struct(v, submesh) if v in fixed else _like_an_input(layout, v, submesh, given) for v in values]
+    ends += [layout.struct(x, submesh) for x in bundles]
+    donated = _reused(layout, level, submesh, inputs, given, ends)
     jitted = jax.jit(
         run,
         out_shardings=[None if e is None else e.sharding for e in ends],
         donate_argnums=donated,
         keep_unused=True,
-        compiler_options=compiler_options(holdings.meshes[submesh].devices.flat[0].platform),
+        compiler_options=compiler_options(layout.meshes[submesh].devices.flat[0].platform),
     )
     lowered = jitted.lower(*given)
     compiled = lowered.compile()
@@ -77,16 +77,16 @@ def _compile(
 
 
 def _like_an_input(
-    holdings: MpmdArrays, value: int, submesh: int, given: Sequence[jax.ShapeDtypeStruct]
+    layout: MpmdArrays, value: int, submesh: int, given: Sequence[jax.ShapeDtypeStruct]
 ) -> jax.ShapeDtypeStruct | None:
     """How to lay what only this submesh reads: like an input of the same type, whose buffer it may take over.
 
     None: as XLA chooses, on the devices of the inputs.
     """
-    result = holdings.struct(value, submesh)
+    result = layout.struct(value, submesh)
     for struct in given:
         if result.shape and (struct.shape, struct.dtype) == (result.shape, result.dtype):
-            return holdings.struct(value, submesh, struct.sharding)
+            return layout.struct(value, submesh, struct.sharding)
     return None if given else result
 
 
@@ -97,7 +97,7 @@ def _read_later(program: MpmdProgram, level: int, submesh: int) -> Iterator[int]
 
 
 def _reused(
-    holdings: MpmdArrays,
+    layout: MpmdArrays,
     level: int,
     submesh: int,
     inputs: Sequence[ArrayKey],
@@ -112,10 +112,10 @@ def _reused(
     free = [end for end in ends if end is not None]
     chosen: list[int] = []
     for slot, (key, struct) in enumerate(zip(inputs, given, strict=True)):
-        is_kept = holdings.last_use[key, submesh] != level or (key, submesh) in holdings.received
+        is_kept = layout.last_use[key, submesh] != level or (key, submesh) in layout.received
         if isinstance(key, Exchange) or is_kept:
             continue
-        if key < len(holdings.program.inputs) and key not in holdings.donated:
+        if key < len(layout.program.inputs) and key not in layout.donated:
             continue
         for end in free:
             is_same = (end.shape, end.dtype) == (struct.shape, struct.dtype)

@@ -68,13 +68,13 @@ class MpmdFunction:
     ):
         self._ends = tuple(output_shardings or [None] * len(program.outputs))
         self.program, self._send = program, send
-        self._holdings = MpmdArrays(program, meshes, input_shardings, self._ends, donated)
+        self._layout = MpmdArrays(program, meshes, input_shardings, self._ends, donated)
         self.local_submeshes = frozenset(_local(meshes) if local_submeshes is None else local_submeshes)
 
     @functools.cached_property
     def programs(self) -> tuple[CompiledProgram, ...]:
         """The compiled programs of this process's submeshes, in the order in which they run."""
-        return tuple(compile_programs(self._holdings, self.local_submeshes))
+        return tuple(compile_programs(self._layout, self.local_submeshes))
 
     def __call__(self, *inputs: Array | Replicated | Any) -> list[Array | Replicated]:
         """Runs the program.
@@ -96,7 +96,7 @@ class MpmdFunction:
                 key = exchange if len(exchange.values) > 1 else exchange.values[0]
                 for target in exchange.targets:
                     held = self._read(arrays, key, exchange.source)
-                    there = self._send(held, self._holdings.sharding(key, target), number)
+                    there = self._send(held, self._layout.sharding(key, target), number)
                     if target in self.local_submeshes:
                         arrays[key, target] = there
                     number += 1
@@ -120,21 +120,21 @@ class MpmdFunction:
             for submesh in self.local_submeshes:
                 if isinstance(x, Replicated):
                     arrays[v, submesh] = x.arrays[submesh]
-                elif (v, submesh) in self._holdings.last_use:
-                    arrays[v, submesh] = jax.device_put(x, self._holdings.sharding(v, submesh))
+                elif (v, submesh) in self._layout.last_use:
+                    arrays[v, submesh] = jax.device_put(x, self._layout.sharding(v, submesh))
         return arrays
 
     def _read(self, arrays: _Arrays, key: ArrayKey, submesh: int) -> Array:
         """What a submesh holds; what stands for it if that is not in this process."""
-        return arrays[key, submesh] if submesh in self.local_submeshes else self._holdings.struct(key, submesh)
+        return arrays[key, submesh] if submesh in self.local_submeshes else self._layout.struct(key, submesh)
 
     def _release(self, arrays: _Arrays, one: CompiledProgram) -> None:
         """Forgets what a submesh reads no more, and frees what was donated but not reused."""
         for slot, key in enumerate(one.inputs):
-            if self._holdings.last_use[key, one.submesh] != one.level:
+            if self._layout.last_use[key, one.submesh] != one.level:
                 continue
             array = arrays.pop((key, one.submesh))
-            is_free = key in self._holdings.donated and key not in self._holdings.sent
+            is_free = key in self._layout.donated and key not in self._layout.sent
             if is_free and slot not in one.donated:
                 array.delete()
 

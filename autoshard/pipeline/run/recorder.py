@@ -26,13 +26,13 @@ from autoshard.transfer.peers import all_gather_bytes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Dispatched:
-    """A task as it was handed over; `sign` is ready when it has ended."""
+    """A task as it was handed over; `marker` is ready when it has ended."""
 
     one: StageId
     phase: Phase
     micro_batch: int
     handed_s: float
-    sign: Any = None
+    marker: Any = None
 
 
 class Recorder:
@@ -48,20 +48,20 @@ class Recorder:
         self._threads: list[threading.Thread] = []
         self._step_s = 0.0
 
-    def task(self, one: StageId, phase: Phase, micro_batch: int, sign: jax.Array) -> None:
-        """Takes note of a task that was handed over; `sign` is ready when it has ended."""
+    def task(self, one: StageId, phase: Phase, micro_batch: int, marker: jax.Array) -> None:
+        """Takes note of a task that was handed over; `marker` is ready when it has ended."""
         submesh = self._device_meshes.submesh_of(one)
         if submesh not in self._queues:
             self._queues[submesh] = queue.SimpleQueue()
             self._threads.append(threading.Thread(target=self._watch, args=(self._queues[submesh],), daemon=True))
             self._threads[-1].start()
         handed_s = time.perf_counter() - self._began_s
-        self._queues[submesh].put(_Dispatched(one, phase, micro_batch, handed_s, sign))
+        self._queues[submesh].put(_Dispatched(one, phase, micro_batch, handed_s, marker))
 
     def _watch(self, waiting: "queue.SimpleQueue[_Dispatched | None]") -> None:
         while (task := waiting.get()) is not None:
             try:
-                jax.block_until_ready(task.sign)
+                jax.block_until_ready(task.marker)
             except jax.errors.JaxRuntimeError:
                 return  # the step fails, which is told where it is waited for
             with self._lock:

@@ -80,7 +80,7 @@ class StagedFunction:
             for e in sorted(timeline.events, key=lambda e: (e.start_s, e.stop_s, e.pipeline, e.submesh))
             if e.phase is not None and e.to_submesh is None
         ]
-        self._sign_of = jax.jit(lambda x: jnp.ravel(x)[:1])
+        self._marker_of = jax.jit(lambda x: jnp.ravel(x)[:1])
         self._is_shared = jax.process_count() > 1
         self._failure: TransferError | None = None
         if self._is_shared:
@@ -137,12 +137,14 @@ class StagedFunction:
             made = running.run(one, phase, micro_batch)
             if made is None:
                 continue
-            sign = self._sign_of(made.addressable_shards[0].data)  # for `made` itself may be donated to the next task
-            queue.append(sign)
+            marker = self._marker_of(
+                made.addressable_shards[0].data
+            )  # for `made` itself may be donated to the next task
+            queue.append(marker)
             if others := self.device_meshes.others(submesh):
-                self.mover.watch(f"{phase.name.lower()} {micro_batch} of {one}", others, sign)
+                self.mover.watch(f"{phase.name.lower()} {micro_batch} of {one}", others, marker)
             if self._recorder is not None:
-                self._recorder.task(one, phase, micro_batch, sign)
+                self._recorder.task(one, phase, micro_batch, marker)
         if self._is_shared:
             self.wait(list(queues.values()))
 
@@ -152,7 +154,7 @@ class StagedFunction:
         for submesh, mesh in enumerate(self.device_meshes.meshes):
             if mesh in by_mesh and (others := self.device_meshes.others(submesh)):
                 part = by_mesh[mesh].addressable_shards[0].data
-                self.mover.watch("the optimizer's update", others, self._sign_of(part))
+                self.mover.watch("the optimizer's update", others, self._marker_of(part))
 
     @property
     def timeline(self) -> Timeline:

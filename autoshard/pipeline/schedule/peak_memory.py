@@ -51,10 +51,10 @@ def peak_bytes(pipeline: PipelineDurations) -> tuple[float, ...]:
 @functools.lru_cache(maxsize=16)
 def greatest_live(schedule: Schedule) -> tuple[tuple[LiveMicroBatches, ...], ...]:
     """For each submesh, what it holds at its tasks, without what another covers: few, as the steady state repeats."""
-    return tuple(tuple(_greatest(_holdings(schedule, submesh))) for submesh in range(schedule.num_submeshes))
+    return tuple(tuple(_greatest(_live_at_tasks(schedule, submesh))) for submesh in range(schedule.num_submeshes))
 
 
-def _holdings(schedule: Schedule, submesh: int) -> set[LiveMicroBatches]:
+def _live_at_tasks(schedule: Schedule, submesh: int) -> set[LiveMicroBatches]:
     """While each task runs; between two tasks a submesh holds no more than while the second one runs."""
     num_here = len(range(submesh, schedule.num_stages, schedule.num_submeshes))
     whole, for_weights = [0] * num_here, [0] * num_here

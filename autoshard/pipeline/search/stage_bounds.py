@@ -38,10 +38,10 @@ class StageBounds:
 
 def stage_bounds(context: SearchContext, group: ReplicaGroup, *, shares_memory: bool) -> list[StageBounds]:
     """The positions of all stages; `shares_memory`: stages of one submesh have equal shares of its memory."""
-    return [_position(context, group, s, shares_memory) for s in range(group.num_stages)]
+    return [_stage_bounds(context, group, s, shares_memory) for s in range(group.num_stages)]
 
 
-def _position(context: SearchContext, group: ReplicaGroup, stage: int, shares_memory: bool) -> StageBounds:
+def _stage_bounds(context: SearchContext, group: ReplicaGroup, stage: int, shares_memory: bool) -> StageBounds:
     submeshes, kind = group.submeshes[0], group.schedule
     submesh = submeshes[stage % len(submeshes)]
     width = context.intervals.layers.num_layers - group.num_stages + 1

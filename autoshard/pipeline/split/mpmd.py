@@ -55,7 +55,7 @@ def split_mpmd(
         return None if value in locator.unowned else min(locator.sites[value].submeshes)
 
     submeshes = tuple(output_submesh(k, v) for k, v in enumerate(outputs))
-    return _Assembly(flattening, locator, located, tuple(outputs), submeshes, tuple(submeshes_of_inputs)).program()
+    return _MpmdBuilder(flattening, locator, located, tuple(outputs), submeshes, tuple(submeshes_of_inputs)).program()
 
 
 def _check(
@@ -82,7 +82,7 @@ def _check(
         )
 
 
-class _Assembly:
+class _MpmdBuilder:
     """Chooses the level and the submeshes of every located step, from the last to the first, and makes the programs."""
 
     def __init__(
