@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from typing import cast
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
@@ -47,9 +48,9 @@ def amount(value: float, unit: str = "B") -> str:
     return f"{value:.3g} {unit}"
 
 
-def table(title: str, columns: Sequence[tuple[str, JustifyMethod]]) -> Table:
+def table(title: str, columns: Sequence[tuple[str, str]]) -> Table:
     """An empty table without lines; `columns` are names and how they are justified."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), title_style="bold")
     for name, justify in columns:
-        made.add_column(name, justify=justify, overflow="fold", no_wrap=justify == "right")
+        made.add_column(name, justify=cast(JustifyMethod, justify), overflow="fold", no_wrap=justify == "right")
     return made

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from autoshard.compiler.options import compiler_options
@@ -77,7 +78,7 @@ class PlannedFunction:
     def _prepare(self, args: Sequence[Any]) -> Any:
         leaves, tree = jax.tree_util.tree_flatten(tuple(args))
         shapes = tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
-        is_nested = any(isinstance(x, jax.core.Tracer) for x in leaves)  # the outer function is compiled, not this one
+        is_nested = any(isinstance(x, Tracer) for x in leaves)  # the outer function is compiled, not this one
         key = (tree, shapes, is_nested)
         if key not in self._jitted:
             platform = self.mesh.devices.flat[0].platform
@@ -134,7 +135,7 @@ class PlannedFunction:
 
 def _place(x: Any, sharding: NamedSharding) -> Any:
     """`x` as it is, if it lies as `sharding` says; otherwise moved there."""
-    if isinstance(x, jax.core.Tracer):  # called inside another transformation, which has no arrays to move
+    if isinstance(x, Tracer):  # called inside another transformation, which has no arrays to move
         return x
     if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
         return x

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
+import os
 from typing import Any, Literal
 
 import jax
@@ -39,7 +39,7 @@ def _document_type() -> type[pydantic.BaseModel]:
     )
 
 
-def write_plan(plan: ProgramPlan, path: str | Path) -> None:
+def write_plan(plan: ProgramPlan, path: str | os.PathLike[str]) -> None:
     """Writes `plan` to `path`."""
     write_text_atomically(path, plan_document(plan).model_dump_json())
 
@@ -58,7 +58,7 @@ def plan_document(plan: ProgramPlan) -> pydantic.BaseModel:
 
 
 @collection_paused()
-def read_plan(path: str | Path) -> ProgramPlan:
+def read_plan(path: str | os.PathLike[str]) -> ProgramPlan:
     """Reads a plan from `path`.
 
     Raises:
@@ -67,7 +67,7 @@ def read_plan(path: str | Path) -> ProgramPlan:
     return plan_of_document(read_json(path), path)
 
 
-def plan_of_document(raw: Any, path: str | Path) -> ProgramPlan:
+def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
     """The plan of a document as JSON gives it.
 
     Args:
@@ -109,7 +109,7 @@ def plan_of_document(raw: Any, path: str | Path) -> ProgramPlan:
     return plan
 
 
-def _check(plan: ProgramPlan, path: str | Path) -> None:
+def _check(plan: ProgramPlan, path: str | os.PathLike[str]) -> None:
     """A plan's layouts must be legal on its own mesh."""
     sizes = plan.mesh_axes
     if not sizes or len(sizes) != len(plan.axes) or any(n < 1 for n in sizes.values()):
@@ -138,7 +138,7 @@ def _check(plan: ProgramPlan, path: str | Path) -> None:
             )
 
 
-def _check_axes(entries: Any, sizes: dict[str, int], what: str, path: str | Path) -> None:
+def _check_axes(entries: Any, sizes: dict[str, int], what: str, path: str | os.PathLike[str]) -> None:
     used = [a for e in entries for a in e]
     if len(set(used)) != len(used) or any(a not in sizes for a in used):
         raise FileFormatError(
@@ -146,7 +146,7 @@ def _check_axes(entries: Any, sizes: dict[str, int], what: str, path: str | Path
         )
 
 
-def _check_entries(tensor: PlannedTensor, sizes: dict[str, int], path: str | Path) -> None:
+def _check_entries(tensor: PlannedTensor, sizes: dict[str, int], path: str | os.PathLike[str]) -> None:
     _check_axes(tensor.entries, sizes, f"`{tensor.name}`", path)
     if len(tensor.entries) != len(tensor.shape):
         raise FileFormatError(

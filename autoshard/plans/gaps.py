@@ -41,7 +41,7 @@ def with_gaps(
     fits = False
     limit_bytes, least_bytes = budget_bytes, math.inf
     for _ in range(TRIES + 1):
-        peak_bytes, reserved_bytes = memory_needed(formulation, found.choices)
+        peak_bytes, reserved_bytes = memory_needed(formulation, found.chosen)
         if reserved_bytes < least_bytes:
             best, least_bytes = found, reserved_bytes
         fits = reserved_bytes <= budget_bytes + NEGLIGIBLE_BYTES

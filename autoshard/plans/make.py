@@ -89,7 +89,7 @@ def plan_found(posed: Posed, found: Found) -> ProgramPlan:
     return plan_of_choices(
         question.traced,
         formulation,
-        chosen.choices,
+        chosen.chosen,
         origin=posed.origin,
         certificate=found.certificate(question.options, time.perf_counter() - question.started),
         budget_bytes=None if math.isinf(question.budget_bytes) else question.budget_bytes,

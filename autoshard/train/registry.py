@@ -199,7 +199,8 @@ def whole_functions(config: TrainConfig) -> TrainFunctions:
         ConfigError: an unknown name, or settings that contradict each other.
     """
     section, model = config.optimizer, model_config(config.model)
-    batch_config(config), _data_name(config)  # refuses what cannot be trained before anything is planned
+    batch_config(config)  # refuses what cannot be trained before anything is planned
+    _data_name(config)
     _check_micro_batches(config)
     options = StepOptions(section.num_micro_batches, LossScaling() if section.loss_scaling else None)
     optimizer = make_optimizer(section, config.train.steps)

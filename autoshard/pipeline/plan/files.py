@@ -6,8 +6,8 @@ them.
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -58,7 +58,7 @@ def _document_type() -> type[pydantic.BaseModel]:
     )
 
 
-def write_staged_plan(plan: PipelinePlan, path: str | Path) -> None:
+def write_staged_plan(plan: PipelinePlan, path: str | os.PathLike[str]) -> None:
     """Writes `plan` to `path`."""
     times = [
         _PipelineTimes(**{f.name: getattr(p, f.name) for f in dataclasses.fields(_PipelineTimes)})
@@ -75,7 +75,7 @@ def write_staged_plan(plan: PipelinePlan, path: str | Path) -> None:
     write_text_atomically(path, document.model_dump_json())
 
 
-def read_staged_plan(path: str | Path) -> PipelinePlan:
+def read_staged_plan(path: str | os.PathLike[str]) -> PipelinePlan:
     """Reads a plan in stages from `path`.
 
     Raises:
@@ -85,7 +85,7 @@ def read_staged_plan(path: str | Path) -> PipelinePlan:
 
 
 @collection_paused()
-def pipeline_plan_of_document(raw: Any, path: str | Path) -> PipelinePlan:
+def pipeline_plan_of_document(raw: Any, path: str | os.PathLike[str]) -> PipelinePlan:
     """The plan in stages of a document as JSON gives it; `path` tells where it stands, for errors.
 
     Raises:
@@ -135,7 +135,7 @@ def _durations(pipeline: Pipeline, times: _PipelineTimes) -> PipelineDurations:
     return PipelineDurations(schedule, **{f.name: getattr(times, f.name) for f in dataclasses.fields(times)})
 
 
-def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | Path) -> None:
+def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | os.PathLike[str]) -> None:
     """What a document says of one thing in two places must agree."""
 
     def hold(is_so: bool, fault: str) -> None:
