@@ -32,10 +32,10 @@ def starting_choices(
     found = solve(narrowed.problem, _shorter(limits, START_SHARE), stop=stop)
     if found.choices is None:
         return None, f"no plan with these layouts was found on mesh {axes} within the memory limit."
-    meanings = labels_of(narrowed).meanings
+    meanings = labels_of(narrowed).choices
     choices = tuple(
         own.index(theirs[choice])
-        for own, theirs, choice in zip(labels_of(formulation).meanings, meanings, found.choices, strict=True)
+        for own, theirs, choice in zip(labels_of(formulation).choices, meanings, found.choices, strict=True)
     )
     return choices, None
 
