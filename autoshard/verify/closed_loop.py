@@ -214,11 +214,11 @@ def _choices_with(
     key = lambda row: (axes_of(formulation.mesh), group.index, table.choices[row])
     is_sum = any(c.kind.value == stray.kind and set(c.axes) == set(stray.axes) for c in table.collectives[own])
     chosen = {own}
-    for flow, edge in zip(formulation.flows, formulation.problem.edges, strict=True):
+    for flow in formulation.flows:
         if is_sum or flow.target != node or flow.read is None:
             continue
-        source = flow.source_layouts[edge.source_class[picks[flow.source]]]
-        target = flow.target_layouts[edge.target_class[picks[node]]]
+        source = flow.defined_as.layouts[flow.defined_as.of_choice[picks[flow.source]]]
+        target = flow.read_as.layouts[flow.read_as.of_choice[picks[node]]]
         if {a for a, (s, t) in enumerate(zip(source, target, strict=True)) if s != t} & axes:
             chosen |= {row for row in rows if table.reads[flow.read][row] == target}
     for candidates in (chosen, {own}):
