@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from autoshard.compiler.collective_combiner import CombinedCollectives, combined_collectives
 from autoshard.compiler.collective_dtypes import moved_itemsizes, rounding_operations
 from autoshard.compiler.def_use import DefUse, def_use
-from autoshard.compiler.early_products import awaited_kernels, awaited_sums
+from autoshard.compiler.early_products import awaited_kernels, awaited_sums, early_products
 from autoshard.compiler.live_ranges import LiveRanges, live_ranges
 from autoshard.compiler.reduce_scatter_combiner import reduce_scatter_order
+from autoshard.graph.computations import Computation, all_computations, entry_computation
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations
 from autoshard.graph.pointwise import pointwise_operations
@@ -20,7 +21,7 @@ class ProgramAnalysis:
     """A program as its compiler sees it before anything is split.
 
     Attributes:
-      graph: The graph. groups: Its groups.
+      graph: The graph. entry: Its entry computation. groups: Its groups.
       chains: Its def-use chains. live: When its values are alive.
       weights, gradients: The values whose collectives nobody waits for (`graph/state.py`).
       combined: How many collectives of those are combined into one.
@@ -32,6 +33,7 @@ class ProgramAnalysis:
     """
 
     graph: Graph
+    entry: Computation
     groups: tuple[Group, ...]
     chains: DefUse
     live: LiveRanges
@@ -47,10 +49,13 @@ class ProgramAnalysis:
 
 def analyse(graph: Graph) -> ProgramAnalysis:
     """Groups the operations of `graph`, and finds what XLA makes of them on any mesh."""
+    entry = entry_computation(graph)
+    early = [product for computation in all_computations(entry) for product in early_products(computation)]
     groups, pointwise, chains = group_operations(graph), pointwise_operations(graph), def_use(graph)
     weights, gradients = weight_values(graph, pointwise), gradient_values(graph, pointwise)
     return ProgramAnalysis(
         graph=graph,
+        entry=entry,
         groups=groups,
         chains=chains,
         live=live_ranges(chains, pointwise, weights, gradients),
@@ -60,6 +65,6 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         reduce_scatter_order=reduce_scatter_order(chains, groups, gradients),
         moved_itemsizes=moved_itemsizes(graph),
         rounding=rounding_operations(graph),
-        awaited_sums=awaited_sums(graph),
-        awaited_kernels=awaited_kernels(graph, gradients),
+        awaited_sums=awaited_sums(graph, early),
+        awaited_kernels=awaited_kernels(early, gradients),
     )

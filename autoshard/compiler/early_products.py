@@ -8,12 +8,12 @@ OpenXLA, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc).
 """
 
 import dataclasses
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
 from autoshard.compiler.collective_combiner import is_reduced_alone
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS, SUMS
-from autoshard.graph.computations import Computation, Instruction, all_computations, entry_computation
+from autoshard.graph.computations import Computation, Instruction
 from autoshard.graph.graph import Graph
 
 
@@ -79,34 +79,32 @@ def _has_product(instruction: Instruction) -> bool:
     return instruction.name in PRODUCTS or any(_has_product(i) for nested in instruction.nested for i in nested)
 
 
-def awaited_sums(graph: Graph) -> dict[int, int]:
+def awaited_sums(graph: Graph, early: Iterable[EarlyProduct]) -> dict[int, int]:
     """For each matrix product, by operation, whose sum the next one waits for if it is reduced alone, the operand whose
-    later readers do: the rule of `products_first`, as far as it holds whatever the shardings."""
+    later readers do: the rule of `products_first`, as far as it holds whatever the shardings.
+
+    `early`: All early products of the graph.
+    """
     found = {}
-    for product in _all_early(graph):
+    for product in early:
         size_bytes = graph.values[product.instruction.results[0]].size_bytes
         if not product.is_convolution and not product.is_term and is_reduced_alone(size_bytes):
             found[product.instruction.operation.index] = product.operand
     return found
 
 
-def awaited_kernels(graph: Graph, gradients: Set[int]) -> dict[int, int]:
+def awaited_kernels(early: Iterable[EarlyProduct], gradients: Set[int]) -> dict[int, int]:
     """For each convolution, by operation, that makes a gradient, the operand whose later readers wait for it: the rule
     of `products_first`. A gradient of which no product reads an operand later is made when XLA sees fit.
 
     Args:
-      graph: The graph. gradients: What only the successors of the state are made of.
+      early: All early products of a graph. gradients: What only the successors of the state are made of.
     """
     return {
         product.instruction.operation.index: product.operand
-        for product in _all_early(graph)
+        for product in early
         if product.is_convolution and product.instruction.results[0] in gradients
     }
-
-
-def _all_early(graph: Graph) -> Iterator[EarlyProduct]:
-    for computation in all_computations(entry_computation(graph)):
-        yield from early_products(computation)
 
 
 def products_first(planned: PlannedGraph, computation: Computation, workspace_bytes: float) -> dict[int, int]:

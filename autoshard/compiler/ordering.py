@@ -43,6 +43,7 @@ def ordered(
     arguments: Sequence[SpecEntries],
     axis_sizes: Mapping[str, int],
     rules: OrderingRules,
+    entry: Computation | None = None,
 ) -> PlannedGraph:
     """The graph with what a plan says of each equation, and what must be ordered or kept.
 
@@ -50,29 +51,32 @@ def ordered(
       graph: The program. equations: The layouts around each equation, by number.
       arguments: The layout of each argument. axis_sizes: Of the mesh, by axis name.
       rules: Those of the compiler.
+      entry: The graph's entry computation, where it is known: it is the same for all plans.
     """
     found = dict(equations)
 
     def say(number: int, **fields: Any) -> None:
         found[number] = dataclasses.replace(found.get(number, EquationPlan()), **fields)
 
-    planned = planned_graph(graph, found, arguments, axis_sizes)
+    planned = planned_graph(graph, found, arguments, axis_sizes, entry)
     computations = list(all_computations(planned.entry))
-    for computation in computations:
-        for number in transposed_at_once(planned, computation, rules.transposes_in_products):
+    all_products = rules.transposes_in_products
+    transposed = [n for computation in computations for n in transposed_at_once(planned, computation, all_products)]
+    if transposed:  # then their results have no layouts of their own
+        for number in transposed:
             say(number, is_transposed_at_once=True)
-    planned = planned_graph(graph, found, arguments, axis_sizes)
+        planned = planned_graph(graph, found, arguments, axis_sizes, planned.entry)
     for computation in computations:
         for number, slots in materialized(planned, computation).items():
             say(number, materialized=slots)
         for number, (results, part) in _waits(planned, computation, rules.product_workspace_bytes).items():
             say(number, waits=results, waits_for_part=part)
     if rules.turns_rows:
-        for number, kept in row_major(planned_graph(graph, found, arguments, axis_sizes)).items():
+        for number, kept in row_major(planned).items():
             say(number, row_major=kept.operands, row_major_copies=kept.copies)
     shared: dict[EquationPlan, EquationPlan] = {}  # equal ones are one object
     found = {number: shared.setdefault(plan, plan) for number, plan in sorted(found.items())}
-    return planned_graph(graph, found, arguments, axis_sizes)
+    return dataclasses.replace(planned, equations=found)
 
 
 def _waits(

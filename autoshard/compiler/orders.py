@@ -50,6 +50,8 @@ def orders(planned: PlannedGraph) -> tuple[Order, ...]:
 
 def _of_instruction(planned: PlannedGraph, instruction: Instruction) -> Iterator[Order]:
     plan = planned.plan_of(instruction)
+    if not plan.has_orders:
+        return
     read_as, made_as = {slot: steps[-1] for slot, steps in plan.operands}, dict(plan.results)
 
     def order(kind: OrderKind, role: str, value: int | None, entries: SpecEntries | None) -> Iterator[Order]:

@@ -47,8 +47,12 @@ def planned_graph(
     equations: Mapping[int, EquationPlan],
     arguments: Sequence[SpecEntries],
     axis_sizes: Mapping[str, int],
+    entry: Computation | None = None,
 ) -> PlannedGraph:
-    """The graph with what a plan says of its equations and of the layouts of its `arguments`."""
+    """The graph with what a plan says of its equations and of the layouts of its `arguments`.
+
+    `entry`: Its entry computation, where it is known: it is the same for all plans.
+    """
     layouts = {a.value: entries for a, entries in zip(graph.arguments, arguments, strict=True)}
     for operation in graph.operations:
         plan = equations.get(operation.equation, _NOTHING)
@@ -60,4 +64,4 @@ def planned_graph(
             case _:
                 known = [(operation.results[0], e) for s, e in plan.results if s == operation.slot]
         layouts.update((value, entries) for value, entries in known if value is not None)
-    return PlannedGraph(graph, entry_computation(graph), equations, layouts, axis_sizes)
+    return PlannedGraph(graph, entry_computation(graph) if entry is None else entry, equations, layouts, axis_sizes)

@@ -105,6 +105,8 @@ def _add_results(graph: Graph, instruction: Instruction, here: _Known, known: _K
 def _gathered_features(planned: PlannedGraph, instruction: Instruction, convolved: Set[int]) -> tuple[int, ...]:
     """The slot of the operand that an equation gathers along an inner dimension, if a convolution made it. Of two, XLA
     would gather the sum."""
+    if convolved.isdisjoint(instruction.operands):
+        return ()
     steps = planned.plan_of(instruction).operands
     gathered = [s for s, way in steps if is_gathered_inside(planned.layout_of(instruction, s), way[-1])]
     return tuple(s for s in gathered if len(gathered) == 1 and instruction.operands[s] in convolved)
@@ -124,6 +126,8 @@ def reduced_or_added(
       planned: The graph and the plan. instruction: An equation that nests nothing.
       state: The values that are an optimizer's state. scattered: Those that a scatter made.
     """
+    if instruction.name != "reduce_sum" and instruction.name not in _ADDING:
+        return ()
     read_as = {slot: steps[-1] for slot, steps in planned.plan_of(instruction).operands}
     layout = lambda slot: read_as.get(slot, planned.layout_of(instruction, slot))
     if instruction.name == "reduce_sum":

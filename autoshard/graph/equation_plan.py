@@ -49,3 +49,9 @@ class EquationPlan:
     def has_layouts(self) -> bool:
         """Whether it says any layout."""
         return bool(self.operands or self.results or self.body or self.scatters)
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether it says that anything is ordered or kept."""
+        slots = self.delayed or self.waits or self.waits_for_part or self.materialized
+        return bool(slots or self.row_major or self.row_major_copies or self.is_transposed_at_once)

@@ -144,7 +144,7 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     arguments = tuple([reader.layout[a.value] for a in graph.arguments])
     entries = [reader.entries(a.value, l) for a, l in zip(graph.arguments, arguments, strict=True)]
     axis_sizes = {axis.name: axis.size for axis in f.mesh.axes}
-    planned = ordered(graph, _shardings(reader), entries, axis_sizes, f.compiler.ordering)
+    planned = ordered(graph, _shardings(reader), entries, axis_sizes, f.compiler.ordering, f.program.analysis.entry)
     return Decoded(
         arguments,
         tuple(outputs),
