@@ -15,6 +15,7 @@ from autoshard.compiler.solved import Move, SolvedProgram
 from autoshard.compiler.tied_copies import tied_copies
 from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard, waypoints
+from autoshard.garbage import collection_paused
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
@@ -126,6 +127,7 @@ class _Reader:
         )
 
 
+@collection_paused()
 def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     """Translates `picks`, one choice per node of `f.problem`."""
     reader = _Reader(f, picks)
