@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import numba
 import numpy as np
 
 from autoshard.solver.bound.dual_ascent import DualAscent
@@ -32,8 +33,7 @@ def share_compilation() -> None:
     """Compiles the larger kernels in two processes, if they are not on disk yet."""
     graph = _warm_up_graph()
     labels = np.zeros(len(graph.label_start) - 1, np.int64)
-    labels_cost(graph, labels)
-    if not labels_cost.stats.cache_misses:
+    if _is_on_disk(graph, labels):
         return
     child = subprocess.Popen(
         [sys.executable, "-c", "from autoshard.solver.warm_up import compile_ascent; compile_ascent()"],
@@ -47,6 +47,25 @@ def share_compilation() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def _is_on_disk(graph: FactorGraph, labels: np.ndarray) -> bool:
+    """Whether `labels_cost`, which it runs, is on disk; if not, empties numba's indices of all other kernels.
+
+    They name classes by module, and where another version of autoshard had those elsewhere, reading them fails.
+    """
+    try:
+        labels_cost(graph, labels)
+        if not labels_cost.stats.cache_misses:
+            return True
+    except (ImportError, AttributeError):  # the module or class is no more
+        pass
+    modules = [module for name, module in sys.modules.items() if name.startswith("autoshard.solver.")]
+    for kernel in (x for module in modules for x in vars(module).values() if numba.extending.is_jitted(x)):
+        if not kernel.signatures:
+            kernel.recompile()  # of nothing, which only writes an empty index
+    labels_cost(graph, labels)
+    return False
 
 
 def compile_ascent() -> None:
