@@ -35,10 +35,10 @@ from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
 from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.compile import compile_step
+from autoshard.verify.compiled_schedule import collective_s
 from autoshard.verify.cycles import estimated_cycles
 from autoshard.verify.devices import devices_for
 from autoshard.verify.hlo import parse
-from autoshard.verify.prices import collectives_s
 from autoshard.verify.tpus import V5E
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -139,7 +139,7 @@ def row_of(model: str, name: str, axes: dict[str, int], step, args, subject) -> 
         predicted_s=plan.estimate.step_s,
         predicted_compute_s=plan.estimate.compute_s,
         cycles=estimated_cycles(module) or 0.0,
-        compiled_comm_s=collectives_s(found, mesh),
+        compiled_comm_s=sum(c.times * collective_s(c, mesh) for c in found),
         predicted_bytes=plan.estimate.comm_bytes,
         compiled_bytes=sum(c.wire_bytes for c in found),
         compile_s=round(time.perf_counter() - started, 1),

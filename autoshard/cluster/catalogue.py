@@ -6,9 +6,10 @@ import pathlib
 
 from autoshard.cluster.device import DeviceType, Link
 from autoshard.cluster.device_schema import DeviceTypeSchema, LinkSchema
-from autoshard.cluster.schema import Number, Schema, Text, Whole, suggestion
+from autoshard.cluster.schema import Number, Schema, Text, Whole
 from autoshard.errors import ClusterError
 from autoshard.files import read_yaml
+from autoshard.suggestions import suggestion
 
 _PATH = pathlib.Path(__file__).with_name("catalogue.yaml")
 

@@ -25,7 +25,6 @@ Keys that the schema does not have are skipped, unless they look like a misspelt
 """
 
 import dataclasses
-import difflib
 import os
 import pathlib
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ from autoshard.cluster.node_group import ClusterDescription
 from autoshard.cluster.schema import Number, Schema, Text, Whole, broken_rule
 from autoshard.errors import FileFormatError
 from autoshard.files import read_json
+from autoshard.suggestions import suggestion
 
 _ACCELERATORS = ("GPU", "XPU", "DCU")
 _DEFAULT_BANDWIDTH_BYTES_PER_S = 24e9
@@ -68,8 +68,8 @@ class _PaddleSchema(Schema):
         fields = cls.model_fields
         for key in data if isinstance(data, dict) else ():
             missing = [name for name in fields if name not in data]
-            if key not in fields and (close := difflib.get_close_matches(key[:80], missing, n=1, cutoff=0.8)):
-                raise broken_rule(f"has the unknown key {key!r:.80}. Did you mean {close[0]!r}?")
+            if key not in fields and (close := suggestion(key, missing, cutoff=0.8)):
+                raise broken_rule(f"has the unknown key {key!r:.80}.{close}")
         return data
 
 

@@ -1,14 +1,13 @@
 """Checking a user's file against a Pydantic schema, with errors that name the rule, the place and the next step."""
 
-import difflib
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
 import pydantic
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from autoshard.errors import FileFormatError
+from autoshard.suggestions import suggestion
 
 _RULES = {
     "string_type": "text",
@@ -71,12 +70,6 @@ class Schema(pydantic.BaseModel):
 def broken_rule(text: str) -> PydanticCustomError:
     """The error of a validator: its text follows the name of the place, as in `{place} must be rising.`"""
     return PydanticCustomError(_RULE, "{text}", {"text": text})
-
-
-def suggestion(name: object, known: Iterable[object]) -> str:
-    """A sentence that names the known name closest to `name`, or nothing if none is close."""
-    close = difflib.get_close_matches(str(name)[:80], [k for k in known if isinstance(k, str)], n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _text(error: ErrorDetails, data: Any, place: str) -> str:

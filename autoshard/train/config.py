@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from autoshard.errors import ConfigError
 from autoshard.files import read_yaml
-from autoshard.train.look_up import suggestion
+from autoshard.train.look_up import valid_names
 
 
 class _Section(BaseModel):
@@ -279,7 +279,7 @@ def _explain(fault: Mapping[str, Any]) -> str:
         rule = fault["msg"].removeprefix("Input ").removeprefix("should ")
         return f"  {key}: must {rule}; received {_shown(fault['input'])}. Correct the value or leave the key out."
     valid = _keys_at(location[:-1])
-    return f"  {key}: no such key; received {_shown(fault['input'])}. {suggestion(str(location[-1]), valid)}"
+    return f"  {key}: no such key; received {_shown(fault['input'])}.{valid_names(str(location[-1]), valid)}"
 
 
 def _keys_at(location: Sequence[Any]) -> list[str]:

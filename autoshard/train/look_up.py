@@ -1,10 +1,10 @@
 """Names in a configuration, looked up in tables; an unknown one is told what is near."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from autoshard.errors import ConfigError
+from autoshard.suggestions import suggestion
 
 Entry = TypeVar("Entry")
 
@@ -16,12 +16,10 @@ def look_up(table: Mapping[str, Entry], key: str, name: str) -> Entry:
         ConfigError: there is none; the message names the configuration `key` and the valid names.
     """
     if name not in table:
-        raise ConfigError(f"{key}: nothing is registered as {name!r}. {suggestion(name, list(table))}")
+        raise ConfigError(f"{key}: nothing is registered as {name!r}.{valid_names(name, list(table))}")
     return table[name]
 
 
-def suggestion(received: str, valid: Sequence[str]) -> str:
+def valid_names(received: str, valid: Sequence[str]) -> str:
     """The next step for a name that is not among `valid`: the nearest valid one if any is near, and all of them."""
-    near = difflib.get_close_matches(received, valid, n=1, cutoff=0.5)
-    guess = f"Did you mean `{near[0]}`? " if near else ""
-    return f"{guess}Valid: {', '.join(valid)}."
+    return f"{suggestion(received, valid, 0.5, '`')} Valid: {', '.join(valid)}."

@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.errors import StageError
 from autoshard.pipeline.search.batch_shares import LinearTime, best_batch_shares
-from autoshard.pipeline.search.whale import cut_by_shares, even_cut, whale_order, whale_shares
+from autoshard.pipeline.search.whale import cut_by_shares, even_cut, whale_shares
 
 
 def time_s(pipelines, shares):
@@ -89,6 +89,5 @@ def test_whale_gives_up_when_nobody_has_room():
 
 def test_splittings_without_search():
     assert even_cut(7, 3) == (0, 3, 5, 7)
-    assert whale_order([16.0, 32.0, 16.0]) == (1, 0, 2)
     assert cut_by_shares([1.0] * 6, [0.5, 1 / 3, 1 / 6]) == (0, 3, 5, 6)
     assert cut_by_shares([100.0, 1.0, 1.0], [0.4, 0.3, 0.3]) == (0, 1, 2, 3)

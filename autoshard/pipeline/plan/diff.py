@@ -9,7 +9,6 @@ from autoshard.pipeline.plan.equal_pipelines import EqualPipelines
 from autoshard.pipeline.plan.explain import program_text
 from autoshard.pipeline.plan.parameter_owners import StageId
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.pipeline.search.arrangement import Pipeline
 from autoshard.plans.diff import diff
 from autoshard.plans.plan_diff import PlanDiff, signed
 from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
@@ -205,10 +204,6 @@ def _changes(a: PipelinePlan, b: PipelinePlan) -> Iterator[tuple[int, int | None
                 words = [of(plan, one) if one in known else ABSENT for plan, known in zip((a, b), ids, strict=True)]
                 if words[0] != words[1]:
                     yield p, one.stage, what, words[0], words[1]
-
-
-def _micro_batches(pipeline: Pipeline) -> str:
-    return f"{pipeline.num_micro_batches} x {pipeline.micro_batch_size}"
 
 
 def _layers(plan: PipelinePlan, one: StageId) -> str:

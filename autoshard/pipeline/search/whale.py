@@ -45,11 +45,6 @@ def whale_shares(
     return tuple(shares)
 
 
-def whale_order(memory_bytes: Sequence[float]) -> tuple[int, ...]:
-    """The order of devices in a pipeline: more memory first, since earlier stages hold more micro-batches."""
-    return tuple(sorted(range(len(memory_bytes)), key=lambda i: -memory_bytes[i]))
-
-
 def even_cut(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Equally many layers in each stage, the first ones having one more: where each begins, and the end."""
     return tuple(num_layers // num_stages * s + min(s, num_layers % num_stages) for s in range(num_stages + 1))
