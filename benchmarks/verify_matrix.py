@@ -35,10 +35,10 @@ from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
 from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.compile import compile_step
+from autoshard.verify.compiled_schedule import collective_s
 from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 from autoshard.verify.hlo import parse
-from autoshard.verify.prices import collectives_s
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -191,7 +191,7 @@ def measured(key, step, args, subject, keep) -> Cell:
     for c in collectives:
         found[c.kind, tuple(sorted(c.axes))] += c.wire_bytes
     flows = tuple(Flow(*k, predicted[k], found[k]) for k in sorted({*predicted, *found}))
-    memory = compiled.memory
+    memory, laid = compiled.memory, homogeneous_slice(subject.cluster).logical_mesh(axes)
     return Cell(
         *key,
         flows=flows,
@@ -201,7 +201,7 @@ def measured(key, step, args, subject, keep) -> Cell:
         compiled_total_bytes=memory.total_bytes,
         compute_s=plan.estimate.compute_s,
         predicted_comm_s=plan.estimate.comm_s,
-        compiled_comm_s=collectives_s(collectives, homogeneous_slice(subject.cluster).logical_mesh(axes)),
+        compiled_comm_s=sum(c.times * collective_s(c, laid) for c in collectives),
         gap=plan.certificate.gap,
         seconds=round(time.perf_counter() - started, 1),
     )

@@ -5,6 +5,7 @@ operands; from these follow the axes that split each factor, and from them what 
 convolution has fewer groups there. Partial sums are added at the end.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def run_by_shards(
         not be summed yet, and how they are spread over the mesh.
     """
     axes_of = _axes_of(rule, wanted, mesh)
-    ways = {factor: _size(axes, mesh) for factor, axes in axes_of.items()}
+    ways = {factor: math.prod(mesh.shape[a] for a in axes) for factor, axes in axes_of.items()}
     summed = tuple(
         axis for factor, axes in axes_of.items() if rule.factors[factor].reduction is not None for axis in axes
     )
@@ -114,13 +115,6 @@ def _factors_of_tensor(rule: FactorRule, dims: Dims, entries: SpecEntries, mesh:
                 ways *= mesh.shape[axis]
                 found[factor] = (*found.get(factor, ()), axis)
     return found
-
-
-def _size(axes: Sequence[str], mesh: Mesh) -> int:
-    size = 1
-    for axis in axes:
-        size *= mesh.shape[axis]
-    return size
 
 
 def _spec(dims: Dims, axes_of: _AxesOf, scatters: Sequence[tuple[str, int]] = ()) -> PartitionSpec:

@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,9 +98,7 @@ def _check(
                 "other order."
             )
     for d, entry in enumerate(fixed):
-        parts = 1
-        for a in entry or ():
-            parts *= axes[a]
+        parts = math.prod(axes[a] for a in entry or ())
         if shape[d] % parts:
             raise PinError(
                 f"The pin `{pattern}` = {spec} splits dimension {d} of `{name}` with shape {tuple(shape)} into "

@@ -1,6 +1,7 @@
 """Devices that are not there, for ahead-of-time compilation."""
 
 import importlib.util
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +34,7 @@ def devices_for(target: Target, axes: Sequence[tuple[str, int]], devices_per_nod
       MissingExtraError: The compiler of this kind is not installed.
       VerificationError: The compiler does not know such a slice, or this process has too few CPU devices.
     """
-    num_devices = 1
-    for _, size in axes:
-        num_devices *= size
+    num_devices = math.prod(size for _, size in axes)
     match target:
         case GpuTarget():
             return gpu_devices(target, num_devices, min(devices_per_node or _NODE, num_devices))

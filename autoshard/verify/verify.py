@@ -1,13 +1,13 @@
 """Compiles a planned step ahead of time and sets what was predicted beside what the compiler made of it."""
 
 import collections
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from autoshard.graph.layout import spec_shard_bytes
 from autoshard.plans.apply import argument_shapes, check
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.trace.trace import Trace
@@ -102,8 +102,7 @@ def predicted_memory(plan: ProgramPlan, traced: Trace) -> MemoryFigures:
     values = traced.graph.values
 
     def on_device(tensor: PlannedTensor, value: int | None) -> float:
-        parts = math.prod(sizes[a] for e in tensor.entries for a in e)
-        return 0.0 if value is None else values[value].size_bytes / parts
+        return 0.0 if value is None else spec_shard_bytes(values[value].size_bytes, tensor.entries, sizes)
 
     arguments = [on_device(t, a.value) for t, a in zip(plan.arguments, traced.graph.arguments, strict=True)]
     outputs = [on_device(t, o.value) for t, o in zip(plan.outputs, traced.graph.outputs, strict=True)]

@@ -3,7 +3,6 @@
 import bisect
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 from autoshard.cluster.mesh import LogicalMesh
-from autoshard.graph.layout import WHOLE, Layout, SpecEntries, all_layouts
+from autoshard.graph.layout import Layout, all_layouts, shard_bytes, spec_shard_bytes
 from autoshard.pipeline.split.forward import Forward
 from autoshard.pipeline.split.joint_function import JointFunction, joint_arguments, joint_function
 from autoshard.pipeline.split.layer_boundaries import size_bytes
@@ -162,14 +161,14 @@ def _weights_split(stage: TracedStage) -> Restrict:
     params, arguments, values = set(stage.slots.params), stage.trace.graph.arguments, stage.trace.graph.values
 
     def restrict(program: Program, mesh: LogicalMesh) -> Restrictions:
-        ways = lambda layout: math.prod(n for n, dim in zip(mesh.shape, layout, strict=True) if dim != WHOLE)
+        share = lambda layout: shard_bytes(1.0, layout, mesh.shape)
 
         @functools.cache
-        def most(shape: tuple[int, ...]) -> int:
-            return max(map(ways, all_layouts(shape, mesh.shape)))
+        def least(shape: tuple[int, ...]) -> float:
+            return min(map(share, all_layouts(shape, mesh.shape)))
 
         def is_allowed(i: int, layout: Layout) -> bool:
-            return i not in params or ways(layout) == most(values[arguments[i].value].shape)
+            return i not in params or share(layout) == least(values[arguments[i].value].shape)
 
         return Restrictions(argument=is_allowed)
 
@@ -181,7 +180,7 @@ def stage_cost(stage: TracedStage, plan: ProgramPlan) -> StageCost:
     jaxpr, slots, parts = stage.trace.jaxpr.jaxpr, stage.slots, stage.split_backward
     forward_s, backward_s, weight_s = _phase_times(jaxpr, parts, plan.estimate)
     sizes = dict(plan.axes)
-    local = lambda n: _local(plan.arguments[n].shape, plan.arguments[n].entries, sizes) * _itemsize(jaxpr.invars[n])
+    local = lambda n: spec_shard_bytes(size_bytes(jaxpr.invars[n]), plan.arguments[n].entries, sizes)
     total = lambda positions: float(sum(map(local, positions)))
     later = {*stage.fused_backward.backward.given}
     held_inputs = total([n for n in slots.inputs if n in later])
@@ -208,19 +207,10 @@ def _residual_bytes(jaxpr: Any, plan: ProgramPlan, held: Sequence[Any]) -> float
     layouts, sizes = residual_layouts(jaxpr, plan.interface, held), dict(plan.axes)
     return float(
         sum(
-            size_bytes(v) if e is None else _local(v.aval.shape, e, sizes) * _itemsize(v)
+            size_bytes(v) if e is None else spec_shard_bytes(size_bytes(v), e, sizes)
             for v, e in zip(held, layouts, strict=True)
         )
     )
-
-
-def _itemsize(v: Any) -> int:
-    return getattr(v.aval.dtype, "itemsize", 4)
-
-
-def _local(shape: Sequence[int], entries: SpecEntries, sizes: dict[str, int]) -> int:
-    """Elements on one device."""
-    return math.prod(n // math.prod(sizes[a] for a in axes) for n, axes in zip(shape, entries, strict=True))
 
 
 def _phase_times(jaxpr: Any, parts: PhasePartition, estimate: Estimate) -> tuple[float, float, float]:

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from autoshard.pipeline.cost.layers import Layers
@@ -39,10 +40,7 @@ class PlacedMesh:
     @property
     def num_devices(self) -> int:
         """Number of devices."""
-        count = 1
-        for _, size in self.axes:
-            count *= size
-        return count
+        return math.prod(size for _, size in self.axes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
