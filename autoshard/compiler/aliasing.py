@@ -58,9 +58,9 @@ def sums_in_place(chains: DefUse, free: Set[int]) -> dict[int, int]:
             continue
         result = operation.results[0]
         for o in reversed(operation.operands):
-            producer = chains.producer[o] if o is not None else None
             if (
-                producer is not None
+                o is not None
+                and (producer := chains.producer[o]) is not None
                 and producer.name in PRODUCTS
                 and len(chains.consumers[o]) == 1
                 and o not in chains.outputs

@@ -39,7 +39,8 @@ class LiveBuffers:
 def live_buffers(uses: Sequence[BufferUse], spans: np.ndarray, sizes_bytes: np.ndarray) -> LiveBuffers:
     """The buffers `uses`, [n], which are there during `spans`, int64 [n, 2], and take `sizes_bytes`, [n]."""
     instants = instants_that_matter(*spans.T)
-    return LiveBuffers(uses, *np.searchsorted(instants, spans).T, sizes_bytes, instants)
+    starts, stops = np.searchsorted(instants, spans).T
+    return LiveBuffers(uses, starts, stops, sizes_bytes, instants)
 
 
 def reserved_bytes(solved: SolvedProgram, held: LiveBuffers) -> float:

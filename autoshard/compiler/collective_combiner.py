@@ -97,7 +97,7 @@ def _joined_scalars(graph: Graph, sums: Sequence[Group]) -> list[list[int]]:
     """
     number = {o: n for n, group in enumerate(sums) for o in group.operations}
     made_of = [0] * len(sums)  # of each sum, the others that it depends on, as bits
-    reached: dict[int, int] = {}
+    reached: dict[int | None, int] = {}
     for operation in graph.operations:
         bits = 0
         for o in operation.operands:

@@ -57,7 +57,7 @@ def constant_fills(
                 if len(chains.loop_nest[o.index]) == 1:
                     found[value] = chains.defined_at(value)
             elif o.name == "select_and_scatter_add":
-                found[value] = chains.defined_at(o.operands[1])
+                found[value] = chains.defined_at(o.operand(1))
             elif o.name.startswith("scatter") and o.operands[0] in free and not chains.loop_nest[o.index]:
                 found[value] = min(o.index, first) if value in gradients else o.index
     together: dict[tuple[tuple[int, ...], str], int] = {}
@@ -80,4 +80,4 @@ def early_fills(chains: DefUse, made: Mapping[int, int], gradients: Set[int]) ->
 def _is_term(chains: DefUse, value: int) -> bool:
     """Whether a value, or the same in another type, is added to another one."""
     readers = [c for c, _ in chains.consumers[value]]
-    return any(c.name in SUMS or (c.name == "convert_element_type" and _is_term(chains, c.results[0])) for c in readers)
+    return any(c.name in SUMS or (c.name == "convert_element_type" and _is_term(chains, c.result())) for c in readers)

@@ -23,7 +23,7 @@ def kernel_copies(chains: DefUse) -> list[LiveRange]:
 def is_reversed_kernel(chains: DefUse, value: int) -> bool:
     """Whether a value is a reversed kernel, which a convolution for gradients reads as it is."""
     consumers = chains.consumers[value]
-    return chains.producer[value].name == "rev" and all(c.name == "conv_general_dilated" for c, _ in consumers)
+    return chains.made_by(value).name == "rev" and all(c.name == "conv_general_dilated" for c, _ in consumers)
 
 
 def _readers(chains: DefUse, value: int) -> list[tuple[Operation, int]]:
@@ -31,7 +31,7 @@ def _readers(chains: DefUse, value: int) -> list[tuple[Operation, int]]:
     found = []
     for operation, slot in chains.consumers[value]:
         if operation.name == "rev":
-            found += _readers(chains, operation.results[0])
+            found += _readers(chains, operation.result())
         else:
             found.append((operation, slot))
     return found

@@ -25,6 +25,12 @@ class DefUse:
     loop_nest: list[tuple[int, ...]]
     outputs: frozenset[int]
 
+    def made_by(self, value: int) -> Operation:
+        """The operation that makes a value. Raises ValueError if it is an argument or a constant."""
+        if (operation := self.producer[value]) is None:
+            raise ValueError(f"No operation makes `{self.graph.values[value].name}`: it is an argument or a constant.")
+        return operation
+
     def defined_at(self, value: int) -> int:
         """The first operation at which the value is there."""
         operation = self.producer[value]

@@ -36,9 +36,7 @@ class EarlyProduct:
     @property
     def operand(self) -> int:
         """The value that a product reads next."""
-        value = self.instruction.operands[self.slot]
-        assert value is not None
-        return value
+        return self.instruction.operand(self.slot)
 
     @property
     def is_convolution(self) -> bool:
@@ -49,25 +47,24 @@ class EarlyProduct:
 def early_products(computation: Computation) -> Iterator[EarlyProduct]:
     """The products of a computation that could be made before the next product that reads one of their operands, last
     first."""
-    readers: dict[int, list[str]] = {}  # of each value, who reads it after the current equation
+    readers: dict[int | None, list[str]] = {}  # of each value, who reads it after the current equation
     next_product: dict[int, int] = {}  # of each value, the first position after the current one
     last_product: dict[int, int] = {}  # of each value, the last position
     awaited: set[int] = set()  # what products after the current one are made of
     for at in range(len(computation) - 1, -1, -1):
         instruction = computation[at]
-        slots = [slot for slot, o in enumerate(instruction.operands) if o is not None]
-        operands = [instruction.operands[slot] for slot in slots]
+        operands = {slot: o for slot, o in enumerate(instruction.operands) if o is not None}
         is_product, is_awaited = _has_product(instruction), not awaited.isdisjoint(instruction.results)
-        later = [slot for slot in slots if instruction.operands[slot] in next_product]
+        later = [slot for slot, o in operands.items() if o in next_product]
         if instruction.name in PRODUCTS and later and not is_awaited:
-            first = min(later, key=lambda slot: next_product[instruction.operands[slot]])
-            until = next_product[instruction.operands[first]]
-            ending = [slot for slot in slots if last_product.get(instruction.operands[slot], at) <= until]
+            first = min(later, key=lambda slot: next_product[operands[slot]])
+            until = next_product[operands[first]]
+            ending = [slot for slot, o in operands.items() if last_product.get(o, at) <= until]
             after = readers.get(instruction.results[0], [])
             yield EarlyProduct(instruction, first, tuple(ending), len(after) == 1 and after[0] in SUMS)
         if is_product or is_awaited:
-            awaited.update(operands)
-        for o in operands:
+            awaited.update(operands.values())
+        for o in operands.values():
             readers.setdefault(o, []).append(instruction.name)
             if is_product:
                 next_product[o] = at
@@ -87,9 +84,9 @@ def awaited_sums(graph: Graph, early: Iterable[EarlyProduct]) -> dict[int, int]:
     """
     found = {}
     for product in early:
-        size_bytes = graph.values[product.instruction.results[0]].size_bytes
+        size_bytes = graph.values[product.instruction.result()].size_bytes
         if not product.is_convolution and not product.is_term and is_reduced_alone(size_bytes):
-            found[product.instruction.operation.index] = product.operand
+            found[product.instruction.leaf.index] = product.operand
     return found
 
 
@@ -101,7 +98,7 @@ def awaited_kernels(early: Iterable[EarlyProduct], gradients: Set[int]) -> dict[
       early: All early products of a graph. gradients: What only the successors of the state are made of.
     """
     return {
-        product.instruction.operation.index: product.operand
+        product.instruction.leaf.index: product.operand
         for product in early
         if product.is_convolution and product.instruction.results[0] in gradients
     }
@@ -138,7 +135,7 @@ def _is_made_first(planned: PlannedGraph, product: EarlyProduct, workspace_bytes
         return True
     read_as = {slot: steps[-1] for slot, steps in planned.plan_of(instruction).operands}
     ending_bytes = sum(
-        planned.shard_bytes(instruction.operands[slot], read_as[slot]) for slot in product.ending if slot in read_as
+        planned.shard_bytes(instruction.operand(slot), read_as[slot]) for slot in product.ending if slot in read_as
     )
     return ending_bytes > _partial_bytes(planned, instruction) + workspace_bytes
 
@@ -148,7 +145,7 @@ def is_partial(planned: PlannedGraph, product: Instruction) -> bool:
 
     Operands that are not named are those that the program makes from nothing; the others tell how they are split.
     """
-    rule = product.operation.rule
+    rule = product.leaf.rule
     return any(
         entries and any(rule.factors[f].reduction for f in dim)
         for slot, steps in planned.plan_of(product).operands
@@ -158,7 +155,7 @@ def is_partial(planned: PlannedGraph, product: Instruction) -> bool:
 
 def is_summed_alone(planned: PlannedGraph, product: Instruction) -> bool:
     """Whether a product's partial sum is scattered by a collective of its own."""
-    return bool(planned.plan_of(product).scatters) and is_reduced_alone(_partial_bytes(planned, product))
+    return bool(planned.plan_of(product).scatters and is_reduced_alone(_partial_bytes(planned, product)))
 
 
 def _partial_bytes(planned: PlannedGraph, product: Instruction) -> float:
@@ -166,4 +163,4 @@ def _partial_bytes(planned: PlannedGraph, product: Instruction) -> float:
     plan = planned.plan_of(product)
     scattered = {axis for axis, _ in plan.scatters}
     whole = tuple(tuple(a for a in axes if a not in scattered) for axes in dict(plan.results).get(0, ()))
-    return planned.shard_bytes(product.results[0], whole)
+    return planned.shard_bytes(product.result(), whole)

@@ -93,29 +93,29 @@ def _gathered_last(c: SolvedProgram, uses: Mapping[int | None, int]) -> _Merged:
     """
     graph = c.analysis.graph
     copies = collections.Counter((move.value, move.target) for move in c.moves)
-    gathered: dict[tuple[int, int], tuple[int, tuple]] = {}  # (operation, value) -> move, and how it is gathered
+    gathered: dict[tuple[int, int | None], tuple[int, tuple]] = {}  # (operation, value) -> move, and how it is gathered
     for n, move in enumerate(c.moves):
         steps, value = move.collectives, graph.values[move.value]
-        if move.group is None or not steps or steps[-1].kind is not CollectiveKind.ALL_GATHER:
+        if not steps or steps[-1].kind is not CollectiveKind.ALL_GATHER:
             continue
-        readers = c.analysis.groups[move.group].reads[move.read].operations
+        readers = c.readers(move)
         if len(readers) == 1 and copies[move.value, move.target] == 1 and move.itemsize_bytes == value.itemsize_bytes:
             how = value.shape, value.dtype, c.layouts[move.value], move.target, move.trips
             gathered[readers[0], move.value] = n, how
     spared: set[int] = set()
     merged: set[int] = set()
-    behind: dict[int, tuple[int, tuple]] = {}  # results that are gathered by themselves
+    behind: dict[int | None, tuple[int, tuple]] = {}  # results that are gathered by themselves
     for operation in graph.operations:
         if operation.name not in _COMMUTATIVE or len(set(operation.operands)) != 2:
             continue
         own = (gathered.get((operation.index, o)) for o in operation.operands)
         late = (behind.get(o) if uses[o] == 1 else None for o in operation.operands)
-        found = [copy or other for copy, other in zip(own, late, strict=True)]
-        if None in found or found[0][1] != found[1][1]:
+        first, second = (copy or other for copy, other in zip(own, late, strict=True))
+        if first is None or second is None or first[1] != second[1]:
             continue
-        spared.add(found[1][0])
+        spared.add(second[0])
         merged.add(operation.index)
-        behind[operation.results[0]] = found[0]
+        behind[operation.results[0]] = first
     return _Merged(spared, merged)
 
 
@@ -124,8 +124,8 @@ def _reading_slices(c: SolvedProgram) -> set[int]:
     slices: dict[int, dict[int, tuple[Layout, Layout]]] = collections.defaultdict(dict)
     for move in c.moves:
         held = c.layouts[move.value]
-        if move.group is not None and held != move.target and not move.collectives:
-            for index in c.analysis.groups[move.group].reads[move.read].operations:
+        if held != move.target and not move.collectives:
+            for index in c.readers(move):
                 slices[index][move.value] = held, move.target
     operations = c.analysis.graph.operations
     return {
@@ -157,17 +157,18 @@ def _added_first(
         is_addition = operation.name in SUMS
         if not is_addition and operation.name not in ("reshape", "squeeze", "reduce_sum"):
             continue
-        if any(o not in reduced for o in operation.operands):
+        operands = [o for o in operation.operands if o in reduced]
+        if len(operands) < len(operation.operands):
             continue
         (result,) = operation.results
         if result is None or result not in c.layouts:
             continue
-        (last, value, how), *others = (reduced[o] for o in operation.operands)
+        (last, value, how), *others = (reduced[o] for o in operands)
         if not others:
-            is_same = math.prod(graph.values[operation.operands[0]].shape) == math.prod(graph.values[result].shape)
+            is_same = math.prod(graph.values[operands[0]].shape) == math.prod(graph.values[result].shape)
         else:
             is_late = operation.index in moved_alike
-            layouts = {c.layouts[o] for o in (*operation.operands, *(() if is_late else (result,)))}
+            layouts = {c.layouts[o] for o in (*operands, *(() if is_late else (result,)))}
             is_same = len(layouts) == 1 and all(other == how and group != last for group, _, other in others)
             if is_same:
                 served.update(group for group, _, _ in others)
@@ -181,8 +182,8 @@ def _added_first(
 
 def _last_of(c: SolvedProgram, value: int, reshaped: Mapping[int | None, int | None]) -> int:
     """What `value` becomes by mere changes of shape; `reshaped` tells the results of those that alone read a value."""
-    while reshaped.get(value) in c.layouts:
-        value = reshaped[value]
+    while (reshape := reshaped.get(value)) is not None and reshape in c.layouts:
+        value = reshape
     return value
 
 
@@ -224,7 +225,7 @@ class _Loops:
     def __init__(self, c: SolvedProgram, uses: Mapping[int | None, int], resharded: Set[int]):
         self.uses, self.resharded, self.graph = uses, resharded, c.analysis.graph
         self.reader: dict[int, Operation] = {}
-        self.carry: dict[int, Operation] = {}  # by what the body hands on
+        self.carry: dict[int | None, Operation] = {}  # by what the body hands on
         for operation in self.graph.operations:
             if operation.kind is OperationKind.LOOP_CARRY:
                 self.carry[operation.operands[1]] = operation
@@ -257,7 +258,7 @@ class _Loops:
                     and self.uses[carry.results[0]] == 1
                     and carry.results[0] not in self.resharded
                 )
-            if operation.name not in _SAME_ELEMENTS:
+            if operation.name not in _SAME_ELEMENTS or result is None:
                 return False
             value = result
         return False

@@ -52,7 +52,7 @@ def freeing_first(
         return {b for b in buffers_of(operation) if chains.producer[b] is not None and stops.get(b) == ends}
 
     def freed_bytes(operation: Operation, buffers: Set[int]) -> int:
-        return sum(values[b].size_bytes for b in buffers) - values[operation.results[0]].size_bytes
+        return sum(values[b].size_bytes for b in buffers) - values[operation.result()].size_bytes
 
     made: dict[int, int] = {}
     sooner: dict[int, int] = {}
@@ -66,6 +66,6 @@ def freeing_first(
             continue
         gained = ending(second) - buffers_of(first)
         if gained and freed_bytes(second, gained) > freed_bytes(first, ending(first)):
-            made[second.results[0]] = first.index - 1
+            made[second.result()] = first.index - 1
             sooner.update((b, first.index) for b in gained)
     return FreeingFirst(made, sooner)

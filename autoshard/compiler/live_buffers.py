@@ -103,7 +103,7 @@ class _Shortening:
 
     def _is_costly(self, value: int) -> bool:
         """Whether the kernel that makes a value computes a costly function."""
-        made = self.chains.producer[value]
+        made = self.chains.made_by(value)
         inside = [o for o in made.operands if o is not None and self.chains.producer[o] is not None]
         stored = self.analysis.live.stored
         return made.name in COSTLY or any([self._is_costly(o) for o in inside if o not in stored])
@@ -111,7 +111,7 @@ class _Shortening:
     def _is_apart(self, operation: int) -> bool:
         """Whether a reduction sums too many elements on a device to be part of the kernel that adds two of them."""
         reduction = self.chains.graph.operations[operation]
-        value, rule = reduction.operands[0], reduction.rule
+        value, rule = reduction.operand(0), reduction.rule
         summed = [d for d, dim in enumerate(rule.operands[0]) if any(rule.factors[k].reduction for k in dim)]
         whole = math.prod(self.chains.graph.values[value].shape[d] for d in summed)
         ways = math.prod(n for d, n in zip(self.layouts[value], self.mesh_shape, strict=True) if d in summed)
@@ -119,10 +119,10 @@ class _Shortening:
 
     def _moved(self) -> dict[int, dict[int, list[int]]]:
         """For each value, the operations that read it in another layout than it has, each with the moves."""
-        found = collections.defaultdict(lambda: collections.defaultdict(list))
+        found: dict[int, dict[int, list[int]]] = collections.defaultdict(lambda: collections.defaultdict(list))
         for n, move in enumerate(self.solved.moves):
-            if move.group is not None and self.layouts[move.value] != move.target:
-                for o in self.analysis.groups[move.group].reads[move.read].operations:
+            if self.layouts[move.value] != move.target:
+                for o in self.solved.readers(move):
                     found[move.value][o].append(n)
         return found
 
@@ -134,7 +134,7 @@ class _Shortening:
         """Ends the buffer of a value when nothing needs the whole one, and begins its slices then."""
         chains = self.chains
         slices: dict[Layout, list[tuple[int, int]]] = collections.defaultdict(list)  # -> (operation, move)
-        whole_until, made = 0, chains.producer[value].index
+        whole_until, made = 0, chains.made_by(value).index
         for o, num in collections.Counter(o.index for o, _ in chains.consumers[value]).items():
             if chains.loop_nest[o] != chains.scope(value):
                 return
@@ -173,7 +173,7 @@ class _Shortening:
 
     def _is_stored_whole(self, value: int) -> bool:
         """Whether execution has a value stored (`materialized.py`): a product reads it, and it is made of a copy."""
-        made = self.chains.producer[value]
+        made = self.chains.made_by(value)
         moves = [n for o in made.operands if o is not None for n in self.moved.get(o, {}).get(made.index, ())]
         return any(map(self._is_sent, moves)) and any(c.name == "dot_general" for c, _ in self.chains.consumers[value])
 
@@ -190,6 +190,6 @@ class _Shortening:
             until = max(until, *known)
             if value in self.named_until:
                 until = max(until, len(self.chains.graph.operations) * (value in self.chains.outputs))
-                names = (r for c, _ in self.chains.consumers[value] for r in c.results)
+                names = (r for c, _ in self.chains.consumers[value] for r in c.results if r is not None)
                 ahead += [r for r in names if r in self.named_until]
         return until

@@ -18,7 +18,7 @@ def made_together(
     made together, as soon as what they are made of is there. What only weight gradients read is not waited for: the
     activation of a layer that is computed again in the backward pass is made together with its gradient.
     """
-    values, producer, region = chains.graph.values, chains.producer, chains.region
+    values, region = chains.graph.values, chains.region
     stored = [v for v in sources if not fused[v] and values[v].shape]
     alike = lambda value: [s for s in sources[value] if values[s].shape == values[value].shape]
     moved: dict[int, int] = {}
@@ -28,7 +28,7 @@ def made_together(
         or not all([r is None or r in gradients for c, _ in chains.consumers[value] for r in c.results])
     )
     for value in stored:
-        own = producer[value].index
+        own = chains.made_by(value).index
         if not waited(value) or value in gradients:
             continue
         there = max(map(chains.defined_at, sources[value]), default=own)
@@ -39,7 +39,7 @@ def made_together(
         for s in alike(value):
             first[s] = moved.get(value, own)
     for value in stored:
-        own = producer[value].index
+        own = chains.made_by(value).index
         if waited(value) or not chains.consumers[value]:
             continue
         at = max((first.get(s, 0) for s in alike(value)), default=0)

@@ -1,6 +1,6 @@
 """Resharded copies of operands: how long each is there."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class _Weights:
         return start, max(sums) + 1 if sums else None
 
 
-def _by_value(values: Mapping[int, int]) -> dict[int, Sequence[int]]:
+def _by_value(values: Mapping[int, int]) -> dict[int, list[int]]:
     """The keys of each value of a mapping."""
     found: dict[int, list[int]] = {}
     for key, value in values.items():

@@ -51,7 +51,7 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
     order, num_devices = analysis.reduce_scatter_order, math.prod(choices.mesh_shape)
     combined = combined_until(graph, groups, order, num_devices)
     combined_but_alone = combined_until(graph, groups, order, num_devices, analysis.awaited_sums)
-    starts = {life.value: life.start for life in live.ranges if life.value in live.early_fills}
+    starts: dict[int | None, int] = {l.value: l.start for l in live.ranges if l.value in live.early_fills}
     stops = {life.value: life.stop for life in live.ranges}
     ends = {(life.value, life.stop) for life in live.ranges}
     reading_weights = [
@@ -71,8 +71,10 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
         until = (combined if is_alone else combined_but_alone).get(group.index, 0)
         key = id(own), freed, freed_at_once, is_alone
         if key not in cache:
-            read_bytes = [_read_bytes(analysis, choices, group, which) for which in (freed, freed_at_once)]
-            cache[key] = _amounts(own.partial_bytes, *read_bytes, workspace_bytes, is_alone)
+            freed_bytes, at_once_bytes = (
+                _read_bytes(analysis, choices, group, which) for which in (freed, freed_at_once)
+            )
+            cache[key] = _amounts(own.partial_bytes, freed_bytes, at_once_bytes, workspace_bytes, is_alone)
         amounts = cache[key]
         use = functools.partial(BufferUse, BufferKind.PARTIAL_SUM, group.index)
         operation = graph.operations[at]
@@ -125,7 +127,7 @@ def _amounts(
     return _Amounts(partial_bytes, np.where(is_late, 0.0, partial_bytes), waiting_bytes)
 
 
-def _waiting(operations: Sequence[Operation], starts: Mapping[int, int], group: Group, until: int):
+def _waiting(operations: Sequence[Operation], starts: Mapping[int | None, int], group: Group, until: int):
     """(start, stop) of each partial result of a group that is reduced at `until` or when the last one is there.
 
     The terms of a sum wait for each other and are reduced as one.

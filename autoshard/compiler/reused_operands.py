@@ -21,7 +21,9 @@ def used_up_first(planned: PlannedGraph, computation: Computation) -> dict[int, 
     """For equations, the operand slots that the equation must have read before the next one reads the same: whose copy
     is then made again, or with which the next one multiplies the gradient of what it was multiplied with.
     """
-    latest: dict[tuple[int, SpecEntries], tuple[int, int]] = {}  # a value and its layout -> who read it, in which slot
+    latest: dict[
+        tuple[int | None, SpecEntries], tuple[int, int]
+    ] = {}  # a value and its layout -> who read it, in which slot
     found: dict[int, list[int]] = collections.defaultdict(list)
     for at, instruction in enumerate(computation):
         plan = planned.plan_of(instruction)

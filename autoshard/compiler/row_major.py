@@ -94,12 +94,13 @@ def _of_computation(planned: PlannedGraph, computation: Computation, known: _Kno
 
 
 def _add_results(graph: Graph, instruction: Instruction, here: _Known, known: _Known) -> None:
+    made = [r for r in instruction.results if r is not None]
     if is_of_state(graph, instruction, here.state):
-        known.state.update(instruction.results)
+        known.state.update(made)
     if instruction.name.startswith("scatter"):
-        known.scattered.update(instruction.results)
+        known.scattered.update(made)
     if instruction.name == "conv_general_dilated":
-        known.convolved.update(instruction.results)
+        known.convolved.update(made)
 
 
 def _gathered_features(planned: PlannedGraph, instruction: Instruction, convolved: Set[int]) -> tuple[int, ...]:
@@ -146,8 +147,8 @@ def may_be_turned(planned: PlannedGraph, reduction: Instruction, entries: SpecEn
     Args:
       planned: The graph and the plan. reduction: The sum. entries: The layout in which it reads its operand.
     """
-    graph, rule = planned.graph, reduction.operation.rule
-    shape = graph.values[reduction.operands[0]].shape
+    graph, rule = planned.graph, reduction.leaf.rule
+    shape = graph.values[reduction.operand(0)].shape
     summed = [d for d, dim in enumerate(rule.operands[0]) if any(rule.factors[f].reduction for f in dim)]
     if not summed or reduction.results[0] is None:
         return False
@@ -180,6 +181,6 @@ def added_to_state(graph: Graph, instruction: Instruction, state: Set[int], scat
     operands = instruction.operands
     if instruction.name not in _ADDING or None in operands or not scattered.isdisjoint(operands):
         return ()
-    shapes = {graph.values[o].shape for o in operands}
+    shapes = {graph.values[o].shape for o in operands if o is not None}
     others = [slot for slot, o in enumerate(operands) if o not in state]
     return tuple(others) if len(shapes) == 1 and len(*shapes) > 1 and len(others) == 1 else ()

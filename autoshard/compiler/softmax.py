@@ -41,8 +41,11 @@ def stored_exponentials(analysis: ProgramAnalysis, choices: Choices) -> Iterator
     stops = {life.value: life.stop for life in live.ranges}
     for operation in graph.operations:
         value = operation.results[0] if operation.name == "exp" else None
-        stop = live.fused_stop.get(value, 0)
-        if not stop or live.region[stop - 1] == live.region[operation.index]:
+        if (
+            value is None
+            or not (stop := live.fused_stop.get(value))
+            or live.region[stop - 1] == live.region[operation.index]
+        ):
             continue  # no kernel behind a product needs them
         source, column = _scores(graph, producer, operation, stops), choices.layouts_of(value)
         if source is None or column is None or stops[source] > stop:
@@ -83,7 +86,7 @@ def _scores(
             return None
         scores = alike[0]
     source = graph.values[scores]
-    is_alike = source.shape == graph.values[operation.operands[0]].shape
+    is_alike = source.shape == graph.values[operation.operand(0)].shape
     return scores if is_alike and source.itemsize_bytes == 2 else None
 
 

@@ -46,6 +46,12 @@ class SolvedProgram:
     sums: tuple[Sequence[Collective], ...]
     moves: tuple[Move, ...]
 
+    def readers(self, move: Move) -> tuple[int, ...]:
+        """The operations that read what `move` brings; none where it becomes an argument of the next call."""
+        if move.group is None or move.read is None:
+            return ()
+        return self.analysis.groups[move.group].reads[move.read].operations
+
     def resharded(self) -> Set[int]:
         """The values that something reads in another layout than they have."""
         return {move.value for move in self.moves if self.layouts[move.value] != move.target}

@@ -31,12 +31,12 @@ def tied_copies(
     made: dict[tuple[int, Layout], int] = {}  # copy -> region of its latest making
     tied = []
     for index, slot, layout in sorted(gathers):
-        operands, region = graph.operations[index].operands, regions[index]
-        value = operands[slot]
+        operation, region = graph.operations[index], regions[index]
+        value = operation.operand(slot)
         before = made.get((value, layout))
         is_early = before is None and value in analysis.weights and uses[value, region] == 1
         if is_early or before not in (None, region):
-            others = [v for k, v in enumerate(operands) if k != slot and v in unstored and v in layouts]
+            others = [v for k, v in enumerate(operation.operands) if k != slot and v in unstored and v in layouts]
             if sum([bytes_in(v, layouts[v]) for v in others]) <= bytes_in(value, layout):
                 tied.append((index, slot))
         made[value, layout] = region

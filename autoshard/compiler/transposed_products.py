@@ -22,7 +22,7 @@ def transposed_at_once(planned: PlannedGraph, computation: Computation, without_
       planned: The graph and the plan. computation: One of its computations.
       without_batches: Whether to look for all such products, and not for those over batches alone.
     """
-    readers: dict[int, list[Instruction]] = {}
+    readers: dict[int | None, list[Instruction]] = {}
     for instruction in computation:
         for o in instruction.operands:
             if o is not None:
@@ -36,7 +36,7 @@ def transposed_at_once(planned: PlannedGraph, computation: Computation, without_
         layout, transposed = dict(own.results).get(0), dict(then.results).get(0)
         if layout is None or transposed is None or own.scatters or then.operands:
             continue
-        rule = after[0].operation.rule
+        rule = after[0].leaf.rule
         axes = {f: entries for dim, entries in zip(rule.operands[0], layout, strict=True) for f in dim}
         if transposed == tuple(axes[dim[0]] if dim else () for dim in rule.results[0]):
             found.add(product.equation)
@@ -47,8 +47,8 @@ def _exchanges_rows(product: Instruction, after: Instruction, without_batches: b
     """Whether `after` transposes a product, over batches unless `without_batches`, and leaves the batches in front."""
     if after.name != "transpose":
         return False
-    num_batch = _num_batch_dims(product.operation.rule)
-    rule = after.operation.rule
+    num_batch = _num_batch_dims(product.leaf.rule)
+    rule = after.leaf.rule
     in_front = lambda dims: _factors(dims)[:num_batch]
     return bool(num_batch or without_batches) and in_front(rule.operands[0]) == in_front(rule.results[0])
 

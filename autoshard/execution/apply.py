@@ -162,7 +162,7 @@ class Evaluator:
             operands[slot] = Placed(value, steps[-1])
         for slot in plan.row_major_copies:
             value, entries = operands[slot][:2]
-            if placed[slot].entries != entries:
+            if entries is not None and placed[slot].entries != entries:
                 kept = jax.lax.optimization_barrier(placement.row_major(value, entries))
                 operands[slot] = Placed(kept, entries)
         return operands
@@ -173,7 +173,7 @@ class Evaluator:
         if equation.primitive.name == "shard_map":
             return [Placed(r, None) for r in manual_region(equation, values, self.mesh)]
         if equation.primitive.name == "sharding_constraint":
-            return [Placed(*values, None)]  # the plan's own constraint, on the result, takes its place
+            return [Placed(values[0], None)]  # the plan's own constraint, on the result, takes its place
         for slot in plan.row_major:
             if slot in layouts:
                 values[slot] = self._placement.row_major(values[slot], layouts[slot])
@@ -182,8 +182,9 @@ class Evaluator:
         else:
             bound = equation.primitive.bind(*values, **equation.params)
             results = bound if equation.primitive.multiple_results else [bound]
-        is_filled = equation.primitive.name == "broadcast_in_dim" and isinstance(equation.invars[0], jex.Literal)
-        return [Placed(r, None, equation.invars[0].val if is_filled else None) for r in results]
+        source = equation.invars[0] if equation.primitive.name == "broadcast_in_dim" else None
+        filled = source.val if isinstance(source, jex.Literal) else None
+        return [Placed(r, None, filled) for r in results]
 
     def _result(
         self, equation: jex.JaxprEqn, result: Placed, entries: SpecEntries | None, plan: EquationPlan

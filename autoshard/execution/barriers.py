@@ -82,13 +82,15 @@ def wait_for_part(
 ) -> list[Placed]:
     """The result of a product, with later readers of the variables `tied` waiting for what each device makes of it, and
     not for the sum."""
-    rule, values = table_rule(leaf_of(equation)), [o.value for o in operands]
+    if (rule := table_rule(leaf_of(equation))) is None:
+        name = equation.primitive.name
+        raise ValueError(f"Nothing can wait for a device's part of `{name}`: the rule table does not know this form.")
     ready = [v for v in tied if env[v].entries is not None]
-    moved = [v for v in ready if env[v].copy is not None]
-    waiting = [*(env[v][:2] for v in ready), *(env[v].copy for v in moved)]
+    copies = [(v, copy) for v in ready if (copy := env[v].copy) is not None]
+    waiting = [*(env[v][:2] for v in ready), *(copy for _, copy in copies)]
     specs = [(x, partition_spec(entries)) for x, entries in waiting]
-    result, *bound = run_by_shards(equation, values, rule, plan, placement.mesh, specs)
+    result, *bound = run_by_shards(equation, [o.value for o in operands], rule, plan, placement.mesh, specs)
     env.update((v, env[v]._replace(value=x)) for v, x in zip(ready, bound, strict=False))
-    copies = zip(moved, bound[len(ready) :], strict=True)
-    env.update((v, env[v]._replace(copy=(x, env[v].copy[1]))) for v, x in copies)
+    moved = zip(copies, bound[len(ready) :], strict=True)
+    env.update((v, env[v]._replace(copy=(x, entries))) for (v, (_, entries)), x in moved)
     return [Placed(result, None)]

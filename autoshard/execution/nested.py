@@ -15,13 +15,14 @@ from autoshard.graph.layout import SpecEntries
 from autoshard.trace.source import source_of
 from autoshard.trace.walk import (
     EquationKind,
-    called_jaxpr,
     called_operands,
     is_checkpoint,
     kind_of,
     nested_numbers,
+    nested_programs,
     open_jaxpr,
     scan_counts,
+    type_of,
 )
 
 Run = Callable[[jex.Jaxpr, Sequence[Placed], int], list[Placed]]
@@ -60,7 +61,7 @@ class Nested:
 
         What enters that one is constrained again inside: the compiler would else give it the layout of any of its uses.
         """
-        name, nested = called_jaxpr(equation)
+        (nested,) = nested_programs(equation)
         if not is_checkpoint(equation):
             consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
             inputs = [*(Placed(c, None) for c in consts), *called_operands(equation, operands)]
@@ -69,7 +70,7 @@ class Nested:
         inner = closed.jaxpr
         hoisted = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=inner.debug_info)
         values = [p.value for p in operands]
-        results = equation.primitive.bind(*closed.consts, *values, **{**equation.params, name: hoisted})
+        results = equation.primitive.bind(*closed.consts, *values, **{**equation.params, "jaxpr": hoisted})
         return list(map(self.placement.place, results, ends))
 
     def _scan(
@@ -113,8 +114,8 @@ class Nested:
             return [self.placement.constrain(o.value, (results or {}).get(i)) for i, o in enumerate(outs)]
 
         avals = [
-            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
-            for v in inner.invars
+            jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+            for a in map(type_of, inner.invars)
         ]
         return jax.make_jaxpr(rewritten)(*avals), ends
 

@@ -20,10 +20,10 @@ from autoshard.trace.source import source_of
 from autoshard.trace.trace import parameter_names, path_name
 from autoshard.trace.walk import (
     EquationKind,
-    called_jaxpr,
     called_operands,
     is_checkpoint,
     kind_of,
+    nested_programs,
     open_jaxpr,
     scan_counts,
 )
@@ -140,7 +140,7 @@ class _Program:
 def _results(equation: jex.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """What an equation gives, outside of its jaxpr."""
     if kind_of(equation) is EquationKind.CALL and not is_checkpoint(equation):
-        nested = called_jaxpr(equation)[1]
+        (nested,) = nested_programs(equation)
         closed = nested if isinstance(nested, jex.ClosedJaxpr) else jex.ClosedJaxpr(nested, ())
         return jex.jaxpr_as_fun(closed)(*called_operands(equation, operands))
     results = equation.primitive.bind(*operands, **equation.params)
@@ -169,8 +169,8 @@ def _search(level: _Level, names: Sequence[str], iterations: tuple[int, ...]) ->
     program, fixed = level.program, level.program.constants()
     is_constant = lambda v: isinstance(v, jex.Literal) or v in fixed
     top = max(level.worst_of_outputs())
-    stack = [v for v in program.jaxpr.outvars if level.worst_of(v) == top and not isinstance(v, jex.Literal)]
-    met = set(stack)
+    stack: list[Any] = [v for v in program.jaxpr.outvars if level.worst_of(v) == top and not isinstance(v, jex.Literal)]
+    met: set[Any] = set(stack)
     inputs: list[int] = []
     origins: list[tuple[bool, int]] = []
     numbers = {id(e): number for number, e in enumerate(program.jaxpr.eqns)}
@@ -220,7 +220,7 @@ def _runs(equation: jex.JaxprEqn, operands: list[Any]) -> Iterator[tuple[_Level,
     p = equation.params
     match kind_of(equation):
         case EquationKind.CALL:
-            yield _Level(_Program(called_jaxpr(equation)[1]), called_operands(equation, operands)), ()
+            yield _Level(_Program(*nested_programs(equation)), called_operands(equation, operands)), ()
         case EquationKind.COND:
             branch = min(max(int(operands[0]), 0), len(p["branches"]) - 1)
             yield _Level(_Program(p["branches"][branch]), operands[1:]), ()

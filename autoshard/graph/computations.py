@@ -9,11 +9,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from autoshard.graph.graph import Graph, Nesting, Operation, OperationKind
+from autoshard.graph.graph import Graph, Nesting, OperandsAndResults, Operation, OperationKind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(OperandsAndResults):
     """One equation of a computation.
 
     Attributes:
@@ -30,6 +30,13 @@ class Instruction:
     operation: Operation | None
     nested: tuple["Computation", ...] = ()
     is_inlined: bool = False
+
+    @property
+    def leaf(self) -> Operation:
+        """The operation that it is. Raises ValueError if it nests computations."""
+        if self.operation is None:
+            raise ValueError(f"`{self.name}` (equation {self.equation}) nests computations; it is no operation.")
+        return self.operation
 
 
 Computation = tuple[Instruction, ...]

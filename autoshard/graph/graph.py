@@ -123,8 +123,34 @@ FixedLayout = tuple[tuple[str, ...] | None, ...]
 """For each dimension, the mesh axis names that must shard it, major to minor; None leaves the dimension free."""
 
 
+class OperandsAndResults:
+    """What an operation, or an equation that nests some, reads and makes.
+
+    Attributes:
+      operands: Value indices; None for a literal.
+      results: Value indices; None where a result is never used.
+    """
+
+    __slots__ = ()
+    name: str
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+
+    def operand(self, slot: int) -> int:
+        """The value that operand `slot` is. Raises ValueError if it is a literal."""
+        if (value := self.operands[slot]) is None:
+            raise ValueError(f"Operand {slot} of `{self.name}` is a literal, where a value is needed: {self}.")
+        return value
+
+    def result(self, slot: int = 0) -> int:
+        """The value that result `slot` is. Raises ValueError if it is never used."""
+        if (value := self.results[slot]) is None:
+            raise ValueError(f"Result {slot} of `{self.name}` is never used, but a value is needed: {self}.")
+        return value
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(OperandsAndResults):
     """One operation of the flattened program.
 
     Attributes:
@@ -132,8 +158,7 @@ class Operation:
       equation: Number of the traced equation it comes from, counting depth first through nested programs.
       kind: See `OperationKind`.
       name: Primitive name.
-      operands: Value indices; None for a literal.
-      results: Value indices; None where a result is never used.
+      operands, results: As in `OperandsAndResults`.
       rule: How its dimensions are tied.
       trips: How often it runs in one call of the program (product of the trip counts around it).
       source: The user's line, `file.py:12 (function)`.

@@ -26,23 +26,38 @@ class Restrictions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decision:
-    """One node of the problem.
+class ArgumentDecision:
+    """The node that decides the layout of an argument.
 
     Attributes:
-      argument: Index into `graph.arguments`, or None for a group.
-      group: Index into the groups, or None for an argument.
-      rows: The choices that are allowed, as indices into the argument's layouts or the group's table.
+      argument: Index into `graph.arguments`.
+      rows: The choices that are allowed, as indices into the argument's layouts.
     """
 
-    argument: int | None
-    group: int | None
+    argument: int
     rows: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupDecision:
+    """The node that decides how a group is split.
+
+    Attributes:
+      group: Index into the groups.
+      rows: The choices that are allowed, as indices into the group's table.
+    """
+
+    group: int
+    rows: tuple[int, ...]
+
+
+Decision = ArgumentDecision | GroupDecision
+"""One node of the problem."""
 
 
 def argument_choices(
     program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None], restrictions: Restrictions
-) -> tuple[list[tuple[Layout, ...]], list[Decision]]:
+) -> tuple[list[tuple[Layout, ...]], list[ArgumentDecision]]:
     """The layouts of every argument, and which of them it may have.
 
     Raises:
@@ -72,13 +87,13 @@ def argument_choices(
         if not rows:
             raise LayoutError(f"The restrictions leave no layout for `{argument.name}` with shape {value.shape}.")
         layouts.append(own)
-        decisions.append(Decision(i, None, rows))
+        decisions.append(ArgumentDecision(i, rows))
     return layouts, decisions
 
 
 def group_choices(
     program: Program, mesh: LogicalMesh, restrictions: Restrictions
-) -> tuple[list[ChoiceTable], list[Decision]]:
+) -> tuple[list[ChoiceTable], list[GroupDecision]]:
     """The choice table of every group, one object for groups of equal shape, and which rows of it are allowed.
 
     Raises:
@@ -104,7 +119,7 @@ def group_choices(
                 "divide the tensor; pass mesh= with those axes, or drop the annotation."
             )
         tables.append(table)
-        decisions.append(Decision(None, group.index, rows))
+        decisions.append(GroupDecision(group.index, rows))
     return tables, decisions
 
 

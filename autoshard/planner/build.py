@@ -35,7 +35,7 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind
 from autoshard.graph.layout import Layout, is_gather, is_sent, shard_bytes
 from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns
-from autoshard.planner.allowed import Decision, Restrictions, argument_choices, group_choices
+from autoshard.planner.allowed import ArgumentDecision, Decision, Restrictions, argument_choices, group_choices
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.overlap import Exposure
 from autoshard.planner.program import Program
@@ -142,9 +142,8 @@ class _Builder:
         if value not in self.definition:
             return None  # a constant: whole everywhere
         node, write = self.definition[value]
-        decision = self.decisions[node]
-        layouts = self.layouts[decision.argument] if write is None else self.tables[decision.group].writes[write]
-        return node, self.columns.of(layouts, decision.rows)
+        layouts = self.layouts[node] if write is None else self.tables[node - self.first_group].writes[write]
+        return node, self.columns.of(layouts, self.decisions[node].rows)
 
     def node_of(self, value: int) -> int:
         """The decision that defines a value, which is no constant."""
@@ -165,10 +164,9 @@ class _Builder:
 
     def operand_reads(self, flows: Sequence[Flow], copies: Sequence[CopySizes | None]) -> list[OperandRead | None]:
         """For each flow, what its resharded copy takes; None where none is ever made for a group."""
-        is_copied = lambda flow, sizes: flow.read is not None and sizes is not None
         return [
-            OperandRead(flow.target - self.first_group, flow.read, sizes) if is_copied(flow, sizes) else None
-            for flow, sizes in zip(flows, copies, strict=True)
+            None if f.read is None or sizes is None else OperandRead(f.target - self.first_group, f.read, sizes)
+            for f, sizes in zip(flows, copies, strict=True)
         ]
 
     def nodes(self) -> list[Node]:
@@ -177,7 +175,7 @@ class _Builder:
         cache: dict[tuple, np.ndarray] = {}
         for i, decision in enumerate(self.decisions):
             rows = decision.rows
-            if decision.argument is not None:
+            if isinstance(decision, ArgumentDecision):
                 if len(rows) not in free:
                     free[len(rows)] = np.zeros(len(rows))
                 nodes.append(Node(self.graph.arguments[decision.argument].name, free[len(rows)]))

@@ -296,7 +296,7 @@ def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]) -> Iterator[tuple[
         if not all(is_contiguous(dims, assignment, factor_sizes, sizes) for dims in several):
             continue
         reduced = [a for a, f in enumerate(assignment) if f != WHOLE and shape.factors[f].reduction is not None]
-        options = [(WHOLE,)] * len(sizes)
+        options: list[tuple[int, ...]] = [(WHOLE,)] * len(sizes)
         if reduced and len(results) == 1:
             dims, _, extents = shape.writes[-1]
             for a in reduced:

@@ -251,13 +251,13 @@ def _is_partial(reader: _Reader, group: Group, index: int) -> bool:
     return any(factor in summed for factor in reader.choice(group.index).assignment)
 
 
-def _summed(operation: Operation, factor_map: Sequence[int]) -> set[int]:
+def _summed(operation: Operation, factor_map: tuple[int, ...]) -> set[int]:
     """The factors of its group that an operation reduces."""
     return {factor_map[k] for k, factor in enumerate(operation.rule.factors) if factor.reduction is not None}
 
 
 def _scatters(
-    reader: _Reader, group: Group, operation: Operation, factor_map: Sequence[int]
+    reader: _Reader, group: Group, operation: Operation, factor_map: tuple[int, ...]
 ) -> tuple[tuple[str, int], ...]:
     """`EquationPlan.scatters` of an operation of `group`."""
     choice, names = reader.choice(group.index), reader.f.mesh.axis_names

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from autoshard.cluster import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.graph.layout import Layout
+from autoshard.planner.allowed import ArgumentDecision, Decision
 from autoshard.planner.build import Formulation
 
 
@@ -46,13 +47,13 @@ def choices_apart(
     known: dict[tuple, dict[tuple[Layout, ...], int]] = {}
     found = []
     for own, other, choice in zip(whole.decisions, joined.decisions, choices, strict=True):
-        columns = _columns(whole, own.argument, own.group)
-        key = own.argument is None, tuple(map(id, columns)), own.rows
+        columns = _columns(whole, own)
+        key = type(own), tuple(map(id, columns)), own.rows
         if key not in known:
             rows = list(zip(*columns, strict=True)) if columns else [()]
             known[key] = {rows[row]: k for k, row in enumerate(own.rows)}
         row = other.rows[choice]
-        wanted = tuple(apart(column[row]) for column in _columns(joined, other.argument, other.group))
+        wanted = tuple(apart(column[row]) for column in _columns(joined, other))
         place = known[key].get(wanted)
         if place is None:
             return None
@@ -60,8 +61,8 @@ def choices_apart(
     return tuple(found)
 
 
-def _columns(f: Formulation, argument: int | None, group: int | None) -> tuple[tuple[Layout, ...], ...]:
+def _columns(f: Formulation, decision: Decision) -> tuple[tuple[Layout, ...], ...]:
     """The layouts of all tensors of a decision, for each of them by row; no two rows are alike in all."""
-    if group is None:
-        return (f.argument_layouts[argument],)
-    return (*f.tables[group].reads, *f.tables[group].writes)
+    if isinstance(decision, ArgumentDecision):
+        return (f.argument_layouts[decision.argument],)
+    return (*f.tables[decision.group].reads, *f.tables[decision.group].writes)

@@ -7,6 +7,7 @@ changes with the batch size or the budget, and little with the number of layers.
 
 import collections
 
+from autoshard.planner.allowed import ArgumentDecision
 from autoshard.planner.build import Formulation
 from autoshard.solver.io.problem_keys import ProblemKeys
 
@@ -18,7 +19,7 @@ def labels_of(f: Formulation) -> ProblemKeys:
     shared: dict[tuple, tuple[str, ...]] = {}
     keys, meanings = [], []
     for decision in f.decisions:
-        if decision.argument is not None:
+        if isinstance(decision, ArgumentDecision):
             key, choices = graph.arguments[decision.argument].name, f.argument_layouts[decision.argument]
             text = str
         else:

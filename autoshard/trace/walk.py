@@ -34,9 +34,14 @@ def open_jaxpr(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> jex.Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr
 
 
+def type_of(v: jex.Var | jex.Literal) -> ShapedArray:
+    """The type of an array in a jaxpr: its shape and dtype."""
+    return cast(ShapedArray, v.aval)
+
+
 def shape_of(v: jex.Var | jex.Literal) -> tuple[int, ...]:
     """The shape of an array in a jaxpr."""
-    return cast(ShapedArray, v.aval).shape
+    return type_of(v).shape
 
 
 def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJaxpr] | None:

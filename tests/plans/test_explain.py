@@ -13,6 +13,7 @@ from autoshard_models.presets import preset
 from autoshard import Plan
 from autoshard.cluster import Cluster
 from autoshard.compiler.orders import Order, OrderKind
+from autoshard.planner.allowed import ArgumentDecision
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
 from autoshard.plans.explain import explain
@@ -37,7 +38,8 @@ def deep_plan():
     f = formulate(prepare(traced.graph), mesh, None, [None] * len(traced.graph.arguments))
     certificate = Certificate(Status.FEASIBLE, 1.0, 0.5, 0.5, 1.0)
     picks = tuple(
-        0 if d.argument is not None else len(n.costs) - 1 for d, n in zip(f.decisions, f.problem.nodes, strict=True)
+        0 if isinstance(d, ArgumentDecision) else len(n.costs) - 1
+        for d, n in zip(f.decisions, f.problem.nodes, strict=True)
     )
     made = plan_of_choices(traced, f, picks, origin=Origin("deep", cluster.name, (0,)), certificate=certificate)
     return Plan.of(made)
