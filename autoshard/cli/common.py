@@ -22,6 +22,9 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Replace entries of the configuration, as in train.steps=100."),
 ]
 Devices = Annotated[int | None, typer.Option(min=1, help="Use this many CPU devices instead of the machine's own.")]
+Cache = Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")]
+SavedPlan = Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")]
+Figures = Annotated[pathlib.Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in the code an error arose.")]
 
 

@@ -7,8 +7,10 @@ import rich.console
 import typer
 
 from autoshard.cli.common import (
+    Cache,
     Config,
     Devices,
+    Figures,
     Overrides,
     Traceback,
     errors_shown,
@@ -45,9 +47,7 @@ def compare(
     only: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="Only these strategies, as in ddp,zero3+megatron.")
     ] = None,
-    json_file: Annotated[
-        pathlib.Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
-    ] = None,
+    json_file: Figures = None,
     picture: Annotated[
         pathlib.Path | None,
         typer.Option(metavar="FILE", help="Draw time and memory into this .html, .png or .svg file; needs matplotlib."),
@@ -55,7 +55,7 @@ def compare(
     budget_gb: Annotated[float | None, typer.Option(help="Memory for each device, in 1e9 bytes.")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds that each solve may take.")] = None,
     work_limit: Annotated[float | None, typer.Option(help="Limit in units of counted work, not by the clock.")] = None,
-    cache: Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")] = None,
+    cache: Cache = None,
     devices: Devices = None,
     traceback: Traceback = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from autoshard.cli.common import Traceback, errors_shown
+from autoshard.cli.common import SavedPlan, Traceback, errors_shown
 
 EPILOG = (
     "Examples:\n\n"
@@ -18,7 +18,7 @@ EPILOG = (
 
 
 def explain(
-    plan: Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
+    plan: SavedPlan,
     timeline: Annotated[
         pathlib.Path | None,
         typer.Option(metavar="FILE", help="Draw the step of a plan in stages into this .html or .png file."),

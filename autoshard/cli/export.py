@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from autoshard.cli.common import Traceback, errors_shown
+from autoshard.cli.common import SavedPlan, Traceback, errors_shown
 
 EPILOG = (
     "Examples:\n\n"
@@ -25,7 +25,7 @@ EPILOG = (
 
 
 def export(
-    plan: Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
+    plan: SavedPlan,
     to: Annotated[str, typer.Option(metavar="FORM", help="flax-rules, maxtext or shardings.")],
     out: Annotated[pathlib.Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
     names: Annotated[

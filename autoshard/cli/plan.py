@@ -7,6 +7,7 @@ import rich.console
 import typer
 
 from autoshard.cli.common import (
+    Cache,
     Config,
     Devices,
     Overrides,
@@ -56,7 +57,7 @@ def plan(
         float | None,
         typer.Option(help="Limit in units of counted work, not by the clock: the answer is repeatable."),
     ] = None,
-    cache: Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")] = None,
+    cache: Cache = None,
     check: Annotated[
         bool | None,
         typer.Option(help="Compile the plan ahead of time for its devices, and correct it where the compiler differs."),

@@ -6,7 +6,7 @@ from typing import Annotated
 import rich.console
 import typer
 
-from autoshard.cli.common import Traceback, errors_shown
+from autoshard.cli.common import Figures, SavedPlan, Traceback, errors_shown
 
 EPILOG = (
     "Examples:\n\n"
@@ -23,7 +23,7 @@ EPILOG = (
 
 
 def verify(
-    plan: Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")],
+    plan: SavedPlan,
     config: Annotated[
         pathlib.Path | None,
         typer.Option(help="The configuration that the plan was made from; by default the one that it carries."),
@@ -32,9 +32,7 @@ def verify(
         list[str] | None,
         typer.Option(metavar="NAME", help="Compile for these devices: h100, a100-40, tpu-v5e, cpu, ...; repeatable."),
     ] = None,
-    json_file: Annotated[
-        pathlib.Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
-    ] = None,
+    json_file: Figures = None,
     time_limit: Annotated[
         float | None, typer.Option(min=0.1, help="Seconds that the verification for each target may take.")
     ] = None,

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autoshard.comparison.comparison import COLUMNS, Comparison, Contender, cells, heading, ranked, verdict
-from autoshard.errors import ConfigError, MissingExtraError
+from autoshard.errors import ConfigError
 from autoshard.files import write_bytes_atomically
+from autoshard.pictures import require_matplotlib
 from autoshard.printing import amount, seconds
 
 FORMATS = ("html", "png", "svg")
@@ -51,7 +52,7 @@ def check_picture(path: pathlib.Path) -> None:
     if path.suffix[1:].lower() not in FORMATS:
         endings = ", ".join(f".{f}" for f in FORMATS)
         raise ConfigError(f"The file name of a picture ends in one of {endings}; received {str(path)!r}. Rename it.")
-    _matplotlib()
+    require_matplotlib()
 
 
 def write_picture(comparison: Comparison, path: pathlib.Path) -> None:
@@ -99,7 +100,7 @@ tr.no {{ color: #888888 }}
 
 def drawn(comparison: Comparison, form: str) -> bytes:
     """The picture as a file of `form`, `png` or `svg`."""
-    matplotlib = _matplotlib()
+    matplotlib = require_matplotlib()
     shown = ranked(comparison)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "autoshard", "font.size": 11}):
         figure = matplotlib.figure.Figure(figsize=(14, 2.0 + _ROW_INCHES * len(shown)), layout="constrained")
@@ -219,18 +220,3 @@ def _bars(
     axes.tick_params(length=0)
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
-
-
-def _matplotlib() -> Any:
-    """The library, with its figures.
-
-    Raises:
-      MissingExtraError: It is not installed.
-    """
-    try:
-        import matplotlib.figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "A picture needs matplotlib, which is not installed. Install it with: pip install 'autoshard[pictures]'."
-        ) from error
-    return matplotlib

@@ -10,8 +10,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from autoshard.errors import ConfigError, MissingExtraError
+from autoshard.errors import ConfigError
 from autoshard.files import write_bytes_atomically, write_text_atomically
+from autoshard.pictures import require_matplotlib
 from autoshard.pipeline.schedule.gantt import Bar, Colour, GanttChart, GanttRow, gantt_chart, meaning, short_name
 from autoshard.pipeline.schedule.svg import svg
 from autoshard.pipeline.schedule.timeline import Timeline
@@ -19,6 +20,7 @@ from autoshard.printing import amount, seconds
 
 _TEXT, _FAINT, _GRID, _OVER, _MEMORY = "#222222", "#555555", "#dddddd", "#b00000", "#7d8794"
 _INCHES_OF_TIME = 10.0
+_INSTEAD = " The HTML page of a timeline does without it."
 _ROW_INCHES, _SUMMED_ROW_INCHES = 0.5, 0.26
 _WORK, _LANE = 0.62, 0.13
 """Heights, where rows are 1 apart."""
@@ -70,7 +72,7 @@ def timeline_png(timeline: Timeline, path: str | os.PathLike[str], title: str) -
       MissingExtraError: matplotlib is not installed.
       FileFormatError: The file cannot be written.
     """
-    matplotlib = _matplotlib()
+    matplotlib = require_matplotlib(_INSTEAD)
     rows = gantt_chart(timeline)
     num_rows = max(1, len(rows.rows))
     height = 1.6 + num_rows * (_SUMMED_ROW_INCHES if rows.is_summed else _ROW_INCHES)
@@ -105,7 +107,7 @@ def heading(timeline: Timeline) -> str:
 
 
 def _draw_times(axes: Any, rows: GanttChart) -> None:
-    matplotlib = _matplotlib()
+    matplotlib = require_matplotlib(_INSTEAD)
     corners, fills = [], []
     for y, row in enumerate(rows.rows):
         height = _WORK + _LANE * len(row.lanes)
@@ -168,21 +170,3 @@ def _name(row: GanttRow, is_short: bool) -> str:
     submesh = row.submesh
     name = short_name(submesh.name)
     return name if is_short else f"{name}\n{submesh.bubble_share:.0%} idle, {submesh.most_in_flight} in flight"
-
-
-def _matplotlib() -> Any:
-    """The library, with what is needed of it.
-
-    Raises:
-      MissingExtraError: It is not installed.
-    """
-    try:
-        import matplotlib.collections
-        import matplotlib.figure
-        import matplotlib.patches
-    except ImportError as error:
-        raise MissingExtraError(
-            "A picture needs matplotlib, which is not installed. Install it with: pip install 'autoshard[pictures]'. "
-            "The HTML page of a timeline does without it."
-        ) from error
-    return matplotlib
