@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 
+from autoshard.solver.array_numbers import ArrayNumbers
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
 
 VECTOR = -1
@@ -39,52 +40,26 @@ class Packed:
     edge_usages: np.ndarray
 
 
-class _Numbers:
-    """Numbers arrays by content, looking at each object once."""
-
-    def __init__(self, dtype: type) -> None:
-        self.dtype = dtype
-        self.arrays: list[np.ndarray] = []
-        self.of_content: dict[tuple, int] = {}
-        self.of_object: dict[int, int] = {}
-
-    def add(self, arrays: list[np.ndarray]) -> list[int]:
-        """The number of each array; all of them have to outlive this object."""
-        for array in {id(array): array for array in arrays}.values():
-            if id(array) not in self.of_object:
-                plain = np.ascontiguousarray(array, self.dtype) + self.dtype(0)  # -0.0 is 0.0
-                number = self.of_content.setdefault((plain.shape, plain.tobytes()), len(self.arrays))
-                if number == len(self.arrays):
-                    self.arrays.append(plain)
-                self.of_object[id(array)] = number
-        return [self.of_object[id(array)] for array in arrays]
-
-    def joined(self) -> tuple[np.ndarray, np.ndarray]:
-        """All of them in one, and where each begins."""
-        start = np.cumsum([0, *(array.size for array in self.arrays)], dtype=np.int64)
-        return np.concatenate([np.zeros(0, self.dtype), *(array.ravel() for array in self.arrays)]), start
-
-
 def pack(problem: Problem) -> Packed:
     """Packs `problem`; equal problems give equal arrays, whether or not they share tables, whatever their names."""
-    tables, maps = _Numbers(np.float64), _Numbers(np.int32)
+    tables, maps = ArrayNumbers(np.float64), ArrayNumbers(np.int32)
     edges = problem.edges
-    nodes = tables.add([node.costs for node in problem.nodes])
+    nodes = [tables.of(node.costs) for node in problem.nodes]
     edge_rows = [
         [edge.source for edge in edges],
         [edge.target for edge in edges],
-        maps.add([edge.source_class for edge in edges]),
-        maps.add([edge.target_class for edge in edges]),
-        tables.add([edge.costs for edge in edges]),
+        [maps.of(edge.source_class) for edge in edges],
+        [maps.of(edge.target_class) for edge in edges],
+        [tables.of(edge.costs) for edge in edges],
     ]
     usages, edge_usages = problem.usages, problem.edge_usages
-    amounts = tables.add([usage.amounts for usage in usages])
-    edge_amounts = tables.add([usage.amounts for usage in edge_usages])
+    amounts = [tables.of(usage.amounts) for usage in usages]
+    edge_amounts = [tables.of(usage.amounts) for usage in edge_usages]
     usage_rows = [(u.node, u.start, u.stop, k) for u, k in zip(usages, amounts, strict=True)]
     edge_usage_rows = [(u.edge, u.start, u.stop, k) for u, k in zip(edge_usages, edge_amounts, strict=True)]
     values, value_start = tables.joined()
     classes, class_start = maps.joined()
-    shapes = [(*array.shape, VECTOR)[:2] for array in tables.arrays]
+    shapes = [(*shape, VECTOR)[:2] for shape in tables.shapes]
     return Packed(
         None if problem.capacity is None else float(problem.capacity),
         values,

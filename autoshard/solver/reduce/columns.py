@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.solver.array_numbers import ArrayNumbers
 from autoshard.solver.problem import EdgeUsage, Problem, Usage
 
 
@@ -40,28 +41,11 @@ class Columns:
     instants: int
 
 
-class _Numbers:
-    """Numbers arrays by content; the same object is looked up once."""
-
-    def __init__(self) -> None:
-        self._by_content: dict[tuple, int] = {}
-        self._by_identity: dict[int, int] = {}
-
-    def of(self, array: np.ndarray) -> int:
-        number = self._by_identity.get(id(array))
-        if number is None:
-            content = (array.shape, (array + 0).tobytes())  # + 0 makes one number of -0.0 and 0.0
-            number = self._by_content.setdefault(content, len(self._by_content))
-            self._by_identity[id(array)] = number
-        return number
-
-
 def columns_of(problem: Problem) -> Columns:
     """The columns of `problem`."""
-    numbers = _Numbers()
     column = lambda values: np.fromiter(values, np.int64)
     edge_kinds: dict[tuple[int, int, int], int] = {}
-    of = numbers.of
+    of = ArrayNumbers().of
     usages, pairs = problem.usages, problem.edge_usages
     stops = [0, *(u.stop for u in usages), *(u.stop for u in pairs)]
     return Columns(
