@@ -77,10 +77,7 @@ class StagedPlan(PipelinePlan, BasePlan):
         return StagedFunction(self, fn, devices, **settings)
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
-        if not isinstance(fn, TrainStep):
-            name = getattr(fn, "__name__", type(fn).__name__)
-            raise PlanMismatchError(f"The plan is in stages, and `{name}` is no TrainStep. Plan it again.")
-        self.jit(fn).prepare(*args)
+        self.jit(_train_step(fn)).prepare(*args)
 
     def init(
         self, init_fn: Callable[..., Any], *args: Any, run: StagedFunction | None = None, devices: Any = None
@@ -108,7 +105,7 @@ class StagedPlan(PipelinePlan, BasePlan):
 
     def program(self, number: int, fn: Callable[..., Any], args: Sequence[Any] = ()) -> tuple[Any, tuple[Any, ...]]:
         state, batch = args or self._planned_shapes()
-        return program_function(self, fn, state, batch, number)
+        return program_function(self, _train_step(fn), state, batch, number)
 
     def program_title(self, number: int) -> str:
         return program_text(self, number)
@@ -150,3 +147,10 @@ class StagedPlan(PipelinePlan, BasePlan):
                 "jax.ShapeDtypeStruct."
             )
         return self.shapes
+
+
+def _train_step(fn: Callable[..., Any]) -> TrainStep:
+    if not isinstance(fn, TrainStep):
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise PlanMismatchError(f"The plan is in stages, and `{name}` is no TrainStep. Plan it again.")
+    return fn

@@ -19,6 +19,7 @@ from autoshard.cli.common import (
     use_cpu_devices,
 )
 from autoshard.errors import ConfigError
+from autoshard.files import write_text_atomically
 
 EPILOG = (
     "Examples:\n\n"
@@ -68,7 +69,10 @@ def compare(
             **plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
         )
         use_cpu_devices(settings.devices)
-        from autoshard.comparison.outputs import check_outputs, strategies_named, write_outputs
+        from autoshard.comparison.comparison import Comparison
+        from autoshard.comparison.outputs import check_outputs, strategies_named
+        from autoshard.comparison.picture import write_picture
+        from autoshard.printing import PAGE_WIDTH
         from autoshard.train.planning import make_comparison_visibly
         from autoshard.train.registry import runs_in_stages, train_functions
 
@@ -80,4 +84,9 @@ def compare(
             )
         strategies, console = strategies_named(only), rich.console.Console(stderr=True)
         found = make_comparison_visibly(settings, train_functions(settings), console, strategies)
-        write_outputs(found, rich.console.Console(), json_file, picture)
+        screen = rich.console.Console()
+        screen.file.write(found.text(max(screen.width, PAGE_WIDTH)))
+        if json_file is not None:
+            write_text_atomically(json_file, found.json() + "\n")
+        if picture is not None and isinstance(found, Comparison):
+            write_picture(found, picture)

@@ -85,7 +85,7 @@ def _own(
             donate_argnums=subject.donated,
             memory_budget_bytes=budget_bytes,
             pins=pins,
-            options=settings["options"],
+            options=settings.get("options"),
         )
 
     try:

@@ -31,6 +31,11 @@ class Contender:
     reason: str = ""
 
     @property
+    def step_s(self) -> float:
+        """Of its plan; infinite without one."""
+        return math.inf if self.plan is None else self.plan.estimate.step_s
+
+    @property
     def communication(self) -> dict[str, tuple[float, float]]:
         """By kind of collective: seconds a step, and bytes that each device sends."""
         sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
@@ -74,13 +79,13 @@ class Comparison:
     @property
     def best_other(self) -> Contender | None:
         """The fastest strategy that fits; None if none does."""
-        return min((c for c in self.contenders[1:] if c.fits), key=lambda c: c.plan.estimate.step_s, default=None)
+        return min((c for c in self.contenders[1:] if c.fits), key=lambda c: c.step_s, default=None)
 
     def relative_step(self, contender: Contender) -> float | None:
         """Step time of a contender as a multiple of that of autoshard's plan; None where one of them has no plan."""
-        if self.own.plan is None or contender.plan is None or not self.own.plan.estimate.step_s:
+        if self.own.plan is None or contender.plan is None or not self.own.step_s:
             return None
-        return contender.plan.estimate.step_s / self.own.plan.estimate.step_s
+        return contender.step_s / self.own.step_s
 
     def json(self) -> str:
         """All figures as JSON; null for what is not known. Times are seconds a step, bytes those of one device."""
@@ -146,11 +151,7 @@ def heading(comparison: Comparison) -> str:
 
 def ranked(comparison: Comparison) -> list[Contender]:
     """autoshard's own plan, then the strategies: those that fit before those that do not, and by step time."""
-
-    def rank(c: Contender) -> tuple[bool, float]:
-        return not c.fits, math.inf if c.plan is None else c.plan.estimate.step_s
-
-    return [comparison.own, *sorted(comparison.contenders[1:], key=rank)]
+    return [comparison.own, *sorted(comparison.contenders[1:], key=lambda c: (not c.fits, c.step_s))]
 
 
 def cells(comparison: Comparison, contender: Contender) -> tuple[str, ...]:
@@ -175,14 +176,14 @@ def cells(comparison: Comparison, contender: Contender) -> tuple[str, ...]:
 def verdict(comparison: Comparison) -> str:
     """One sentence: how much autoshard's plan gains on the best strategy that fits."""
     own, best = comparison.own, comparison.best_other
-    if not own.fits:
+    if own.plan is None or not own.fits:
         return "No plan found fits the memory."
     if best is None:
         return "None of the strategies fits the memory; autoshard's plan does."
-    saved = 1 - own.plan.estimate.step_s / best.plan.estimate.step_s if best.plan.estimate.step_s else 0.0
+    saved = 1 - own.step_s / best.step_s if best.step_s else 0.0
     bound = own.plan.certificate.bound
     proof = f"; no plan on its meshes is below {seconds(max(bound, 0.0))}" if math.isfinite(bound) else ""
     return (
-        f"autoshard's plan takes {seconds(own.plan.estimate.step_s)} a step, the best strategy that fits "
-        f"({best.name}) {seconds(best.plan.estimate.step_s)}: {saved:.1%} less time{proof}."
+        f"autoshard's plan takes {seconds(own.step_s)} a step, the best strategy that fits "
+        f"({best.name}) {seconds(best.step_s)}: {saved:.1%} less time{proof}."
     )

@@ -1,14 +1,9 @@
-"""What `autoshard compare` reads from its options, and where it writes."""
+"""What `autoshard compare` reads from its options."""
 
 import pathlib
 
-import rich.console
-
-from autoshard.comparison.comparison import Comparison
-from autoshard.comparison.picture import check_picture, write_picture
+from autoshard.comparison.picture import check_picture
 from autoshard.errors import ConfigError
-from autoshard.files import write_text_atomically
-from autoshard.printing import PAGE_WIDTH
 from autoshard.strategies.strategies import ALL, Strategy
 
 
@@ -32,14 +27,3 @@ def check_outputs(picture: pathlib.Path | None) -> None:
     """Refuses a picture that could not be written, before the long work. Errors: see `picture.check_picture`."""
     if picture is not None:
         check_picture(picture)
-
-
-def write_outputs(
-    comparison: Comparison, console: rich.console.Console, json_file: pathlib.Path | None, picture: pathlib.Path | None
-) -> None:
-    """Prints the table, and writes JSON and picture where they are asked for."""
-    console.file.write(comparison.text(max(console.width, PAGE_WIDTH)))
-    if json_file is not None:
-        write_text_atomically(json_file, comparison.json() + "\n")
-    if picture is not None:
-        write_picture(comparison, picture)

@@ -121,7 +121,7 @@ def _as_planned(plan: ProgramPlan, args: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(args)
     for k, (leaf, planned) in enumerate(zip(leaves, plan.arguments, strict=True)):
         is_number = isinstance(leaf, int | float | complex) and not hasattr(leaf, "dtype")
-        array = jax.typeof(leaf) if is_number else leaf
+        array: Any = jax.typeof(leaf) if is_number else leaf
         if getattr(array, "weak_type", False) == planned.is_weak:
             continue
         if (array.shape, str(array.dtype)) == (planned.shape, planned.dtype):

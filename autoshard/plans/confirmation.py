@@ -64,12 +64,10 @@ class Confirmation:
 
     def __str__(self) -> str:
         """One line on the outcome, then one for each collective that was compiled otherwise."""
-        if self.compiled_reserved_bytes is None:
+        reserved, sent, predicted = self.compiled_reserved_bytes, self.compiled_sent_bytes, self.predicted_sent_bytes
+        if reserved is None or sent is None or predicted is None:
             return f"not checked: {self.reason}"
-        figures = (
-            f"{amount(self.compiled_reserved_bytes)} reserved per device, {amount(self.compiled_sent_bytes)} sent "
-            f"({amount(self.predicted_sent_bytes)} predicted)"
-        )
+        figures = f"{amount(reserved)} reserved per device, {amount(sent)} sent ({amount(predicted)} predicted)"
         plans = f"{self.num_compilations} plan{'s' * (self.num_compilations != 1)} compiled"
         head = f"confirmed by {self.compiler}: {figures}; {plans}"
         if not self.is_confirmed:

@@ -226,14 +226,14 @@ def _communication(a: ProgramPlan, b: ProgramPlan, changed: Collection[str]) -> 
         for plan in (a, b)
     ]
     found = []
-    for key in dict.fromkeys([*sides[0], *sides[1]]):
-        before, after = (side.get(key, []) for side in sides)
+    for path, line in dict.fromkeys([*sides[0], *sides[1]]):
+        before, after = (side.get((path, line), []) for side in sides)
         comm_s = sum(c.time_s for c in after) - sum(c.time_s for c in before)
         comm_bytes = sum(c.wire_bytes for c in after) - sum(c.wire_bytes for c in before)
         is_other = _counted(before, _placement(a)) != _counted(after, _placement(b))
         if is_other or not _is_nothing(comm_s, before, after, lambda c: c.time_s):
             words = _collectives(before), _collectives(after)
-            found.append(CommunicationChange(*key, *words, comm_s, comm_bytes))
+            found.append(CommunicationChange(path, line, *words, comm_s, comm_bytes))
     return tuple(sorted(found, key=lambda c: -abs(c.comm_s)))
 
 
@@ -254,12 +254,12 @@ def _collectives(items: Sequence[CommunicationItem]) -> str:
 def _compute(a: ProgramPlan, b: ProgramPlan) -> tuple[ComputeChange, ...]:
     sides = [_grouped(plan.estimate.compute, lambda c: (c.name, c.source)) for plan in (a, b)]
     found = []
-    for key in dict.fromkeys([*sides[0], *sides[1]]):
-        before, after = (side.get(key, []) for side in sides)
+    for name, line in dict.fromkeys([*sides[0], *sides[1]]):
+        before, after = (side.get((name, line), []) for side in sides)
         compute_s = sum(c.compute_s for c in after) - sum(c.compute_s for c in before)
         flops = sum(c.flops for c in after) - sum(c.flops for c in before)
         if not _is_nothing(compute_s, before, after, lambda c: c.compute_s):
-            found.append(ComputeChange(*key, compute_s, flops))
+            found.append(ComputeChange(name, line, compute_s, flops))
     return tuple(sorted(found, key=lambda c: -abs(c.compute_s)))
 
 
@@ -267,11 +267,11 @@ def _memory(a: ProgramPlan, b: ProgramPlan, changed: Collection[str]) -> tuple[M
     others = lambda plan: (m for m in plan.estimate.memory if m.name.removeprefix(COPY) not in changed)
     sides = [_grouped(others(plan), lambda m: (m.memory_class, pattern(m.name))) for plan in (a, b)]
     found = []
-    for key in dict.fromkeys([*sides[0], *sides[1]]):
-        before, after = (side.get(key, []) for side in sides)
+    for memory_class, path in dict.fromkeys([*sides[0], *sides[1]]):
+        before, after = (side.get((memory_class, path), []) for side in sides)
         memory_bytes = sum(m.size_bytes for m in after) - sum(m.size_bytes for m in before)
         if not _is_nothing(memory_bytes, before, after, lambda m: m.size_bytes):
-            found.append(MemoryChange(*key, memory_bytes))
+            found.append(MemoryChange(memory_class, path, memory_bytes))
     return tuple(sorted(found, key=lambda m: -abs(m.memory_bytes)))
 
 

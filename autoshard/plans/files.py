@@ -26,12 +26,11 @@ _DERIVED = frozenset({"in_tree", "out_tree", "equations"})
 
 def _document_type() -> type[pydantic.BaseModel]:
     """The file's schema: the fields of `ProgramPlan`, the equations as a table of distinct texts and their order."""
-    fields: dict[str, Any] = {f.name: (f.type, ...) for f in dataclasses.fields(ProgramPlan) if f.name not in _DERIVED}
+    fields: dict[str, Any] = {"format": (Literal["autoshard-plan"], ...), "version": (Literal[VERSION], ...)}
+    fields |= {f.name: (f.type, ...) for f in dataclasses.fields(ProgramPlan) if f.name not in _DERIVED}
     return pydantic.create_model(
         "PlanDocument",
         __config__=pydantic.ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=True),
-        format=(Literal["autoshard-plan"], ...),
-        version=(Literal[VERSION], ...),
         jax_version=(str, ...),
         equation_texts=(tuple[str, ...], ...),
         equation_order=(tuple[int, ...], ...),
@@ -98,12 +97,13 @@ def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
         raise FileFormatError(f"`{path}` is not a valid plan: at `{where}`: {first['msg']}. Plan again.") from error
     if json.loads(document.model_dump_json()) != raw:
         raise FileFormatError(f"`{path}` holds keys or values that no plan has. Plan again.")
-    texts, order = document.equation_texts, document.equation_order
+    held = dict(document)
+    texts, order = held["equation_texts"], held["equation_order"]
     if any(not 0 <= i < len(texts) for i in order):
         raise FileFormatError(f"`{path}` refers to an equation that it does not describe. Plan again.")
     plan = ProgramPlan(
         equations=tuple(texts[i] for i in order),
-        **{f.name: getattr(document, f.name) for f in dataclasses.fields(ProgramPlan) if f.name not in _DERIVED},
+        **{f.name: held[f.name] for f in dataclasses.fields(ProgramPlan) if f.name not in _DERIVED},
     )
     _check(plan, path)
     return plan

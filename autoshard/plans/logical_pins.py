@@ -37,7 +37,7 @@ def pins_from_logical_rules(tree: Any, rules: Rules, prefix: str = "") -> dict[s
       PinError: Nothing is annotated; NNX is given two rules that contradict each other for one name; or the rules split
         two dimensions of an array by the same mesh axis.
     """
-    rules = tuple((name, tuple(axes) if isinstance(axes, list) else axes) for name, axes in rules)
+    rules = tuple((name, axes if axes is None or isinstance(axes, str) else tuple(axes)) for name, axes in rules)
     pins: dict[str, PartitionSpec] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)[0]:
         if not is_box(leaf):

@@ -85,7 +85,7 @@ def plan_found(posed: Posed, found: Found) -> ProgramPlan:
     """The plan that a search has found."""
     question = posed.question
     report(question.options, question.started, "decode", "")
-    formulation, chosen = found.best
+    formulation, chosen = found.winner
     return plan_of_choices(
         question.traced,
         formulation,

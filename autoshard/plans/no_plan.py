@@ -20,9 +20,9 @@ _ADVICE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Least:
-    """The least memory on the mesh that needs least, if any was found, and a bound over all meshes."""
+    """The mesh that needs least memory, how little, and in which choices, if any was found; a bound over all meshes."""
 
-    best: tuple[Formulation, LeastCapacity] | None
+    best: tuple[Formulation, LeastCapacity, tuple[int, ...]] | None
     bound_bytes: float
 
 
@@ -43,7 +43,7 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh]) -> SolverEr
             f"No plan of at most {budget_bytes / 1e9:.4g} GB per device was found {within}, nor the least memory of "
             "any. Raise options.time_limit_s and least_memory_s, or name the mesh: mesh=."
         )
-    formulation, least = found.best
+    formulation, least, choices = found.best
     axes = ", ".join(f"{axis.name}={axis.size}" for axis in formulation.mesh.axes)
     if least.peak <= budget_bytes:
         return SolverError(
@@ -51,7 +51,7 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh]) -> SolverEr
             f"and {budget_bytes / 1e9:.4g} GB are allowed. Raise options.time_limit_s or memory_budget_bytes, or name "
             "the mesh: mesh=."
         )
-    figures = estimate(formulation, least.choices)
+    figures = estimate(formulation, choices)
     alive = ", ".join(f"{m.name} {list(m.shape)} ({m.size_bytes / 1e9:.3g} GB)" for m in figures.memory[:5])
     return MemoryBudgetError(
         f"No plan found needs at most {budget_bytes / 1e9:.4g} GB per device. On mesh {axes}, "
@@ -64,7 +64,7 @@ def _least_memory(question: Question, meshes: Sequence[LogicalMesh]) -> _Least:
     """The least memory over `meshes`."""
     options = question.options
     limits = SolverOptions(time_limit_s=options.least_memory_s / len(meshes), seed=options.seed)
-    best: tuple[Formulation, LeastCapacity] | None = None
+    best: tuple[Formulation, LeastCapacity, tuple[int, ...]] | None = None
     bound_bytes = math.inf
     for n, mesh in enumerate(meshes, 1):
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
@@ -73,5 +73,5 @@ def _least_memory(question: Question, meshes: Sequence[LogicalMesh]) -> _Least:
         least = least_capacity(formulation.problem, limits)
         bound_bytes = min(bound_bytes, least.bound)
         if least.choices is not None and (best is None or least.peak < best[1].peak):
-            best = formulation, least
+            best = formulation, least, least.choices
     return _Least(best, bound_bytes)

@@ -63,9 +63,10 @@ def resolve_pins(
                 )
             fixed = fixed_of_spec(spec, len(value.shape))
             _check(pattern, spec, names[i], value.shape, fixed, axes)
-            if chosen[i] is not None and chosen[i][1] != fixed:
+            earlier = chosen[i]
+            if earlier is not None and earlier[1] != fixed:
                 raise PinError(
-                    f"Two pins contradict each other on `{names[i]}`: `{chosen[i][0]}` demands {chosen[i][1]} and "
+                    f"Two pins contradict each other on `{names[i]}`: `{earlier[0]}` demands {earlier[1]} and "
                     f"`{pattern}` demands {fixed}. "
                     "Narrow one of the patterns."
                 )

@@ -184,10 +184,11 @@ def _summary(console: Console, found: PlanDiff) -> None:
         ("memory allowed", "budget_bytes", amount),
     ):
         x, y = getattr(a, field), getattr(b, field)
-        both = x is not None and y is not None
-        share = f"{y / x - 1:+.2%}" if both and x and x != y else ""
+        difference = share = ""
+        if x is not None and y is not None:
+            difference, share = signed(y - x, unit), f"{y / x - 1:+.2%}" if x and x != y else ""
         show = lambda value, unit=unit: "no limit" if value is None else unit(value)
-        rows.add_row(name, show(x), show(y), signed(y - x, unit) if both else "", share)
+        rows.add_row(name, show(x), show(y), difference, share)
     console.print(rows)
     if not found.is_same_program:
         console.print("The plans are of different programs: only tensors of one path and shape are compared.")

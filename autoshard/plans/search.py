@@ -47,13 +47,19 @@ class Found:
     warnings: tuple[str, ...]
 
     @property
+    def winner(self) -> tuple[Formulation, Solution]:
+        """The problem of the best mesh, and its solution, of which there must be one."""
+        assert self.best is not None, self.candidates
+        return self.best
+
+    @property
     def cost_s(self) -> float:
         """Of the best plan, as the solver counts it."""
-        return self.best[1].certificate.objective
+        return self.winner[1].certificate.objective
 
     def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
         """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
-        own = self.best[1].certificate
+        own = self.winner[1].certificate
         open_bounds = [c.bound_s for c in self.candidates if c.verdict != NO_MEMORY]
         bound = min([own.objective, *open_bounds])
         gap = (own.objective - bound) / own.objective if own.objective else 0.0

@@ -33,7 +33,7 @@ def evaluator(run: Run, num_batches: int, items: int) -> Callable[[int, Any], Ev
         one = take(state)
         for number in range(num_batches):
             # Each waits for the one before; see `trainer.py`.
-            metrics = jax.block_until_ready(one(run.data.eval_batches[number]))
+            metrics = jax.block_until_ready(one(run.data.eval_batch(number)))
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         means = {name: value / num_batches for name, value in sums.items()}
@@ -54,7 +54,7 @@ def _in_place(run: Run) -> _Evaluation:
 
 def _on_one_mesh(run: Run, mesh: OneMesh) -> _Evaluation:
     """Brings what the model is made of onto one mesh; the optimizer's state stays behind."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(run.data.eval_batches[0]))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), run.data.eval_batch(0))
     batch_shardings = mesh.shardings(shapes)
     compiled = jax.jit(run.functions.evaluate, out_shardings=mesh.whole)
 

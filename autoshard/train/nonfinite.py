@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from autoshard.api import StagedPlan
 from autoshard.errors import TrainingError
 from autoshard.execution.nonfinite import NonFiniteOrigin, find_nonfinite
 from autoshard.files import write_text_atomically
@@ -111,12 +112,12 @@ def diagnose(run: Run, checkpoints: Checkpoints, noticed_at: int) -> Diagnosis:
 def _of_step(run: Run, noticed_at: int, since: int, step: int, state: Any) -> Diagnosis:
     """The diagnosis of the step that is taken from `state`."""
     fn, batch = run.functions.step, run.batch(step - 1)
-    if run.one_mesh is not None:
+    if run.one_mesh is not None and isinstance(run.plan, StagedPlan):
         fn, state, batch = fn.in_parts(run.plan.parts), run.one_mesh.bring(state), jax.tree.map(jnp.asarray, batch)
     origin = find_nonfinite(fn, (state, batch))
     place = ""
     if origin is not None and origin.argument.startswith("batch."):
-        array = run.data.batches[step - 1][origin.argument.removeprefix("batch.")]
+        array = run.data.batch(step - 1)[origin.argument.removeprefix("batch.")]
         index = np.argwhere(~np.isfinite(array))[0]
         place = f" The first is at index {index.tolist()} of {list(array.shape)}, from data.batches[{step - 1}]."
     if origin is not None:

@@ -1,6 +1,7 @@
 """From a training configuration to a plan: the one place where the train room calls the planner."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict
@@ -160,11 +161,10 @@ def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:
 
 
 def _options(section: PlanSection, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
-    given = {} if section.time_limit_s is None else {"time_limit_s": section.time_limit_s}
-    return PlanOptions(
-        **given,
+    options = PlanOptions(
         work_limit=section.work_limit,
         cache=section.cache,
         compile_check=section.check,
         on_progress=on_progress,
     )
+    return options if section.time_limit_s is None else dataclasses.replace(options, time_limit_s=section.time_limit_s)

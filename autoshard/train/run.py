@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from autoshard_models.train_step import TrainFunctions
 
-from autoshard.api import Plan, StagedPlan
+from autoshard.api import BasePlan
 from autoshard.execution.jit import PlannedFunction
 from autoshard.pipeline.run.staged_function import StagedFunction
 from autoshard.train.checkpoints import Checkpoints
@@ -33,7 +33,7 @@ class Run:
     config: TrainConfig
     functions: TrainFunctions
     data: TrainData
-    plan: Plan | StagedPlan
+    plan: BasePlan
     folder: pathlib.Path
     step: PlannedFunction | StagedFunction
     shardings: tuple[Any, Any | None]
@@ -55,7 +55,7 @@ class Run:
 
     def batch(self, number: int) -> Any:
         """Element `number` of the data, on the devices; the batch of step `number` + 1."""
-        return place(self.data.batches[number], self.shardings[1])
+        return place(self.data.batch(number), self.shardings[1])
 
     def identity(self) -> dict[str, Any]:
         """What tells this run from others, as plain data: its configuration and its plan."""
@@ -64,7 +64,7 @@ class Run:
 
 
 def planned_run(
-    config: TrainConfig, functions: TrainFunctions, data: TrainData, plan: Plan | StagedPlan, folder: pathlib.Path
+    config: TrainConfig, functions: TrainFunctions, data: TrainData, plan: BasePlan, folder: pathlib.Path
 ) -> Run:
     """The run of `config` under `plan`, whose file is in `folder`.
 
@@ -72,8 +72,9 @@ def planned_run(
         PlanMismatchError, MeshError: the plan fits neither the program nor the devices.
     """
     state = jax.eval_shape(functions.init, config.train.seed)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(data.batches[0]))
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.batch(0))
     step = plan.jit(functions.step)
     step.prepare(state, batch)
     shardings = step.in_shardings((state, batch))
-    return Run(config, functions, data, plan, folder, step, shardings, OneMesh(step) if plan.is_staged else None)
+    one_mesh = OneMesh(step) if isinstance(step, StagedFunction) else None
+    return Run(config, functions, data, plan, folder, step, shardings, one_mesh)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from autoshard_models.train_step import TrainFunctions
 
-from autoshard.api import BasePlan
+from autoshard.api import Plan, StagedPlan
 from autoshard.trace.trace import trace
 from autoshard.train.data import TrainData
 from autoshard.train.metrics import StepWork
@@ -31,9 +31,9 @@ def model_flops(functions: TrainFunctions, state: Any, batch: Any) -> float:
     return _PASSES * sum(o.rule.flops * o.trips for o in graph.operations if o.name in _PRODUCTS)
 
 
-def step_work(functions: TrainFunctions, data: TrainData, plan: BasePlan, batch_size: int) -> StepWork:
+def step_work(functions: TrainFunctions, data: TrainData, plan: Plan | StagedPlan, batch_size: int) -> StepWork:
     """What one step of a run does."""
     state = jax.eval_shape(functions.init, 0)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.batches[0])
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.batch(0))
     items = batch_size * data.items_per_example
     return StepWork(plan.num_devices, items, data.item, model_flops(functions, state, batch), plan.device_flops)

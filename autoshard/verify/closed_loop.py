@@ -181,13 +181,13 @@ def _to_forbid(now: _Compiled) -> Forbidden:
     """The choices that collectives which were compiled otherwise belong to: those that the program lacks; if it only
     has some besides, those of the equations that these serve.
     """
-    formulation, solution = now.found.best
+    formulation, solution = now.found.winner
     groups = _groups_of(formulation)
     strays = _offending(now.verification)
     found: dict[tuple[Axes, int, Choice], str] = {}
     for stray in [s for s in strays if s.predicted] or strays:
         for group in {g.index: g for e in stray.equations for g in groups[e]}.values():
-            found.update(_choices_with(formulation, solution.choices, group, stray, now.forbidden))
+            found.update(_choices_with(formulation, solution.chosen, group, stray, now.forbidden))
     return found
 
 

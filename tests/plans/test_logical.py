@@ -144,7 +144,7 @@ def small(*tensors: tuple[str, tuple[int, ...], tuple]) -> autoshard.Plan:
     axes = (("data", 4), ("tensor", 2))
     arguments = tuple(PlannedTensor(name, shape, "float32", entries) for name, shape, entries in tensors)
     rest = dict.fromkeys(("estimate", "certificate"))
-    return autoshard.Plan("p", "c", "d", axes, "", arguments, (), (), (), (), (0,), None, **rest)
+    return autoshard.Plan("p", "c", "d", axes, "", arguments, (), (), (), (), (), (0,), None, **rest)
 
 
 D, T, W = ("data",), ("tensor",), ()

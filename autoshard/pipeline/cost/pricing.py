@@ -100,8 +100,8 @@ def price_layers(
                     report(options, started, "price", f"kind {kind + 1} of {len(traced)} on {option}, {size} examples")
                     before = known.get((*key[:2], False))
                     known[key] = pricer.lean(option.mesh, before) if option.shards_weights else pricer.fast(option.mesh)
-                if known[key] is not None:
-                    costs[CostKey(kind, n, size)] = known[key]
+                if (cost := known[key]) is not None:
+                    costs[CostKey(kind, n, size)] = cost
     if not costs:
         raise StageError(
             f"No layer of the model can be planned for micro-batches of {list(micro_batch_sizes)}: "

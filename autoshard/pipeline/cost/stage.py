@@ -231,4 +231,4 @@ def _phase_times(jaxpr: Any, parts: PhasePartition, estimate: Estimate) -> tuple
         add(item.equation, item.compute_s)
     for item in estimate.communication:
         add(item.equation, item.time_s)
-    return tuple(times)
+    return times[0], times[1], times[2]

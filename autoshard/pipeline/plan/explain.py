@@ -105,11 +105,9 @@ def _considered(console: Console, plan: PipelinePlan) -> None:
     rows = table("", [("step", "right"), ("vs plan", "right"), ("arrangement", "left")])
     searched_s = plan.certificate.searched_s
     for one in sorted(plan.considered, key=lambda c: (c.step_s is None, c.step_s or 0.0)):
-        known = one.step_s is not None
-        versus = f"{one.step_s / searched_s:.2f} x" if known and searched_s else "-"
-        rows.add_row(
-            seconds(one.step_s) if known else "-", versus, one.description + (f": {one.reason}" if one.reason else "")
-        )
+        step = "-" if one.step_s is None else seconds(one.step_s)
+        versus = f"{one.step_s / searched_s:.2f} x" if one.step_s is not None and searched_s else "-"
+        rows.add_row(step, versus, one.description + (f": {one.reason}" if one.reason else ""))
     console.print(rows)
     console.print()
 

@@ -43,14 +43,11 @@ class _PipelineTimes:
 
 def _document_type() -> type[pydantic.BaseModel]:
     """The file's schema: the fields of `PipelinePlan`, with a document for each program."""
-    fields: dict[str, Any] = {
-        f.name: (f.type, ...) for f in dataclasses.fields(PipelinePlan) if f.name not in _OWN_FORM
-    }
+    fields: dict[str, Any] = {"format": (Literal[STAGED_FORMAT], ...), "version": (Literal[VERSION], ...)}
+    fields |= {f.name: (f.type, ...) for f in dataclasses.fields(PipelinePlan) if f.name not in _OWN_FORM}
     return pydantic.create_model(
         "StagedPlanDocument",
         __config__=pydantic.ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=True),
-        format=(Literal[STAGED_FORMAT], ...),
-        version=(Literal[VERSION], ...),
         jax_version=(str, ...),
         programs=(list[dict[str, Any]], ...),
         durations=(tuple[_PipelineTimes, ...], ...),

@@ -93,8 +93,9 @@ def plan_staged(
     if arrangement is None:
         tell = lambda text, done, total: report(options, started, "stages", f"{text} ({done} of {total})")
         found = search(priced.layers, priced.table, cluster, examples, stages, tell)
+        arrangement = found.arrangement
     return _plan_of_arrangement(
-        arrangement or found.arrangement,
+        arrangement,
         found,
         priced,
         state=state,

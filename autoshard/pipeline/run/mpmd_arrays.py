@@ -82,8 +82,9 @@ class MpmdArrays:
     def _like(self, shape: tuple[int, ...], submesh: int) -> NamedSharding:
         """The sharding of the first input of this shape on a submesh, or else whole."""
         for v, owner in enumerate(self.program.inputs):
-            if shape and owner == submesh and self.program.avals[v].shape == shape and self._inputs[v] is not None:
-                return self._inputs[v]
+            found = self._inputs[v]
+            if found is not None and shape and owner == submesh and self.program.avals[v].shape == shape:
+                return found
         return self.whole[submesh]
 
     def struct(

@@ -33,7 +33,7 @@ class CompiledProgram:
 
 def compile_programs(layout: MpmdArrays, submeshes: frozenset[int]) -> Iterator[CompiledProgram]:
     """The programs of `submeshes`, in the order in which they run."""
-    left: dict[tuple[int, int], jax.sharding.Sharding] = {}
+    left: dict[tuple[ArrayKey, int], jax.sharding.Sharding] = {}
     for number, level in enumerate(layout.program.levels):
         yield from (_compile(layout, number, one, left) for one in level.programs if one.submesh in submeshes)
 
@@ -42,7 +42,7 @@ def _compile(
     layout: MpmdArrays,
     level: int,
     one: SubmeshProgram,
-    left: MutableMapping[tuple[int, int], jax.sharding.Sharding],
+    left: MutableMapping[tuple[ArrayKey, int], jax.sharding.Sharding],
 ) -> CompiledProgram:
     """Compiles `one`; `left` says how lies what an earlier level left on a submesh for a later one, and is added to."""
     submesh = one.submesh

@@ -93,7 +93,8 @@ class MpmdFunction:
         number = 0
         for level, content in enumerate(self.program.levels):
             for exchange in content.exchanges:
-                key = exchange if len(exchange.values) > 1 else exchange.values[0]
+                first, *others = exchange.values
+                key = exchange if others else first
                 for target in exchange.targets:
                     held = self._read(arrays, key, exchange.source)
                     there = self._send(held, self._layout.sharding(key, target), number)

@@ -70,7 +70,7 @@ class PhaseFunction:
         run.__name__ = name
         self._donated = [n for n in part.given if n in set(donated)]
         self._plain = [n for n in part.given if n not in set(donated)]
-        ins = lambda positions: [named(entries[n]) for n in positions]
+        ins = lambda positions: [NamedSharding(mesh, partition_spec(entries[n])) for n in positions]
         outs = [named(interface.output_entries[n]) for n in part.results]
         self._shardings = dict(zip(part.given, ins(part.given), strict=True))
         self._jitted = jax.jit(

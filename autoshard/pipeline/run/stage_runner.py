@@ -134,10 +134,6 @@ class StageRunner:
         part = self._part(phase)
         return frozenset() if part is None else frozenset(part.part.given)
 
-    def lower(self, phase: Phase, arguments: Mapping[int, Any], residuals: Sequence[Any]) -> Any:
-        """Lowers a phase for arrays or shapes, as `jax.jit(f).lower`."""
-        return self._part(phase).lower(arguments, residuals)
-
     def _part(self, phase: Phase) -> PhaseFunction | None:
         match phase:
             case Phase.FORWARD:

@@ -70,9 +70,8 @@ class StagedFunction:
         self.mover = CrossMeshTransfer(timeout_s=max(timeout_s, COMPILING_S), coordinator_address=coordinator_address)
         self._donate, self._records = plan.donates_state if donate is None else donate, record
         self._recorder: Recorder | None = None
-        self._runners: StageRunners | None = None
         self._keys = RandomKeys(step)
-        self._update: OptimizerUpdate | None = None
+        self._built: tuple[StageRunners, OptimizerUpdate] | None = None
         self._layout: StateLayout | None = None
         timeline = plan.timeline
         self._tasks = [
@@ -109,13 +108,13 @@ class StagedFunction:
             raise
 
     def _take_step(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
-        self.prepare(state, batch)
+        runners, update = self._prepared(state, batch)
         self._check_batch(batch)
         state = self.place(state)
         self._recorder = Recorder(self.plan, self.device_meshes) if self._records else None
-        running = RunningStep(self._runners, self.step, self.mover, self._keys, state, batch)
+        running = RunningStep(runners, self.step, self.mover, self._keys, state, batch)
         self._run_tasks(running)
-        result = self._update(state, running.gradients(), running.mutable(), running.metrics())
+        result = update(state, running.gradients(), running.mutable(), running.metrics())
         if self._is_shared:
             self._watch_update(result[0])
             self.wait(result[1])
@@ -176,8 +175,12 @@ class StagedFunction:
         Raises:
           PlanMismatchError: The step, the state or the batch is not what was planned.
         """
-        if self._update is None:
-            self._build(state, batch)
+        self._prepared(state, batch)
+
+    def _prepared(self, state: Any, batch: Any) -> tuple[StageRunners, OptimizerUpdate]:
+        if self._built is None:
+            self._built = self._build(state, batch)
+        return self._built
 
     @property
     def shardings(self) -> Any:
@@ -249,8 +252,8 @@ class StagedFunction:
                 f"The plan is for batches of {self.plan.batch_size} examples; received one of {found}. Plan again."
             )
 
-    def _build(self, state: Any, batch: Any) -> None:
-        runners = self._runners = StageRunners(self.plan, self.step, self.device_meshes, state, batch)
+    def _build(self, state: Any, batch: Any) -> tuple[StageRunners, OptimizerUpdate]:
+        runners = StageRunners(self.plan, self.step, self.device_meshes, state, batch)
         parameters, sums = runners.parameter_owners()
         mutable = {name: runners.mutable_owner(name) for name in runners.mutable_names}
         finish = trace_update(self.step, state, runners.metric_types)
@@ -261,6 +264,6 @@ class StagedFunction:
             metrics[name] = LeafPlacement(self.device_meshes.submesh_of(owner), runners[owner].whole)
         gradients = [sums[name] for name in self.plan.parameters]
         unchanged = [n for n, name in enumerate(runners.mutable_names) if not runners.is_changed(name)]
-        self._update = OptimizerUpdate(
+        return runners, OptimizerUpdate(
             finish, self._layout, gradients, metrics, unchanged, self.device_meshes, self.mover, self._donate
         )

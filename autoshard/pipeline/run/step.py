@@ -15,6 +15,7 @@ import numpy as np
 
 from autoshard.errors import StageError
 from autoshard.pipeline.plan.parameter_owners import StageId
+from autoshard.pipeline.run.device_meshes import as_array
 from autoshard.pipeline.run.phase_functions import PhaseResult
 from autoshard.pipeline.run.stage_runner import Leaves
 from autoshard.pipeline.run.stage_runners import StageRunners
@@ -124,7 +125,8 @@ class RunningStep:
         scale = self._step.scale(state)
         if scale is None:
             return jax.make_array_from_callback((), runner.whole, lambda _: share, dtype=np.float32)
-        return self._runners.device_meshes.copy_on(scale, self._runners.device_meshes.submesh_of(one)) * share
+        meshes = self._runners.device_meshes
+        return as_array(meshes.copy_on(scale, meshes.submesh_of(one))) * share
 
     def run(self, one: StageId, phase: Phase, micro_batch: int) -> jax.Array | None:
         """Runs a task, if it is one of this process, and sends on what others wait for.
@@ -230,10 +232,11 @@ class RunningStep:
         """The mutable state after the step: of several pipelines, the mean by their shares of the batch."""
         runners, found = self._runners, []
         for name in runners.mutable_names:
-            if not runners.is_changed(name):
+            owner = runners.mutable_stage(name)
+            if owner is None or not runners.is_changed(name):
                 found.append(self._mutable_before[name])
                 continue
-            runner = runners[runners.mutable_stage(name)]
+            runner = runners[owner]
             arrays, shares = [], []
             for one, other in runners:
                 if name in other.new_mutable:

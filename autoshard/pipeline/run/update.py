@@ -99,13 +99,12 @@ def state_layout(
             found.append(mutable[name])
         else:
             found.append(_of_optimizer(name, leaf, shapes, sums, device_meshes))
-    if None in found:
-        gradients = [sums[name] for name in shapes]
-        submeshes = _inferred(finish, found, gradients)
-        for n, (_, leaf) in enumerate(leaves):
-            if found[n] is None:
-                found[n] = _like_a_sum(submeshes[n] or 0, leaf, shapes, sums, device_meshes)
-    return StateLayout(tuple(found), jax.tree.structure(finish.state))
+    submeshes = _inferred(finish, found, [sums[name] for name in shapes]) if None in found else ()
+    placed = (
+        own or _like_a_sum(submeshes[n] or 0, leaf, shapes, sums, device_meshes)
+        for n, (own, (_, leaf)) in enumerate(zip(found, leaves, strict=True))
+    )
+    return StateLayout(tuple(placed), jax.tree.structure(finish.state))
 
 
 def _of_optimizer(

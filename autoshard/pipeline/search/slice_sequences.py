@@ -152,12 +152,13 @@ def _suggestions(context: SearchContext, candidate: Candidate) -> list[tuple[int
     layers, table = context.intervals.layers, context.topology.table
     cuts = [even_cut(layers.num_layers, candidate.num_stages)]
     each = [context.intervals.layer_costs(o, candidate.micro_batch_size) for o in candidate.options]
-    if all(c is not None for row in each for c in row):
+    if not any(None in row for row in each):
+        costs = [c for c in each[0] if c is not None]
         stages = [k for k, n in enumerate(candidate.counts) for _ in range(n)] * candidate.chunks
         options = [table.options[candidate.options[k]] for k in stages]
         flops = [o.num_devices * o.mesh.device_type.flops_per_s("float32") for o in options]
         rooms = [o.num_devices * context.limits_bytes[o.slice] for o in options]
-        fixed = sum(c.weight_bytes + c.gradient_bytes + c.optimizer_bytes for c in each[0]) * options[0].num_devices
-        work = [c.forward_s + c.backward_s + c.weight_s for c in each[0]]
+        fixed = sum(c.weight_bytes + c.gradient_bytes + c.optimizer_bytes for c in costs) * options[0].num_devices
+        work = [c.forward_s + c.backward_s + c.weight_s for c in costs]
         cuts.append(cut_by_shares(work, whale_shares(flops, rooms, sum(work), fixed)))
     return cuts

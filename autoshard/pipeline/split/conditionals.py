@@ -69,8 +69,8 @@ def _part(branch: Sequence[tuple[Step, Site]], site: Site, needed: Sequence[int]
     for step, submesh in reversed(branch):
         if (submesh == site or len(submesh.submeshes) > 1) and any(v in missing for v in step.results):
             steps.append(step)
-            for v in step.results:
-                missing.pop(v, None)
+            for v in missing.keys() & step.results:
+                del missing[v]
             missing.update(dict.fromkeys(step.operands))
     return _Part(tuple(reversed(steps)), tuple(missing), tuple(passes))
 

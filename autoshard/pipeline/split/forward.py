@@ -112,7 +112,7 @@ def trace_forward(step: TrainStep, state: Any, batch: Any, micro_batch_size: int
 
     closed, shapes = jax.make_jaxpr(loss_of, return_shape=True)(params, mutable, part, key)
     closed = _without_dead(inlined(closed))
-    names = [_leaves(tree) for tree in (params, mutable, part, shapes[2])]
+    names = _leaves(params), _leaves(mutable), _leaves(part), _leaves(shapes[2])
     return Forward(closed, *names, micro_batch_size, _main(closed.jaxpr, len(names[0].names), len(names[1].names)))
 
 

@@ -106,7 +106,8 @@ def partition_phases(
         return PhasePartition(parts[0], parts[1], None, tuple(held[0]), (), ())
     kept = tuple(v for v in held[1] if made_by_forward(v))
     handed = tuple(v for v in held[1] if not made_by_forward(v))
-    return PhasePartition(*parts, tuple(dict.fromkeys([*held[0], *kept])), kept, handed)
+    residuals = tuple(dict.fromkeys([*held[0], *kept]))
+    return PhasePartition(parts[0], parts[1], parts[2], residuals, kept, handed)
 
 
 def _ancestors(jaxpr: jex.Jaxpr, maker: dict[Any, int], wanted: Iterable[Any]) -> set[int]:

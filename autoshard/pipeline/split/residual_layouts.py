@@ -8,7 +8,7 @@ import jax.extend.core as jex
 from autoshard.execution.jit import Interface
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
-from autoshard.trace.walk import EquationKind, called_jaxpr, equation_numbers, kind_of, open_jaxpr
+from autoshard.trace.walk import EquationKind, equation_numbers, kind_of, nested_programs, open_jaxpr, shape_of
 
 
 def residual_layouts(jaxpr: jex.Jaxpr, interface: Interface, held: Sequence[Any]) -> list[SpecEntries | None]:
@@ -25,7 +25,7 @@ def residual_layouts(jaxpr: jex.Jaxpr, interface: Interface, held: Sequence[Any]
             if isinstance(v, jex.DropVar):
                 continue
             if entries is None and kind_of(equation) is EquationKind.LEAF:
-                alike = [o for o in equation.invars if not isinstance(o, jex.Literal) and o.aval.shape == v.aval.shape]
+                alike = [o for o in equation.invars if not isinstance(o, jex.Literal) and shape_of(o) == shape_of(v)]
                 entries = next((known[o] for o in alike if known.get(o) is not None), None)
             known[v] = entries
     return [known[v] for v in held]
@@ -37,7 +37,8 @@ def _planned(equation: jex.JaxprEqn, number: int, shardings: Mapping[int, Equati
         found = shardings.get(number)
         results = {} if found is None else dict(found.results)
         return [results.get(slot) for slot in range(len(equation.outvars))]
-    inner = open_jaxpr(called_jaxpr(equation)[1])
+    (nested_program,) = nested_programs(equation)
+    inner = open_jaxpr(nested_program)
     made: dict[Any, SpecEntries | None] = {}
     for n, nested in zip(equation_numbers(inner), inner.eqns, strict=True):
         made |= dict(zip(nested.outvars, _planned(nested, number + 1 + n, shardings), strict=True))

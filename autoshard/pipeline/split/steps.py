@@ -16,7 +16,7 @@ import numpy as np
 
 from autoshard.trace.leaves import Leaves
 from autoshard.trace.source import SourceLines
-from autoshard.trace.walk import EquationKind, called_jaxpr, called_operands, kind_of
+from autoshard.trace.walk import EquationKind, called_operands, kind_of, nested_programs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ class Flattening:
             at = self._lines.of(equation) or line
             kind = kind_of(equation)
             if kind is EquationKind.CALL:
-                _, nested = called_jaxpr(equation)
+                (nested,) = nested_programs(equation)
                 results = self._inline_call(nested, called_operands(equation, operands), at, steps)
             elif kind is EquationKind.COND and isinstance(operands[0], jex.Literal):
                 branch = equation.params["branches"][int(operands[0].val)]
@@ -125,7 +125,7 @@ class Flattening:
             else:
                 results = self._step(equation, operands, at, kind, steps)
             for v, r in zip(equation.outvars, results, strict=True):
-                if not isinstance(v, jex.DropVar):
+                if r is not None and not isinstance(v, jex.DropVar):
                     env[v] = r
         return [read(v) for v in jaxpr.outvars]
 

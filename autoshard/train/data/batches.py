@@ -29,10 +29,25 @@ class TrainData:
         item: the name of what is counted, in the plural: tokens, images, clicks or graphs.
     """
 
-    batches: grain.MapDataset
-    eval_batches: grain.MapDataset
+    batches: grain.MapDataset[Batch]
+    eval_batches: grain.MapDataset[Batch]
     items_per_example: int
     item: str
+
+    def batch(self, number: int) -> Batch:
+        """Element `number` of `batches`."""
+        return _element(self.batches, number)
+
+    def eval_batch(self, number: int) -> Batch:
+        """Element `number` of `eval_batches`."""
+        return _element(self.eval_batches, number)
+
+
+def _element(dataset: grain.MapDataset[Batch], number: int) -> Batch:
+    """Grain knows elements that a filter has taken out; here none is."""
+    batch = dataset[number]
+    assert batch is not None, number
+    return dict(batch)
 
 
 def drawn(draw: Callable[[np.random.Generator], Batch], seed: int, part: Part) -> grain.MapDataset:
