@@ -8,8 +8,8 @@ import os
 import subprocess
 import sys
 
-import numba
 import numpy as np
+from numba.extending import is_jitted
 
 from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.bound.label_slack import label_slack
@@ -61,7 +61,7 @@ def _is_on_disk(graph: FactorGraph, labels: np.ndarray) -> bool:
     except (ImportError, AttributeError):  # the module or class is no more
         pass
     modules = [module for name, module in sys.modules.items() if name.startswith("autoshard.solver.")]
-    for kernel in (x for module in modules for x in vars(module).values() if numba.extending.is_jitted(x)):
+    for kernel in (x for module in modules for x in vars(module).values() if is_jitted(x)):
         if not kernel.signatures:
             kernel.recompile()  # of nothing, which only writes an empty index
     labels_cost(graph, labels)
