@@ -66,6 +66,19 @@ def read_plan(path: str | os.PathLike[str]) -> ProgramPlan:
     return plan_of_document(read_json(path), path)
 
 
+def checked_document(schema: type[pydantic.BaseModel], raw: Any, path: str | os.PathLike[str]) -> pydantic.BaseModel:
+    """What JSON gives as the schema of a plan's file has it; raises FileFormatError where it does not follow that."""
+    try:
+        document = schema.model_validate(raw)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FileFormatError(f"`{path}` is not a valid plan: at `{where}`: {first['msg']}. Plan again.") from error
+    if json.loads(document.model_dump_json()) != raw:
+        raise FileFormatError(f"`{path}` holds keys or values that no plan has. Plan again.")
+    return document
+
+
 def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
     """The plan of a document as JSON gives it.
 
@@ -89,15 +102,7 @@ def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
             f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} only, "
             "in which a plan also says in which order its operations run. Plan again."
         )
-    try:
-        document = _document_type().model_validate(raw)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise FileFormatError(f"`{path}` is not a valid plan: at `{where}`: {first['msg']}. Plan again.") from error
-    if json.loads(document.model_dump_json()) != raw:
-        raise FileFormatError(f"`{path}` holds keys or values that no plan has. Plan again.")
-    held = dict(document)
+    held = dict(checked_document(_document_type(), raw, path))
     texts, order = held["equation_texts"], held["equation_order"]
     if any(not 0 <= i < len(texts) for i in order):
         raise FileFormatError(f"`{path}` refers to an equation that it does not describe. Plan again.")

@@ -77,9 +77,9 @@ class Subject:
     donated: tuple[int, ...]
 
 
-def suited(subject: Subject, strategies: Sequence[Strategy] = ALL) -> tuple[Strategy, ...]:
-    """Those of `strategies` that apply to a function: expert parallelism only where there are experts, for example."""
-    return tuple(s for s in strategies if not why_unsuited(s, subject.program, subject.roles))
+def suited(subject: Subject) -> tuple[Strategy, ...]:
+    """The strategies that apply to a function: expert parallelism only where there are experts, for example."""
+    return tuple(s for s in ALL if not why_unsuited(s, subject.program, subject.roles))
 
 
 def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Settings]) -> Subject:

@@ -21,7 +21,7 @@ from autoshard.pipeline.schedule.durations import PipelineDurations, StageDurati
 from autoshard.pipeline.schedule.orders import make_schedule
 from autoshard.pipeline.schedule.simulate import step_time
 from autoshard.pipeline.search.arrangement import Pipeline
-from autoshard.plans.files import STAGED_FORMAT, plan_document, plan_of_document
+from autoshard.plans.files import STAGED_FORMAT, checked_document, plan_document, plan_of_document
 from autoshard.plans.program_plan import ProgramPlan
 
 VERSION = 2
@@ -100,14 +100,7 @@ def pipeline_plan_of_document(raw: Any, path: str | os.PathLike[str]) -> Pipelin
             f"`{path}` is a plan in stages of version {raw.get('version')!r}, but this autoshard reads version "
             f"{VERSION}. Plan again."
         )
-    try:
-        document: Any = _document_type().model_validate(raw)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise FileFormatError(f"`{path}` is not a valid plan: at `{where}`: {first['msg']}. Plan again.") from error
-    if json.loads(document.model_dump_json()) != raw:
-        raise FileFormatError(f"`{path}` holds keys or values that no plan has. Plan again.")
+    document: Any = checked_document(_document_type(), raw, path)
     programs = tuple(plan_of_document(p, f"{path}, program {n}") for n, p in enumerate(document.programs))
     _check(document, programs, path)
     try:

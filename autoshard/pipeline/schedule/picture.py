@@ -41,15 +41,15 @@ def draw_timeline(timeline: Timeline, path: pathlib.Path, title: str) -> None:
         raise ConfigError(f"--timeline: the file must end in .html or .png; received {path}. Rename it.")
 
 
-def timeline_html(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> str:
+def timeline_html(timeline: Timeline, title: str) -> str:
     """A page that needs nothing besides: one row for each submesh, with what it computes, sends and holds.
 
     Args:
       timeline: Predicted or recorded.
-      title: Its heading. notes: Sentences below it.
+      title: Its heading.
     """
     rows = gantt_chart(timeline)
-    said = "\n".join(f"<p>{html.escape(one)}</p>" for one in (heading(timeline), *notes, *rows.notes))
+    said = "\n".join(f"<p>{html.escape(one)}</p>" for one in (heading(timeline), *rows.notes))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
 <style>

@@ -3,21 +3,23 @@
 import math
 
 from autoshard.pipeline.schedule.timeline import SubmeshSummary, Timeline
-from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
+from autoshard.printing import TextConsole, amount, seconds, table
+
+_MOST = 32
 
 
-def timeline_text(timeline: Timeline, most: int = 32, width: int = PAGE_WIDTH) -> str:
-    """One line for each submesh, in lines of `width`; of more than `most` submeshes, only the first."""
-    console = TextConsole(width)
+def timeline_text(timeline: Timeline) -> str:
+    """One line for each submesh; of more than 32, only the first."""
+    console = TextConsole()
     several = len({p.pipeline for p in timeline.submeshes}) > 1
     columns = [("pipeline", "right")] if several else []
     columns += [("submesh", "left"), ("busy", "right"), ("idle", "right"), ("peak memory", "right"), ("limit", "right")]
     made = table(f"Step of {seconds(timeline.step_s)}, {timeline.origin}", [*columns, ("in flight", "right")])
-    for submesh in timeline.submeshes[:most]:
+    for submesh in timeline.submeshes[:_MOST]:
         made.add_row(*([str(submesh.pipeline)] if several else []), *_cells(submesh))
     console.print(made)
-    if len(timeline.submeshes) > most:
-        console.print(f"and {len(timeline.submeshes) - most} more submeshes")
+    if len(timeline.submeshes) > _MOST:
+        console.print(f"and {len(timeline.submeshes) - _MOST} more submeshes")
     return console.text
 
 

@@ -57,7 +57,7 @@ def size_bytes(v: Any) -> int:
 def find_layers(forward: Forward) -> LayerBoundaries:
     """The layers of `forward`; one, with a warning, where it cannot be cut."""
     equations = [forward.jaxpr.eqns[i] for i in forward.main]
-    crossing, counts = _crossing(forward, equations)
+    crossing, counts = _crossing(equations)
     heavy = [i for i, e in enumerate(equations) if _is_heavy(e)]
     gaps = []
     for before, after in zip(heavy, heavy[1:], strict=False):
@@ -81,7 +81,7 @@ def _is_heavy(equation: jex.JaxprEqn) -> bool:
     return equation.primitive.name in _HEAVY or is_checkpoint(equation)
 
 
-def _crossing(forward: Forward, equations: list[jex.JaxprEqn]) -> tuple[list[float], list[int]]:
+def _crossing(equations: list[jex.JaxprEqn]) -> tuple[list[float], list[int]]:
     """For each position i, the bytes and the number of values that are made before equation i and read by it or later.
 
     Values that only leave the program, and negligible ones, do not count.

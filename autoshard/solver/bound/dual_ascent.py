@@ -175,7 +175,7 @@ class DualAscent:
             self._step *= RETREAT
             self._way[:] = 0.0
             return
-        self._compare_ways(scale)
+        self._compare_ways()
         active = np.flatnonzero(self._core.active)
         if len(active):
             usage = 0.5 * (
@@ -190,7 +190,7 @@ class DualAscent:
         if self._iteration % (LOOK_EARLY if self._iteration < EARLY else LOOK) == 0:
             self._look_for_instants(unit)
 
-    def _compare_ways(self, scale: float) -> None:
+    def _compare_ways(self) -> None:
         """Ends a block and chooses the way of the next one; every fourth block goes to the other way."""
         if self._block_start < 0:
             self._block_start, self._block_bound = self._iteration, self.bound

@@ -74,7 +74,7 @@ def refine(columns: Columns, instants: Sequence[int], rounds: int = ROUNDS) -> P
         first_edge,
         edge_count,
         bool((node_kind == node_kind[first_node][node_class]).all())
-        and _is_regular(columns, node_class, first_node, node_count, edge_class),
+        and _is_regular(columns, node_class, node_count, edge_class),
     )
 
 
@@ -132,9 +132,7 @@ def _classes(colour: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rank[inverse], first[order], count[order]
 
 
-def _is_regular(
-    columns: Columns, node_class: np.ndarray, first_node: np.ndarray, node_count: np.ndarray, edge_class: np.ndarray
-) -> bool:
+def _is_regular(columns: Columns, node_class: np.ndarray, node_count: np.ndarray, edge_class: np.ndarray) -> bool:
     """Whether every node of a class has as many edges of each class, at each end, as the others."""
     classes = int(edge_class.max(initial=-1)) + 1
     for end in (columns.source, columns.target):

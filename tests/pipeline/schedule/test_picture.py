@@ -49,8 +49,8 @@ def drawing(page: str) -> xml.etree.ElementTree.Element:
 
 
 def test_page_shows_every_event(small):
-    page = timeline_html(small, "One & two", ["Leaves <nothing> out."])
-    assert "<h1>One &amp; two</h1>" in page and "Leaves &lt;nothing&gt; out." in page
+    page = timeline_html(small, "One & two")
+    assert "<h1>One &amp; two</h1>" in page
     assert "src=" not in page and "href" not in page and "<script" not in page
     svg = drawing(page)
     rectangles = [r for g in svg.iter(f"{SVG}g") if g.get("class") == "task" for r in g.iter(f"{SVG}rect")]
