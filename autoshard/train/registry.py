@@ -225,7 +225,7 @@ def staged_functions(config: TrainConfig) -> TrainFunctions:
     init, _, evaluate = whole_functions(config)
     objective = objective_of(model_config(config.model))
 
-    def loss(params: Any, mutable: Any, batch: Batch, key: jax.Array) -> Any:
+    def loss(params: Any, mutable: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
         return objective.loss(params, mutable, batch, key if objective.is_random else None)
 
     scaling = LossScaling() if section.loss_scaling else None
