@@ -99,9 +99,7 @@ def plan_confirmed(posed: Posed, fn: Callable[..., Any], args: Sequence[Any]) ->
             verification = verify(plan, fn, *args)
         except KeyboardInterrupt:
             stopped = "stopped while compiling"
-        except MissingExtraError as error:
-            stopped = f"install {str(error).rpartition('install ')[2].strip(chr(39))}"
-        except VerificationError as error:
+        except (MissingExtraError, VerificationError) as error:
             stopped = str(error)
         if stopped:
             break
