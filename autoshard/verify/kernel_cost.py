@@ -6,7 +6,6 @@ an operand where it reads no more, and the slice that it writes where it updates
 
 import dataclasses
 
-from autoshard.cluster import DeviceType
 from autoshard.verify.flops import flops_of
 from autoshard.verify.hlo import Computation, HloModule, Instruction, Run
 
@@ -16,7 +15,7 @@ _NO_KERNEL = frozenset(
 )
 """What takes no kernel of its own on the stream of kernels."""
 _SLICES = ("dynamic-slice", "slice", "gather")
-_NAMES = ("bitcast", "reshape", "copy", "convert", "get-tuple-element")
+_NAMES = ("bitcast", "reshape", "copy", "convert")
 """What hands on an operand inside a fusion."""
 
 
@@ -32,13 +31,6 @@ class Rates:
     product_flops_per_s: float
     memory_bytes_per_s: float
     launch_s: float
-
-    @staticmethod
-    def of(device: DeviceType, product_dtype: str = "bfloat16") -> "Rates":
-        """The rates that plans assume for a device."""
-        return Rates(
-            device.matmul_flops_per_s(product_dtype), device.memory_bandwidth_bytes_per_s, device.launch_overhead_s
-        )
 
     def kernel_s(self, module: HloModule, computation: Computation, instruction: Instruction) -> float:
         """Seconds of one instruction; 0 for what takes no kernel."""
@@ -78,16 +70,13 @@ def kernel_bytes(module: HloModule, computation: Computation, instruction: Instr
 
 
 def _roots(body: Computation) -> list[Instruction]:
+    """What a fusion returns; an update in place where only its name in another form is returned."""
     root = body.instructions[body.root]
     roots = [body.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
     found = []
     for one in roots:
-        while one.opcode in _NAMES and one.operands[0] in body.instructions and one.opcode != "get-tuple-element":
-            inner = body.instructions[one.operands[0]]
-            if inner.opcode != "dynamic-update-slice":
-                break
-            one = inner
-        found.append(one)
+        inner = body.instructions.get(one.operands[0]) if one.opcode in _NAMES else None
+        found.append(inner if inner is not None and inner.opcode == "dynamic-update-slice" else one)
     return found
 
 
