@@ -19,6 +19,7 @@ from autoshard.compiler.operand_copies import operand_copies
 from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.partial_sums import partial_sums
 from autoshard.compiler.protocol import Compiler
+from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.softmax import stored_exponentials
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.stored_values import stored_values
@@ -82,9 +83,11 @@ class XlaGpu(XlaCpu):
 
     Attributes:
       workspace_bytes: Of one product (`DeviceType.product_workspace_bytes`).
+      schedule: Which of its schedules it is asked for.
     """
 
     workspace_bytes: int
+    schedule: Schedule = Schedule.LEAST_MEMORY
 
     @property
     def ordering(self) -> OrderingRules:
@@ -99,8 +102,11 @@ class XlaGpu(XlaCpu):
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
 
 
-def compiler_of(device_type: DeviceType) -> Compiler:
-    """The compiler of a kind of device: only products of GPUs have a workspace, and only those of TPUs are rounded."""
+def compiler_of(device_type: DeviceType, schedule: Schedule) -> Compiler:
+    """The compiler of a kind of device: only products of GPUs have a workspace, and only those of TPUs are rounded.
+
+    `schedule`: What it is asked for, if it has several.
+    """
     if device_type.product_workspace_bytes:
-        return XlaGpu(device_type.product_workspace_bytes)
+        return XlaGpu(device_type.product_workspace_bytes, schedule)
     return XlaTpu() if device_type.rounds_products else XlaCpu()

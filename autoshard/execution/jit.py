@@ -10,6 +10,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from autoshard.compiler.options import compiler_options
+from autoshard.compiler.schedule import Schedule
 from autoshard.errors import MeshError
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.placement import partition_spec
@@ -44,6 +45,7 @@ class Interface:
       argument_entries, output_entries: Layouts of the flat arguments and outputs.
       output_steps: The layouts that each output passes through at the end.
       donate_argnums: Positional arguments whose buffers are reused.
+      schedule: What the compiler is asked for.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -52,6 +54,7 @@ class Interface:
     output_entries: tuple[SpecEntries, ...]
     output_steps: tuple[tuple[SpecEntries, ...], ...]
     donate_argnums: tuple[int, ...]
+    schedule: Schedule
 
 
 class PlannedFunction:
@@ -82,7 +85,9 @@ class PlannedFunction:
         key = (tree, shapes, is_nested)
         if key not in self._jitted:
             platform = self.mesh.devices.flat[0].platform
-            self._jitted[key] = self._build(args, None if is_nested else compiler_options(platform))
+            self._jitted[key] = self._build(
+                args, None if is_nested else compiler_options(platform, self._interface.schedule)
+            )
         return self._jitted[key]
 
     def _build(self, args: Sequence[Any], options: dict[str, bool] | None) -> Any:

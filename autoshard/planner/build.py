@@ -30,6 +30,7 @@ from autoshard.cluster import LogicalMesh
 from autoshard.compiler.backends import compiler_of
 from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, OperandRead
 from autoshard.compiler.protocol import Compiler
+from autoshard.compiler.schedule import Schedule
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind
@@ -79,7 +80,7 @@ class Formulation:
       decisions: The meaning of each node. flows: The meaning of each edge.
       problem: The solver's input.
       exposure: Which part of each collective's time counts.
-      compiler: Whose laws its memory and collectives follow.
+      schedule: What the compiler is asked for. compiler: Whose laws its memory and collectives follow.
       buffers: What each usage stands for, then each usage of an edge. instants: Operation index at each instant.
     """
 
@@ -91,6 +92,7 @@ class Formulation:
     flows: tuple[Flow, ...]
     problem: Problem
     exposure: Exposure
+    schedule: Schedule
     compiler: Compiler
     buffers: tuple[BufferUse, ...]
     instants: tuple[int, ...]
@@ -118,6 +120,7 @@ class _Builder:
         pins: Sequence[FixedLayout | None],
         restrictions: Restrictions,
         overlap: float,
+        schedule: Schedule,
     ):
         self.program, self.mesh, self.graph = program, mesh, program.graph
         self.layouts, arguments = argument_choices(program, mesh, pins, restrictions)
@@ -132,7 +135,7 @@ class _Builder:
                 self.definition[access.value] = (self.first_group + group.index, w)
         self.columns = LayoutColumns()
         self.prices = MovePrices(mesh)
-        self.compiler = compiler_of(mesh.device_type)
+        self.compiler = compiler_of(mesh.device_type, schedule)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.exposure = Exposure(1.0 - overlap, program.analysis)
@@ -301,6 +304,7 @@ def formulate(
     pins: Sequence[FixedLayout | None],
     restrictions: Restrictions = Restrictions(),  # noqa: B008 - frozen
     overlap: float = 0.0,
+    schedule: Schedule = Schedule.LEAST_MEMORY,
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
 
@@ -311,11 +315,12 @@ def formulate(
       pins: For each argument, a layout that the user demands, or None.
       restrictions: What the plan may not do.
       overlap: Share of weight and gradient collectives that hides behind computation; see `overlap.py`.
+      schedule: What the compiler is asked for.
 
     Raises:
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
     """
-    builder = _Builder(program, mesh, pins, restrictions, overlap)
+    builder = _Builder(program, mesh, pins, restrictions, overlap, schedule)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()
     reads = builder.operand_reads(flows, copies)
@@ -329,6 +334,7 @@ def formulate(
         flows=tuple(flows),
         problem=Problem(tuple(nodes), tuple(edges), memory.usages, memory.edge_usages, budget_bytes),
         exposure=builder.exposure,
+        schedule=schedule,
         compiler=builder.compiler,
         buffers=memory.buffers,
         instants=memory.instants,

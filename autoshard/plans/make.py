@@ -269,6 +269,7 @@ def plan_of_choices(
         orders=decoded.orders,
         equations=graph.equations,
         donate_argnums=origin.donate_argnums,
+        schedule=formulation.schedule,
         budget_bytes=budget_bytes,
         estimate=figures,
         certificate=certificate,

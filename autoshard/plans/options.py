@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
+from autoshard.compiler.schedule import Schedule
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanProgress:
@@ -28,6 +30,7 @@ class PlanOptions:
         are predicted, and count against the budget.
       overlap: Share of the time of weight gathers and gradient reductions that hides behind computation.
         0 (the default) adds all times up; see docs/cost_model.md.
+      schedule: What the compiler is asked for.
       while_trips: How often the body of a `while` loop is assumed to run, which a program does not state.
       seed: Seed of the solver.
       work_limit: Limit of each solve in units of work instead of `time_limit_s`: no clock is read, and equal inputs and
@@ -48,6 +51,7 @@ class PlanOptions:
     max_mesh_axes: int = 2
     memory_reserve: float = 0.1
     overlap: float = 0.0
+    schedule: Schedule = Schedule.LEAST_MEMORY
     while_trips: float = 1.0
     seed: int = 0
     work_limit: float | None = None

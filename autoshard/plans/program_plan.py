@@ -12,6 +12,7 @@ import jax
 
 from autoshard.cluster.device import UNMEASURED
 from autoshard.compiler.orders import Order
+from autoshard.compiler.schedule import Schedule
 from autoshard.execution.jit import Interface
 from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
@@ -75,6 +76,7 @@ class ProgramPlan:
       orders: What must be ordered or kept, one by one, for people.
       equations: Signature of every traced equation: identifies the function.
       donate_argnums: Positional arguments whose buffers are reused.
+      schedule: What the compiler is asked for.
       budget_bytes: The memory limit that was obeyed, per device; None for none.
       estimate: Predicted time, traffic and memory. certificate: How near the optimum the plan is proven to be.
       close_choices: Decisions that were nearly ties. candidates: The logical meshes considered.
@@ -98,6 +100,7 @@ class ProgramPlan:
     orders: tuple[Order, ...]
     equations: tuple[str, ...]
     donate_argnums: tuple[int, ...]
+    schedule: Schedule
     budget_bytes: float | None
     estimate: Estimate
     certificate: Certificate
@@ -159,6 +162,7 @@ class ProgramPlan:
             tuple(o.entries for o in self.outputs),
             self.output_steps,
             self.donate_argnums,
+            self.schedule,
         )
 
 

@@ -58,7 +58,9 @@ class Question:
         restrictions = self.restrict(self.program, mesh) if self.restrict else Restrictions()
         budget_bytes = self.budget_on(axes_of(mesh))
         limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
-        return formulate(self.program, mesh, limit_bytes, layouts, restrictions, self.options.overlap)
+        return formulate(
+            self.program, mesh, limit_bytes, layouts, restrictions, self.options.overlap, self.options.schedule
+        )
 
 
 def axes_of(mesh: LogicalMesh) -> Axes:

@@ -55,12 +55,14 @@ def test_infinities_are_read_back(plan, tmp_path):
     assert Plan.load(tmp_path / "odd.json") == odd
 
 
-@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("version", [3, 4, 5])
 def test_plans_of_earlier_versions_are_refused_and_told_to_plan_again(document, version, tmp_path):
-    """Before version 5, a plan did not say in which order its operations run."""
+    """Before version 6 a plan did not say which schedule it assumes, before 5 not in which order its operations run."""
     before = {**copy.deepcopy(document), "version": version}
-    for _, equation in before["shardings"]:
-        equation["again"] = equation.pop("delayed")
+    del before["schedule"]
+    if version < 5:
+        for _, equation in before["shardings"]:
+            equation["again"] = equation.pop("delayed")
     with pytest.raises(FileFormatError, match=rf"version {version}, but .* reads version {VERSION} only.* Plan again"):
         load(before, tmp_path)
 

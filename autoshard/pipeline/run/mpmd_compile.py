@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from autoshard.compiler.options import compiler_options
+from autoshard.compiler.schedule import Schedule
 from autoshard.pipeline.run.mpmd_arrays import ArrayKey, MpmdArrays
 from autoshard.pipeline.split.mpmd_program import Exchange, MpmdProgram, SubmeshProgram
 
@@ -68,7 +69,7 @@ def _compile(
         out_shardings=[None if e is None else e.sharding for e in ends],
         donate_argnums=donated,
         keep_unused=True,
-        compiler_options=compiler_options(layout.meshes[submesh].devices.flat[0].platform),
+        compiler_options=compiler_options(layout.meshes[submesh].devices.flat[0].platform, Schedule.LEAST_MEMORY),
     )
     lowered = jitted.lower(*given)
     compiled = lowered.compile()

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from autoshard.compiler.options import compiler_options
+from autoshard.compiler.schedule import Schedule
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.jit import Interface
 from autoshard.execution.placement import partition_spec
@@ -78,7 +79,7 @@ class PhaseFunction:
             in_shardings=(ins(self._plain), ins(self._donated), list(map(named, before_layouts))),
             out_shardings=(outs, list(map(named, after_layouts))),
             donate_argnums=(1,),
-            compiler_options=compiler_options(mesh.devices.flat[0].platform),
+            compiler_options=compiler_options(mesh.devices.flat[0].platform, Schedule.LEAST_MEMORY),
         )
 
     def sharding(self, position: int) -> NamedSharding:
