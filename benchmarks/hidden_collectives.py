@@ -12,7 +12,7 @@ import argparse
 import collections
 import pathlib
 
-from autoshard.verify.hlo import HloModule, parse
+from autoshard.hlo.module import HloModule, parse
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter")
 CALLS = ("__cublas", "__cudnn")

@@ -26,13 +26,13 @@ from autoshard_models.zoo import FAMILIES
 
 import autoshard
 from autoshard.execution.jit import device_mesh
+from autoshard.hlo.collectives import compiled_collectives
+from autoshard.hlo.module import parse
 from autoshard.pipeline.cost.stage import TracedStage, check_stage
 from autoshard.pipeline.cost.traced_model import trace_model
 from autoshard.pipeline.run.phase_functions import phase_functions
 from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
-from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.devices import devices_for, options_for
-from autoshard.verify.hlo import parse
 from autoshard.verify.targets import target_of
 from autoshard.verify.verify import verify
 

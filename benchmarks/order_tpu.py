@@ -28,17 +28,17 @@ from scipy.stats import spearmanr
 from autoshard import baselines
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError
+from autoshard.hlo.collectives import compiled_collectives
+from autoshard.hlo.compiled_schedule import collective_s
+from autoshard.hlo.cycles import estimated_cycles
+from autoshard.hlo.module import parse
 from autoshard.plans.make import plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
-from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.compile import compile_step
-from autoshard.verify.compiled_schedule import collective_s
-from autoshard.verify.cycles import estimated_cycles
 from autoshard.verify.devices import devices_for
-from autoshard.verify.hlo import parse
 from autoshard.verify.tpus import V5E
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -28,17 +28,17 @@ from foreign.table import PROGRAMS, Program
 from autoshard import Plan, baselines
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError
+from autoshard.hlo.collectives import compiled_collectives
+from autoshard.hlo.compiled_schedule import collective_s
+from autoshard.hlo.module import parse
 from autoshard.plans.make import homogeneous_slice, plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
-from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.compile import compile_step
-from autoshard.verify.compiled_schedule import collective_s
 from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
-from autoshard.verify.hlo import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

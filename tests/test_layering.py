@@ -13,7 +13,7 @@ FLOORS = (
     {"errors", "files", "garbage", "interrupts", "pictures", "printing", "suggestions", "watchdog", "train_step"},
     {"graph", "cluster", "solver", "pipeline.schedule"},
     {"trace", "cost", "transfer"},
-    {"compiler"},
+    {"compiler", "hlo"},
     {"planner", "execution"},
     {"pipeline.split"},
     {"plans"},
@@ -28,7 +28,7 @@ FLOORS = (
     {"cli"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""
-JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "pipeline.schedule"}
+JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "hlo", "pipeline.schedule"}
 JAXPR_ROOMS = {"trace", "execution", "pipeline.split"}
 """The tracing and execution rooms: only these touch jaxprs."""
 

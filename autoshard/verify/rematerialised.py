@@ -6,7 +6,7 @@ wanted part out of it, and says so in a warning (OpenXLA, xla/service/spmd/spmd_
 
 import re
 
-from autoshard.verify.collectives import equations_in
+from autoshard.hlo.collectives import equations_in
 from autoshard.verify.figures import Rematerialisation
 from autoshard.verify.strays import Origins
 

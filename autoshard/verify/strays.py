@@ -9,9 +9,9 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from autoshard.hlo.collectives import CompiledCollective, Piece
 from autoshard.planner.estimate import CommunicationItem
 from autoshard.trace.trace import Trace
-from autoshard.verify.collectives import CompiledCollective, Piece
 from autoshard.verify.figures import Flow, Stray
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import jax
 
 from autoshard.graph.layout import spec_shard_bytes
+from autoshard.hlo.collectives import compiled_collectives
+from autoshard.hlo.cycles import estimated_cycles
+from autoshard.hlo.flops import product_flops
+from autoshard.hlo.module import parse
 from autoshard.plans.apply import argument_shapes, check
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.trace.trace import Trace
-from autoshard.verify.collectives import compiled_collectives
 from autoshard.verify.compile import compile_step
-from autoshard.verify.cycles import estimated_cycles
 from autoshard.verify.devices import devices_for, options_for
 from autoshard.verify.figures import MemoryFigures
-from autoshard.verify.flops import product_flops
-from autoshard.verify.hlo import parse
 from autoshard.verify.rematerialised import rematerialisations
 from autoshard.verify.strays import Origins, flows, strays
 from autoshard.verify.targets import target_named, target_of

@@ -16,12 +16,12 @@ import autoshard
 from autoshard.cli import app
 from autoshard.cluster import Cluster
 from autoshard.errors import FileFormatError, MissingExtraError, PlanMismatchError, VerificationError
+from autoshard.hlo.collectives import CompiledCollective, Piece
+from autoshard.hlo.module import Array
 from autoshard.planner.estimate import CommunicationItem
-from autoshard.verify.collectives import CompiledCollective, Piece
 from autoshard.verify.compile import _stderr_kept, _within
 from autoshard.verify.devices import _is_installed
 from autoshard.verify.figures import Flow, MemoryFigures, Rematerialisation, Stray
-from autoshard.verify.hlo import Array
 from autoshard.verify.rematerialised import rematerialisations
 from autoshard.verify.report import Failure, Report
 from autoshard.verify.strays import Origins, flows, strays

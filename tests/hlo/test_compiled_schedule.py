@@ -6,9 +6,9 @@ import textwrap
 import pytest
 
 from autoshard.cluster import Cluster
-from autoshard.verify.compiled_schedule import ScheduledStep, replay
-from autoshard.verify.hlo import parse
-from autoshard.verify.kernel_cost import Rates
+from autoshard.hlo.compiled_schedule import ScheduledStep, replay
+from autoshard.hlo.kernel_cost import Rates
+from autoshard.hlo.module import parse
 
 H100X8 = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x8.yaml"
 MESH = Cluster.from_file(H100X8).slices()[0].logical_mesh({"data": 8})

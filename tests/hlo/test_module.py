@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from autoshard.errors import VerificationError
-from autoshard.verify.collectives import Piece, compiled_collectives
-from autoshard.verify.cycles import estimated_cycles
-from autoshard.verify.flops import product_flops
-from autoshard.verify.hlo import Array, bits_of, parse
-from autoshard.verify.replica_groups import axes_of, replica_groups, source_target_pairs
+from autoshard.hlo.collectives import Piece, compiled_collectives
+from autoshard.hlo.cycles import estimated_cycles
+from autoshard.hlo.flops import product_flops
+from autoshard.hlo.module import Array, bits_of, parse
+from autoshard.hlo.replica_groups import axes_of, replica_groups, source_target_pairs
 
 AXES = (("data", 2), ("tensor", 4))
 HEAD = "HloModule jit_step, is_scheduled=true, num_partitions=8\n\n"

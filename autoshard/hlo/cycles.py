@@ -2,7 +2,7 @@
 
 import re
 
-from autoshard.verify.hlo import HloModule
+from autoshard.hlo.module import HloModule
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from autoshard.verify.hlo import Array, HloModule, Run
+from autoshard.hlo.module import Array, HloModule, Run
 
 _LHS_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')

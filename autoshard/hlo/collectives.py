@@ -9,8 +9,8 @@ import numpy as np
 from autoshard.cluster import CollectiveKind
 from autoshard.cost.collectives import sent_share
 from autoshard.errors import VerificationError
-from autoshard.verify.hlo import Array, Computation, HloModule, Instruction, Run
-from autoshard.verify.replica_groups import axes_of, replica_groups, source_target_pairs
+from autoshard.hlo.module import Array, Computation, HloModule, Instruction, Run
+from autoshard.hlo.replica_groups import axes_of, replica_groups, source_target_pairs
 
 _KINDS = (
     "all-gather",

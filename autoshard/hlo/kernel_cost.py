@@ -6,8 +6,8 @@ an operand where it reads no more, and the slice that it writes where it updates
 
 import dataclasses
 
-from autoshard.verify.flops import flops_of
-from autoshard.verify.hlo import Computation, HloModule, Instruction, Run
+from autoshard.hlo.flops import flops_of
+from autoshard.hlo.module import Computation, HloModule, Instruction, Run
 
 _NO_KERNEL = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id opt-barrier add-dependency "

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import all_gather, all_reduce, all_to_all, launched, permute, reduce_scatter
-from autoshard.verify.collectives import CompiledCollective, compiled_collectives
-from autoshard.verify.hlo import Computation, HloModule, Instruction
-from autoshard.verify.kernel_cost import Rates
+from autoshard.hlo.collectives import CompiledCollective, compiled_collectives
+from autoshard.hlo.kernel_cost import Rates
+from autoshard.hlo.module import Computation, HloModule, Instruction
 
 _SIMULATED_ITERATIONS = 4
 """Of a loop; its first iterations differ from the others by what is in flight when it begins."""

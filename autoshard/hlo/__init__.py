@@ -1,0 +1,1 @@
+"""Compiled programs: read from their text, and priced as scheduled."""
