@@ -4,8 +4,10 @@ XLA:GPU runs the instructions of a scheduled program in the order in which its t
 and collectives on another. A collective begins at its `-start`, once the kernels before it are done and the collective
 before it is through; its `-done` makes the kernels wait. What they wait is exposed, the rest of its time is hidden.
 
-    kernel       launch + max(FLOPs / product rate, bytes / memory rate)      (roofline, as in `cost/compute.py`)
-    collective   as priced by `cost/collectives.py`: hierarchical rings over the levels of its mesh axes, and a launch
+    kernel       launch + max(FLOPs / product rate, bytes / memory rate)      (roofline, `cost/compute.py`)
+    collective   launch + hierarchical rings over the levels of its mesh axes (`cost/collectives.py`)
+
+Rates are those by which plans are priced: of the mesh's links and of its kind of device.
 
 A loop repeats its body; all but its first iterations take what the last simulated one took. These are facts about
 schedules, not about silicon: kernels are not slowed by collectives that run beside them.
@@ -13,12 +15,12 @@ schedules, not about silicon: kernels are not slowed by collectives that run bes
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import all_gather, all_reduce, all_to_all, launched, permute, reduce_scatter
+from autoshard.hlo import kernel_cost
 from autoshard.hlo.collectives import CompiledCollective, compiled_collectives
-from autoshard.hlo.kernel_cost import Rates
 from autoshard.hlo.module import Computation, HloModule, Instruction
 
 _SIMULATED_ITERATIONS = 4
@@ -61,16 +63,15 @@ class ScheduledStep:
         return sum(c.exposed_s for c in self.collectives)
 
 
-def replay(module: HloModule, mesh: LogicalMesh, rates: Rates) -> ScheduledStep:
+def replay(module: HloModule, mesh: LogicalMesh) -> ScheduledStep:
     """Replays a scheduled program.
 
     Args:
       module: The optimised program of one device, its instructions in the order in which they run.
-      mesh: The logical mesh that it was compiled for, whose links price collectives.
-      rates: What its kernels reach.
+      mesh: The logical mesh that it was compiled for, whose links price collectives and whose devices price kernels.
     """
     axes = tuple((axis.name, axis.size) for axis in mesh.axes)
-    replaying = _Replay(module, mesh, rates, {c.name: c for c in compiled_collectives(module, axes)})
+    replaying = _Replay(module, mesh, {c.name: c for c in compiled_collectives(module, axes)})
     replaying.run(module.computations[module.entry])
     known, sent_s, exposed_s = replaying.known, replaying.sent_s, replaying.exposed_s
     priced = [ScheduledCollective(known[name], time_s, exposed_s.get(name, 0.0)) for name, time_s in sent_s.items()]
@@ -105,7 +106,6 @@ class _Replay:
 
     module: HloModule
     mesh: LogicalMesh
-    rates: Rates
     known: Mapping[str, CompiledCollective]
     now_s: float = 0.0
     link_free_s: float = 0.0
@@ -120,7 +120,7 @@ class _Replay:
         ends_s: dict[str, float] = {}  # of each collective that has begun, by the name of its `-start`
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
-            collective = self._collective_in(instruction)
+            collective = collective_in(self.module, instruction, self.known)
             if collective is not None:
                 ends_s[instruction.name] = self._send(collective)
                 if not opcode.endswith("-start") or is_synchronous(instruction):
@@ -135,16 +135,6 @@ class _Replay:
                 self.run(self.module.computations[instruction.called[0]])
             else:
                 self._kernel(computation, instruction)
-
-    def _collective_in(self, instruction: Instruction) -> str | None:
-        """The name of the collective that an instruction is, or begins."""
-        if instruction.name in self.known:
-            return instruction.name
-        if instruction.opcode != "async-start":
-            return None
-        return next(
-            (name for name in self.module.computations[instruction.called[0]].instructions if name in self.known), None
-        )
 
     def _send(self, name: str) -> float:
         """Puts a collective on the link; when it ends."""
@@ -165,7 +155,7 @@ class _Replay:
         self.now_s = max(self.now_s, until_s)
 
     def _kernel(self, computation: Computation, instruction: Instruction) -> None:
-        time_s = self.rates.kernel_s(self.module, computation, instruction)
+        time_s = kernel_cost.kernel_s(self.mesh.device_type, self.module, computation, instruction)
         self.kernel_s += self.weight * time_s
         self.now_s += time_s
 
@@ -193,6 +183,15 @@ class _Replay:
             self.run(self.module.computations[branch])
             ends_s.append(self.now_s)
         self.now_s, self.weight = math.fsum(ends_s) / len(ends_s), outer
+
+
+def collective_in(module: HloModule, instruction: Instruction, known: Container[str]) -> str | None:
+    """The name of the collective, one of those known, that an instruction is or begins; None for all else."""
+    if instruction.name in known:
+        return instruction.name
+    if instruction.opcode != "async-start":
+        return None
+    return next((name for name in module.computations[instruction.called[0]].instructions if name in known), None)
 
 
 def is_synchronous(instruction: Instruction) -> bool:

@@ -5,9 +5,10 @@ import re
 
 import numpy as np
 
-from autoshard.hlo.module import Array, HloModule, Run
+from autoshard.hlo.module import Array, HloModule, Instruction, Run
 
 _LHS_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_LHS_BATCH = re.compile(r'lhs_batch_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
@@ -27,15 +28,12 @@ def flops_of(run: Run) -> float:
     """Operations of one instruction that is a product or a convolution; 0 for others."""
     instruction = run.instruction
     opcode, attributes = instruction.opcode, instruction.attributes
-    found = _TARGET.search(attributes) if opcode == "custom-call" else None
-    target = found.group(1) if found else ""
+    target = _target(instruction)
     if opcode == "dot" or target.startswith("__cublas$"):
-        contracted = _LHS_CONTRACTED.search(attributes)
-        lhs = _array(run, 0)
-        if contracted is None or lhs is None:
+        lhs, summed = _array(run, 0), _sizes(run, _LHS_CONTRACTED)
+        if summed is None or lhs is None:
             return 0.0
-        sizes = [lhs.dims[int(d)] for d in re.findall(r"\d+", contracted.group(1))]
-        return _per_pair(lhs) * math.prod(instruction.result[0].dims) * math.prod(sizes)
+        return _per_pair(lhs) * math.prod(instruction.result[0].dims) * math.prod(summed)
     if opcode == "convolution" or target.startswith("__cudnn$conv"):
         first, second, result = _array(run, 0), _array(run, 1), instruction.result[0]
         if first is None or second is None:
@@ -47,6 +45,32 @@ def flops_of(run: Run) -> float:
                 second, result = result, second
         return _per_pair(first) * _multiplications(first, second, result, attributes)
     return 0.0
+
+
+def least_dim(run: Run) -> float:
+    """The least of the three dimensions of a matrix product (rows, columns, summed), batches aside; +inf for others."""
+    instruction = run.instruction
+    is_product = instruction.opcode == "dot" or _target(instruction).startswith("__cublas$")
+    lhs, summed = _array(run, 0), _sizes(run, _LHS_CONTRACTED)
+    if not is_product or lhs is None or summed is None:
+        return math.inf
+    batches, inner = math.prod(_sizes(run, _LHS_BATCH) or ()), math.prod(summed)
+    rows = math.prod(lhs.dims) // (batches * inner)
+    return min(rows, inner, math.prod(instruction.result[0].dims) // (batches * rows))
+
+
+def _target(instruction: Instruction) -> str:
+    """What a custom call calls; empty for all else."""
+    found = _TARGET.search(instruction.attributes) if instruction.opcode == "custom-call" else None
+    return found.group(1) if found else ""
+
+
+def _sizes(run: Run, dims: re.Pattern[str]) -> list[int] | None:
+    """Sizes of the dimensions of the first operand that an attribute lists; None where it is not there."""
+    lhs, listed = _array(run, 0), dims.search(run.instruction.attributes)
+    if lhs is None or listed is None:
+        return None
+    return [lhs.dims[int(d)] for d in re.findall(r"\d+", listed.group(1))]
 
 
 def _per_pair(array: Array) -> int:

@@ -1,13 +1,13 @@
-"""What one instruction of a compiled program takes on a GPU: launch + max(FLOPs / product rate, bytes / memory rate).
+"""What one instruction of a compiled program takes on a GPU, by the cost model's own formulas (`cost/compute.py`).
 
-The roofline of `cost/compute.py`, on what the compiler made: bytes are those that a kernel reads and writes, a slice of
-an operand where it reads no more, and the slice that it writes where it updates in place.
+Products take their arithmetic, everything else the bytes that it moves: those that a kernel reads and writes, a slice
+of an operand where it reads no more, and the slice that it writes where it updates in place.
 """
 
-import dataclasses
-
-from autoshard.hlo.flops import flops_of
-from autoshard.hlo.module import Computation, HloModule, Instruction, Run
+from autoshard.cluster import DeviceType
+from autoshard.cost import compute
+from autoshard.hlo.flops import flops_of, least_dim
+from autoshard.hlo.module import Computation, HloModule, Instruction, Run, dtype_name
 
 _NO_KERNEL = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id opt-barrier add-dependency "
@@ -19,34 +19,25 @@ _NAMES = ("bitcast", "reshape", "copy", "convert")
 """What hands on an operand inside a fusion."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rates:
-    """What kernels of a device reach.
-
-    Attributes:
-      product_flops_per_s: Of matrix products and convolutions. memory_bytes_per_s: Of device memory.
-      launch_s: Of one kernel.
-    """
-
-    product_flops_per_s: float
-    memory_bytes_per_s: float
-    launch_s: float
-
-    def kernel_s(self, module: HloModule, computation: Computation, instruction: Instruction) -> float:
-        """Seconds of one instruction; 0 for what takes no kernel."""
-        if instruction.opcode in _NO_KERNEL:
-            return 0.0
-        flops = _flops(module, Run(computation, instruction, 1.0, None))
-        moved_bytes = kernel_bytes(module, computation, instruction)
-        return self.launch_s + max(flops / self.product_flops_per_s, moved_bytes / self.memory_bytes_per_s)
+def kernel_s(device: DeviceType, module: HloModule, computation: Computation, instruction: Instruction) -> float:
+    """Seconds of one instruction on `device`; 0 for what takes no kernel."""
+    if instruction.opcode in _NO_KERNEL:
+        return 0.0
+    arithmetic_s = _products_s(device, module, Run(computation, instruction, 1.0, None))
+    return compute.kernel_s(device, arithmetic_s, kernel_bytes(module, computation, instruction), 1)
 
 
-def _flops(module: HloModule, run: Run) -> float:
-    """Of the products in a kernel, those inside a fusion included."""
-    if run.instruction.opcode != "fusion":
-        return flops_of(run)
-    bodies = [module.computations[name] for name in run.instruction.called]
-    return sum(_flops(module, Run(body, i, 1.0, run)) for body in bodies for i in body.instructions.values())
+def _products_s(device: DeviceType, module: HloModule, run: Run) -> float:
+    """Arithmetic of the products in a kernel, those inside a fusion included."""
+    if run.instruction.opcode == "fusion":
+        bodies = [module.computations[name] for name in run.instruction.called]
+        inside = (Run(body, i, 1.0, run) for body in bodies for i in body.instructions.values())
+        return sum(_products_s(device, module, inner) for inner in inside)
+    flops = flops_of(run)
+    if not flops:
+        return 0.0
+    dtype = dtype_name(run.computation.instructions[run.instruction.operands[0]].result[0].dtype)
+    return compute.flops_s(device, flops, dtype, compute.Work.PRODUCT, least_dim=least_dim(run))
 
 
 def kernel_bytes(module: HloModule, computation: Computation, instruction: Instruction) -> float:

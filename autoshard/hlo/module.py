@@ -63,6 +63,16 @@ def bits_of(dtype: str) -> int:
     return int(found.group(1))
 
 
+def dtype_name(dtype: str) -> str:
+    """NumPy's name of an HLO element type, such as `bfloat16` of `bf16`; `float8_e4m3fn` of `f8e4m3fn`."""
+    kinds = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
+    found = re.match(r"(bf|[fsuc])(\d+)(\w*)$", dtype)
+    if found is None:
+        return dtype
+    kind, bits, form = found.groups()
+    return f"{kinds[kind]}{bits}" + (f"_{form}" if form else "")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction.

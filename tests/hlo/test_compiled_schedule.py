@@ -1,18 +1,18 @@
 """The replay of scheduled programs, on programs written by hand whose times follow from the rules by arithmetic."""
 
+import dataclasses
 import pathlib
 import textwrap
 
 import pytest
 
-from autoshard.cluster import Cluster
+from autoshard.cluster import Cluster, DeviceType
 from autoshard.hlo.compiled_schedule import ScheduledStep, replay
-from autoshard.hlo.kernel_cost import Rates
 from autoshard.hlo.module import parse
 
 H100X8 = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x8.yaml"
-MESH = Cluster.from_file(H100X8).slices()[0].logical_mesh({"data": 8})
-RATES = Rates(product_flops_per_s=1e12, memory_bytes_per_s=1e9, launch_s=1e-6)
+DEVICE = DeviceType("simple", (("float32", 1e12),), 80 * 10**9, 1e9, 1e-6, "made for this test")
+MESH = dataclasses.replace(Cluster.from_file(H100X8).slices()[0].logical_mesh({"data": 8}), device_type=DEVICE)
 LINK = MESH.axes[0].levels[0].link
 PRODUCT_S = 1e-6 + 2 * 1024**3 / 1e12
 """The arithmetic of a product of two matrices of 1024 x 1024: 2.15 ms."""
@@ -31,7 +31,7 @@ def step(body: str, others: str = "") -> ScheduledStep:
     entry = (
         "ENTRY %main (p: f32[1024,1024]) -> f32[1024,1024] {\n" + textwrap.indent(textwrap.dedent(body), "  ") + "}\n"
     )
-    return replay(parse(f"HloModule test, is_scheduled=true\n\n{textwrap.dedent(others)}\n{entry}"), MESH, RATES)
+    return replay(parse(f"HloModule test, is_scheduled=true\n\n{textwrap.dedent(others)}\n{entry}"), MESH)
 
 
 DOT = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"

@@ -6,8 +6,8 @@ import pytest
 from autoshard.errors import VerificationError
 from autoshard.hlo.collectives import Piece, compiled_collectives
 from autoshard.hlo.cycles import estimated_cycles
-from autoshard.hlo.flops import product_flops
-from autoshard.hlo.module import Array, bits_of, parse
+from autoshard.hlo.flops import least_dim, product_flops
+from autoshard.hlo.module import Array, bits_of, dtype_name, parse
 from autoshard.hlo.replica_groups import axes_of, replica_groups, source_target_pairs
 
 AXES = (("data", 2), ("tensor", 4))
@@ -299,3 +299,29 @@ def test_products(text, flops):
     arrays = {"b": "16,4", "i": "2,4,7", "k": "3,7,5", "k2": "2,7,5", "o": "2,4,5"}
     inputs = "".join(f"  %{name} = f32[{dims}] parameter(1)\n" for name, dims in arrays.items())
     assert product_flops(module(f"{INPUT}{inputs}  ROOT %c = {text}")) == flops
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("bf16", "bfloat16"), ("f8e4m3fn", "float8_e4m3fn"), ("s8", "int8"), ("u32", "uint32"), ("c64", "complex64")],
+)
+def test_types_have_numpy_s_names(dtype, name):
+    assert dtype_name(dtype) == name
+
+
+def test_the_least_dimension_of_a_product_leaves_batches_out():
+    """Four products of 8 x 16 by 16 x 32: eight rows; a sum of matrices is no product."""
+    module = parse(
+        HEAD
+        + """ENTRY %main (a: f32[4,8,16], b: f32[4,16,32]) -> f32[4,8,32] {
+  %a = f32[4,8,16]{2,1,0} parameter(0)
+  %b = f32[4,16,32]{2,1,0} parameter(1)
+  %sum = f32[4,8,16]{2,1,0} add(%a, %a)
+  ROOT %d = f32[4,8,32]{2,1,0} dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, \
+rhs_contracting_dims={1}
+}
+""".replace("\\\n", "")
+    )
+    assert {r.instruction.name: least_dim(r) for r in module.runs()} == {
+        "a": np.inf, "b": np.inf, "sum": np.inf, "d": 8,
+    }  # fmt: skip
