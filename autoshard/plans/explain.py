@@ -32,7 +32,7 @@ def explain(plan: ProgramPlan) -> str:
 
 def _summary(console: Console, plan: ProgramPlan) -> None:
     e, c = plan.estimate, plan.certificate
-    console.print(f"Plan `{plan.name}` for cluster `{plan.cluster}`: {plan.mesh_text}")
+    console.print(f"Plan `{plan.name}` for cluster `{plan.cluster}`: {plan.logical_mesh}")
     console.print(
         f"  step     {seconds(e.step_s)} predicted = {seconds(e.compute_s)} compute + {seconds(e.comm_s)} communication"
     )

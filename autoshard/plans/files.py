@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import pydantic
 
-from autoshard.errors import FileFormatError
+from autoshard.errors import ClusterError, FileFormatError, MeshError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.garbage import collection_paused
 from autoshard.graph.layout import SpecEntries
@@ -74,6 +74,8 @@ def checked_document(schema: type[pydantic.BaseModel], raw: Any, path: str | os.
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise FileFormatError(f"`{path}` is not a valid plan: at `{where}`: {first['msg']}. Plan again.") from error
+    except (ClusterError, MeshError) as error:
+        raise FileFormatError(f"`{path}` is not a valid plan: {error} Plan again.") from error
     if json.loads(document.model_dump_json()) != raw:
         raise FileFormatError(f"`{path}` holds keys or values that no plan has. Plan again.")
     return document
@@ -120,6 +122,12 @@ def _check(plan: ProgramPlan, path: str | os.PathLike[str]) -> None:
     if not sizes or len(sizes) != len(plan.axes) or any(n < 1 for n in sizes.values()):
         raise FileFormatError(
             f"`{path}`: mesh axes need distinct names and sizes of at least 1, but they are {plan.axes}. Plan again."
+        )
+    hardware = tuple((axis.name, axis.size) for axis in plan.logical_mesh.axes)
+    if hardware != plan.axes or plan.logical_mesh.device_type.name != plan.device:
+        raise FileFormatError(
+            f"`{path}`: a plan's mesh is that of its hardware, but {plan.device} on {plan.axes} has the hardware "
+            f"{plan.logical_mesh}. Plan again."
         )
     for tensor in (*plan.arguments, *plan.outputs):
         _check_entries(tensor, sizes, path)

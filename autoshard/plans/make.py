@@ -261,7 +261,7 @@ def plan_of_choices(
         cluster=origin.cluster,
         device=logical.device_type.name,
         axes=tuple((axis.name, axis.size) for axis in logical.axes),
-        mesh_text=str(logical),
+        logical_mesh=logical,
         arguments=arguments,
         outputs=outputs,
         output_steps=decoded.output_steps,
@@ -277,8 +277,6 @@ def plan_of_choices(
         candidates=candidates,
         warnings=warnings,
         configuration=origin.configuration,
-        figures=logical.device_type.provenance,
-        devices_per_node=math.prod(l.size for axis in logical.axes for l in axis.levels if l.link.level == 0),
         in_tree=traced.in_tree,
         out_tree=traced.out_tree,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from autoshard.cluster.device import UNMEASURED
+from autoshard.cluster import LogicalMesh
 from autoshard.compiler.orders import Order
 from autoshard.compiler.schedule import Schedule
 from autoshard.execution.jit import Interface
@@ -69,7 +69,8 @@ class ProgramPlan:
     Attributes:
       name: What produced it (`autoshard`, or a baseline's name).
       cluster: Name of the cluster. device: Name of its device type.
-      axes: (name, size) of the mesh axes, major to minor. mesh_text: The mesh with its links, for people.
+      axes: (name, size) of the mesh axes, major to minor.
+      logical_mesh: The same axes with the links that they cross, and the kind of device: what prices the plan.
       arguments, outputs: The planned leaves, flattened.
       output_steps: For each output, the layouts that it passes through at the end; empty if it is made in its own.
       shardings: What each equation enforces, by equation number: layouts, and what must be ordered or kept.
@@ -81,8 +82,6 @@ class ProgramPlan:
       estimate: Predicted time, traffic and memory. certificate: How near the optimum the plan is proven to be.
       close_choices: Decisions that were nearly ties. candidates: The logical meshes considered.
       warnings: What was kept whole for want of knowledge, and the like.
-      devices_per_node: How many of the devices the fastest links join; None where that is not known.
-      figures: Where the figures of the hardware come from.
       configuration: The training configuration that the plan was made from, as JSON; None for a function of one's own.
       confirmation: What the compiler made of it; None where it was not asked (`PlanOptions.compile_check`).
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
@@ -92,7 +91,7 @@ class ProgramPlan:
     cluster: str
     device: str
     axes: tuple[tuple[str, int], ...]
-    mesh_text: str
+    logical_mesh: LogicalMesh
     arguments: tuple[PlannedTensor, ...]
     outputs: tuple[PlannedTensor, ...]
     output_steps: tuple[tuple[SpecEntries, ...], ...]
@@ -107,9 +106,7 @@ class ProgramPlan:
     close_choices: tuple[CloseChoice, ...] = ()
     candidates: tuple[MeshCandidate, ...] = ()
     warnings: tuple[str, ...] = ()
-    devices_per_node: int | None = None
     configuration: str | None = None
-    figures: str = UNMEASURED
     confirmation: Confirmation | None = None
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
@@ -123,6 +120,16 @@ class ProgramPlan:
     def num_devices(self) -> int:
         """Devices that the plan needs."""
         return math.prod(n for _, n in self.axes)
+
+    @property
+    def devices_per_node(self) -> int:
+        """How many of the devices the fastest links join."""
+        return math.prod(l.size for axis in self.logical_mesh.axes for l in axis.levels if l.link.level == 0)
+
+    @property
+    def figures(self) -> str:
+        """Where the figures of the hardware come from, in a few words."""
+        return self.logical_mesh.device_type.provenance
 
     @property
     def programs(self) -> "tuple[ProgramPlan, ...]":

@@ -231,7 +231,7 @@ def program_text(plan: PipelinePlan, number: int) -> str:
     part = pipeline.stages[users[0].stage]
     return (
         f"Program {number} ({len(users)} x): layers {_layers(plan, part.start, part.stop)}, "
-        f"{pipeline.micro_batch_size} examples, {plan.programs[number].mesh_text}"
+        f"{pipeline.micro_batch_size} examples, {plan.programs[number].logical_mesh}"
     )
 
 
