@@ -85,15 +85,21 @@ def compiled_collectives(module: HloModule, axes: Sequence[tuple[str, int]]) -> 
             continue
         if run.caller is not None and run.caller.instruction.opcode == "fusion":
             # XLA:TPU repeats an asynchronous collective in every fusion that it lies behind, under one channel
-            channel = _CHANNEL.search(run.instruction.attributes)
-            if channel is not None and channel.group(1) in channels:
+            channel = channel_of(run.instruction)
+            if channel and channel in channels:
                 continue
-            channels.add(channel.group(1) if channel else None)
+            channels.add(channel)
             if kind == "all-reduce" and _is_sliced_at_once(run.computation, run.instruction):
                 kind = "reduce-scatter"
         if (collective := _read(module, run, kind, axes)) is not None:
             found.append(collective)
     return tuple(found)
+
+
+def channel_of(instruction: Instruction) -> str:
+    """The number of the channel that a collective uses; empty for none."""
+    found = _CHANNEL.search(instruction.attributes)
+    return found.group(1) if found else ""
 
 
 def _read(module: HloModule, run: Run, kind: str, axes: Sequence[tuple[str, int]]) -> CompiledCollective | None:

@@ -126,7 +126,7 @@ class _Replay:
                 if not opcode.endswith("-start") or is_synchronous(instruction):
                     self._wait(ends_s[instruction.name])
             elif opcode.endswith("-done"):
-                self._wait(ends_s.get(_start_of(computation, instruction), self.now_s))
+                self._wait(ends_s.get(start_of(computation, instruction), self.now_s))
             elif opcode == "while":
                 self._loop(instruction)
             elif opcode == "conditional":
@@ -199,7 +199,7 @@ def is_synchronous(instruction: Instruction) -> bool:
     return '"is_sync":true' in instruction.attributes.replace(" ", "")
 
 
-def _start_of(computation: Computation, done: Instruction) -> str:
+def start_of(computation: Computation, done: Instruction) -> str:
     """The name of the `-start` that a `-done` belongs to, through updates on the way."""
     name = done.operands[0]
     while (made := computation.instructions.get(name)) is not None and made.opcode == "async-update":

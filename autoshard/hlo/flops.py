@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,6 +23,18 @@ def product_flops(module: HloModule) -> float:
     Multiplications by the zeros of padding and dilation are not counted.
     """
     return sum(flops_of(run) * run.times for run in module.runs(fused=True))
+
+
+def products_within(module: HloModule, run: Run) -> Iterator[Run]:
+    """The products and convolutions that one instruction runs: itself, or those inside a fusion."""
+    if run.instruction.opcode != "fusion":
+        if flops_of(run):
+            yield run
+        return
+    for name in run.instruction.called:
+        body = module.computations[name]
+        for instruction in body.instructions.values():
+            yield from products_within(module, Run(body, instruction, run.times, run))
 
 
 def flops_of(run: Run) -> float:

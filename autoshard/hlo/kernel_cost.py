@@ -4,9 +4,11 @@ Products take their arithmetic, everything else the bytes that it moves: those t
 of an operand where it reads no more, and the slice that it writes where it updates in place.
 """
 
+import math
+
 from autoshard.cluster import DeviceType
 from autoshard.cost import compute
-from autoshard.hlo.flops import flops_of, least_dim
+from autoshard.hlo.flops import flops_of, least_dim, products_within
 from autoshard.hlo.module import Computation, HloModule, Instruction, Run, dtype_name
 
 _NO_KERNEL = frozenset(
@@ -23,21 +25,15 @@ def kernel_s(device: DeviceType, module: HloModule, computation: Computation, in
     """Seconds of one instruction on `device`; 0 for what takes no kernel."""
     if instruction.opcode in _NO_KERNEL:
         return 0.0
-    arithmetic_s = _products_s(device, module, Run(computation, instruction, 1.0, None))
+    run = Run(computation, instruction, 1.0, None)
+    arithmetic_s = math.fsum(_product_s(device, product) for product in products_within(module, run))
     return compute.kernel_s(device, arithmetic_s, kernel_bytes(module, computation, instruction), 1)
 
 
-def _products_s(device: DeviceType, module: HloModule, run: Run) -> float:
-    """Arithmetic of the products in a kernel, those inside a fusion included."""
-    if run.instruction.opcode == "fusion":
-        bodies = [module.computations[name] for name in run.instruction.called]
-        inside = (Run(body, i, 1.0, run) for body in bodies for i in body.instructions.values())
-        return sum(_products_s(device, module, inner) for inner in inside)
-    flops = flops_of(run)
-    if not flops:
-        return 0.0
+def _product_s(device: DeviceType, run: Run) -> float:
+    """Arithmetic of a product, by the rate for the type of its first operand."""
     dtype = dtype_name(run.computation.instructions[run.instruction.operands[0]].result[0].dtype)
-    return compute.flops_s(device, flops, dtype, compute.Work.PRODUCT, least_dim=least_dim(run))
+    return compute.flops_s(device, flops_of(run), dtype, compute.Work.PRODUCT, least_dim=least_dim(run))
 
 
 def kernel_bytes(module: HloModule, computation: Computation, instruction: Instruction) -> float:
