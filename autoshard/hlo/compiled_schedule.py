@@ -26,6 +26,9 @@ from autoshard.hlo.module import Computation, HloModule, Instruction
 _SIMULATED_ITERATIONS = 4
 """Of a loop; its first iterations differ from the others by what is in flight when it begins."""
 
+_ROUNDING = 1e-9
+"""Share of a collective's time by which sums of times may be off."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScheduledCollective:
@@ -74,9 +77,17 @@ def replay(module: HloModule, mesh: LogicalMesh) -> ScheduledStep:
     replaying = _Replay(module, mesh, {c.name: c for c in compiled_collectives(module, axes)})
     replaying.run(module.computations[module.entry])
     known, sent_s, exposed_s = replaying.known, replaying.sent_s, replaying.exposed_s
-    priced = [ScheduledCollective(known[name], time_s, exposed_s.get(name, 0.0)) for name, time_s in sent_s.items()]
+    priced = [
+        ScheduledCollective(known[name], time_s, _exposed(exposed_s.get(name, 0.0), time_s))
+        for name, time_s in sent_s.items()
+    ]
     priced.sort(key=lambda c: -c.exposed_s)
     return ScheduledStep(replaying.now_s, replaying.kernel_s, tuple(priced))
+
+
+def _exposed(exposed_s: float, time_s: float) -> float:
+    """What is exposed of `time_s`: all of it where only the rounding of a clock hides."""
+    return time_s if exposed_s > (1 - _ROUNDING) * time_s else exposed_s
 
 
 def collective_s(collective: CompiledCollective, mesh: LogicalMesh) -> float:

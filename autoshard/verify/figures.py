@@ -1,4 +1,4 @@
-"""The parts of a verification, as data: collectives and memory, predicted and compiled."""
+"""The parts of a verification, as data: collectives, memory and schedule, predicted and compiled."""
 
 import dataclasses
 
@@ -74,3 +74,73 @@ class MemoryFigures:
     alias_bytes: float
     temporary_bytes: float
     peak_bytes: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepTimes:
+    """A step and its parts: kernels one after another, collectives beside them where that is possible.
+
+    Attributes:
+      step_s: kernel_s and exposed_s. kernel_s: Of all kernels. collective_s: Of all collectives.
+      exposed_s: The part of collective_s that kernels wait for.
+    """
+
+    step_s: float
+    kernel_s: float
+    collective_s: float
+    exposed_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """The part of collective_s that runs beside kernels."""
+        return self.collective_s - self.exposed_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduledFlow:
+    """Collectives of one kind over the same mesh axes that move the same tensor for the same line, as scheduled.
+
+    Attributes:
+      kind, axes, tensor, source: As of a `Stray`. count: How often a step runs them.
+      time_s: Of all runs in a step. exposed_s: The part of it that kernels wait for.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    tensor: str
+    source: str
+    count: float
+    time_s: float
+    exposed_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """The part of time_s that runs beside kernels."""
+        return self.time_s - self.exposed_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BesideProducts:
+    """Of the collectives of one kind in the compiled program, how many have a product between begin and end."""
+
+    kind: str
+    count: int
+    beside: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduleFigures:
+    """The compiled schedule beside the prediction.
+
+    Attributes:
+      predicted: By the plan. compiled: Of the compiled schedule, replayed by the cost model; None where it cannot be.
+      not_replayed: Why not.
+      flows: Collectives as scheduled, those that are exposed most first.
+      beside_products: By kind of collective.
+    """
+
+    predicted: StepTimes
+    compiled: StepTimes | None
+    not_replayed: str
+    flows: tuple[ScheduledFlow, ...]
+    beside_products: tuple[BesideProducts, ...]

@@ -5,8 +5,8 @@ import dataclasses
 from rich.console import Console
 
 from autoshard.plans.text import pattern
-from autoshard.printing import PAGE_WIDTH, TextConsole, amount, table
-from autoshard.verify.figures import Flow, MemoryFigures, Rematerialisation, Stray
+from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
+from autoshard.verify.figures import Flow, MemoryFigures, Rematerialisation, ScheduleFigures, Stray
 from autoshard.verify.targets import CpuTarget
 
 _MOST = 12
@@ -31,6 +31,7 @@ class Verification:
       predicted_memory, compiled_memory: Of one device.
       reserved_bytes: What must be there for the program to run, with the gaps that the compiler leaves.
       predicted_reserved_bytes: The same as the plan has it; None for a plan that does not tell.
+      schedule: The compiled schedule beside the plan's.
       predicted_flops, compiled_flops: Of matrix products and convolutions, per device and step.
       estimated_cycles: What XLA:TPU expects the kernels to take; None elsewhere.
       compile_s: Seconds from the trace to the compiled program.
@@ -52,6 +53,7 @@ class Verification:
     estimated_cycles: float | None
     compile_s: float
     jax_version: str
+    schedule: ScheduleFigures
     predicted_reserved_bytes: float | None = None
 
     @property
@@ -131,6 +133,7 @@ def _text(v: Verification, width: int) -> str:
     console.print()
     _flows(console, v)
     _figures(console, v)
+    _schedule(console, v.schedule)
     _strays(console, "Predicted, and absent from the compiled program", [s for s in v.strays if s.predicted])
     _strays(console, "In the compiled program, and not predicted", [s for s in v.strays if not s.predicted])
     _rematerialised(console, v)
@@ -208,6 +211,61 @@ def _figures(console: Console, v: Verification) -> None:
     if v.estimated_cycles is not None:
         rows.add_row("kernels", "", f"{v.estimated_cycles:.4g} cycles", "")
     console.print(rows)
+    console.print()
+
+
+def _schedule(console: Console, s: ScheduleFigures) -> None:
+    ours, theirs = s.predicted, s.compiled
+    if theirs is None:
+        console.print(f"The step of the compiled schedule is not told: {s.not_replayed}.")
+    else:
+        rows = table(
+            "One step as scheduled",
+            [("", "left"), ("predicted", "right"), ("compiled", "right"), ("difference", "right")],
+        )
+        for label, field in _TIMES:
+            pair = getattr(ours, field), getattr(theirs, field)
+            rows.add_row(label, *map(seconds, pair), _ratio(*pair))
+        console.print(rows)
+    if s.beside_products:
+        counts = ", ".join(f"{b.beside} of {b.count} {b.kind}" for b in s.beside_products)
+        console.print(f"Collectives with a product between begin and end: {counts}")
+    console.print()
+    _exposed(console, s)
+
+
+_TIMES = (
+    ("step", "step_s"),
+    ("kernels", "kernel_s"),
+    ("collectives", "collective_s"),
+    ("of these exposed", "exposed_s"),
+    ("of these hidden", "hidden_s"),
+)
+
+
+def _exposed(console: Console, s: ScheduleFigures) -> None:
+    listed = [f for f in s.flows if f.exposed_s]
+    if not listed:
+        return
+    rows = table(
+        "What kernels wait for, in the compiled schedule",
+        [
+            ("exposed", "right"),
+            ("hidden", "right"),
+            ("times", "right"),
+            ("collective", "left"),
+            ("axes", "left"),
+            ("tensor", "left"),
+            ("line", "left"),
+        ],
+    )
+    for f in listed[:_MOST]:
+        times = seconds(f.exposed_s), seconds(f.hidden_s), f"{f.count:g}"
+        rows.add_row(*times, f.kind, "+".join(f.axes), f.tensor, f.source or "not told")
+    console.print(rows)
+    if listed[_MOST:]:
+        rest_s = sum(f.exposed_s for f in listed[_MOST:])
+        console.print(f"and {len(listed) - _MOST} more kinds, {seconds(rest_s)} exposed together")
     console.print()
 
 

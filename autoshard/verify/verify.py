@@ -19,6 +19,7 @@ from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import devices_for, options_for
 from autoshard.verify.figures import MemoryFigures
 from autoshard.verify.rematerialised import rematerialisations
+from autoshard.verify.schedule import schedule_figures
 from autoshard.verify.strays import Origins, flows, strays
 from autoshard.verify.targets import target_named, target_of
 from autoshard.verify.verification import Verification
@@ -88,6 +89,7 @@ def verify(
         compile_s=compile_s,
         jax_version=jax.__version__,
         predicted_reserved_bytes=e.reserved_bytes,
+        schedule=schedule_figures(plan, chosen, module, collectives, origins),
     )
 
 

@@ -21,7 +21,16 @@ from autoshard.hlo.module import Array
 from autoshard.planner.estimate import CommunicationItem
 from autoshard.verify.compile import _stderr_kept, _within
 from autoshard.verify.devices import _is_installed
-from autoshard.verify.figures import Flow, MemoryFigures, Rematerialisation, Stray
+from autoshard.verify.figures import (
+    BesideProducts,
+    Flow,
+    MemoryFigures,
+    Rematerialisation,
+    ScheduledFlow,
+    ScheduleFigures,
+    StepTimes,
+    Stray,
+)
 from autoshard.verify.rematerialised import rematerialisations
 from autoshard.verify.report import Failure, Report
 from autoshard.verify.strays import Origins, flows, strays
@@ -137,6 +146,31 @@ def test_programs_of_other_compilers_are_read(plan, verified, target, is_install
     assert (found.estimated_cycles is not None) == (target == "tpu-v5e")
 
 
+def test_only_the_plan_s_own_gpus_have_a_step_as_scheduled(plan, verified):
+    """XLA:CPU has no schedule of collectives; what is predicted is told all the same."""
+    schedule, e = verified.schedule, plan.estimate
+    assert schedule.compiled is None and "XLA:CPU" in schedule.not_replayed and schedule.not_replayed in str(verified)
+    assert (schedule.predicted.step_s, schedule.predicted.kernel_s) == (e.step_s, e.compute_s)
+    assert {b.kind for b in schedule.beside_products} == {f.kind for f in verified.flows if f.compiled_count}
+    assert not any(b.beside for b in schedule.beside_products)
+
+
+@pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
+def test_the_schedule_of_xla_gpu_is_replayed():
+    cluster, pins = CONFIGS / "clusters" / "h100x8.yaml", {"batch": P("data"), "params.up": P(None, "data")}
+    gpu_plan = autoshard.plan(step, *shapes(), cluster=cluster, mesh={"data": 8}, pins=pins, donate_argnums=0)
+    found = gpu_plan.verify(step)
+    schedule = found.schedule
+    assert schedule.compiled is not None and not schedule.not_replayed
+    times = schedule.compiled
+    assert times.step_s == pytest.approx(times.kernel_s + times.exposed_s) and times.kernel_s > 0
+    assert times.collective_s == pytest.approx(sum(f.time_s for f in schedule.flows))
+    assert times.exposed_s == pytest.approx(sum(f.exposed_s for f in schedule.flows))
+    assert sum(b.count for b in schedule.beside_products) >= len(schedule.flows) > 0
+    assert any("verify/test_verify.py:" in f.source for f in schedule.flows)
+    assert "What kernels wait for" in str(found)
+
+
 def test_full_rematerialisation_is_caught():
     """A move of pieces that XLA's partitioner does not know (jax 0.10.2, and 0.12, which names the axes)."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
@@ -223,6 +257,16 @@ MADE = Verification(
     estimated_cycles=None,
     compile_s=1.5,
     jax_version="0.10.2",
+    schedule=ScheduleFigures(
+        predicted=StepTimes(0.0105, 0.009, 0.005, 0.0015),
+        compiled=StepTimes(0.011, 0.009, 0.005, 0.002),
+        not_replayed="",
+        flows=(
+            ScheduledFlow("all-reduce", ("tensor",), "dot_general", "model.py:3 (f)", 4.0, 0.003, 0.002),
+            ScheduledFlow("all-gather", ("data",), "state.params.up", "model.py:1 (f)", 2.0, 0.002, 0.0),
+        ),
+        beside_products=(BesideProducts("all-reduce", 4, 1), BesideProducts("all-gather", 2, 2)),
+    ),
     predicted_reserved_bytes=6.1e9,
 )
 GOLDEN = """\
@@ -243,6 +287,19 @@ temporaries                          2 GB    2.1 GB       +5.0%
 reserved, with gaps                6.1 GB    6.2 GB       +1.6%
 in use at the peak                   6 GB    6.1 GB       +1.7%
 products and convolutions         1 TFLOP   1 TFLOP       +0.0%
+
+One step as scheduled
+                  predicted  compiled  difference
+step                10.5 ms     11 ms       +4.8%
+kernels                9 ms      9 ms       +0.0%
+collectives            5 ms      5 ms       +0.0%
+of these exposed     1.5 ms      2 ms      +33.3%
+of these hidden      3.5 ms      3 ms      -14.3%
+Collectives with a product between begin and end: 1 of 4 all-reduce, 2 of 2 all-gather
+
+What kernels wait for, in the compiled schedule
+exposed  hidden  times  collective  axes    tensor       line
+   2 ms    1 ms      4  all-reduce  tensor  dot_general  model.py:3 (f)
 
 Predicted, and absent from the compiled program
 sent  times  collective  axes    tensor             line

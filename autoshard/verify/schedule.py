@@ -1,0 +1,83 @@
+"""The schedule of a compiled step beside the plan's: its time, and which of its collectives are exposed."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from autoshard.hlo.beside_products import beside_products
+from autoshard.hlo.collectives import CompiledCollective
+from autoshard.hlo.compiled_schedule import ScheduledCollective, replay
+from autoshard.hlo.module import HloModule
+from autoshard.planner.estimate import Estimate
+from autoshard.plans.program_plan import ProgramPlan
+from autoshard.plans.text import pattern
+from autoshard.verify.figures import BesideProducts, ScheduledFlow, ScheduleFigures, StepTimes
+from autoshard.verify.gpus import GpuTarget
+from autoshard.verify.strays import Origins
+from autoshard.verify.targets import Target
+from autoshard.verify.tpus import TpuTarget
+
+
+def schedule_figures(
+    plan: ProgramPlan,
+    target: Target,
+    module: HloModule,
+    compiled: Sequence[CompiledCollective],
+    origins: Origins,
+) -> ScheduleFigures:
+    """What the compiled schedule of a plan comes to.
+
+    Args:
+      plan: The plan. target: What it was compiled for. module: The compiled program.
+      compiled: Its collectives. origins: What its equations are.
+    """
+    names = beside_products(module, plan.axes)
+    kinds = collections.Counter(c.kind for c in compiled)
+    beside = collections.Counter(c.kind for c in compiled if c.name in names)
+    figures = ScheduleFigures(
+        predicted=_predicted(plan.estimate),
+        compiled=None,
+        not_replayed=_not_replayed(plan, target),
+        flows=(),
+        beside_products=tuple(BesideProducts(kind, n, beside[kind]) for kind, n in kinds.most_common()),
+    )
+    if figures.not_replayed:
+        return figures
+    step = replay(module, plan.logical_mesh)
+    flows = _flows(step.collectives, origins)
+    times = StepTimes(step.step_s, step.kernel_s, step.collective_s, math.fsum(f.exposed_s for f in flows))
+    return dataclasses.replace(figures, compiled=times, flows=flows)
+
+
+def _predicted(estimate: Estimate) -> StepTimes:
+    exposed_s = estimate.step_s - estimate.compute_s
+    if math.isclose(exposed_s, estimate.comm_s):
+        exposed_s = estimate.comm_s
+    return StepTimes(estimate.step_s, estimate.compute_s, estimate.comm_s, exposed_s)
+
+
+def _not_replayed(plan: ProgramPlan, target: Target) -> str:
+    """Why a schedule cannot be replayed by the plan's figures; empty if it can."""
+    if isinstance(target, TpuTarget):
+        return "XLA:TPU tells its kernels by its own estimate of cycles only, below"
+    if not isinstance(target, GpuTarget):
+        return "XLA:CPU runs collectives in turn with kernels"
+    if target.name != plan.device:
+        return f"the plan has the rates and links of {plan.device}, not of {target.name}"
+    return ""
+
+
+def _flows(scheduled: Sequence[ScheduledCollective], origins: Origins) -> tuple[ScheduledFlow, ...]:
+    """By kind, axes, tensor and line. A collective that the compiler joined is told by the largest of its pieces."""
+    sums: dict[tuple[str, tuple[str, ...], str, str], list[float]] = collections.defaultdict(lambda: [0.0] * 3)
+    for one in scheduled:
+        collective = one.collective
+        largest = max(collective.pieces, key=lambda p: p.wire_bytes)
+        more = f" and {len(collective.pieces) - 1} more" if len(collective.pieces) > 1 else ""
+        tensor = pattern(origins.name(largest)) + more
+        row = sums[collective.kind, collective.axes, tensor, origins.source(largest.equations)]
+        for k, x in enumerate((collective.times, one.time_s, one.exposed_s)):
+            row[k] += x
+    flows = [ScheduledFlow(*key, *row) for key, row in sums.items()]
+    return tuple(sorted(flows, key=lambda f: (-f.exposed_s, -f.time_s)))
