@@ -10,7 +10,18 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    {"errors", "files", "garbage", "interrupts", "pictures", "printing", "suggestions", "watchdog", "train_step"},
+    {
+        "errors",
+        "files",
+        "garbage",
+        "interrupts",
+        "pictures",
+        "printing",
+        "suggestions",
+        "watchdog",
+        "train_step",
+        "user_cache",
+    },
     {"graph", "cluster", "solver", "pipeline.schedule"},
     {"trace", "cost", "transfer"},
     {"compiler", "hlo"},

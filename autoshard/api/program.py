@@ -51,14 +51,23 @@ class Plan(ProgramPlan, BasePlan):
         """The device mesh of the plan over `devices` (default: all live devices)."""
         return device_mesh(self.axes, devices)
 
-    def jit(self, fn: Callable[..., Any], devices: Sequence[Any] | None = None) -> PlannedFunction:
+    def jit(
+        self, fn: Callable[..., Any], devices: Sequence[Any] | None = None, *, cost_profile: bool = True
+    ) -> PlannedFunction:
         """Makes `fn` run as planned; see `BasePlan.jit`.
+
+        Args:
+          fn, devices: As in `BasePlan.jit`.
+          cost_profile: Whether, on GPUs, the first call of a plan that hides collectives compiles the program twice:
+            for the least memory, and by the plan's own costs, which XLA's scheduler is handed as a profile; of both, or
+            of what `compile_check` chose, the faster that fits the plan's budget runs. Otherwise it is compiled once,
+            by XLA's own costs.
 
         Returns:
           A callable that also has `.lower(*args).compile()`; without arguments for those that the plan was made for.
           Devices of `jax.experimental.topologies` serve for ahead-of-time compilation.
         """
-        return apply.planned_function(self, fn, self.mesh(devices))
+        return apply.planned_function(self, fn, self.mesh(devices), cost_profile)
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace:
         return apply.check(self, fn, args)

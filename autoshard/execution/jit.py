@@ -1,6 +1,7 @@
 """Runs a planned function: one `jax.jit` with the plan's shardings on its interface and in its interior."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,14 +10,17 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from autoshard.compiler.options import compiler_options
+from autoshard.compiler.options import GPU_PLATFORMS, compiler_options
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import MeshError
 from autoshard.execution.apply import Evaluator
+from autoshard.execution.candidates import Choosing, CompiledCandidate, compile_candidates
 from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.trace import Trace
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def device_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[Any] | None) -> Mesh:
@@ -46,6 +50,7 @@ class Interface:
       output_steps: The layouts that each output passes through at the end.
       donate_argnums: Positional arguments whose buffers are reused.
       schedule: What the compiler is asked for.
+      choosing: By what the fastest way to schedule the program on GPUs is chosen.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -55,10 +60,15 @@ class Interface:
     output_steps: tuple[tuple[SpecEntries, ...], ...]
     donate_argnums: tuple[int, ...]
     schedule: Schedule
+    choosing: Choosing
 
 
 class PlannedFunction:
-    """A function that runs as its plan says. Call it, or `.lower(*args).compile()` it."""
+    """A function that runs as its plan says. Call it, or `.lower(*args).compile()` it.
+
+    On GPUs the first call compiles it in the ways that the plan names, and keeps the fastest that fits the memory
+    (`candidates.py`); `lower` compiles it in one way, as the plan's schedule says.
+    """
 
     def __init__(
         self,
@@ -77,12 +87,16 @@ class PlannedFunction:
         self._fn, self._interface, self.mesh, self._check, self._shapes = fn, interface, mesh, check, shapes
         self._shardings = [NamedSharding(mesh, partition_spec(e)) for e in interface.argument_entries]
         self._jitted: dict[Any, Any] = {}
+        self._compiled: dict[Any, Any] = {}  # of those that are scheduled in the fastest way
 
-    def _prepare(self, args: Sequence[Any]) -> Any:
+    def _key(self, args: Sequence[Any]) -> Any:
+        """By what programs are told apart, and last whether this one is part of another."""
         leaves, tree = jax.tree_util.tree_flatten(tuple(args))
         shapes = tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
-        is_nested = any(isinstance(x, Tracer) for x in leaves)  # the outer function is compiled, not this one
-        key = (tree, shapes, is_nested)
+        return tree, shapes, any(isinstance(x, Tracer) for x in leaves)
+
+    def _prepare(self, args: Sequence[Any]) -> Any:
+        key = *_, is_nested = self._key(args)  # of a nested one the outer function is compiled
         if key not in self._jitted:
             platform = self.mesh.devices.flat[0].platform
             self._jitted[key] = self._build(
@@ -127,10 +141,30 @@ class PlannedFunction:
 
     def __call__(self, *args: Any) -> Any:
         """Runs the planned function; arguments that lie otherwise are moved to their planned shardings first."""
-        jitted = self._prepare(args)
         flat, tree = jax.tree_util.tree_flatten(tuple(args))
+        program = self._program(args)
         placed = [_place(x, s) for x, s in zip(flat, self._shardings, strict=True)]
-        return jitted(*jax.tree_util.tree_unflatten(tree, placed))
+        return program(*jax.tree_util.tree_unflatten(tree, placed))
+
+    def _program(self, args: Sequence[Any]) -> Any:
+        """What runs for `args`: compiled in the fastest way on GPUs, else by `jax.jit`."""
+        jitted, key = self._prepare(args), self._key(args)
+        *_, is_nested = key
+        is_gpu = self.mesh.devices.flat[0].platform in GPU_PLATFORMS
+        if is_nested or not is_gpu or not self._interface.choosing.others:
+            return jitted
+        if key not in self._compiled:
+            candidates = self.candidates(*args)
+            best = self._interface.choosing.fastest([c.figures for c in candidates])
+            _LOGGER.info("%s is scheduled for %s", getattr(self._fn, "__name__", "the planned function"), best)
+            self._compiled[key] = next(c.compiled for c in candidates if c.figures is best)
+        return self._compiled[key]
+
+    def candidates(self, *args: Any) -> tuple[CompiledCandidate, ...]:
+        """The program for `args`, as of `lower`, compiled for GPUs in each way that the plan names; nothing runs."""
+        platform = self.mesh.devices.flat[0].platform
+        compile_with = lambda options: self.lower(*args).compile(compiler_options=options)
+        return compile_candidates(compile_with, platform, self._interface.choosing)
 
     def lower(self, *args: Any) -> Any:
         """Lowers as `jax.jit(f).lower` does: for `args` (arrays or `jax.ShapeDtypeStruct`), or for the planned ones."""

@@ -1,5 +1,6 @@
 """A plan applied to its function: checked against it, run, and its arguments described, placed and made."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,17 @@ from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
 
 
-def planned_function(plan: ProgramPlan, fn: Callable[..., Any], mesh: Mesh) -> PlannedFunction:
-    """`fn` as planned, on a mesh with the plan's axes; checked on first use, as by `check`."""
-    return PlannedFunction(fn, plan.interface, mesh, lambda args: check(plan, fn, args), lambda: argument_shapes(plan))
+def planned_function(
+    plan: ProgramPlan, fn: Callable[..., Any], mesh: Mesh, cost_profile: bool = True
+) -> PlannedFunction:
+    """`fn` as planned, on a mesh with the plan's axes; checked on first use, as by `check`.
+
+    `cost_profile`: Whether a program for GPUs is scheduled in the fastest of several ways.
+    """
+    interface = plan.interface
+    if not cost_profile:
+        interface = dataclasses.replace(interface, choosing=dataclasses.replace(interface.choosing, others=()))
+    return PlannedFunction(fn, interface, mesh, lambda args: check(plan, fn, args), lambda: argument_shapes(plan))
 
 
 def check(plan: ProgramPlan, fn: Callable[..., Any], args: Sequence[Any]) -> Trace:

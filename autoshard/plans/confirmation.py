@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from autoshard.execution.candidates import CandidateFigures
 from autoshard.printing import amount
 
 
@@ -48,6 +49,8 @@ class Confirmation:
       otherwise: Where the two differ.
       forbidden: The choices that were forbidden, since earlier plans with them were compiled otherwise.
       first_step_s: The predicted step of the plan before anything was corrected.
+      candidates: The ways in which its program was scheduled; empty where there is one only.
+      chosen: The fastest of them that fits the memory.
     """
 
     compiler: str
@@ -61,6 +64,8 @@ class Confirmation:
     otherwise: tuple[CompiledOtherwise, ...] = ()
     forbidden: tuple[str, ...] = ()
     first_step_s: float | None = None
+    candidates: tuple[CandidateFigures, ...] = ()
+    chosen: CandidateFigures | None = None
 
     def __str__(self) -> str:
         """One line on the outcome, then one for each collective that was compiled otherwise."""
@@ -73,6 +78,9 @@ class Confirmation:
         if not self.is_confirmed:
             head = f"not confirmed by {self.compiler}: {self.reason}; {figures}; {plans}"
         lines = [head, *map(str, self.otherwise)]
+        if self.chosen is not None:
+            others = "; ".join(str(c) for c in self.candidates if c != self.chosen)
+            lines.append(f"scheduled for {self.chosen}" + (f" (not for {others})" if others else ""))
         if self.forbidden:
             lines.append(f"forbidden, since compiled otherwise: {'; '.join(self.forbidden)}")
         return "\n".join(lines)

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 
 from autoshard.cluster import LogicalMesh
+from autoshard.compiler.candidates import Candidate
 from autoshard.compiler.orders import Order
 from autoshard.compiler.schedule import Schedule
+from autoshard.execution.candidates import Choosing
 from autoshard.execution.jit import Interface
 from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
@@ -170,7 +172,19 @@ class ProgramPlan:
             self.output_steps,
             self.donate_argnums,
             self.schedule,
+            Choosing(self.compile_candidates, self.logical_mesh, self.budget_bytes),
         )
+
+    @property
+    def compile_candidates(self) -> tuple[Candidate, ...]:
+        """How to schedule its program on GPUs, beside the way of least memory; the fastest that fits runs.
+
+        Nothing else for a plan for the least memory; after a compile check, the way that was the fastest.
+        """
+        if self.schedule is Schedule.LEAST_MEMORY:
+            return ()
+        chosen = self.confirmation.chosen if self.confirmation is not None else None
+        return (Candidate.PLAN_COSTS,) if chosen is None else (chosen.candidate,)
 
 
 def _unflatten(tree: Any, tensors: Sequence[PlannedTensor]) -> Any:

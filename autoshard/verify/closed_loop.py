@@ -6,6 +6,9 @@ Predictions of memory and of collectives follow laws of XLA that need not hold f
     the program reserves more than the budget      the budget is lowered by the excess
     collectives are compiled otherwise             the choices that they belong to are forbidden
 
+A program that is to hide collectives is scheduled in several ways, of which the fastest that fits is taken; it exceeds
+the budget only if every way does.
+
 Both hold for the mesh of the plan that was compiled; plans on other meshes stay as they are, until one of them is the
 best. The bound in the certificate stays that of the problem as it was, before anything was forbidden or lowered: no
 plan whose prediction fits costs less, confirmed or not.
@@ -21,6 +24,7 @@ from typing import Any
 import jax
 
 from autoshard.cluster import LogicalMesh
+from autoshard.compiler.candidates import Candidate
 from autoshard.errors import MissingExtraError, VerificationError
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import spec_entries
@@ -96,7 +100,7 @@ def plan_confirmed(posed: Posed, fn: Callable[..., Any], args: Sequence[Any]) ->
         plan = plan_found(posed, found)
         report(options, question.started, f"compile {n}", f"for {plan.device}, ahead of time")
         try:
-            verification = verify(plan, fn, *args)
+            verification = verify(plan, fn, *args, candidates=tuple(Candidate))
         except KeyboardInterrupt:
             stopped = "stopped while compiling"
         except (MissingExtraError, VerificationError) as error:
@@ -279,6 +283,8 @@ def _told(best: _Compiled, first: Found, question: Question, num_compilations: i
         otherwise=() if best.is_confirmed else _otherwise(_offending(v)),
         forbidden=tuple(dict.fromkeys(best.forbidden.values())),
         first_step_s=first.cost_s,
+        candidates=v.schedule.candidates,
+        chosen=v.schedule.chosen,
     )
     certificate = _certificate(first, best.found.cost_s, question)
     candidates = [

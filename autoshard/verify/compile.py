@@ -14,42 +14,28 @@ from typing import Any
 import jax
 
 from autoshard.errors import VerificationError
+from autoshard.execution.candidates import CandidateFigures, Choosing, compile_candidates
+from autoshard.execution.compiled_memory import CompiledMemory
 from autoshard.execution.jit import device_mesh
 from autoshard.plans.apply import planned_function
 from autoshard.plans.program_plan import ProgramPlan
 
-_NO_PEAK = ("cpu", "tpu")
-"""Platforms whose compilers tell no peak: XLA:TPU says 0, XLA:CPU leaves the temporaries out (tried on jax 0.10.2)."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CompiledMemory:
-    """What the compiler says of one device's memory, in bytes.
-
-    Attributes:
-      argument_bytes, output_bytes: Of the interface. alias_bytes: Of outputs that take the place of arguments.
-      temporary_bytes: Everything else that it reserves. peak_bytes: The most in use at once, by its own account.
-    """
-
-    argument_bytes: float
-    output_bytes: float
-    alias_bytes: float
-    temporary_bytes: float
-    peak_bytes: float
-
-    @property
-    def total_bytes(self) -> float:
-        """What must be there for the program to run: arguments, outputs of their own, and temporaries."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompiledStep:
-    """The optimised program of one device as text, its memory, and what the compiler complained of."""
+    """The optimised program of one device.
+
+    Attributes:
+      text: The program. memory: What it needs. log: What the compiler complained of.
+      candidates: The ways in which it was scheduled. chosen: That of this program. Empty and None where the compiler
+        was asked for one only.
+    """
 
     text: str
     memory: CompiledMemory
-    log: str = ""
+    log: str
+    candidates: tuple[CandidateFigures, ...] = ()
+    chosen: CandidateFigures | None = None
 
 
 def compile_step(
@@ -59,6 +45,7 @@ def compile_step(
     devices: Sequence[Any],
     options: dict[str, Any],
     time_limit_s: float | None = None,
+    choosing: Choosing | None = None,
 ) -> CompiledStep:
     """Compiles `fn(*args)` as planned for `devices`; nothing runs.
 
@@ -67,6 +54,7 @@ def compile_step(
       devices: In mesh order; they need not be there.
       options: Compiler options.
       time_limit_s: Seconds that the compiler may take; None for no limit.
+      choosing: By what the fastest way to schedule the program is chosen; None to schedule it as the plan says.
 
     Raises:
       PlanMismatchError: `fn` is not what was planned.
@@ -74,22 +62,24 @@ def compile_step(
         process, and then goes on in the background.
     """
     lowered = planned_function(plan, fn, device_mesh(plan.axes, devices)).lower(*args)
+    platform = devices[0].platform
+    until_s = None if time_limit_s is None else time.perf_counter() + time_limit_s
+
+    def compile_with(own: dict[str, Any]) -> Any:
+        left_s = None if until_s is None else max(until_s - time.perf_counter(), 0.0)
+        return _within(left_s, lambda: lowered.compile(compiler_options=own))
+
     with _stderr_kept() as log:
         try:
-            compiled = _within(time_limit_s, lambda: lowered.compile(compiler_options=options))
+            if choosing is None:
+                compiled = compile_with(options)
+                return CompiledStep(compiled.as_text(), CompiledMemory.of(compiled, platform), log())
+            candidates = compile_candidates(compile_with, platform, choosing, options)
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise VerificationError(f"XLA does not compile the planned step: {str(error).strip()[:600]}") from error
-    stats = compiled.memory_analysis()
-    memory = CompiledMemory(
-        float(stats.argument_size_in_bytes),
-        float(stats.output_size_in_bytes),
-        float(stats.alias_size_in_bytes),
-        float(stats.temp_size_in_bytes),
-        float(getattr(stats, "peak_memory_in_bytes", 0)),
-    )
-    if devices[0].platform in _NO_PEAK:
-        memory = dataclasses.replace(memory, peak_bytes=memory.total_bytes)
-    return CompiledStep(compiled.as_text(), memory, log())
+    best = choosing.fastest([c.figures for c in candidates])
+    one = next(c for c in candidates if c.figures is best)
+    return CompiledStep(one.text, one.memory, log(), tuple(c.figures for c in candidates), best)
 
 
 def _within(time_limit_s: float | None, work: Callable[[], Any]) -> Any:

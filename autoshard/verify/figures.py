@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from autoshard.execution.candidates import CandidateFigures
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flow:
@@ -137,6 +139,8 @@ class ScheduleFigures:
       not_replayed: Why not.
       flows: Collectives as scheduled, those that are exposed most first.
       beside_products: By kind of collective.
+      candidates: The ways in which the program was scheduled, and chosen: the fastest that fits the memory, which all
+        other figures are of. Empty and None where the compiler was asked for one way only.
     """
 
     predicted: StepTimes
@@ -144,3 +148,5 @@ class ScheduleFigures:
     not_replayed: str
     flows: tuple[ScheduledFlow, ...]
     beside_products: tuple[BesideProducts, ...]
+    candidates: tuple[CandidateFigures, ...] = ()
+    chosen: CandidateFigures | None = None

@@ -5,13 +5,16 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from autoshard.compiler.candidates import Candidate
+from autoshard.execution.candidates import Choosing
 from autoshard.hlo.beside_products import beside_products
-from autoshard.hlo.collectives import CompiledCollective
+from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.compiled_schedule import ScheduledCollective, replay
 from autoshard.hlo.module import HloModule
 from autoshard.planner.estimate import Estimate
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import pattern
+from autoshard.verify.compile import CompiledStep
 from autoshard.verify.figures import BesideProducts, ScheduledFlow, ScheduleFigures, StepTimes
 from autoshard.verify.gpus import GpuTarget
 from autoshard.verify.strays import Origins
@@ -23,24 +26,26 @@ def schedule_figures(
     plan: ProgramPlan,
     target: Target,
     module: HloModule,
-    compiled: Sequence[CompiledCollective],
+    compiled: CompiledStep,
     origins: Origins,
 ) -> ScheduleFigures:
     """What the compiled schedule of a plan comes to.
 
     Args:
-      plan: The plan. target: What it was compiled for. module: The compiled program.
-      compiled: Its collectives. origins: What its equations are.
+      plan: The plan. target: What it was compiled for.
+      module, compiled: The compiled program, as read and as the compiler returned it. origins: What its equations are.
     """
-    names = beside_products(module, plan.axes)
-    kinds = collections.Counter(c.kind for c in compiled)
-    beside = collections.Counter(c.kind for c in compiled if c.name in names)
+    names, found = beside_products(module, plan.axes), compiled_collectives(module, plan.axes)
+    kinds = collections.Counter(c.kind for c in found)
+    beside = collections.Counter(c.kind for c in found if c.name in names)
     figures = ScheduleFigures(
         predicted=_predicted(plan.estimate),
         compiled=None,
         not_replayed=_not_replayed(plan, target),
         flows=(),
         beside_products=tuple(BesideProducts(kind, n, beside[kind]) for kind, n in kinds.most_common()),
+        candidates=compiled.candidates,
+        chosen=compiled.chosen,
     )
     if figures.not_replayed:
         return figures
@@ -48,6 +53,17 @@ def schedule_figures(
     flows = _flows(step.collectives, origins)
     times = StepTimes(step.step_s, step.kernel_s, step.collective_s, math.fsum(f.exposed_s for f in flows))
     return dataclasses.replace(figures, compiled=times, flows=flows)
+
+
+def choosing_for(plan: ProgramPlan, target: Target, candidates: tuple[Candidate, ...] | None) -> Choosing | None:
+    """By what the way to schedule a plan's program for `target` is chosen; None where there is one only.
+
+    `candidates`: The ways to try; None for the plan's own.
+    """
+    choosing = plan.interface.choosing
+    if _not_replayed(plan, target) or not choosing.others:
+        return None
+    return choosing if candidates is None else dataclasses.replace(choosing, others=candidates)
 
 
 def _predicted(estimate: Estimate) -> StepTimes:

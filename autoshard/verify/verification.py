@@ -230,6 +230,11 @@ def _schedule(console: Console, s: ScheduleFigures) -> None:
     if s.beside_products:
         counts = ", ".join(f"{b.beside} of {b.count} {b.kind}" for b in s.beside_products)
         console.print(f"Collectives with a product between begin and end: {counts}")
+    if s.chosen is not None:
+        console.print(f"Scheduled for {s.chosen}")
+        for other in s.candidates:
+            if other != s.chosen:
+                console.print(f"  instead of {other}")
     console.print()
     _exposed(console, s)
 

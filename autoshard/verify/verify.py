@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from autoshard.compiler.candidates import Candidate
 from autoshard.graph.layout import spec_shard_bytes
 from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.cycles import estimated_cycles
@@ -19,7 +20,7 @@ from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import devices_for, options_for
 from autoshard.verify.figures import MemoryFigures
 from autoshard.verify.rematerialised import rematerialisations
-from autoshard.verify.schedule import schedule_figures
+from autoshard.verify.schedule import choosing_for, schedule_figures
 from autoshard.verify.strays import Origins, flows, strays
 from autoshard.verify.targets import target_named, target_of
 from autoshard.verify.verification import Verification
@@ -35,6 +36,7 @@ def verify(
     target: str | None = None,
     time_limit_s: float | None = None,
     on_stage: Callable[[str], None] | None = None,
+    candidates: tuple[Candidate, ...] | None = None,
 ) -> Verification:
     """Compiles `fn(*args)` as planned for devices that need not be there, and compares. Nothing runs.
 
@@ -44,6 +46,8 @@ def verify(
       target: Devices to compile for, such as `h100`, `tpu-v5e` or `cpu`; None for the plan's own.
       time_limit_s: Seconds that the compiler may take; None for no limit.
       on_stage: Called with what comes next.
+      candidates: The ways to schedule the program, if it is for the plan's own GPUs and to hide collectives, of which
+        the fastest that fits is taken; None for those that `plan.jit` tries.
 
     Raises:
       PlanMismatchError: `fn` is not what was planned.
@@ -59,7 +63,8 @@ def verify(
     say("tracing")
     traced = check(plan, fn, args)
     say("compiling")
-    compiled = compile_step(plan, fn, args, devices, options_for(chosen), time_limit_s)
+    choosing = choosing_for(plan, chosen, candidates)
+    compiled = compile_step(plan, fn, args, devices, options_for(chosen), time_limit_s, choosing)
     compile_s = time.perf_counter() - started
     say("reading the compiled program")
     module = parse(compiled.text)
@@ -89,7 +94,7 @@ def verify(
         compile_s=compile_s,
         jax_version=jax.__version__,
         predicted_reserved_bytes=e.reserved_bytes,
-        schedule=schedule_figures(plan, chosen, module, collectives, origins),
+        schedule=schedule_figures(plan, chosen, module, compiled, origins),
     )
 
 

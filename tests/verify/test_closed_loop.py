@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 import autoshard
 from autoshard.cli import app
+from autoshard.compiler.candidates import Candidate
+from autoshard.compiler.schedule import Schedule
 from autoshard.errors import StageError
 from autoshard.plans.confirmation import Confirmation
 from autoshard.plans.make import best_of, plan_found, plan_function
@@ -193,6 +195,23 @@ def test_without_the_compiler_a_plan_is_not_checked():
 def test_xla_gpu_confirms_a_plan():
     found = planned(cluster=ROOT / "configs" / "clusters" / "h100x8.yaml").confirmation
     assert found.is_confirmed and found.compiler == f"XLA:GPU of jax {jax.__version__}"
+
+
+@pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
+def test_of_several_ways_to_schedule_a_plan_the_fastest_that_fits_is_kept(tmp_path):
+    cluster = ROOT / "configs" / "clusters" / "h100x8.yaml"
+    plan = planned(cluster=cluster, schedule=Schedule.LATENCY_HIDING, compile_check_rounds=1)
+    found = plan.confirmation
+    assert found.is_confirmed and [c.candidate for c in found.candidates] == list(Candidate)
+    assert found.chosen.step_s == min(c.step_s for c in found.candidates)
+    assert found.compiled_reserved_bytes == found.chosen.reserved_bytes
+    assert plan.compile_candidates == (found.chosen.candidate,)
+    assert f"scheduled for {found.chosen.candidate.value}" in " ".join(str(plan).split())
+    plan.save(tmp_path / "plan.json")
+    assert autoshard.Plan.load(tmp_path / "plan.json").confirmation == found
+    again = plan.verify(step).schedule
+    assert again.chosen == found.chosen and again.compiled.step_s == pytest.approx(found.chosen.step_s)
+    assert f"Scheduled for {found.chosen.candidate.value}" in " ".join(str(plan.verify(step)).split())
 
 
 def test_steps_in_stages_are_refused():

@@ -19,15 +19,12 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 
-import platformdirs
-
 from autoshard.errors import FileFormatError
 from autoshard.files import write_bytes_atomically
 from autoshard.solver.io.problem_keys import ProblemKeys, carried_over, overlap, sketch
 from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status, relative_gap
+from autoshard.user_cache import user_cache
 
-VARIABLE = "AUTOSHARD_CACHE"
-"""Environment variable: a folder to use instead of the user's cache folder, or `off`."""
 FORMAT, VERSION = "autoshard-cached-solution", 1
 MAX_BYTES = 256 << 20
 """Size of the folder above which the longest unused entries are removed."""
@@ -184,10 +181,8 @@ def _ignoring_damage(path: pathlib.Path) -> Iterator[None]:
 
 def default_cache() -> SolutionCache | None:
     """The user's cache: the folder named by `AUTOSHARD_CACHE`, or the system's usual place; None if that says `off`."""
-    setting = os.environ.get(VARIABLE, "")
-    if setting.strip().lower() == "off":
-        return None
-    return SolutionCache(setting or platformdirs.user_cache_path("autoshard", appauthor=False) / "solutions")
+    folder = user_cache("solutions")
+    return None if folder is None else SolutionCache(folder)
 
 
 def _checked_header(line: bytes) -> dict:

@@ -1,0 +1,104 @@
+"""One program scheduled in several ways: how one is chosen, and what XLA:GPU makes of them without a GPU."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import autoshard
+from autoshard.cluster import Cluster
+from autoshard.compiler.candidates import Candidate, candidate_options
+from autoshard.compiler.schedule import Schedule
+from autoshard.execution.candidates import CandidateFigures, Choosing
+from autoshard.hlo.compiled_schedule import replay
+from autoshard.hlo.module import parse
+from autoshard.verify.devices import _is_installed, devices_for
+from autoshard.verify.gpus import H100
+
+H100X8 = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x8.yaml"
+MESH = Cluster.from_file(H100X8).slices()[0].logical_mesh({"data": 8})
+FIGURES = (
+    CandidateFigures(Candidate.LEAST_MEMORY, 0.010, 0.004, 6e9),
+    CandidateFigures(Candidate.XLA_COSTS, 0.008, 0.002, 8e9),
+    CandidateFigures(Candidate.PLAN_COSTS, 0.007, 0.001, 9e9),
+)
+needs_xla_gpu = pytest.mark.skipif(
+    not _is_installed("jax_plugins.xla_cuda13"), reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'"
+)
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "chosen"),
+    [
+        (None, Candidate.PLAN_COSTS),
+        (9e9, Candidate.PLAN_COSTS),
+        (8.5e9, Candidate.XLA_COSTS),
+        (7e9, Candidate.LEAST_MEMORY),
+        (1e9, Candidate.LEAST_MEMORY),  # nothing fits
+    ],
+)
+def test_the_fastest_that_fits_is_taken(budget_bytes, chosen):
+    choosing = Choosing(tuple(Candidate), MESH, budget_bytes)
+    assert choosing.fastest(FIGURES).candidate is chosen
+    assert choosing.fastest(FIGURES[::-1]).candidate is chosen
+
+
+def test_what_the_compiler_is_told():
+    """The scheduler is off for the least memory, and on for all others, which differ in one option each."""
+    of = lambda candidate: candidate_options("cuda", candidate, "a.pbtxt")
+    least, by_xla = of(Candidate.LEAST_MEMORY), of(Candidate.XLA_COSTS)
+    assert set(least) == set(by_xla) and not any(least.values()) and all(by_xla.values())
+    added = {c: dict(of(c).items() - by_xla.items()) for c in (Candidate.TWO_AT_ONCE, Candidate.PLAN_COSTS)}
+    assert added == {
+        Candidate.TWO_AT_ONCE: {"xla_gpu_experimental_parallel_collective_overlap_limit": 2},
+        Candidate.PLAN_COSTS: {"xla_gpu_pgle_profile_file_or_directory_path": "a.pbtxt"},
+    }
+    with pytest.raises(ValueError, match="needs the file"):
+        candidate_options("cuda", Candidate.PLAN_COSTS)
+
+
+def step(weights, batch):
+    def loss(w):
+        hidden = batch
+        for name in ("a", "b", "c", "d"):
+            hidden = jnp.tanh(hidden @ w[name])
+        return jnp.mean(hidden**2)
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+
+@pytest.fixture(scope="module")
+def plan():
+    weights = {name: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for name in "abcd"}
+    batch = jax.ShapeDtypeStruct((16384, 4096), jnp.float32)
+    pins = {"weights.*": P("data"), "batch": P("data")}
+    options = autoshard.PlanOptions(schedule=Schedule.LATENCY_HIDING, cache=False)
+    mesh = {"data": 8}
+    return autoshard.plan(step, weights, batch, cluster=H100X8, mesh=mesh, pins=pins, donate_argnums=0, options=options)
+
+
+@needs_xla_gpu
+def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, tmp_path):
+    """By the plan's own costs XLA hides more than it does for the least memory; the profile is kept by its content."""
+    monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
+    run = plan.jit(step, devices_for(H100, plan.axes, 8))
+    least, own = run.candidates()
+    assert (least.figures.candidate, own.figures.candidate) == (Candidate.LEAST_MEMORY, Candidate.PLAN_COSTS)
+    for one in (least, own):
+        replayed = replay(parse(one.text), plan.logical_mesh)
+        assert one.figures.step_s == replayed.step_s and one.figures.reserved_bytes == one.memory.total_bytes > 0
+    assert own.figures.exposed_s < least.figures.exposed_s and own.figures.step_s < least.figures.step_s
+    (profile,) = tmp_path.glob("*.pbtxt")
+    assert profile.read_text().startswith("costs { name: ")
+    run.candidates()
+    assert list(tmp_path.glob("*.pbtxt")) == [profile]
+
+
+def test_a_plan_for_the_least_memory_is_compiled_in_one_way(plan):
+    least = autoshard.PlanOptions(cache=False, schedule=Schedule.LEAST_MEMORY)
+    args = {"w": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
+    other = autoshard.plan(lambda w: w["w"] * 2, args, cluster=H100X8, mesh={"data": 8}, options=least)
+    assert other.compile_candidates == () and plan.compile_candidates == (Candidate.PLAN_COSTS,)
