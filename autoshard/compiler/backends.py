@@ -31,6 +31,11 @@ class XlaCpu:
     """XLA:CPU, and what all of XLA's backends have in common."""
 
     @property
+    def hides_collectives(self) -> bool:
+        """See `Compiler`."""
+        return False
+
+    @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
         return OrderingRules()
@@ -90,6 +95,11 @@ class XlaGpu(XlaCpu):
     schedule: Schedule = Schedule.LEAST_MEMORY
 
     @property
+    def hides_collectives(self) -> bool:
+        """See `Compiler`."""
+        return self.schedule is Schedule.LATENCY_HIDING
+
+    @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
         return OrderingRules(float(self.workspace_bytes), turns_rows=True)
@@ -102,11 +112,21 @@ class XlaGpu(XlaCpu):
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
 
 
+def schedules_of(device_type: DeviceType) -> tuple[Schedule, ...]:
+    """What the compiler of a kind of device can be asked for, the fastest first."""
+    return (Schedule.LATENCY_HIDING, Schedule.LEAST_MEMORY) if _is_gpu(device_type) else (Schedule.LEAST_MEMORY,)
+
+
+def _is_gpu(device_type: DeviceType) -> bool:
+    """Only products of GPUs have a workspace."""
+    return bool(device_type.product_workspace_bytes)
+
+
 def compiler_of(device_type: DeviceType, schedule: Schedule) -> Compiler:
-    """The compiler of a kind of device: only products of GPUs have a workspace, and only those of TPUs are rounded.
+    """The compiler of a kind of device; only products of TPUs are rounded.
 
     `schedule`: What it is asked for, if it has several.
     """
-    if device_type.product_workspace_bytes:
+    if _is_gpu(device_type):
         return XlaGpu(device_type.product_workspace_bytes, schedule)
     return XlaTpu() if device_type.rounds_products else XlaCpu()

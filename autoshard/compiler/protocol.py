@@ -21,6 +21,11 @@ from autoshard.compiler.solved import SolvedProgram
 class Compiler(Protocol):
     """The laws of one compiler."""
 
+    @property
+    def hides_collectives(self) -> bool:
+        """Whether collectives that nobody waits for run beside kernels."""
+        ...
+
     # ---- before the solve: under all choices
 
     def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:

@@ -32,6 +32,10 @@ class Hideable:
     stop: int
     time_s: float
 
+    def lies_within(self, stretches: Sequence[Stretch]) -> bool:
+        """Whether it lies within one of the stretches."""
+        return any(start <= self.start and self.stop <= stop for start, stop in stretches)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exposure:

@@ -38,7 +38,7 @@ from autoshard.graph.layout import Layout, is_gather, is_sent, shard_bytes
 from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.allowed import ArgumentDecision, Decision, Restrictions, argument_choices, group_choices
 from autoshard.planner.choices import ChoiceTable
-from autoshard.planner.overlap import Exposure
+from autoshard.planner.overlap import Overlap, StretchWeights, first_weights
 from autoshard.planner.program import Program
 from autoshard.planner.usages import usages_of
 from autoshard.solver.problem import Edge, Node, Problem
@@ -52,7 +52,8 @@ class Flow:
       value: Value index. itemsize_bytes: Of an element as it is moved. source, target: Decisions.
       read: Index into the target group's reads; None for a succession edge.
       trips: How often the tensor is moved in one call.
-      makings: How often a gathered copy is made on each of these trips, since it is not kept between distant uses.
+      makings: The operations for which a gathered copy is made on each of these trips, since it is not kept between
+        distant uses.
       places: The checkpointed functions (-1 for none) that it is read in; each makes its own copies of any kind.
       defined_as, read_as: Its layout under each choice of the source, and of the target.
     """
@@ -63,7 +64,7 @@ class Flow:
     target: int
     read: int | None
     trips: float
-    makings: int
+    makings: tuple[int, ...]
     places: tuple[int, ...]
     defined_as: LayoutColumn
     read_as: LayoutColumn
@@ -79,7 +80,7 @@ class Formulation:
       argument_layouts: The layouts of each argument, by choice.
       decisions: The meaning of each node. flows: The meaning of each edge.
       problem: The solver's input.
-      exposure: Which part of each collective's time counts.
+      overlap: What can hide behind kernels, and what counts of it.
       schedule: What the compiler is asked for. compiler: Whose laws its memory and collectives follow.
       buffers: What each usage stands for, then each usage of an edge. instants: Operation index at each instant.
     """
@@ -91,7 +92,7 @@ class Formulation:
     decisions: tuple[Decision, ...]
     flows: tuple[Flow, ...]
     problem: Problem
-    exposure: Exposure
+    overlap: Overlap
     schedule: Schedule
     compiler: Compiler
     buffers: tuple[BufferUse, ...]
@@ -117,16 +118,15 @@ class _Builder:
         self,
         program: Program,
         mesh: LogicalMesh,
-        pins: Sequence[FixedLayout | None],
-        restrictions: Restrictions,
-        overlap: float,
+        layouts: Sequence[tuple[Layout, ...]],
+        tables: Sequence[ChoiceTable],
+        decisions: Sequence[Decision],
+        overlap: Overlap,
         schedule: Schedule,
     ):
         self.program, self.mesh, self.graph = program, mesh, program.graph
-        self.layouts, arguments = argument_choices(program, mesh, pins, restrictions)
-        self.tables, groups = group_choices(program, mesh, restrictions)
-        self.decisions = [*arguments, *groups]
-        self.first_group = len(arguments)
+        self.layouts, self.tables, self.decisions = layouts, tables, decisions
+        self.first_group = len(layouts)
         self.definition: dict[int, tuple[int, int | None]] = {
             a.value: (i, None) for i, a in enumerate(self.graph.arguments)
         }
@@ -138,7 +138,7 @@ class _Builder:
         self.compiler = compiler_of(mesh.device_type, schedule)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
-        self.exposure = Exposure(1.0 - overlap, program.analysis)
+        self.overlap = overlap
 
     def defined(self, value: int) -> tuple[int, LayoutColumn] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -184,11 +184,12 @@ class _Builder:
                 nodes.append(Node(self.graph.arguments[decision.argument].name, free[len(rows)]))
                 continue
             group, table = self.program.groups[decision.group], self.tables[decision.group]
-            terms = self.exposure.of_group(group, self.graph.values[group.writes[-1].value].shape)
-            key = id(table), rows, group.trips, terms
+            terms = self.overlap.of_group(group, self.graph.values[group.writes[-1].value].shape)
+            counting = self.overlap.of_kernels(group)
+            key = id(table), rows, group.trips, terms, counting
             if key not in cache:
                 comm_s = np.array([sum(c.time_s for c in terms.counted(steps)) for steps in table.collectives])
-                cache[key] = (group.trips * (table.compute_s + comm_s))[list(rows)]
+                cache[key] = (group.trips * (counting * table.compute_s + comm_s))[list(rows)]
             cost = cache[key] + self.own_s[i] if i in self.own_s else cache[key]
             nodes.append(Node(f"{self.graph.operations[group.operations[0]].name}#{group.operations[0]}", cost))
         return nodes
@@ -230,7 +231,7 @@ class _Builder:
                     target=target,
                     read=r,
                     trips=trips,
-                    makings=len({analysis.live.region[o] for o in access.operations}),
+                    makings=tuple({analysis.live.region[o]: o for o in reversed(access.operations)}.values())[::-1],
                     places=tuple(sorted({checkpoint_of[o] for o in access.operations})),
                     defined_as=own,
                     read_as=self.columns.of(self.tables[group.index].reads[r], self.decisions[target].rows),
@@ -253,7 +254,7 @@ class _Builder:
                 target=output.successor_of,
                 read=None,
                 trips=1.0,
-                makings=1,
+                makings=(len(self.graph.operations),),
                 places=(-1,),
                 defined_as=own,
                 read_as=self.columns.of(self.layouts[output.successor_of], rows),
@@ -269,15 +270,16 @@ class _Builder:
     def move(self, flow: Flow) -> _Move:
         """What a flow costs, and what its copy takes; one object for flows alike."""
         tensor, own, column = self.graph.values[flow.value], flow.defined_as, flow.read_as
-        terms, num_places = self.exposure.of_flow(flow.value, tensor.shape), len(flow.places)
-        key = tensor.shape, flow.itemsize_bytes, id(own), id(column), flow.trips, flow.makings, num_places, terms
+        terms = self.overlap.of_flow(flow.value, tensor.shape, flow.makings)
+        makings, places = len(flow.makings), len(flow.places)
+        key = tensor.shape, flow.itemsize_bytes, id(own), id(column), flow.trips, makings, places, terms
         if key in self.moves:
             return self.moves[key]
         size_bytes = float(math.prod(tensor.shape) * flow.itemsize_bytes)
         costs = self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, terms.num_alike)
         costs = flow.trips * terms.share * costs
-        if max(flow.makings, num_places) > 1:
-            often = [[flow.makings if is_gather(s, t) else num_places for t in column.layouts] for s in own.layouts]
+        if max(makings, places) > 1:
+            often = [[makings if is_gather(s, t) else places for t in column.layouts] for s in own.layouts]
             costs = costs * np.array(often)
         moved, sent = (
             np.array([[how(s, t) for t in column.layouts] for s in own.layouts], bool) for how in (operator.ne, is_sent)
@@ -303,8 +305,9 @@ def formulate(
     budget_bytes: float | None,
     pins: Sequence[FixedLayout | None],
     restrictions: Restrictions = Restrictions(),  # noqa: B008 - frozen
-    overlap: float = 0.0,
     schedule: Schedule = Schedule.LEAST_MEMORY,
+    overlap: float = 1.0,
+    weights: StretchWeights | None = None,
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
 
@@ -314,13 +317,19 @@ def formulate(
       budget_bytes: Memory per device; None for no limit.
       pins: For each argument, a layout that the user demands, or None.
       restrictions: What the plan may not do.
-      overlap: Share of weight and gradient collectives that hides behind computation; see `overlap.py`.
       schedule: What the compiler is asked for.
+      overlap: Share of a kernel's time that collectives beside it make use of.
+      weights: Of stretches of operations, under the latency-hiding schedule (`overlap.py`); None: `first_weights`.
 
     Raises:
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
     """
-    builder = _Builder(program, mesh, pins, restrictions, overlap, schedule)
+    hiding = Overlap(program.analysis, overlap, None)
+    if compiler_of(mesh.device_type, schedule).hides_collectives:
+        hiding = dataclasses.replace(hiding, weights=weights or first_weights(len(program.graph.operations)))
+    layouts, arguments = argument_choices(program, mesh, pins, restrictions)
+    tables, groups = group_choices(program, mesh, restrictions)
+    builder = _Builder(program, mesh, layouts, tables, [*arguments, *groups], hiding, schedule)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()
     reads = builder.operand_reads(flows, copies)
@@ -333,9 +342,19 @@ def formulate(
         decisions=tuple(builder.decisions),
         flows=tuple(flows),
         problem=Problem(tuple(nodes), tuple(edges), memory.usages, memory.edge_usages, budget_bytes),
-        exposure=builder.exposure,
+        overlap=hiding,
         schedule=schedule,
         compiler=builder.compiler,
         buffers=memory.buffers,
         instants=memory.instants,
     )
+
+
+@collection_paused()
+def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
+    """The same problem with other weights of stretches: the costs of its nodes and edges change."""
+    overlap = dataclasses.replace(f.overlap, weights=weights)
+    builder = _Builder(f.program, f.mesh, f.argument_layouts, f.tables, f.decisions, overlap, f.schedule)
+    _, edges, _ = builder.edges()
+    problem = dataclasses.replace(f.problem, nodes=tuple(builder.nodes()), edges=tuple(edges))
+    return dataclasses.replace(f, overlap=overlap, problem=problem)

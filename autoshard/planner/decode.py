@@ -3,7 +3,6 @@
 import bisect
 import collections
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
@@ -11,19 +10,19 @@ from autoshard.compiler.buffer_uses import spans_of
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.ordering import ordered
 from autoshard.compiler.orders import Order, orders
-from autoshard.compiler.solved import Move, SolvedProgram
+from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.tied_copies import tied_copies
-from autoshard.cost.collectives import Collective
-from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.garbage import collection_paused
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
-from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather, layout_of, spec_entries
-from autoshard.planner.build import Flow, Formulation
+from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather, layout_of
+from autoshard.planner.build import Formulation
 from autoshard.planner.choices import Choice, scatter_order
-from autoshard.planner.estimate import CommunicationItem, ComputeItem, Estimate
+from autoshard.planner.estimate import Estimate
 from autoshard.planner.peak import counted_bytes, peak
+from autoshard.planner.solution_reader import SolutionReader
+from autoshard.planner.timeline import timeline
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,89 +47,10 @@ class Decoded:
     orders: tuple[Order, ...]
 
 
-class _Reader:
-    """Looks up what a solution says of each value, flow and group; what equal layers ask for is worked out once."""
-
-    def __init__(self, f: Formulation, picks: Sequence[int]):
-        self.f, self.graph = f, f.program.graph
-        self.rows = [d.rows[k] for d, k in zip(f.decisions, picks, strict=True)]
-        self.first = len(self.graph.arguments)
-        self.layout: dict[int, Layout] = {}
-        for i, a in enumerate(self.graph.arguments):
-            self.layout[a.value] = f.argument_layouts[i][self.rows[i]]
-        for group, table in zip(f.program.groups, f.tables, strict=True):
-            row = self.rows[self.first + group.index]
-            for access, column in zip(group.writes, table.writes, strict=True):
-                self.layout[access.value] = column[row]
-        self._entries: dict[tuple[int, Layout], SpecEntries] = {}
-        self._paths: dict[tuple, tuple[SpecEntries, ...]] = {}
-        self._moves: dict[tuple, tuple[Collective, ...]] = {}
-
-    def choice(self, group: int) -> Choice:
-        return self.f.tables[group].choices[self.rows[self.first + group]]
-
-    def target(self, flow: Flow) -> Layout:
-        if flow.read is None:
-            return self.layout[self.graph.arguments[flow.target].value]
-        return self.f.tables[flow.target - self.first].reads[flow.read][self.rows[flow.target]]
-
-    def entries(self, value: int, layout: Layout) -> SpecEntries:
-        """The layout of a value as axis names for each dimension."""
-        key = len(self.graph.values[value].shape), layout
-        if key not in self._entries:
-            self._entries[key] = spec_entries(layout, key[0], self.f.mesh.axis_names)
-        return self._entries[key]
-
-    def steps(self, value: int, target: Layout) -> tuple[SpecEntries, ...]:
-        """The layouts that a value passes through on the way to `target`, the last one included."""
-        key = shape, _, _ = self.graph.values[value].shape, self.layout[value], target
-        if key not in self._paths:
-            names, sizes = self.f.mesh.axis_names, self.f.mesh.shape
-            way = [w for step in path(*key, sizes) for w in waypoints(step, len(shape), sizes)]
-            named = [tuple(tuple(names[a] for a in axes) for axes in w) for w in way]
-            if named:
-                named[-1] = self.entries(value, target)  # as the plan writes it, axes of one device included
-            self._paths[key] = tuple(named)
-        return self._paths[key]
-
-    def collectives(self, flow: Flow, target: Layout) -> tuple[Collective, ...]:
-        """The collectives that turn a flow's value into `target`."""
-        shape, source = self.graph.values[flow.value].shape, self.layout[flow.value]
-        key = shape, flow.itemsize_bytes, source, target
-        if key not in self._moves:
-            size_bytes = float(math.prod(shape) * flow.itemsize_bytes)
-            self._moves[key] = reshard(shape, size_bytes, source, target, self.f.mesh)
-        return self._moves[key]
-
-    def solved(self) -> SolvedProgram:
-        """The program as the compiler is given it: its layouts, and the collectives of every group and flow."""
-        f = self.f
-        sums = [t.collectives[self.rows[self.first + g.index]] for g, t in zip(f.program.groups, f.tables, strict=True)]
-        return SolvedProgram(
-            analysis=f.program.analysis,
-            mesh=f.mesh,
-            layouts=self.layout,
-            sums=tuple(sums),
-            moves=tuple([self._move(flow) for flow in f.flows]),
-        )
-
-    def _move(self, flow: Flow) -> Move:
-        target = self.target(flow)
-        return Move(
-            value=flow.value,
-            group=None if flow.read is None else flow.target - self.first,
-            read=flow.read,
-            itemsize_bytes=flow.itemsize_bytes,
-            trips=flow.trips,
-            target=target,
-            collectives=self.collectives(flow, target),
-        )
-
-
 @collection_paused()
 def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     """Translates `picks`, one choice per node of `f.problem`."""
-    reader = _Reader(f, picks)
+    reader = SolutionReader(f, picks)
     graph = f.program.graph
     replicated = (WHOLE,) * len(f.mesh.axis_names)
     outputs = []
@@ -182,7 +102,7 @@ class _Slots:
         return rows
 
 
-def _shardings(reader: _Reader) -> dict[int, EquationPlan]:
+def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
     slots, late = _Slots(), f.program.analysis.live.late_fills
     gathers: list[tuple[int, int, Layout]] = []  # operation, slot, layout
@@ -225,7 +145,7 @@ def _shardings(reader: _Reader) -> dict[int, EquationPlan]:
     return slots.freeze()
 
 
-def _moving(reader: _Reader, group: Group) -> Sequence[int]:
+def _moving(reader: SolutionReader, group: Group) -> Sequence[int]:
     """The operations of a group that may read an operand in another layout than it has, those that run by shards, and
     all heavy ones.
 
@@ -244,7 +164,7 @@ def _moving(reader: _Reader, group: Group) -> Sequence[int]:
     return sorted(set(moving))
 
 
-def _is_partial(reader: _Reader, group: Group, index: int) -> bool:
+def _is_partial(reader: SolutionReader, group: Group, index: int) -> bool:
     """Whether each device has only a part of the sum that operation `index` of `group` makes."""
     factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
     summed = _summed(reader.graph.operations[index], factor_map)
@@ -257,7 +177,7 @@ def _summed(operation: Operation, factor_map: tuple[int, ...]) -> set[int]:
 
 
 def _scatters(
-    reader: _Reader, group: Group, operation: Operation, factor_map: tuple[int, ...]
+    reader: SolutionReader, group: Group, operation: Operation, factor_map: tuple[int, ...]
 ) -> tuple[tuple[str, int], ...]:
     """`EquationPlan.scatters` of an operation of `group`."""
     choice, names = reader.choice(group.index), reader.f.mesh.axis_names
@@ -278,7 +198,7 @@ def _scatters(
     return tuple(found)
 
 
-def _loop_shardings(operation: Operation, reader: _Reader, slots: _Slots) -> None:
+def _loop_shardings(operation: Operation, reader: SolutionReader, slots: _Slots) -> None:
     """Layouts at the boundary of a loop or conditional; carry, slice and stack each hold one layout."""
     match operation.kind:
         case OperationKind.LOOP_CARRY:
@@ -294,7 +214,7 @@ def _loop_shardings(operation: Operation, reader: _Reader, slots: _Slots) -> Non
 
 def memory_needed(f: Formulation, picks: Sequence[int]) -> tuple[float, float]:
     """(bytes alive at the peak, bytes reserved with the gaps between) of the solution `picks` on each device."""
-    solved = _Reader(f, picks).solved()
+    solved = SolutionReader(f, picks).solved()
     held = _held_as_compiled(f, picks, solved, f.compiler.emitted(solved))
     return peak(f, held)[0], f.compiler.reserved_bytes(solved, held)
 
@@ -317,91 +237,26 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
         once, and values no longer than they are needed. The solver, which sees each group by itself, counts all of
         them; False counts alike.
     """
-    reader = _Reader(f, picks)
-    operations = reader.graph.operations
-    compute, communication = [], []
+    reader = SolutionReader(f, picks)
     solved = reader.solved()
     emitted = (f.compiler.emitted if as_compiled else requested)(solved)
-    moved: set[tuple[int, Layout, float, int]] = set()  # copies that are no larger are shared wherever they can be
-    for group, table in zip(f.program.groups, f.tables, strict=True):
-        row = reader.rows[reader.first + group.index]
-        operation = operations[group.operations[0]]
-        flops, compute_s = float(table.flops[row]), float(table.compute_s[row])
-        if compute_s or flops:
-            compute.append(
-                ComputeItem(
-                    operation.name,
-                    operation.equation,
-                    operation.source,
-                    flops * group.trips,
-                    compute_s * group.trips,
-                )
-            )
-        steps, trips = emitted.sums[group.index], emitted.trips[group.index]
-        if steps:
-            terms = f.exposure.of_group(group, reader.graph.values[group.writes[-1].value].shape)
-            label = _label(reader, group.writes[0].value, operation.name)
-            communication += [
-                _item(s, reader, label, group.writes[0].value, operation, trips)
-                for s in terms.counted(steps, solved.sums[group.index])
-            ]
-    for flow, move, own in zip(f.flows, solved.moves, emitted.moves, strict=True):
-        value, target = flow.value, move.target
-        if reader.layout[value] != target:
-            operation = None
-            if flow.read is not None:
-                operation = operations[f.program.groups[flow.target - reader.first].operations[0]]
-            terms = f.exposure.of_flow(value, reader.graph.values[value].shape)
-            label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
-            if is_gather(reader.layout[value], target):
-                times = flow.trips * flow.makings
-            else:
-                fresh = {(value, target, flow.trips, place) for place in flow.places}
-                times = flow.trips * len(fresh - moved if as_compiled else fresh)
-                moved |= fresh
-                if not times:
-                    continue
-            communication += [_item(s, reader, label, value, operation, times) for s in terms.counted(own)]
+    times = timeline(reader, solved, emitted, as_compiled)
     if as_compiled:
         held = _held_as_compiled(f, picks, solved, emitted)
     else:
         held = live_buffers(f.buffers, spans_of(f.buffers), counted_bytes(f, picks))
     peak_bytes, peak_at, memory = peak(f, held)
-    comm_s = sum(c.time_s for c in communication)
-    compute_s = sum(c.compute_s for c in compute)
     return Estimate(
-        compute_s + comm_s,
-        compute_s,
-        comm_s,
-        sum(c.wire_bytes for c in communication),
+        times.step_s,
+        times.compute_s,
+        times.comm_s,
+        sum(c.wire_bytes for c in times.communication),
         peak_bytes,
-        sum(c.flops for c in compute),
+        sum(c.flops for c in times.compute),
         peak_at,
-        tuple(sorted(compute, key=lambda c: -c.compute_s)),
-        tuple(sorted(communication, key=lambda c: -c.time_s)),
+        tuple(sorted(times.compute, key=lambda c: -c.compute_s)),
+        tuple(sorted(times.communication, key=lambda c: (-c.exposed_s, -c.time_s))),
         memory,
         f.compiler.reserved_bytes(solved, held),
-    )
-
-
-def _label(reader: _Reader, value: int, name: str) -> str:
-    """The name of an argument; of any other value, `name`."""
-    own = reader.graph.values[value].name
-    return name if own[:1] == "%" else own
-
-
-def _item(
-    step: Collective, reader: _Reader, label: str, value: int, operation: Operation | None, trips: float
-) -> CommunicationItem:
-    """A collective, `trips` times."""
-    return CommunicationItem(
-        step.kind.value,
-        step.axes,
-        label,
-        reader.graph.values[value].shape,
-        operation.source if operation else "",
-        step.wire_bytes * trips,
-        step.time_s * trips,
-        trips,
-        operation.equation if operation else None,
+        times.hidden_s,
     )

@@ -11,10 +11,10 @@ class CommunicationItem:
       kind: XLA's name of it. axes: Mesh axes it runs over.
       value: The tensor it moves: an argument's path, or the operation that makes it. shape: Its global shape.
       source: The user's line.
-      wire_bytes, time_s: Per device and call of the program, all trips together; of a collective that can hide behind
-        computation, only the exposed share of the time (`PlanOptions.overlap`).
+      wire_bytes, time_s: Per device and call of the program, all trips together.
       count: How often it runs in one call.
       equation: Number of the equation that it serves; None on the way to an output.
+      hidden_s: The part of its time that runs beside kernels.
     """
 
     kind: str
@@ -26,6 +26,12 @@ class CommunicationItem:
     time_s: float
     count: float
     equation: int | None = None
+    hidden_s: float = 0.0
+
+    @property
+    def exposed_s(self) -> float:
+        """The part of its time that kernels wait for."""
+        return self.time_s - self.hidden_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,14 +60,15 @@ class Estimate:
     """Predicted figures of one call of the planned program, each per device.
 
     Attributes:
-      step_s: compute_s + comm_s. compute_s: Local computation. comm_s: Collectives.
+      step_s: compute_s + comm_s - hidden_s. compute_s: Local computation. comm_s: Collectives.
       comm_bytes: Bytes each device sends. peak_bytes: Most memory alive at once. flops: Floating-point operations.
       peak_at: The line that runs at the memory peak.
       compute: Breakdown of compute_s by group of equations, largest first.
-      communication: Breakdown of comm_s by collective, largest first.
+      communication: Breakdown of comm_s by collective, longest exposed first.
       memory: What is alive at the peak, largest first.
       reserved_bytes: What must be there for the program to run: peak_bytes and the gaps that stay between buffers with
         fixed places (`compiler/buffer_assignment.py`); None in a plan from a file that does not tell.
+      hidden_s: The part of comm_s that runs beside kernels.
     """
 
     step_s: float
@@ -75,3 +82,9 @@ class Estimate:
     communication: tuple[CommunicationItem, ...]
     memory: tuple[MemoryItem, ...]
     reserved_bytes: float | None = None
+    hidden_s: float = 0.0
+
+    @property
+    def exposed_s(self) -> float:
+        """The time of collectives that kernels wait for."""
+        return self.comm_s - self.hidden_s

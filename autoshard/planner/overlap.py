@@ -1,9 +1,19 @@
-"""Which collectives nobody waits for: those can be joined, and can hide behind computation.
+"""Which collectives can run beside kernels, when, and how the problem prices them.
 
 Weights are known before the layer that needs them runs, and a gradient is not needed until the update. Both transfers
-are joined with others of their kind by the compiler (`cost/collectives.py`, `joined`), and can run beside the
-computation of other layers. One model of the latter, tunable by one number: such a collective is exposed for
-`(1 - overlap)` of its time. Everything between activations is waited for, and counts in full.
+are joined with others of their kind by the compiler (`cost/collectives.py`, `joined`), and can run beside the kernels
+of other layers. Everything between activations is waited for, and counts in full. Under the latency-hiding schedule
+
+    step(x) = sum of kernels + sum of waited collectives + exposed time of the others     (`cost/exposure.py`)
+
+whose last term is the most that any disjoint stretches of kernels give, each linear in the choices x. Weights theta_s
+of some sets of stretches, >= 0 and with the sum 1, therefore bound the step of every plan from below:
+
+    step(x) >= sum_t (1 - rho w_t) kernel_t(x) + sum of waited collectives + sum_c w_c time_c(x)
+
+with w_t the weight of the sets that have kernel t in a stretch, and w_c that of the sets that have a stretch within
+which collective c lies. That is a problem of the same form; `plans/pricing.py` solves it, and asks which stretches
+bind in what it finds (Lagrangian relaxation; Geoffrion, Lagrangean relaxation for integer programming, 1974).
 """
 
 import dataclasses
@@ -13,6 +23,7 @@ from collections.abc import Sequence
 from autoshard.cluster import CollectiveKind
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.cost.collectives import Collective, joined
+from autoshard.cost.exposure import Hideable, Stretch
 from autoshard.graph.groups import Group
 
 
@@ -31,6 +42,11 @@ class Terms:
     num_reductions: int | None = None
     num_alike: int | None = None
     scalar_share: float | None = None
+
+    @property
+    def whole(self) -> "Terms":
+        """The same, but all of the time counts."""
+        return dataclasses.replace(self, share=1.0)
 
     def counted(
         self, steps: Sequence[Collective], planned: Sequence[Collective] | None = None
@@ -53,36 +69,104 @@ def _with_fixed(collective: Collective, fixed_s: float) -> Collective:
     return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)
 
 
+Window = tuple[int, int]
+"""A collective can run beside the operations `start <= o < stop`, and operation `stop` waits for it."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Exposure:
-    """Which share of a collective's time is waited for, and which collectives are joined.
+class StretchWeights:
+    """Sets of disjoint stretches of operations, and the weight of each: >= 0, with the sum 1."""
+
+    sets: tuple[tuple[float, tuple[Stretch, ...]], ...]
+
+    def of_operation(self, operation: int) -> float:
+        """The weight of the sets that have an operation in a stretch."""
+        return sum(w for w, stretches in self.sets if any(start <= operation < stop for start, stop in stretches))
+
+    def of_collective(self, window: Window) -> float:
+        """The weight of the sets that have a stretch within which a collective lies."""
+        collective = Hideable(*window, 0.0)
+        return sum(w for w, stretches in self.sets if collective.lies_within(stretches))
+
+
+_WORTH_A_BYTE = 0.05
+"""The weight of the whole step to begin with: so much counts of what hides, so that a plan does not send for nothing.
+A choice of the search, no bound depends on it."""
+
+
+def first_weights(num_operations: int) -> StretchWeights:
+    """The weights to begin a search with: nearly all that can hide does."""
+    return StretchWeights(((1 - _WORTH_A_BYTE, ()), (_WORTH_A_BYTE, ((0, num_operations),))))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overlap:
+    """What can hide in a program, when, and what counts of it.
 
     Attributes:
-      share: The share that counts for collectives that nobody waits for.
-      analysis: Whose collectives nobody waits for, and how many of them the compiler combines.
+      analysis: The program.
+      share: The share of a kernel's time that collectives beside it make use of (`rho`).
+      weights: Of stretches of operations; None if the schedule hides nothing, and all times add up.
     """
 
-    share: float
     analysis: ProgramAnalysis
+    share: float
+    weights: StretchWeights | None
 
-    def of_flow(self, value: int, shape: Sequence[int]) -> Terms:
-        """What counts when `value`, of `shape`, is resharded."""
-        if value not in self.analysis.weights and value not in self.analysis.gradients:
+    def of_flow(self, value: int, shape: Sequence[int], readers: Sequence[int]) -> Terms:
+        """What counts when `value`, of `shape`, is resharded for the operations `readers`, for each anew."""
+        if not self.is_free(value):
             return Terms()
-        return self._free(math.prod(shape))
+        windows = [self.window(value, reader) for reader in readers]
+        return self._free(math.prod(shape), windows)
 
     def of_group(self, group: Group, shape: Sequence[int]) -> Terms:
         """What counts when the results of `group` are reduced; `shape` is that of the last."""
         scalar_share = self.analysis.combined.scalar_shares.get(group.index)
         if scalar_share is not None:
             return Terms(scalar_share=scalar_share)
-        if not all(a.value in self.analysis.gradients for a in group.writes):
+        if not self.is_reduced_freely(group):
             return Terms()
+        windows = [self.window(group.writes[-1].value, None)]
         if group.index in self.analysis.combined.statistics:
-            return Terms(self.share, 1, 1)
-        return self._free(math.prod(shape))
+            return Terms(self._share(windows), 1, 1)
+        return self._free(math.prod(shape), windows)
 
-    def _free(self, num_elements: int) -> Terms:
-        return Terms(
-            self.share, self.analysis.combined.num_reductions, self.analysis.combined.num_alike.get(num_elements, 1)
-        )
+    def of_kernels(self, group: Group) -> float:
+        """What counts of the time of a group's kernels."""
+        return 1.0 if self.weights is None else 1 - self.share * self.weights.of_operation(self.kernel(group))
+
+    def is_free(self, value: int) -> bool:
+        """Whether nobody waits for a value to be resharded."""
+        return value in self.analysis.weights or value in self.analysis.gradients
+
+    def is_reduced_freely(self, group: Group) -> bool:
+        """Whether nobody waits for the results of a group to be reduced."""
+        return all(a.value in self.analysis.gradients for a in group.writes)
+
+    def kernel(self, group: Group) -> int:
+        """The operation in whose place a group's kernels run: its first heavy one, or its last."""
+        operations = self.analysis.graph.operations
+        return next((o for o in group.operations if operations[o].rule.is_heavy), group.operations[-1])
+
+    def window(self, value: int, reader: int | None) -> Window:
+        """When a weight can be gathered for `reader`, or a gradient be moved: within the innermost loop around it."""
+        chains, graph = self.analysis.chains, self.analysis.graph
+        if value in self.analysis.gradients or reader is None:
+            made = chains.producer[value]
+            start = 0 if made is None else made.index + 1
+            loops = () if made is None else chains.loop_nest[made.index]
+            stop = graph.loops[loops[-1]].stop if loops else len(graph.operations)
+            return min(start, stop), stop
+        loops = chains.loop_nest[reader]
+        return (graph.loops[loops[-1]].start if loops else 0), reader
+
+    def _free(self, num_elements: int, windows: Sequence[Window]) -> Terms:
+        combined = self.analysis.combined
+        return Terms(self._share(windows), combined.num_reductions, combined.num_alike.get(num_elements, 1))
+
+    def _share(self, windows: Sequence[Window]) -> float:
+        """What counts of collectives with these windows, on average."""
+        if self.weights is None:
+            return 1.0
+        return sum(map(self.weights.of_collective, windows)) / len(windows)

@@ -68,7 +68,7 @@ def _side(plan: ProgramPlan) -> Side:
         plan.axes,
         e.step_s,
         e.compute_s,
-        e.comm_s,
+        e.exposed_s,
         e.comm_bytes,
         e.peak_bytes,
         plan.budget_bytes,
@@ -163,7 +163,7 @@ def _shares(a: ProgramPlan, b: ProgramPlan) -> dict[str, tuple[float, float, flo
     shares: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for plan, sign in ((a, -1), (b, 1)):
         for c in plan.estimate.communication:
-            shares[c.value][0] += sign * c.time_s
+            shares[c.value][0] += sign * c.exposed_s
             shares[c.value][1] += sign * c.wire_bytes
         for m in plan.estimate.memory:
             shares[m.name.removeprefix(COPY)][2] += sign * m.size_bytes
@@ -228,10 +228,10 @@ def _communication(a: ProgramPlan, b: ProgramPlan, changed: Collection[str]) -> 
     found = []
     for path, line in dict.fromkeys([*sides[0], *sides[1]]):
         before, after = (side.get((path, line), []) for side in sides)
-        comm_s = sum(c.time_s for c in after) - sum(c.time_s for c in before)
+        comm_s = sum(c.exposed_s for c in after) - sum(c.exposed_s for c in before)
         comm_bytes = sum(c.wire_bytes for c in after) - sum(c.wire_bytes for c in before)
         is_other = _counted(before, _placement(a)) != _counted(after, _placement(b))
-        if is_other or not _is_nothing(comm_s, before, after, lambda c: c.time_s):
+        if is_other or not _is_nothing(comm_s, before, after, lambda c: c.exposed_s):
             words = _collectives(before), _collectives(after)
             found.append(CommunicationChange(path, line, *words, comm_s, comm_bytes))
     return tuple(sorted(found, key=lambda c: -abs(c.comm_s)))

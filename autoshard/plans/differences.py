@@ -26,7 +26,7 @@ class LayoutChange:
       path: Their path; `*` for numbers, `{mu,nu}` where several paths have the same change.
       count: How many they are. shape: Shape of each.
       before, after: Mesh axes on each dimension in A and in B; None where the plan has no such tensor.
-      comm_s, comm_bytes: What the collectives that move these tensors take in B, less what they take in A.
+      comm_s, comm_bytes: What is exposed and sent of the collectives that move these tensors in B, less that in A.
       memory_bytes: The same of their memory at the peak, resharded copies included.
     """
 
@@ -47,7 +47,7 @@ class CommunicationChange:
     Attributes:
       tensor: The argument's path, or the operation that makes the tensor. source: The user's line.
       before, after: The collectives in A and in B, such as `48 all-gather data`; empty for none.
-      comm_s, comm_bytes: B less A.
+      comm_s, comm_bytes: What is exposed, and sent: B less A.
     """
 
     tensor: str

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
+from autoshard.compiler.schedule import Schedule
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import is_companion, layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
@@ -33,9 +34,10 @@ def explain(plan: ProgramPlan) -> str:
 def _summary(console: Console, plan: ProgramPlan) -> None:
     e, c = plan.estimate, plan.certificate
     console.print(f"Plan `{plan.name}` for cluster `{plan.cluster}`: {plan.logical_mesh}")
-    console.print(
-        f"  step     {seconds(e.step_s)} predicted = {seconds(e.compute_s)} compute + {seconds(e.comm_s)} communication"
-    )
+    sum_of = f"{seconds(e.compute_s)} compute + {seconds(e.exposed_s)} communication"
+    if plan.schedule is Schedule.LATENCY_HIDING:
+        sum_of = f"{sum_of} exposed, beside {seconds(e.hidden_s)} hidden"
+    console.print(f"  step     {seconds(e.step_s)} predicted = {sum_of}")
     console.print(f"  traffic  {amount(e.comm_bytes)} sent per device and step; {amount(e.flops, 'FLOP')} computed")
     limit = f" of {amount(plan.budget_bytes)} allowed" if plan.budget_bytes else ""
     console.print(f"  memory   {amount(e.peak_bytes)} per device at the peak{limit}, at {e.peak_at or 'the start'}")
@@ -120,7 +122,9 @@ def _grouped(items: Iterable, key, weight) -> list[tuple]:
 
 def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
     groups = _grouped(
-        plan.estimate.communication, lambda c: (c.kind, c.axes, pattern(c.value), c.source), lambda c: c.time_s
+        plan.estimate.communication,
+        lambda c: (c.kind, c.axes, pattern(c.value), c.source),
+        lambda c: c.exposed_s + 1e-6 * c.time_s,
     )
     if not groups:
         console.print("Communication: none\n")
@@ -128,6 +132,7 @@ def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
     rows = table(
         "Where communication goes",
         [
+            ("exposed", "right"),
             ("time", "right"),
             ("sent", "right"),
             ("times", "right"),
@@ -137,8 +142,9 @@ def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
             ("line", "left"),
         ],
     )
-    for (kind, axes, value, source), items in groups[:most]:
+    for (kind, axes, value, source), items in groups[:most]:  # what is hidden ranks behind what is exposed
         rows.add_row(
+            seconds(sum(c.exposed_s for c in items)),
             seconds(sum(c.time_s for c in items)),
             amount(sum(c.wire_bytes for c in items)),
             f"{sum(c.count for c in items):g}",
@@ -148,7 +154,7 @@ def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
             source,
         )
     console.print(rows)
-    _rest(console, groups[most:], lambda c: c.time_s)
+    _rest(console, groups[most:], lambda c: c.exposed_s)
 
 
 def _rest(console: Console, groups: Sequence[tuple], weight) -> None:

@@ -25,7 +25,7 @@ from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
-from autoshard.plans.search import Found, logical_meshes, search_meshes, several_meshes
+from autoshard.plans.search import Found, logical_meshes, search, several_meshes
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
@@ -73,11 +73,12 @@ def best_of(posed: Posed) -> Found:
       MemoryBudgetError, SolverError: There is none.
     """
     with stop_on_signals() as stop:
-        found = search_meshes(posed.question, posed.meshes, posed.solution, stop)
+        found = search(posed.question, posed.meshes, posed.solution, stop)
     if found.best is None:
         if stop.requested:
             raise KeyboardInterrupt
-        raise no_plan_error(posed.question, posed.meshes)
+        schedule = posed.question.schedules(posed.meshes[0].device_type)[-1]
+        raise no_plan_error(dataclasses.replace(posed.question, schedule=schedule), posed.meshes)
     return found
 
 

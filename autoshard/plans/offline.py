@@ -4,6 +4,7 @@
 `autoshard.plan(solution=...)` makes the plan of that.
 """
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,8 @@ def write_problem(
     report(options, started, "formulate", f"{len(traced.graph.equations)} equations")
     budget_bytes = budget_of(hardware.device_type, memory_budget_bytes, options)
     question = Question(traced, prepare(traced.graph), budget_bytes, pins, options, None, started)
-    formulation = question.formulation(meshes[0])
+    schedule = question.schedules(hardware.device_type)[0]
+    formulation = dataclasses.replace(question, schedule=schedule).formulation(meshes[0])
     title = f"{name} on {meshes[0]}, at most {budget_bytes / 1e9:.4g} GB per device; costs in seconds, usage in bytes"
     write_problem_file(ProblemFile(formulation.problem, title, instant_texts(formulation)), path)
 

@@ -28,9 +28,9 @@ class PlanOptions:
       memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context, code and
         buffers of collectives, the next batch, and what its allocator cannot use. Gaps between the plan's own buffers
         are predicted, and count against the budget.
-      overlap: Share of the time of weight gathers and gradient reductions that hides behind computation.
-        0 (the default) adds all times up; see docs/cost_model.md.
-      schedule: What the compiler is asked for.
+      schedule: What the compiler is asked for. None: what hides collectives behind computation, where the compiler can
+        do that; if nothing fits the memory so, what needs least memory.
+      overlap: Share of a kernel's time that collectives beside it make use of; see docs/cost_model.md.
       while_trips: How often the body of a `while` loop is assumed to run, which a program does not state.
       seed: Seed of the solver.
       work_limit: Limit of each solve in units of work instead of `time_limit_s`: no clock is read, and equal inputs and
@@ -50,8 +50,8 @@ class PlanOptions:
     relative_gap: float = 5e-3
     max_mesh_axes: int = 2
     memory_reserve: float = 0.1
-    overlap: float = 0.0
-    schedule: Schedule = Schedule.LEAST_MEMORY
+    schedule: Schedule | None = None
+    overlap: float = 1.0
     while_trips: float = 1.0
     seed: int = 0
     work_limit: float | None = None

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from jax.sharding import PartitionSpec
 
-from autoshard.cluster import LogicalMesh
+from autoshard.cluster import DeviceType, LogicalMesh
+from autoshard.compiler.backends import schedules_of
+from autoshard.compiler.schedule import Schedule
 from autoshard.planner.allowed import Restrictions
 from autoshard.planner.build import Formulation, formulate
+from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.program import Program
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import resolve_pins
@@ -30,7 +33,9 @@ class Question:
       budget_bytes: Memory per device; +inf for no limit.
       pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
       start: Layouts to start from, as for `plan`.
-      lowered_bytes: Lower budgets of single meshes, by their axes (name, size): where a compiled plan took more than
+      schedule: What the compiler is asked for.
+      lowered_bytes: Lower budgets of single meshes, by their axes (name, size), each under one schedule: where a
+        compiled plan took more than
         was predicted.
     """
 
@@ -42,14 +47,27 @@ class Question:
     restrict: Restrict | None
     started: float
     start: Mapping[str, PartitionSpec] | None = None
-    lowered_bytes: Mapping[Axes, float] = dataclasses.field(default_factory=dict)
+    schedule: Schedule = Schedule.LEAST_MEMORY
+    lowered_bytes: Mapping[tuple[Schedule, Axes], float] = dataclasses.field(default_factory=dict)
 
     def budget_on(self, axes: Axes) -> float:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""
-        return min(self.budget_bytes, self.lowered_bytes.get(axes, math.inf))
+        return min(self.budget_bytes, self.lowered_bytes.get((self.schedule, axes), math.inf))
 
-    def formulation(self, mesh: LogicalMesh, starting: bool = False) -> Formulation:
-        """The problem on one mesh; if `starting`, that of the plans that have the layouts of `start`."""
+    def schedules(self, device_type: DeviceType) -> tuple[Schedule, ...]:
+        """What the compiler of a kind of device may be asked for, the fastest first, that for least memory last."""
+        wanted = self.options.schedule
+        return schedules_of(device_type) if wanted is None else (wanted,)
+
+    def formulation(
+        self, mesh: LogicalMesh, starting: bool = False, weights: StretchWeights | None = None
+    ) -> Formulation:
+        """The problem on one mesh.
+
+        Args:
+          mesh: The mesh. starting: Whether only plans are wanted that have the layouts of `start`.
+          weights: What counts of collectives that can hide; None for those to begin with.
+        """
         axes = {axis.name: axis.size for axis in mesh.axes}
         layouts = resolve_pins(self.traced.graph, self.pins, axes)
         if starting:
@@ -58,9 +76,8 @@ class Question:
         restrictions = self.restrict(self.program, mesh) if self.restrict else Restrictions()
         budget_bytes = self.budget_on(axes_of(mesh))
         limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
-        return formulate(
-            self.program, mesh, limit_bytes, layouts, restrictions, self.options.overlap, self.options.schedule
-        )
+        overlap = self.options.overlap
+        return formulate(self.program, mesh, limit_bytes, layouts, restrictions, self.schedule, overlap, weights)
 
 
 def axes_of(mesh: LogicalMesh) -> Axes:

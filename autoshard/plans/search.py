@@ -14,10 +14,13 @@ from autoshard.graph.graph import Graph
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation
 from autoshard.planner.labels import labels_of
+from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.ties import settle_ties
+from autoshard.planner.timeline import asked_for
 from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
+from autoshard.plans.pricing import as_scheduled, solved_as_scheduled
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.starts import choices_of_joined_axes, starting_choices
@@ -67,6 +70,25 @@ class Found:
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
 
 
+def search(
+    question: Question,
+    meshes: Sequence[LogicalMesh],
+    solution: str | os.PathLike[str] | None,
+    stop: StopRequest,
+) -> Found:
+    """The outcome under the first schedule under which a plan fits the memory (`PlanOptions.schedule`).
+
+    Raises:
+      FileFormatError: If `solution` is none of the problem.
+    """
+    found = Found(None, (), ())
+    for schedule in question.schedules(meshes[0].device_type):
+        found = search_meshes(dataclasses.replace(question, schedule=schedule), meshes, solution, stop)
+        if found.best is not None or solution is not None or stop.requested:
+            break
+    return found
+
+
 def search_meshes(
     question: Question,
     meshes: Sequence[LogicalMesh],
@@ -81,6 +103,7 @@ def search_meshes(
     options = question.options
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
+    weights: StretchWeights | None = None  # those of the best plan: what binds on one mesh mostly binds on another
     fits = False  # whether it does with its gaps
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
@@ -93,7 +116,7 @@ def search_meshes(
         cutoff = math.inf if best is None or not fits else best[1].certificate.objective * (1 - options.relative_gap)
         tell = _Teller(question, f"solve {n}/{len(meshes)}", axes_text(axes), cutoff)
         tell.begin()
-        formulation = question.formulation(mesh)
+        formulation = question.formulation(mesh, weights=weights)
         limits = SolverOptions(
             time_limit_s=options.time_limit_s,
             relative_gap=options.relative_gap,
@@ -102,6 +125,10 @@ def search_meshes(
         )
         if solution is not None:
             found = _settled(formulation, read_solution(solution, formulation.problem))
+            if formulation.overlap.weights is not None:
+                step_s = asked_for(formulation, found.chosen).step_s
+                certificate = as_scheduled(found.certificate, step_s, options.relative_gap)
+                found = dataclasses.replace(found, certificate=certificate)
         else:
             hint = None
             if question.start is not None:
@@ -111,16 +138,18 @@ def search_meshes(
                 any_cost = dataclasses.replace(tell, cutoff=math.inf)
                 aside = functools.partial(_solved, cache=cache, tell=any_cost, stop=stop)
                 hint = choices_of_joined_axes(question, formulation, limits, aside)
-            solve_one = functools.partial(_solved, limits=limits, cache=cache, tell=tell, stop=stop)
-            found = solve_one(formulation, hint=hint)
+            solve_priced = functools.partial(_solved, limits=limits, cache=cache, tell=tell, stop=stop)
+            solve = functools.partial(solved_as_scheduled, relative_gap=options.relative_gap, solve=solve_priced)
+            solve_again = lambda tighter, solve=solve: solve(tighter, None)[1]
+            formulation, found = solve(formulation, hint)
         own_fits = False
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
-            found, own_fits = with_gaps(formulation, found, options.relative_gap, None if solution else solve_one)
+            found, own_fits = with_gaps(formulation, found, options.relative_gap, None if solution else solve_again)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
         candidates.append(MeshCandidate(axes, step_s, max(certificate.bound, 0.0), _verdict(found, cutoff)))
         if found.choices is not None and _is_better(found, own_fits, best, fits):
-            best, fits = (formulation, found), own_fits
+            best, fits, weights = (formulation, found), own_fits, formulation.overlap.weights
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
     return Found(best, tuple(candidates), warnings)
 

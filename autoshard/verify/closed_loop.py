@@ -38,7 +38,7 @@ from autoshard.plans.gaps import NEGLIGIBLE_BYTES
 from autoshard.plans.make import Posed, best_of, plan_found
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import Axes, Question, Restrict, axes_of, report
-from autoshard.plans.search import Found, search_meshes
+from autoshard.plans.search import Found, search
 from autoshard.plans.text import layout_text
 from autoshard.printing import amount
 from autoshard.solver.options import ROUNDING
@@ -145,14 +145,17 @@ def _with_excess(question: Question, plan: ProgramPlan, excess_bytes: float) -> 
     if not excess_bytes:
         return question
     predicted_bytes = plan.estimate.reserved_bytes or plan.estimate.peak_bytes
+    question = dataclasses.replace(question, schedule=plan.schedule)
     limit_bytes = max(min(question.budget_on(plan.axes), predicted_bytes) - excess_bytes, 1.0)
-    return dataclasses.replace(question, lowered_bytes={**question.lowered_bytes, plan.axes: limit_bytes})
+    return dataclasses.replace(
+        question, lowered_bytes={**question.lowered_bytes, (plan.schedule, plan.axes): limit_bytes}
+    )
 
 
 def _found_again(posed: Posed, question: Question) -> Found:
     """The outcome of the search with what was corrected."""
     with stop_on_signals() as stop:
-        return search_meshes(question, posed.meshes, None, stop)
+        return search(question, posed.meshes, None, stop)
 
 
 def _without(restrict: Restrict | None, forbidden: Forbidden) -> Restrict:

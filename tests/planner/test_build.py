@@ -235,19 +235,6 @@ def test_near_ties_cost_what_they_say(any_program):
             assert not others
 
 
-def test_overlap_hides_only_weights_and_gradients(formulated, mesh_of):
-    fn, args, donate = LARGER["train"]
-    plain, hidden = (formulated(fn, args, mesh_of(2, 4), donate=donate, overlap=o) for o in (0.0, 1.0))
-    for picks in random_picks(plain, 10):
-        figures = estimate(plain, picks)
-        exposed = evaluate(hidden.problem, picks).objective
-        assert figures.compute_s * (1 - 1e-9) <= exposed <= figures.step_s * (1 + 1e-9)
-    half = formulated(fn, args, mesh_of(2, 4), donate=donate, overlap=0.5)
-    for picks in random_picks(plain, 5):
-        middle = 0.5 * (evaluate(plain.problem, picks).objective + evaluate(hidden.problem, picks).objective)
-        assert evaluate(half.problem, picks).objective == pytest.approx(middle)
-
-
 def test_successors_pay_to_return_to_their_layout(formulated, mesh_of):
     """A state kept in pieces while its successor is made whole: the return is a slice, for nothing; the other way
     around, the new state is gathered, 3 of 4 pieces of 64 x 32 x 4 B over a ring.

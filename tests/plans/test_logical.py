@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import autoshard
 from autoshard.cli import app
+from autoshard.compiler.schedule import Schedule
 from autoshard.errors import ExportError, FileFormatError, PinError, PlanMismatchError
 from autoshard.plans.export import Form, exported, read_names
 from autoshard.plans.maxtext import maxtext_yaml
@@ -144,7 +145,9 @@ def small(*tensors: tuple[str, tuple[int, ...], tuple]) -> autoshard.Plan:
     axes = (("data", 4), ("tensor", 2))
     arguments = tuple(PlannedTensor(name, shape, "float32", entries) for name, shape, entries in tensors)
     rest = dict.fromkeys(("estimate", "certificate"))
-    return autoshard.Plan("p", "c", "d", axes, "", arguments, (), (), (), (), (), (0,), None, **rest)
+    return autoshard.Plan(
+        "p", "c", "d", axes, "", arguments, (), (), (), (), (), (0,), Schedule.LEAST_MEMORY, None, **rest
+    )
 
 
 D, T, W = ("data",), ("tensor",), ()

@@ -1,0 +1,147 @@
+"""What runs in a step and when: kernels one after another, and collectives that kernels wait for, or that hide."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
+from autoshard.compiler.solved import SolvedProgram
+from autoshard.cost.collectives import Collective
+from autoshard.cost.exposure import Exposure, Hideable, Stretch, exposure
+from autoshard.graph.graph import Operation
+from autoshard.graph.layout import Layout, is_gather
+from autoshard.planner.build import Formulation
+from autoshard.planner.estimate import CommunicationItem, ComputeItem
+from autoshard.planner.overlap import Window
+from autoshard.planner.solution_reader import SolutionReader
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timeline:
+    """The times of a step.
+
+    Attributes:
+      compute: The kernels of each group. communication: The collectives, each with what hides of it.
+      kernels_s: The time of the kernels in the place of each operation. share: What of it collectives make use of.
+      hideable: The collectives that can run beside kernels.
+      stretches: Of operations, in which there is more to send than hides (`cost/exposure.py`).
+    """
+
+    compute: tuple[ComputeItem, ...]
+    communication: tuple[CommunicationItem, ...]
+    kernels_s: tuple[float, ...]
+    share: float
+    hideable: tuple[Hideable, ...]
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def compute_s(self) -> float:
+        """Time of all kernels."""
+        return sum(c.compute_s for c in self.compute)
+
+    @property
+    def comm_s(self) -> float:
+        """Time of all collectives."""
+        return sum(c.time_s for c in self.communication)
+
+    @property
+    def hidden_s(self) -> float:
+        """Time of collectives beside kernels."""
+        return sum(c.hidden_s for c in self.communication)
+
+    @property
+    def step_s(self) -> float:
+        """Time of the step."""
+        return self.compute_s + self.comm_s - self.hidden_s
+
+    def at_least(self, stretches: Sequence[Stretch]) -> float:
+        """What the step takes if kernels wait only for what lies within disjoint `stretches`, in seconds."""
+        hideable_s = sum(c.time_s for c in self.hideable)
+        within_s = sum(c.time_s for c in self.hideable if c.lies_within(stretches))
+        beside_s = self.share * sum(sum(self.kernels_s[start:stop]) for start, stop in stretches)
+        return self.compute_s + self.comm_s - hideable_s + within_s - beside_s
+
+
+def asked_for(f: Formulation, picks: Sequence[int]) -> Timeline:
+    """The timeline of the solution `picks` with the collectives that it asks for, as the solver counts them."""
+    reader = SolutionReader(f, picks)
+    solved = reader.solved()
+    return timeline(reader, solved, requested(solved), as_compiled=False)
+
+
+def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedCollectives, as_compiled: bool) -> Timeline:
+    """The timeline of a solution.
+
+    Args:
+      reader: The solution. solved: Its program.
+      emitted: The collectives that count.
+      as_compiled: Whether copies that several groups read are made once; the solver, which sees each group by itself,
+        counts them for each.
+    """
+    f, operations = reader.f, reader.graph.operations
+    kernels_s, compute = [0.0] * len(operations), []
+    communication: list[tuple[CommunicationItem, Sequence[Window]]] = []
+    moved: set[tuple[int, Layout, float, int]] = set()  # copies that are no larger are shared wherever they can be
+    for group, table in zip(f.program.groups, f.tables, strict=True):
+        row = reader.rows[reader.first + group.index]
+        operation = operations[group.operations[0]]
+        flops, compute_s = group.trips * float(table.flops[row]), group.trips * float(table.compute_s[row])
+        if compute_s or flops:
+            compute.append(ComputeItem(operation.name, operation.equation, operation.source, flops, compute_s))
+            kernels_s[f.overlap.kernel(group)] += compute_s
+        if steps := emitted.sums[group.index]:
+            value, last = group.writes[0].value, group.writes[-1].value
+            terms = f.overlap.of_group(group, reader.graph.values[last].shape)
+            windows = [f.overlap.window(last, None)] if f.overlap.is_reduced_freely(group) else []
+            label, trips = _label(reader, value, operation.name), emitted.trips[group.index]
+            for step in terms.whole.counted(steps, solved.sums[group.index]):
+                communication.append((_item(step, reader, label, value, operation, trips), windows))
+    for flow, move, own in zip(f.flows, solved.moves, emitted.moves, strict=True):
+        value, target = flow.value, move.target
+        if reader.layout[value] == target:
+            continue
+        operation = None
+        if flow.read is not None:
+            operation = operations[f.program.groups[flow.target - reader.first].operations[0]]
+        label = _label(reader, value, f"input of {operation.name if operation else 'output'}")
+        times, readers = flow.trips * len(flow.makings), flow.makings
+        if not is_gather(reader.layout[value], target):
+            fresh = {(value, target, flow.trips, place) for place in flow.places}
+            times, readers = flow.trips * len(fresh - moved if as_compiled else fresh), flow.makings[:1]
+            moved |= fresh
+            if not times:
+                continue
+        terms = f.overlap.of_flow(value, reader.graph.values[value].shape, flow.makings)
+        windows = [f.overlap.window(value, o) for o in readers] if f.overlap.is_free(value) else []
+        for step in terms.whole.counted(own):
+            communication.append((_item(step, reader, label, value, operation, times), windows))
+    own = [(n, Hideable(*w, c.time_s / len(windows))) for n, (c, windows) in enumerate(communication) for w in windows]
+    items, hideable, found = [c for c, _ in communication], (), Exposure((), ())
+    if f.overlap.weights is not None:
+        hideable = tuple(c for _, c in own)
+        found = exposure(kernels_s, hideable, f.overlap.share)
+        for (n, c), exposed_s in zip(own, found.exposed_s, strict=True):
+            items[n] = dataclasses.replace(items[n], hidden_s=items[n].hidden_s + c.time_s - exposed_s)
+    return Timeline(tuple(compute), tuple(items), tuple(kernels_s), f.overlap.share, hideable, found.stretches)
+
+
+def _label(reader: SolutionReader, value: int, name: str) -> str:
+    """The name of an argument; of any other value, `name`."""
+    own = reader.graph.values[value].name
+    return name if own[:1] == "%" else own
+
+
+def _item(
+    step: Collective, reader: SolutionReader, label: str, value: int, operation: Operation | None, trips: float
+) -> CommunicationItem:
+    """A collective, `trips` times."""
+    return CommunicationItem(
+        step.kind.value,
+        step.axes,
+        label,
+        reader.graph.values[value].shape,
+        operation.source if operation else "",
+        step.wire_bytes * trips,
+        step.time_s * trips,
+        trips,
+        operation.equation if operation else None,
+    )
