@@ -20,9 +20,10 @@ from verify_matrix import COMPILER_OPTIONS, CONFIGS, MODELS, OPTIONS, RESULTS, s
 
 from autoshard.cluster import Cluster
 from autoshard.errors import MemoryBudgetError
+from autoshard.execution.compiled_memory import CompiledMemory
 from autoshard.plans.make import plan_program
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.verify.compile import CompiledMemory, compile_step
+from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import H100
 
