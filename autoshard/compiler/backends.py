@@ -102,7 +102,7 @@ class XlaGpu(XlaCpu):
     @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
-        return OrderingRules(float(self.workspace_bytes), turns_rows=True)
+        return OrderingRules(float(self.workspace_bytes), turns_rows=True, schedule=self.schedule)
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""

@@ -54,7 +54,7 @@ def early_products(computation: Computation) -> Iterator[EarlyProduct]:
     for at in range(len(computation) - 1, -1, -1):
         instruction = computation[at]
         operands = {slot: o for slot, o in enumerate(instruction.operands) if o is not None}
-        is_product, is_awaited = _has_product(instruction), not awaited.isdisjoint(instruction.results)
+        is_product, is_awaited = has_product(instruction), not awaited.isdisjoint(instruction.results)
         later = [slot for slot, o in operands.items() if o in next_product]
         if instruction.name in PRODUCTS and later and not is_awaited:
             first = min(later, key=lambda slot: next_product[operands[slot]])
@@ -71,9 +71,9 @@ def early_products(computation: Computation) -> Iterator[EarlyProduct]:
                 last_product.setdefault(o, at)
 
 
-def _has_product(instruction: Instruction) -> bool:
+def has_product(instruction: Instruction) -> bool:
     """Whether an equation is a product, or contains one."""
-    return instruction.name in PRODUCTS or any(_has_product(i) for nested in instruction.nested for i in nested)
+    return instruction.name in PRODUCTS or any(has_product(i) for nested in instruction.nested for i in nested)
 
 
 def awaited_sums(graph: Graph, early: Iterable[EarlyProduct]) -> dict[int, int]:

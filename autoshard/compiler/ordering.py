@@ -5,18 +5,23 @@ plan says, of each equation, what waits for it, what is stored, and what lies in
 here, once, by the graph; execution obeys.
 """
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from autoshard.compiler.early_products import is_partial, is_summed_alone, products_first
 from autoshard.compiler.materialized import materialized
 from autoshard.compiler.planned_graph import PlannedGraph, planned_graph
+from autoshard.compiler.prefetches import Prefetches
+from autoshard.compiler.read_in_turn import Turns, awaited_values
 from autoshard.compiler.reused_operands import used_up_first
 from autoshard.compiler.row_major import row_major
+from autoshard.compiler.schedule import Schedule
+from autoshard.compiler.smaller_first import smaller_first
 from autoshard.compiler.transposed_products import transposed_at_once
 from autoshard.graph.computations import Computation, Instruction, all_computations
-from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.graph import Graph
 from autoshard.graph.layout import SpecEntries
 
@@ -30,11 +35,13 @@ class OrderingRules:
       turns_rows: Whether it turns what is summed or added to the state around, if it is not kept row by row (XLA:GPU).
       transposes_in_products: Whether it makes a product without batches the other way round if it is transposed right
         away (XLA:TPU).
+      schedule: Which of its schedules it is asked for.
     """
 
     product_workspace_bytes: float = 0.0
     turns_rows: bool = False
     transposes_in_products: bool = False
+    schedule: Schedule = Schedule.LEAST_MEMORY
 
 
 def ordered(
@@ -69,8 +76,13 @@ def ordered(
     for computation in computations:
         for number, slots in materialized(planned, computation).items():
             say(number, materialized=slots)
+        if rules.schedule is Schedule.LATENCY_HIDING:
+            continue
         for number, (results, part) in _waits(planned, computation, rules.product_workspace_bytes).items():
             say(number, waits=results, waits_for_part=part)
+    if rules.schedule is Schedule.LATENCY_HIDING:
+        for number, fields in _hiding(planned).items():
+            say(number, **fields)
     if rules.turns_rows:
         for number, kept in row_major(planned).items():
             say(number, row_major=kept.operands, row_major_copies=kept.copies)
@@ -94,6 +106,77 @@ def _waits(
             part = _waiting_for_part(planned, instruction, list(slots.values()))
             found[instruction.equation] = tuple(s for s in slots.values() if s not in part), part
     return found
+
+
+def _hiding(planned: PlannedGraph) -> dict[int, dict[str, Any]]:
+    """For equations, what of an `EquationPlan` is ordered where collectives run behind kernels."""
+    found: dict[int, dict[str, Any]] = collections.defaultdict(dict)
+    awaited = awaited_values(planned.graph)
+
+    def visit(computation: Computation, results: Sequence[int | None]) -> None:
+        _order_hiding(planned, computation, results, awaited, found)
+        for instruction in computation:
+            for nested in instruction.nested:
+                visit(nested, instruction.results)
+
+    visit(planned.entry, ())
+    return found
+
+
+def _order_hiding(
+    planned: PlannedGraph,
+    computation: Computation,
+    results: Sequence[int | None],
+    awaited: Set[int | None],
+    found: Mapping[int, dict[str, Any]],
+) -> None:
+    """Adds to `found` what is ordered of a computation; `results` and `awaited` as in `Turns`."""
+    if not computation:
+        return
+    held: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
+    holding: dict[int, set[int]] = collections.defaultdict(set)
+    follows: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
+    moved = smaller_first(planned, computation, awaited)
+    order, by_number = _evaluated(computation, moved), {i.equation: i for i in computation}
+    turns, prefetches = Turns(planned, order, results, awaited), Prefetches(planned, order)
+    for number, slots in turns.operands().items():
+        found[number]["waits_for_part"] = slots
+    for turn in turns.sums():  # made last of what is there before: what it holds back must be there
+        until = computation[-1].equation + 1 if turn.after is None else turn.after
+        moved.update(dict.fromkeys((turn.before, *turn.along), until))
+        if turn.after is None:
+            holding[turn.before].add(turn.slot)
+        else:
+            held[turn.before].add((turn.after - turn.before, turn.slot))
+        found[turn.before]["operands"] = _read_as(planned, by_number[turn.before])
+    for turn in turns.reduced():
+        if turn.after is not None:
+            follows[turn.after].add((turn.after - turn.before, turn.slot))
+            moved.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
+    for number, copies in prefetches.held.items():
+        held[number].update((reader - number, slot) for reader, slot in copies)
+    for number, until in (moved | prefetches.moved).items():
+        found[number]["evaluated_at"] = until - number
+    for field, slots_of in (("holds_back", held), ("holds_results", holding), ("follows", follows)):
+        for number, slots in slots_of.items():
+            found[number][field] = tuple(sorted(slots))
+
+
+def _read_as(planned: PlannedGraph, instruction: Instruction) -> tuple[tuple[int, tuple[SpecEntries, ...]], ...]:
+    """The layouts in which a sum reads its operand, which must be known where it is made by shards."""
+    told = planned.plan_of(instruction).operands
+    lies = planned.layout_of(instruction, 0)
+    return told or (() if lies is None else ((0, (lies,)),))
+
+
+def _evaluated(computation: Computation, before: Mapping[int, int]) -> Computation:
+    """The instructions of a computation in the order in which they are evaluated.
+
+    `before`: For those that are not evaluated where the program has them, by equation, the equation right before which
+    they are.
+    """
+    plans = {number: EquationPlan(evaluated_at=until - number) for number, until in before.items()}
+    return tuple([computation[k] for k in evaluation_order([i.equation for i in computation], plans)])
 
 
 def _waiting_for_part(planned: PlannedGraph, instruction: Instruction, tied: Sequence[int]) -> tuple[int, ...]:

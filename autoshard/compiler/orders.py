@@ -2,11 +2,11 @@
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from autoshard.compiler.early_products import is_summed_alone
 from autoshard.compiler.planned_graph import PlannedGraph
-from autoshard.graph.computations import Instruction, all_computations
+from autoshard.graph.computations import Computation, Instruction
 from autoshard.graph.graph import ValueKind
 from autoshard.graph.layout import SpecEntries
 
@@ -18,6 +18,10 @@ class OrderKind(enum.Enum):
     WAITS = "read next only when its reader is done"
     WAITS_FOR_SUM = "read next only when its product is reduced, alone"
     WAITS_FOR_PART = "read next only when its product is made, reduced or not"
+    HELD_BACK = "gathered or read only when an earlier product or sum is made, reduced or not"
+    HANDED_ON_LATE = "handed on only when a sum is made, reduced or not"
+    REDUCED_BEFORE = "reduced before a later product begins"
+    MOVED = "made earlier or later than the program does"
     MATERIALIZED = "stored for the products that read it"
     ROW_MAJOR = "kept row by row"
     TRANSPOSED = "made as its transposition wants it"
@@ -44,24 +48,41 @@ class Order:
 
 def orders(planned: PlannedGraph) -> tuple[Order, ...]:
     """All orders of a plan, by equation."""
-    found = [o for c in all_computations(planned.entry) for i in c if i.operation for o in _of_instruction(planned, i)]
+    found: list[Order] = []
+
+    def visit(computation: Computation, results: Sequence[int | None]) -> None:
+        named = {i.equation: i for i in computation}
+        for instruction in computation:
+            if planned.plan_of(instruction).has_orders:
+                found.extend(_of_instruction(planned, instruction))
+                found.extend(_of_others(planned, instruction, named, results))
+            for nested in instruction.nested:
+                visit(nested, instruction.results)
+
+    visit(planned.entry, ())
     return tuple(sorted(found, key=lambda order: order.equation))
+
+
+def _order(
+    planned: PlannedGraph,
+    kind: OrderKind,
+    value: int | None,
+    place: tuple[Instruction, str],
+    entries: SpecEntries | None,
+) -> Iterator[Order]:
+    """An order about a value that lies as `entries` say, which is an operand or a result (`place`) of an operation;
+    none, if that nests others."""
+    instruction, role = place
+    if value is None or instruction.operation is None:
+        return
+    own = planned.graph.values[value]
+    name = own.name if own.kind is ValueKind.ARGUMENT else f"{role} of {instruction.name}"
+    size_bytes = planned.shard_bytes(value, entries or ())
+    yield Order(kind, name, own.shape, size_bytes, instruction.operation.source, instruction.equation)
 
 
 def _of_instruction(planned: PlannedGraph, instruction: Instruction) -> Iterator[Order]:
     plan = planned.plan_of(instruction)
-    if not plan.has_orders:
-        return
-    read_as, made_as = {slot: steps[-1] for slot, steps in plan.operands}, dict(plan.results)
-
-    def order(kind: OrderKind, role: str, value: int | None, entries: SpecEntries | None) -> Iterator[Order]:
-        if value is None or instruction.operation is None:
-            return
-        own = planned.graph.values[value]
-        name = own.name if own.kind is ValueKind.ARGUMENT else f"{role} of {instruction.name}"
-        size_bytes = planned.shard_bytes(value, entries or ())
-        yield Order(kind, name, own.shape, size_bytes, instruction.operation.source, instruction.equation)
-
     summed = bool(plan.waits) and instruction.name == "dot_general" and is_summed_alone(planned, instruction)
     for kind, slots in (
         (OrderKind.DELAYED, plan.delayed),
@@ -70,9 +91,35 @@ def _of_instruction(planned: PlannedGraph, instruction: Instruction) -> Iterator
         (OrderKind.ROW_MAJOR, (*plan.row_major, *plan.row_major_copies)),
     ):
         for slot in slots:
-            lies = read_as.get(slot, planned.layout_of(instruction, slot))
-            yield from order(kind, "operand", instruction.operands[slot], lies)
-    for slot in plan.materialized:
-        yield from order(OrderKind.MATERIALIZED, "result", instruction.results[slot], made_as.get(slot))
-    if plan.is_transposed_at_once:
-        yield from order(OrderKind.TRANSPOSED, "result", instruction.results[0], made_as.get(0))
+            yield from _of_operand(planned, kind, instruction, slot)
+    results = [(OrderKind.MATERIALIZED, slot) for slot in plan.materialized]
+    results += [(OrderKind.TRANSPOSED, 0)] * plan.is_transposed_at_once + [(OrderKind.MOVED, 0)] * bool(
+        plan.evaluated_at
+    )
+    for kind, slot in results:
+        entries = dict(plan.results).get(slot)
+        yield from _order(planned, kind, instruction.results[slot], (instruction, "result"), entries)
+
+
+def _of_operand(planned: PlannedGraph, kind: OrderKind, instruction: Instruction, slot: int) -> Iterator[Order]:
+    """An order about an operand, as it is read."""
+    read_as = {s: steps[-1] for s, steps in planned.plan_of(instruction).operands}
+    lies = read_as.get(slot, planned.layout_of(instruction, slot))
+    yield from _order(planned, kind, instruction.operands[slot], (instruction, "operand"), lies)
+
+
+def _of_others(
+    planned: PlannedGraph, instruction: Instruction, named: Mapping[int, Instruction], results: Sequence[int | None]
+) -> Iterator[Order]:
+    """What an instruction orders of others of its computation, which are `named`, and of what that hands on."""
+    plan, number = planned.plan_of(instruction), instruction.equation
+    for later, slot in plan.holds_back:
+        yield from _of_operand(planned, OrderKind.HELD_BACK, named[number + later], slot)
+    for slot in plan.holds_results:
+        made = next(i for i in named.values() if results[slot] in i.results)
+        entries = dict(planned.plan_of(made).results).get(made.results.index(results[slot]))
+        yield from _order(planned, OrderKind.HANDED_ON_LATE, results[slot], (made, "result"), entries)
+    for earlier, _ in plan.follows:
+        made = named[number - earlier]
+        entries = dict(planned.plan_of(made).results).get(0)
+        yield from _order(planned, OrderKind.REDUCED_BEFORE, made.results[0], (made, "result"), entries)

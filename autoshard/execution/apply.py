@@ -18,7 +18,7 @@ from autoshard.execution.barriers import Environment, delay, share_copies, wait,
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.nested import Nested, manual_region
 from autoshard.execution.placement import Placed, Placement, known_layouts
-from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import equation_numbers, nested_programs
 
@@ -74,7 +74,7 @@ class Evaluator:
         found: dict[int, EquationPlan] = {}
         is_chosen = set(chosen).__contains__
         for i, number in enumerate(numbers):
-            plan = self.equations.get(number, EquationPlan())
+            plan = self._plan_of(number)
             for slot, steps in plan.operands:
                 key = jaxpr.eqns[i].invars[slot], steps[-1]
                 if isinstance(key[0], jex.Literal):
@@ -111,20 +111,35 @@ class Evaluator:
     ) -> None:
         """Evaluates equations one after another and puts their results into `env`, which loses what nobody reads any
         more but the variables `kept`."""
+        named = dict(zip(numbers, equations, strict=True))
+        order = evaluation_order(numbers, self.equations)
+        equations, numbers = [equations[k] for k in order], [numbers[k] for k in order]
         read = [[v for v in e.invars if not isinstance(v, jex.Literal)] for e in equations]
         last_use = {v: i for i, variables in enumerate(read) for v in variables}
         outputs = {v for v in kept if not isinstance(v, jex.Literal)}
         for i, (equation, number) in enumerate(zip(equations, numbers, strict=True)):
             later = {v for v in read[i] if last_use[v] > i}
+            plan = self._plan_of(number)
+            held = [named[number + n].invars[slot] for n, slot in plan.holds_back if number + n in named]
+            held += [kept[k] for k in plan.holds_results]
             with jax.named_scope(scope_of(number)):
-                self._evaluate(equation, number, env, later)
+                for n, slot in plan.follows:
+                    made = named[number - n].outvars if number - n in named else ()
+                    wait(env, [equation.invars[slot]], [v for v in made if v in env], self._placement)
+                self._evaluate(equation, number, env, later, held)
             for v in read[i]:
                 if v not in later and v not in outputs:
                     env.pop(v, None)
 
-    def _evaluate(self, equation: jex.JaxprEqn, number: int, env: Environment, later: Collection[Any]) -> None:
-        """Evaluates one equation and puts its results into `env`; the variables `later` are read again."""
-        plan, placement = self.equations.get(number, EquationPlan()), self._placement
+    def _plan_of(self, number: int) -> EquationPlan:
+        return self.equations.get(number, EquationPlan())
+
+    def _evaluate(
+        self, equation: jex.JaxprEqn, number: int, env: Environment, later: Collection[Any], held: Sequence[Any]
+    ) -> None:
+        """Evaluates one equation and puts its results into `env`; the variables `later` are read again, and what reads
+        the variables `held` waits for it."""
+        plan, placement = self._plan_of(number), self._placement
         made = [v for v in equation.outvars if not isinstance(v, jex.DropVar)]
         waiting, waiting_for_part = (
             [equation.invars[slot] for slot in slots if equation.invars[slot] in later]
@@ -138,9 +153,11 @@ class Evaluator:
         delay(env, equation, placed, plan, placement)
         operands = self._read_operands(placed, plan)
         share_copies(env, equation, operands, plan, [*waiting, *waiting_for_part])
-        if waiting_for_part:
-            results = wait_for_part(env, waiting_for_part, equation, operands, plan, placement)
-        elif nested_programs(equation):
+        is_nest = bool(nested_programs(equation))
+        if not is_nest and (waiting_for_part or held):
+            tied = dict.fromkeys([*waiting_for_part, *held])
+            results = wait_for_part(env, list(tied), equation, operands, plan, placement)
+        elif is_nest:
             results = Nested(placement, self._run).evaluate(equation, operands, plan, number)
         else:
             results = self._leaf(equation, operands, plan)
@@ -151,7 +168,7 @@ class Evaluator:
         for slot in plan.materialized:
             v = equation.outvars[slot]
             env[v] = placement.place(jax.lax.optimization_barrier(env[v].value), env[v].entries)
-        wait(env, waiting, made, placement)
+        wait(env, [*waiting, *held] if is_nest else waiting, made, placement)
 
     def _read_operands(self, placed: Sequence[Placed], plan: EquationPlan) -> list[Placed]:
         """Operands in the layouts in which an equation reads them."""

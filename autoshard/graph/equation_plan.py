@@ -1,6 +1,8 @@
 """What a plan says of one equation, as plain data: the contract between the planner and execution, which obeys it."""
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 
 from autoshard.graph.layout import SpecEntries
 
@@ -27,6 +29,13 @@ class EquationPlan:
       waits: Operand slots whose later readers wait for the equation's results.
       waits_for_part: Operand slots whose later readers wait for what each device makes of the results, and not for the
         sum of these parts.
+      holds_back: (how much higher the number of a later equation of its computation is, operand slot of that one):
+        operands that nobody reads or gathers from now on before each device has made its part of the results.
+      holds_results: Results of its computation that nobody reads before each device has made its part of the results.
+      follows: (how much lower the number of an earlier equation of its computation is, operand slot): operands that are
+        read only when the results of that equation are there, summed.
+      evaluated_at: Where it is evaluated: right before the equation of its computation whose number is higher by so
+        much; 0 where the program has it.
       materialized: Result slots that are stored before anything reads them.
       row_major: Operand slots that are kept row by row in memory.
       row_major_copies: Operand slots whose copies, where they are gathered for the equation, are stored row by row.
@@ -40,6 +49,10 @@ class EquationPlan:
     scatters: tuple[tuple[str, int], ...] = ()
     waits: tuple[int, ...] = ()
     waits_for_part: tuple[int, ...] = ()
+    holds_back: tuple[tuple[int, int], ...] = ()
+    holds_results: tuple[int, ...] = ()
+    follows: tuple[tuple[int, int], ...] = ()
+    evaluated_at: int = 0
     materialized: tuple[int, ...] = ()
     row_major: tuple[int, ...] = ()
     row_major_copies: tuple[int, ...] = ()
@@ -53,5 +66,30 @@ class EquationPlan:
     @property
     def has_orders(self) -> bool:
         """Whether it says that anything is ordered or kept."""
-        slots = self.delayed or self.waits or self.waits_for_part or self.materialized
-        return bool(slots or self.row_major or self.row_major_copies or self.is_transposed_at_once)
+        waiting = self.delayed or self.waits or self.waits_for_part or self.holds_back or self.holds_results
+        return bool(
+            waiting
+            or self.follows
+            or self.evaluated_at
+            or self.materialized
+            or self.row_major
+            or self.row_major_copies
+            or self.is_transposed_at_once
+        )
+
+
+def evaluation_order(numbers: Sequence[int], equations: Mapping[int, EquationPlan]) -> list[int]:
+    """The positions of equations in the order in which they are evaluated: those that are evaluated before the same
+    equation keep the program's order.
+
+    Args:
+      numbers: The numbers of the equations of one computation, rising. equations: What a plan says of them.
+    """
+    moved = {n: n + equations[n].evaluated_at for n in numbers if n in equations and equations[n].evaluated_at}
+    if not moved:
+        return list(range(len(numbers)))
+
+    def place(number: int) -> tuple[float, ...]:
+        return (*place(moved[number])[:-1], number, math.inf) if number in moved else (number, math.inf)
+
+    return sorted(range(len(numbers)), key=lambda k: place(numbers[k]))

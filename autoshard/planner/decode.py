@@ -10,6 +10,7 @@ from autoshard.compiler.buffer_uses import spans_of
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.ordering import ordered
 from autoshard.compiler.orders import Order, orders
+from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.tied_copies import tied_copies
 from autoshard.garbage import collection_paused
@@ -140,7 +141,9 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
                 slots.operands[operation.equation][slot] = reader.steps(value, wanted)
                 if is_gather(held, wanted):
                     gathers.append((index, slot, wanted))
-    for index, slot in tied_copies(f.program.analysis, f.mesh.shape, reader.layout, gathers):
+    is_prefetched = f.compiler.ordering.schedule is Schedule.LATENCY_HIDING  # by ties to earlier products
+    tied = [] if is_prefetched else tied_copies(f.program.analysis, f.mesh.shape, reader.layout, gathers)
+    for index, slot in tied:
         slots.delayed[graph.operations[index].equation].add(slot)
     return slots.freeze()
 

@@ -1,0 +1,173 @@
+"""Which products and sums must be made before what comes after them, where collectives run behind kernels.
+
+Built from the end, XLA:GPU's latency-hiding scheduler puts what only the update of the state needs last of all: the
+products that make weight gradients, the sums that make those of biases and of norms' scales, and their collectives. The
+activations of all layers and their gradients would wait for them. So whatever reads an operand of a product next waits
+until each device has made its part of the product, and a product after such a sum until its part of that is made. For
+the sums of these parts nobody waits, they are reduced behind the next products: only one that is so large that it is
+reduced alone must be there before the product that is `REDUCED_WITHIN` ahead.
+"""
+
+import bisect
+import collections
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence, Set
+
+from autoshard.compiler.early_products import has_product, is_partial, is_summed_alone
+from autoshard.compiler.planned_graph import PlannedGraph
+from autoshard.compiler.primitives import PRODUCTS
+from autoshard.graph.computations import Computation, Instruction
+from autoshard.graph.graph import Graph
+
+REDUCED_WITHIN = 2
+"""How many products after one its sum must be there, if it is reduced alone: one of them hides it."""
+
+_SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
+
+_FEW = 64
+"""A sum whose operand takes at least so many times more than its result sets that much memory free."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """A tie between two equations of a computation.
+
+    Attributes:
+      before: The equation that must be made first.
+      after: The one that waits for it; None if what waits is a result of the computation.
+      slot: The operand of `after`, or the result, that is held back.
+      along: Equations between them that only give the results of `before` another form.
+    """
+
+    before: int
+    after: int | None
+    slot: int
+    along: tuple[int, ...] = ()
+
+
+class Turns:
+    """Who waits for whom in one computation."""
+
+    def __init__(
+        self, planned: PlannedGraph, order: Computation, results: Sequence[int | None], awaited: Set[int | None]
+    ):
+        """
+        Args:
+          planned: The graph and the plan. order: The instructions of the computation as they are evaluated.
+          results: The values that the computation hands on. awaited: What heavy operations are made of.
+        """
+        self.planned, self.order, self.made_of = planned, order, _dependence(order)
+        self.products = [at for at, instruction in enumerate(order) if has_product(instruction)]
+        self.results, self.awaited = results, awaited
+
+    def operands(self) -> dict[int, tuple[int, ...]]:
+        """For products, by equation, the operand slots whose later readers wait for each device's part of the product:
+        those that a later product reads which does not depend on it anyhow."""
+        next_reader: dict[int, int] = {}  # of each value, the next product that reads it, by position
+        found: dict[int, tuple[int, ...]] = {}
+        for at in reversed(self.products):
+            instruction = self.order[at]
+            operands = {o: slot for slot, o in enumerate(instruction.operands) if o is not None}
+            if instruction.name in PRODUCTS:
+                later = {s: next_reader[o] for o, s in operands.items() if o in next_reader}
+                free = [s for s, reader in later.items() if not self.made_of[reader] >> at & 1]
+                if free:
+                    found[instruction.equation] = tuple(sorted(free))
+            next_reader.update(dict.fromkeys(operands, at))
+        return found
+
+    def sums(self) -> list[Turn]:
+        """The sums that no product needs, and that take little: the next product waits for a device's part of each; if
+        there is none, a result of the computation that others wait for."""
+        found: list[Turn] = []
+        for at, instruction in enumerate(self.order):
+            if instruction.name == "reduce_sum" and self._sets_free(instruction):
+                following = bisect.bisect(self.products, at)
+                is_last = following == len(self.products)
+                until = len(self.order) if is_last else self.products[following]
+                along = self._along(at, until)
+                if along is not None:
+                    ties = self._hand_over(instruction) if is_last else self._tie(instruction, self.order[until])
+                    found += [dataclasses.replace(tie, along=along) for tie in ties]
+        return found
+
+    def reduced(self) -> list[Turn]:
+        """The products whose sums are reduced alone, and who waits for them; what widens such a sum comes after."""
+        found: list[Turn] = []
+        for n, at in enumerate(self.products[:-REDUCED_WITHIN]):
+            product, until = self.order[at], self.products[n + REDUCED_WITHIN]
+            is_free = product.name == "dot_general" and self.awaited.isdisjoint(product.results)
+            if not (is_free and is_partial(self.planned, product) and is_summed_alone(self.planned, product)):
+                continue
+            along = self._along(at, until)
+            if along is None or until + 1 == len(self.order):
+                continue
+            made = {i.equation: i for i in self.order[at:until]}
+            late = [k for k, number in enumerate(along) if made[number].name not in _SAME_ELEMENTS]
+            first = late[0] if late else len(along)
+            before = made[along[first - 1]] if first else product
+            ties = self._tie(before, self.order[until])
+            found += [dataclasses.replace(tie, along=along[first:]) for tie in ties]
+        return found
+
+    def behind(self, number: int) -> int:
+        """The equation that is evaluated after the one with a number."""
+        return next(b.equation for a, b in itertools.pairwise(self.order) if a.equation == number)
+
+    def _along(self, at: int, until: int) -> tuple[int, ...] | None:
+        """The equations between two positions that are made of the first one; None if any is made of more."""
+        made, found = {*self.order[at].results}, []
+        for instruction in self.order[at + 1 : until]:
+            if not made.isdisjoint(instruction.operands):
+                if instruction.operation is None or sum(o is not None for o in instruction.operands) > 1:
+                    return None
+                made.update(instruction.results)
+                found.append(instruction.equation)
+        return tuple(found)
+
+    def _sets_free(self, instruction: Instruction) -> bool:
+        """Whether the operand of a sum that no product needs takes much more than its result."""
+        values, made = self.planned.graph.values, instruction.result()
+        is_small = _FEW * values[made].size_bytes <= values[instruction.operand(0)].size_bytes
+        return bool(values[made].shape) and is_small and made not in self.awaited
+
+    def _tie(self, before: Instruction, after: Instruction) -> list[Turn]:
+        """A tie by the largest operand of the later instruction, if it has any."""
+        slot = self._largest({slot: o for slot, o in enumerate(after.operands) if o is not None})
+        return [] if slot is None else [Turn(before.equation, after.equation, slot)]
+
+    def _hand_over(self, before: Instruction) -> list[Turn]:
+        """A tie by the largest result of the computation, of those that it makes and that products need, if any."""
+        made = {r for i in self.order for r in i.results}
+        slot = self._largest({k: r for k, r in enumerate(self.results) if r is not None and r in made & self.awaited})
+        return [] if slot is None else [Turn(before.equation, None, slot)]
+
+    def _largest(self, slots: Mapping[int, int]) -> int | None:
+        """Of values by slot, the slot of the largest one; None if there is none."""
+        values = self.planned.graph.values
+        return max(slots, key=lambda slot: values[slots[slot]].size_bytes, default=None)
+
+
+def awaited_values(graph: Graph) -> frozenset[int | None]:
+    """The values that heavy operations are made of."""
+    found: set[int | None] = set()
+    for operation in reversed(graph.operations):
+        if operation.rule.is_heavy or not found.isdisjoint(operation.results):
+            found.update(operation.operands)
+    return frozenset(found - {None})
+
+
+def _dependence(order: Computation) -> list[int]:
+    """For each instruction, the products that it depends on: bit n stands for the one at position n."""
+    made_of: collections.defaultdict[int | None, int] = collections.defaultdict(int)
+    found = []
+    for at, instruction in enumerate(order):
+        bits = 0
+        for o in instruction.operands:
+            bits |= made_of[o] if o is not None else 0
+        found.append(bits)
+        own = bits | 1 << at if instruction.name in PRODUCTS else bits
+        if own:
+            made_of.update((r, own) for r in instruction.results if r is not None)
+    return found

@@ -1,0 +1,126 @@
+"""What is ordered where collectives run behind kernels: who waits for whom, what is moved, and who tells of it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from planned import planned
+
+from autoshard.compiler.ordering import OrderingRules, ordered
+from autoshard.compiler.orders import OrderKind, orders
+from autoshard.compiler.schedule import Schedule
+from autoshard.graph.equation_plan import EquationPlan, evaluation_order
+from autoshard.graph.layout import SpecEntries
+from autoshard.trace.trace import trace
+
+ROWS, WHOLE = (("data",), ()), ((), ())
+HIDING = OrderingRules(schedule=Schedule.LATENCY_HIDING)
+
+
+def found(fn, shapes, equations, arguments: list[SpecEntries]):
+    """What a plan on four devices says of each equation, and the orders that people are told of."""
+    given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    made = ordered(trace(fn, given).graph, equations, arguments, {"data": 4}, HIDING)
+    return made.equations, orders(made)
+
+
+def test_a_weight_is_gathered_when_the_product_before_the_previous_one_is_made():
+    """Three layers, and the cast of the third one's weight: it is made before the first product, which is its anchor.
+    The first two weights have no product two ahead of them."""
+
+    def f(x, a, b, c):
+        return (x @ a) @ b @ jnp.sin(c)  # equations 0, 1, 2 (the sine), 3
+
+    gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    plans = {0: gathers, 1: gathers, 2: EquationPlan(results=((0, ROWS),)), 3: gathers}
+    equations, told = found(f, [(8, 8)] * 4, plans, [ROWS] * 4)
+    assert {n: e.holds_back for n, e in equations.items() if e.holds_back} == {0: ((3, 1),)}
+    assert {n: e.evaluated_at for n, e in equations.items() if e.evaluated_at} == {2: -2}
+    assert evaluation_order([0, 1, 2, 3], equations) == [2, 0, 1, 3]
+    (held,) = (o for o in told if o.kind is OrderKind.HELD_BACK)
+    assert (held.equation, held.tensor, held.size_bytes) == (3, "operand of dot_general", 8 * 8 * 4)
+
+
+def test_readers_of_an_operand_wait_for_the_gradient_of_a_weight():
+    """The gradient of a layer's output is read by both products of the backward pass; x has no other reader."""
+
+    def f(weight, x, gradient):
+        of_weight = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())))  # equation 0
+        return weight - of_weight, jax.lax.dot_general(gradient, weight, (((1,), (1,)), ((), ())))
+
+    reads = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, WHOLE),))
+    equations, _ = found(f, [(8, 4), (8, 8), (8, 4)], {0: reads}, [WHOLE, ROWS, ROWS])
+    assert equations[0].waits_for_part == (1,) and not equations[0].waits
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_the_sum_for_a_bias_is_made_before_the_next_product_or_the_result(is_last):
+    """The sum of 256 rows sets them free; the product (or what a checkpointed layer hands on) waits for it."""
+
+    def layer(x, y):
+        of_bias = jnp.sum(x * y, axis=0)
+        through = jnp.sin(x)
+        return of_bias, through if is_last else through @ y[:4]
+
+    def f(x, y):
+        of_bias, out = jax.checkpoint(layer)(x, y)
+        return of_bias, out @ y[:4]
+
+    given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 4), (256, 4))]
+    graph = trace(f, given).graph
+    named = {o.name: o.equation for o in graph.operations if o.name in ("reduce_sum", "sin")}
+    product = next(o.equation for o in graph.operations if o.name == "dot_general")
+    plans = {named["sin"]: EquationPlan(results=((0, ROWS),))}
+    equations = ordered(graph, plans, [ROWS, ROWS], {"data": 4}, HIDING).equations
+    summed = equations[named["reduce_sum"]]
+    after = named["reduce_sum"] + summed.evaluated_at
+    if is_last:
+        assert summed.holds_results == (1,) and not summed.holds_back and after > named["sin"]
+    else:
+        assert summed.holds_back == ((product - named["reduce_sum"], 0),) and after == product
+
+
+def test_a_large_sum_is_reduced_before_the_second_product_after_it():
+    """The partial sum (8192, 961) takes 31.5 MB, too much to be reduced with others: one product hides it."""
+
+    def f(weight, x, gradient, a, b):
+        of_weight = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())))  # equation 0
+        return of_weight, (gradient @ a) @ b  # equations 1 and 2
+
+    scattered = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, ROWS),), scatters=(("data", 0),))
+    shapes = [(8192, 961), (64, 8192), (64, 961), (961, 8), (8, 8)]
+    equations, told = found(lambda *args: (*f(*args), args[0]), shapes, {0: scattered}, [ROWS] * 3 + [WHOLE] * 2)
+    assert not any(e.follows for e in equations.values()), "nothing is behind the second product"
+    behind = lambda *args: (f(*args)[0], jnp.sin(f(*args)[1]))
+    equations, told = found(behind, shapes, {0: scattered}, [ROWS] * 3 + [WHOLE] * 2)
+    assert {n: e.follows for n, e in equations.items() if e.follows}
+    assert OrderKind.REDUCED_BEFORE in {o.kind for o in told}
+
+
+def test_of_two_gradients_that_share_an_operand_the_smaller_one_is_made_first():
+    """Gradients of probabilities (8, 8) and of values (8, 2), each of which another product needs."""
+
+    def f(gradient, values, probabilities, w):
+        of_probabilities = jax.lax.dot_general(gradient, values, (((1,), (1,)), ((), ())))  # equation 0
+        of_values = jax.lax.dot_general(probabilities, gradient, (((0,), (0,)), ((), ())))  # equation 1
+        return of_probabilities @ w, of_values @ w[:2]
+
+    equations, told = found(f, [(8, 2), (8, 2), (8, 8), (8, 8)], {}, [WHOLE] * 4)
+    assert equations[1].evaluated_at == -1
+    assert [o.equation for o in told if o.kind is OrderKind.MOVED] == [1]
+    alone = lambda *args: f(*args)[0]
+    assert not found(alone, [(8, 2), (8, 2), (8, 8), (8, 8)], {}, [WHOLE] * 4)[0]
+
+
+def test_equations_are_evaluated_where_the_plan_says():
+    """5 before 2, and 1, 4 before 5: 1 and 4 keep the program's order."""
+    plans = {5: EquationPlan(evaluated_at=-3), 4: EquationPlan(evaluated_at=1), 1: EquationPlan(evaluated_at=4)}
+    assert evaluation_order([0, 1, 2, 3, 4, 5], plans) == [0, 1, 4, 5, 2, 3]
+
+
+def test_the_least_memory_is_ordered_otherwise():
+    """Nothing of this is said there."""
+    graph = planned(lambda x, a, b, c: x @ a @ b @ c, [(8, 8)] * 4, {}, {"data": 4}).graph
+    gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    plans = dict.fromkeys(range(3), gathers)
+    kept = ordered(graph, plans, [ROWS] * 4, {"data": 4}, OrderingRules()).equations
+    assert not any(e.holds_back or e.evaluated_at or e.follows or e.holds_results for e in kept.values())
