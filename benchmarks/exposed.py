@@ -22,7 +22,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -38,6 +38,8 @@ from autoshard import Plan, baselines
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import AutoshardError
+from autoshard.execution.candidates import compile_candidates
+from autoshard.execution.compiled_memory import CompiledMemory
 from autoshard.execution.jit import device_mesh
 from autoshard.hlo.compiled_schedule import replay
 from autoshard.hlo.cost_profile import cost_profile, instruction_costs
@@ -65,8 +67,10 @@ bandwidth (NVIDIA's data sheet), 3 us a launch. At the catalogue's peaks less wo
 DEVICES = (8, 16, 64)
 
 PLANS = {"plan": Schedule.LATENCY_HIDING, "plan, least memory": Schedule.LEAST_MEMORY}
-AS_PLANNED = "as planned"
-"""Under the compiler options of the plan, as `Plan.jit` compiles it."""
+
+
+Key = tuple[str, int, str, str, float]
+"""Program, number of devices, strategy, options, budget."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +78,13 @@ class Cell:
     """One compiled program.
 
     Attributes:
-      strategy: Hand-written, or a plan. options: Of the compiler. budget_gb: What was planned for; 0.0 by hand.
+      strategy: Hand-written, or a plan. options: Of the compiler; the way in which a plan's program is scheduled.
+      budget_gb: What was planned for; 0.0 by hand. is_run: Whether `Plan.jit` takes it, of a plan's programs.
       reason: Why there is no program. mesh: Its axes.
       step_s, kernel_s, collective_s, exposed_s: Of its schedule, replayed. peak_bytes, total_bytes: The most alive at
         once, and all that must be there for it to run, by XLA.
       predicted_...: By the plan; 0.0 by hand, or where it does not tell. gap: How near the optimum it is proven to be.
-      seconds: What planning and compiling took; compiling alone after the first program of a plan or strategy.
+      seconds: What compiling took, for a plan in all ways and with planning.
     """
 
     program: str
@@ -87,6 +92,7 @@ class Cell:
     strategy: str
     options: str
     budget_gb: float = 0.0
+    is_run: bool = False
     reason: str = ""
     mesh: str = ""
     step_s: float = 0.0
@@ -103,7 +109,7 @@ class Cell:
     seconds: float = 0.0
 
     @property
-    def key(self) -> tuple[str, int, str, str, float]:
+    def key(self) -> Key:
         return self.program, self.num_devices, self.strategy, self.options, self.budget_gb
 
     @property
@@ -111,7 +117,7 @@ class Cell:
         return self.budget_gb > 0
 
 
-def read(path: pathlib.Path) -> dict[tuple[str, int, str, str, float], Cell]:
+def read(path: pathlib.Path) -> dict[Key, Cell]:
     """The cells that are known already."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {cell.key: cell for cell in (Cell(**json.loads(line)) for line in lines)}
@@ -127,6 +133,27 @@ def _cluster(num_devices: int) -> Cluster:
     cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{num_devices}.yaml")
     groups = [dataclasses.replace(g, device_type=dataclasses.replace(g.device_type, **RATES)) for g in cluster.groups]
     return dataclasses.replace(cluster, groups=tuple(groups))
+
+
+def measured(
+    cell: Cell, compiled: Any, module: HloModule, mesh: LogicalMesh, keep: pathlib.Path | None, seconds: float
+) -> Cell:
+    """The cell with what was compiled for it."""
+    if keep:
+        keep.mkdir(parents=True, exist_ok=True)
+        file_name = re.sub(r"\W+", "-", " ".join(map(str, cell.key)))
+        (keep / f"{file_name}.hlo.txt").write_text(compiled.as_text() or "")
+    memory, done = CompiledMemory.of(compiled, "cuda"), replay(module, mesh)
+    return dataclasses.replace(
+        cell,
+        step_s=done.step_s,
+        kernel_s=done.kernel_s,
+        collective_s=done.collective_s,
+        exposed_s=done.exposed_s,
+        peak_bytes=memory.peak_bytes,
+        total_bytes=memory.total_bytes,
+        seconds=seconds,
+    )
 
 
 @dataclasses.dataclass
@@ -158,22 +185,7 @@ class Compiling:
         except jax.errors.JaxRuntimeError as error:
             return dataclasses.replace(cell, reason=" ".join(str(error).split())[:300], seconds=self._passed_s())
         self.module = self.module or module
-        if self.keep:
-            self.keep.mkdir(parents=True, exist_ok=True)
-            file_name = re.sub(r"\W+", "-", " ".join(map(str, cell.key)))
-            (self.keep / f"{file_name}.hlo.txt").write_text(compiled.as_text() or "")
-        stats, done = compiled.memory_analysis(), replay(module, self.mesh)
-        interface_bytes = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-        return dataclasses.replace(
-            cell,
-            step_s=done.step_s,
-            kernel_s=done.kernel_s,
-            collective_s=done.collective_s,
-            exposed_s=done.exposed_s,
-            peak_bytes=float(stats.peak_memory_in_bytes),
-            total_bytes=float(interface_bytes + stats.temp_size_in_bytes),
-            seconds=self._passed_s(),
-        )
+        return measured(cell, compiled, module, self.mesh, self.keep, self._passed_s())
 
     def _compiled(self, options: Mapping[str, Any]) -> tuple[Any, HloModule]:
         compiled = self.lowered.compile(compiler_options={**COMPILER_OPTIONS, **options})
@@ -217,9 +229,9 @@ class Planning:
     subject: baselines.Subject | None = None
 
     def planned(self, strategy: str, budget_gb: float, keep: pathlib.Path | None) -> Iterator[Cell]:
-        """The plan for a budget, compiled as `Plan.jit` does."""
+        """The plan for a budget, compiled in each way that `Plan.jit` tries."""
         started = time.perf_counter()
-        cell = Cell(self.name, self.num_devices, strategy, AS_PLANNED, budget_gb)
+        cell = Cell(self.name, self.num_devices, strategy, "", budget_gb)
         subject = self._traced()
         try:
             plan = Plan.of(
@@ -234,24 +246,28 @@ class Planning:
             )
             devices = gpu_devices(H100, plan.num_devices, min(PER_NODE, plan.num_devices))
             lowered = planned_function(plan, self.step, device_mesh(plan.axes, devices)).lower(*self.args)
-        except AutoshardError as error:
-            seconds = round(time.perf_counter() - started, 1)
-            yield dataclasses.replace(cell, reason=" ".join(str(error).split())[:300], seconds=seconds)
+            choosing = plan.interface.choosing
+            candidates = compile_candidates(
+                lambda options: lowered.compile(compiler_options=options), "cuda", choosing, COMPILER_OPTIONS
+            )
+        except (AutoshardError, jax.errors.JaxRuntimeError) as error:
+            reason, seconds = " ".join(str(error).split())[:300], round(time.perf_counter() - started, 1)
+            yield dataclasses.replace(cell, reason=reason, seconds=seconds)
             return
-        estimate = plan.estimate
+        estimate, run = plan.estimate, choosing.fastest([c.figures for c in candidates])
         cell = dataclasses.replace(
             cell,
             mesh=_mesh_text(plan.axes),
             predicted_step_s=estimate.step_s,
-            predicted_exposed_s=estimate.comm_s,
+            predicted_exposed_s=estimate.step_s - estimate.compute_s,
             predicted_peak_bytes=estimate.peak_bytes,
             predicted_reserved_bytes=estimate.reserved_bytes or 0.0,
             gap=plan.certificate.gap,
         )
-        compiling = Compiling(cell, lowered, laid_out(self.num_devices, plan.axes), keep, started)
-        yield compiling.under(AS_PLANNED, {})
-        if PLANS[strategy] is Schedule.LATENCY_HIDING:
-            yield compiling.under(COST_PROFILE, {})
+        seconds = round(time.perf_counter() - started, 1)
+        for one in candidates:
+            own = dataclasses.replace(cell, options=one.figures.candidate.value, is_run=one.figures is run)
+            yield measured(own, one.compiled, parse(one.text), choosing.mesh, keep, seconds)
 
     def _traced(self) -> baselines.Subject:
         if self.subject is None:
@@ -280,8 +296,8 @@ def best_by_hand(cells: Sequence[Cell], budget_gb: float) -> Cell | None:
 
 
 def best_plan(cells: Sequence[Cell], budget_gb: float) -> Cell | None:
-    """The fastest program of the plans for the budget that fits it; None if none does."""
-    fitting = [c for c in cells if c.budget_gb == budget_gb and not c.reason and c.total_bytes <= budget_gb * 1e9]
+    """The faster of the programs that `Plan.jit` runs for the budget, of those that fit it; None if none does."""
+    fitting = [c for c in cells if c.budget_gb == budget_gb and c.is_run and c.total_bytes <= budget_gb * 1e9]
     return min(fitting, key=lambda c: c.step_s, default=None)
 
 
@@ -364,7 +380,7 @@ def _best_options(cases: Mapping[tuple[str, int], Sequence[Cell]]) -> list[str]:
 
 def _predicted(done: Sequence[Cell]) -> list[str]:
     """How the plans' predictions compare with their schedules."""
-    plans = [c for c in done if c.is_plan]
+    plans = [c for c in done if c.is_run]
     if not plans:
         return []
     steps = [c.predicted_step_s / c.step_s for c in plans]
@@ -374,7 +390,7 @@ def _predicted(done: Sequence[Cell]) -> list[str]:
     share = lambda ratios, within: f"{sum(abs(r - 1) <= within for r in ratios)} of {len(ratios)}"
     median = lambda values: f"{statistics.median(values):.3f}" if values else "-"
     lines = [
-        _row("of the plans' programs", "median", "within"),
+        _row("of the programs that plans run", "median", "within"),
         "|" + " --- |" * 3,
         _row("predicted step over replayed", median(steps), f"10 %: {share(steps, 0.1)}"),
         _row("predicted exposed over replayed", median(exposed), f"20 %: {share(exposed, 0.2)}"),
@@ -456,7 +472,9 @@ def main() -> None:
             budgets = tuple(map(float, chosen.budget.split(","))) if chosen.budget else PROGRAMS[name].budgets_gb
             for strategy in () if chosen.by_hand else PLANS:
                 for budget_gb in budgets:
-                    if is_wanted(strategy) and is_open(name, num_devices, strategy, AS_PLANNED, budget_gb):
+                    if is_wanted(strategy) and (
+                        chosen.again or not _has_plan(known, name, num_devices, strategy, budget_gb)
+                    ):
                         record(planning.planned(strategy, budget_gb, chosen.keep))
             jax.clear_caches()
     places = list(PROGRAMS)
@@ -464,6 +482,10 @@ def main() -> None:
     today = datetime.date.today().isoformat()
     head = f"Schedules of XLA:GPU, compiled for H100 and replayed; jax {jax.__version__}, {today}."
     (chosen.out / "exposed.md").write_text(head + "\n\n" + table(ordered))
+
+
+def _has_plan(known: Iterable[Key], name: str, num_devices: int, strategy: str, budget_gb: float) -> bool:
+    return any((*key[:3], key[4]) == (name, num_devices, strategy, budget_gb) for key in known)
 
 
 def _told(cell: Cell) -> str:

@@ -73,9 +73,10 @@ def test_a_strategy_computes_the_plain_step(strategy, plain):
 
 
 def test_a_plan_is_compared_with_the_fastest_hand_written_program_that_fits_its_budget():
-    cell = lambda strategy, step_s, total_gb, budget_gb=0.0: exposed.Cell(
-        "gpt", 16, strategy, "options", budget_gb, step_s=step_s, total_bytes=total_gb * 1e9, peak_bytes=1e9
-    )
+    def cell(strategy, step_s, total_gb, budget_gb=0.0):
+        sizes = {"total_bytes": total_gb * 1e9, "peak_bytes": 1e9}
+        return exposed.Cell("gpt", 16, strategy, "options", budget_gb, budget_gb > 0, step_s=step_s, **sizes)
+
     cells = [cell("fast", 0.1, 9), cell("fits", 0.2, 8), cell("slow", 0.3, 7), cell("plan", 0.15, 8, 8.0)]
     cells += [cell("plan, least memory", 0.12, 8.1, 8.0)]
     by_hand, plan = exposed.best_by_hand(cells, 8.0), exposed.best_plan(cells, 8.0)
