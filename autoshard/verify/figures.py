@@ -99,6 +99,18 @@ class StepTimes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FlowTimes:
+    """The collectives of one kind over the same mesh axes: their time in a step, and what of it kernels wait for."""
+
+    kind: str
+    axes: tuple[str, ...]
+    predicted_s: float
+    predicted_exposed_s: float
+    compiled_s: float
+    compiled_exposed_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ScheduledFlow:
     """Collectives of one kind over the same mesh axes that move the same tensor for the same line, as scheduled.
 
@@ -137,7 +149,8 @@ class ScheduleFigures:
     Attributes:
       predicted: By the plan. compiled: Of the compiled schedule, replayed by the cost model; None where it cannot be.
       not_replayed: Why not.
-      flows: Collectives as scheduled, those that are exposed most first.
+      flow_times: Collectives by kind and axes, on both sides; flows: as scheduled, also by tensor and line. Those that
+        are exposed most come first; empty where the schedule is not replayed.
       beside_products: By kind of collective.
       candidates: The ways in which the program was scheduled, and chosen: the fastest that fits the memory, which all
         other figures are of. Empty and None where the compiler was asked for one way only.
@@ -146,6 +159,7 @@ class ScheduleFigures:
     predicted: StepTimes
     compiled: StepTimes | None
     not_replayed: str
+    flow_times: tuple[FlowTimes, ...]
     flows: tuple[ScheduledFlow, ...]
     beside_products: tuple[BesideProducts, ...]
     candidates: tuple[CandidateFigures, ...] = ()

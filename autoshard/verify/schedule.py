@@ -15,7 +15,7 @@ from autoshard.planner.estimate import Estimate
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import pattern
 from autoshard.verify.compile import CompiledStep
-from autoshard.verify.figures import BesideProducts, ScheduledFlow, ScheduleFigures, StepTimes
+from autoshard.verify.figures import BesideProducts, FlowTimes, ScheduledFlow, ScheduleFigures, StepTimes
 from autoshard.verify.gpus import GpuTarget
 from autoshard.verify.strays import Origins
 from autoshard.verify.targets import Target
@@ -42,6 +42,7 @@ def schedule_figures(
         predicted=_predicted(plan.estimate),
         compiled=None,
         not_replayed=_not_replayed(plan, target),
+        flow_times=(),
         flows=(),
         beside_products=tuple(BesideProducts(kind, n, beside[kind]) for kind, n in kinds.most_common()),
         candidates=compiled.candidates,
@@ -52,7 +53,7 @@ def schedule_figures(
     step = replay(module, plan.logical_mesh)
     flows = _flows(step.collectives, origins)
     times = StepTimes(step.step_s, step.kernel_s, step.collective_s, math.fsum(f.exposed_s for f in flows))
-    return dataclasses.replace(figures, compiled=times, flows=flows)
+    return dataclasses.replace(figures, compiled=times, flow_times=_flow_times(plan, flows), flows=flows)
 
 
 def choosing_for(plan: ProgramPlan, target: Target, candidates: tuple[Candidate, ...] | None) -> Choosing | None:
@@ -67,10 +68,7 @@ def choosing_for(plan: ProgramPlan, target: Target, candidates: tuple[Candidate,
 
 
 def _predicted(estimate: Estimate) -> StepTimes:
-    exposed_s = estimate.step_s - estimate.compute_s
-    if math.isclose(exposed_s, estimate.comm_s):
-        exposed_s = estimate.comm_s
-    return StepTimes(estimate.step_s, estimate.compute_s, estimate.comm_s, exposed_s)
+    return StepTimes(estimate.step_s, estimate.compute_s, estimate.comm_s, estimate.exposed_s)
 
 
 def _not_replayed(plan: ProgramPlan, target: Target) -> str:
@@ -82,6 +80,19 @@ def _not_replayed(plan: ProgramPlan, target: Target) -> str:
     if target.name != plan.device:
         return f"the plan has the rates and links of {plan.device}, not of {target.name}"
     return ""
+
+
+def _flow_times(plan: ProgramPlan, flows: Sequence[ScheduledFlow]) -> tuple[FlowTimes, ...]:
+    """Both sides by kind and axes."""
+    order = [name for name, _ in plan.axes]
+    sums: dict[tuple[str, tuple[str, ...]], list[float]] = collections.defaultdict(lambda: [0.0] * 4)
+    for side, rows in ((0, plan.estimate.communication), (2, flows)):
+        for one in rows:
+            row = sums[one.kind, tuple(sorted(one.axes, key=order.index))]
+            row[side] += one.time_s
+            row[side + 1] += one.exposed_s
+    found = [FlowTimes(*key, *row) for key, row in sums.items()]
+    return tuple(sorted(found, key=lambda f: -max(f.predicted_exposed_s, f.compiled_exposed_s)))
 
 
 def _flows(scheduled: Sequence[ScheduledCollective], origins: Origins) -> tuple[ScheduledFlow, ...]:

@@ -249,11 +249,30 @@ _TIMES = (
 
 
 def _exposed(console: Console, s: ScheduleFigures) -> None:
+    if s.flow_times:
+        rows = table(
+            "What kernels wait for, by kind and axes",
+            [
+                ("collective", "left"),
+                ("axes", "left"),
+                ("predicted", "right"),
+                ("of", "right"),
+                ("compiled", "right"),
+                ("of", "right"),
+                ("difference", "right"),
+            ],
+        )
+        for f in s.flow_times:
+            ours, theirs = f.predicted_exposed_s, f.compiled_exposed_s
+            times = seconds(ours), seconds(f.predicted_s), seconds(theirs), seconds(f.compiled_s)
+            rows.add_row(f.kind, "+".join(f.axes), *times, _ratio(ours, theirs))
+        console.print(rows)
+        console.print()
     listed = [f for f in s.flows if f.exposed_s]
     if not listed:
         return
     rows = table(
-        "What kernels wait for, in the compiled schedule",
+        "What kernels wait for in the compiled schedule, by line",
         [
             ("exposed", "right"),
             ("hidden", "right"),

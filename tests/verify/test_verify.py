@@ -24,6 +24,7 @@ from autoshard.verify.devices import _is_installed
 from autoshard.verify.figures import (
     BesideProducts,
     Flow,
+    FlowTimes,
     MemoryFigures,
     Rematerialisation,
     ScheduledFlow,
@@ -167,6 +168,9 @@ def test_the_schedule_of_xla_gpu_is_replayed():
     assert times.collective_s == pytest.approx(sum(f.time_s for f in schedule.flows))
     assert times.exposed_s == pytest.approx(sum(f.exposed_s for f in schedule.flows))
     assert sum(b.count for b in schedule.beside_products) >= len(schedule.flows) > 0
+    assert times.exposed_s == pytest.approx(sum(f.compiled_exposed_s for f in schedule.flow_times))
+    assert schedule.predicted.exposed_s == pytest.approx(sum(f.predicted_exposed_s for f in schedule.flow_times))
+    assert {(f.kind, f.axes) for f in schedule.flow_times} == {(f.kind, f.axes) for f in found.flows}
     assert any("verify/test_verify.py:" in f.source for f in schedule.flows)
     assert "What kernels wait for" in str(found)
 
@@ -261,6 +265,10 @@ MADE = Verification(
         predicted=StepTimes(0.0105, 0.009, 0.005, 0.0015),
         compiled=StepTimes(0.011, 0.009, 0.005, 0.002),
         not_replayed="",
+        flow_times=(
+            FlowTimes("all-reduce", ("tensor",), 0.003, 0.0015, 0.003, 0.002),
+            FlowTimes("all-gather", ("data",), 0.002, 0.0, 0.002, 0.0),
+        ),
         flows=(
             ScheduledFlow("all-reduce", ("tensor",), "dot_general", "model.py:3 (f)", 4.0, 0.003, 0.002),
             ScheduledFlow("all-gather", ("data",), "state.params.up", "model.py:1 (f)", 2.0, 0.002, 0.0),
@@ -297,7 +305,12 @@ of these exposed     1.5 ms      2 ms      +33.3%
 of these hidden      3.5 ms      3 ms      -14.3%
 Collectives with a product between begin and end: 1 of 4 all-reduce, 2 of 2 all-gather
 
-What kernels wait for, in the compiled schedule
+What kernels wait for, by kind and axes
+collective  axes    predicted    of  compiled    of  difference
+all-reduce  tensor     1.5 ms  3 ms      2 ms  3 ms      +33.3%
+all-gather  data            0  2 ms         0  2 ms
+
+What kernels wait for in the compiled schedule, by line
 exposed  hidden  times  collective  axes    tensor       line
    2 ms    1 ms      4  all-reduce  tensor  dot_general  model.py:3 (f)
 
