@@ -14,6 +14,7 @@ from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers, rese
 from autoshard.compiler.buffer_uses import BufferUse, Choices, OperandRead
 from autoshard.compiler.collective_dtypes import rounded_itemsize
 from autoshard.compiler.emitted_collectives import EmittedCollectives, emitted
+from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.live_buffers import shortened
 from autoshard.compiler.operand_copies import operand_copies
 from autoshard.compiler.ordering import OrderingRules
@@ -108,8 +109,21 @@ class XlaGpu(XlaCpu):
         """See `Compiler`."""
         yield from stored_values(analysis, choices)
         yield from stored_exponentials(analysis, choices)
-        yield from partial_sums(analysis, choices, self.workspace_bytes)
+        yield from partial_sums(analysis, choices, self.workspace_bytes, self._hiding(analysis))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
+
+    def operand_copies(
+        self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
+    ) -> Iterator[BufferUse]:
+        """See `Compiler`."""
+        return operand_copies(analysis, reads, self._hiding(analysis))
+
+    def live_buffers(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray) -> LiveBuffers:
+        """See `Compiler`."""
+        return live_buffers(uses, *shortened(solved, uses, sizes_bytes, not self.hides_collectives))
+
+    def _hiding(self, analysis: ProgramAnalysis) -> HidingSpans | None:
+        return HidingSpans(analysis.graph) if self.hides_collectives else None
 
 
 def schedules_of(device_type: DeviceType) -> tuple[Schedule, ...]:

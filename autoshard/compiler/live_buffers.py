@@ -22,7 +22,7 @@ programs do so with up to 32, and not with 64.
 
 
 def shortened(
-    solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray
+    solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray, waits_for_sums: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """(spans, bytes) of all buffers, as far as the solved program needs them.
 
@@ -34,11 +34,12 @@ def shortened(
 
     Args:
       solved: The program. uses: Its buffers. sizes_bytes: [n] of each; 0 where there is none.
+      waits_for_sums: Whether others wait for sums that are reduced alone, or go on while they are reduced.
 
     Returns:
       int64 [n, 2], the first operation of each buffer and the one after its last; and [n] bytes.
     """
-    return _Shortening(solved, uses, sizes_bytes).shortened()
+    return _Shortening(solved, uses, sizes_bytes).shortened(waits_for_sums)
 
 
 class _Shortening:
@@ -67,13 +68,14 @@ class _Shortening:
         self.buffer_of = {value: found[0] for value, found in by_value.items() if len(found) == 1}
         self.moved = self._moved()
 
-    def shortened(self) -> tuple[np.ndarray, np.ndarray]:
+    def shortened(self, waits_for_sums: bool) -> tuple[np.ndarray, np.ndarray]:
         """(spans, bytes) of all buffers, as far as the solved program needs them."""
         for value in self.moved:
             is_made = value in self.buffer_of and self.chains.producer[value] is not None
             if is_made and value not in self.chains.outputs:
                 self._shorten(value, self.buffer_of[value])
-        self._make_for_sums()
+        if waits_for_sums:
+            self._make_for_sums()
         if all(map(self._is_apart, self.analysis.live.added_reductions)):
             for value, stop in self.analysis.live.apart_stop.items():
                 if value in self.buffer_of:

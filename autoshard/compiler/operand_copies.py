@@ -8,10 +8,13 @@ from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, OperandRead
 from autoshard.compiler.collective_combiner import is_reduced_alone
+from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.graph.graph import Graph, Operation, OperationKind
 
 
-def operand_copies(analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]) -> Iterator[BufferUse]:
+def operand_copies(
+    analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]], hiding: HidingSpans | None = None
+) -> Iterator[BufferUse]:
     """The buffers of every resharded copy.
 
     XLA:GPU begins a collective as soon as it can, and execution lets a weight be gathered as soon as the reader's other
@@ -22,15 +25,17 @@ def operand_copies(analysis: ProgramAnalysis, reads: Iterable[tuple[int, Operand
     is made in the copy of the product. Slices are computed there like their reader, and copies of gradients wait for
     others to be combined with, unless they are too large for that. Activations are moved as soon as they are there,
     too, if a product of the same checkpointed function reads them. The weight of a convolution waits for the gradient
-    of a kernel that is made before (`early_products.py`).
+    of a kernel that is made before (`early_products.py`). Where collectives run behind products, a weight is gathered
+    behind the one before its reader.
 
     Args:
       analysis: The program. reads: What reads in another layout, each with the owner of the copy.
+      hiding: The spans of its collectives, where they run behind products.
     """
     graph, live = analysis.graph, analysis.live
     alias_stop, fused_stop = live.alias_stop, live.fused_stop
     starts = {life.value: life.start for life in live.ranges}
-    weights = _Weights(analysis, starts)
+    weights = _Weights(analysis, starts, hiding)
     place = graph.checkpoint_of()
     for owner, read in reads:
         access, sizes = analysis.groups[read.group].reads[read.read], read.sizes
@@ -72,8 +77,8 @@ def operand_copies(analysis: ProgramAnalysis, reads: Iterable[tuple[int, Operand
 class _Weights:
     """When weights are gathered for heavy kernels."""
 
-    def __init__(self, analysis: ProgramAnalysis, starts: Mapping[int, int]):
-        self.graph, self.starts = analysis.graph, starts
+    def __init__(self, analysis: ProgramAnalysis, starts: Mapping[int, int], hiding: HidingSpans | None):
+        self.graph, self.starts, self.hiding = analysis.graph, starts, hiding
         self.at_once, self.place = _made_at_once(analysis.graph), analysis.graph.checkpoint_of()
         self.kernels = _by_value(analysis.awaited_kernels)  # the gradients of kernels that its later readers wait for
         self.sums = _by_value(analysis.awaited_sums)  # the products whose sums its later readers wait for
@@ -82,12 +87,17 @@ class _Weights:
         """(when a weight is gathered for `operation`, when it is if a sum before is reduced alone, None if none is)."""
         o = operation.index
         others = [v for v in operation.operands if v is not None and v != weight]
-        start = min(o, self.starts.get(others[0], o) + 1) if others else o
-        start = max([start, *(k + 1 for v in others[:1] for k in self.kernels.get(v, ()) if k < o)])
+        if self.hiding is not None:
+            start = self.hiding.gathered_from(o)
+        else:
+            start = min(o, self.starts.get(others[0], o) + 1) if others else o
+            start = max([start, *(k + 1 for v in others[:1] for k in self.kernels.get(v, ()) if k < o)])
         if self.place[o] != -1:  # what enters a checkpointed function is there once all of it is
             start = max(start, self.graph.checkpoints[self.place[o]][0])
         if operation.name == "gather" and all([v in self.at_once for v in others]):
             start = 0
+        if self.hiding is not None:
+            return start, None
         sums = [k for v in others[:1] for k in self.sums.get(v, ()) if start <= k < o]
         return start, max(sums) + 1 if sums else None
 

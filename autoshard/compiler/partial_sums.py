@@ -11,6 +11,7 @@ import numpy as np
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, Choices
 from autoshard.compiler.collective_combiner import is_reduced_alone
+from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.reduce_scatter_combiner import combined_until
 from autoshard.graph.graph import Operation
 from autoshard.graph.groups import Group
@@ -33,7 +34,9 @@ class _Amounts:
     waiting: np.ndarray
 
 
-def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: int) -> Iterator[BufferUse]:
+def partial_sums(
+    analysis: ProgramAnalysis, choices: Choices, workspace_bytes: int, hiding: HidingSpans | None = None
+) -> Iterator[BufferUse]:
     """The buffers of every partial sum that waits for its reduce-scatter.
 
     XLA's schedule for least memory looks one step ahead: it puts off a product whose result and workspace take more
@@ -43,8 +46,12 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
     (`collective_combiner.py`), and that others wait for, is made and reduced at once. Gradients of convolution kernels
     are made where the program does, unless nothing waits for them (`early_products.py`).
 
+    Where collectives run behind products, products are made in turn (`read_in_turn.py`): none is put off, and one that
+    is reduced alone waits for that as long as `hiding` says.
+
     Args:
       analysis: The program. choices: What its choices mean. workspace_bytes: Of one product.
+      hiding: The spans of its collectives, where they run behind products.
     """
     graph, groups, live = analysis.graph, analysis.groups, analysis.live
     cache: dict[tuple, _Amounts] = {}
@@ -63,11 +70,12 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
             continue
         at, is_sum = group.operations[0], len(group.operations) > 1
         soon = bisect.bisect_right(live.region, live.region[at] + 2)  # the gradient of the other operand is right after
-        stays = is_sum or at in analysis.awaited_kernels
+        stays = is_sum or at in analysis.awaited_kernels or hiding is not None
         freed = tuple([not stays and at < stops.get(a.value, 0) <= soon for a in group.reads])
         is_gather_next = bisect.bisect_right(reading_weights, at) < bisect.bisect_left(reading_weights, soon)
         freed_at_once = tuple([is_gather_next and (a.value, at + 1) in ends for a in group.reads])
         is_alone = at in analysis.awaited_sums and not is_sum
+        reduced_until = hiding.reduced_until(at) if hiding is not None and is_alone else None
         until = (combined if is_alone else combined_but_alone).get(group.index, 0)
         key = id(own), freed, freed_at_once, is_alone
         if key not in cache:
@@ -80,6 +88,8 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, workspace_bytes: i
         operation = graph.operations[at]
         if operation.name == "conv_general_dilated" and operation.results[0] in analysis.gradients:
             yield use(at, at + 1, amounts.whole)  # cuDNN's layout is not the program's: it is transposed
+        if reduced_until is not None and reduced_until > at + 1:
+            yield use(at + 1, reduced_until, np.where(is_reduced_alone(own.partial_bytes), own.partial_bytes, 0.0))
         for start, stop in _waiting(graph.operations, starts, group, until):
             if is_sum or start < at:
                 yield use(start, stop, amounts.whole)

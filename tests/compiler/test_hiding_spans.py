@@ -1,0 +1,65 @@
+"""How long copies and partial sums are there where collectives run behind products, derived by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autoshard.compiler.buffer_uses import BufferKind
+from autoshard.compiler.hiding_spans import HidingSpans
+from autoshard.compiler.schedule import Schedule
+from autoshard.trace.trace import trace
+
+WHOLE_BYTES = 4 * 8192**2
+
+
+def two_layers(state, x, y):
+    """The gradient of a weight, and right behind it those that go on to the layer before, of weight v."""
+    w, v = state
+    h, g = jnp.tanh(x), jnp.sin(y)
+    return (w - jnp.einsum("nd,ne->de", h, g), 0.9 * v), jnp.tanh(jnp.einsum("ne,de->nd", g, w)) @ v
+
+
+def test_spans_are_told_by_products():
+    """Products 2, 3 and 5 of the operations: the first two have no anchor, and of those behind the first only one has
+    two products after it."""
+    shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 4
+    graph = trace(lambda w, v, x, y: jnp.tanh(jnp.sin(x) @ w @ v) @ y, shapes).graph
+    names = [o.name for o in graph.operations]
+    assert names == ["sin", "dot_general", "dot_general", "tanh", "dot_general"]
+    spans = HidingSpans(graph)
+    assert [spans.gathered_from(o) for o in (0, 1, 2, 3, 4)] == [0, 1, 2, 2, 2]
+    assert [spans.reduced_until(o) for o in (1, 2, 4)] == [4, None, None]
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_a_large_partial_sum_and_the_next_weight_are_there_together_where_one_hides_the_other(
+    formulated, mesh_of, schedule
+):
+    """Partial sum and gathered weights take 256 MiB each, more than XLA joins. For the least memory, the sum is reduced
+    before the next product gathers its weight. To hide it, it is there until the product after that begins, whose
+    weight is gathered behind the second product."""
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    mesh = mesh_of(2)
+    mesh = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=2**20))
+    shapes = (f32(8192, 8192),) * 2, f32(1024, 8192), f32(1024, 8192)
+    f = formulated(two_layers, shapes, mesh, donate=(0,), schedule=schedule)
+    graph, first_group = f.program.graph, len(f.program.graph.arguments)
+    first, second, third = (o.index for o in graph.operations if o.name == "dot_general")
+    node = next(first_group + g.index for g in f.program.groups if g.operations[0] == first)
+    held = set()
+    for u, use in zip(f.problem.usages, f.buffers, strict=False):
+        if use.kind is BufferKind.PARTIAL_SUM and u.node == node and u.amounts.max() == WHOLE_BYTES:
+            held.update(f.instants[u.start : u.stop])
+    copied = {graph.arguments[0].value: set(), graph.arguments[1].value: set()}
+    for u in f.problem.edge_usages:
+        value = f.flows[u.edge].value
+        if value in copied and u.amounts.max() == WHOLE_BYTES:
+            copied[value].update(f.instants[u.start : u.stop])
+    of_second, of_third = copied.values()
+    if schedule is Schedule.LEAST_MEMORY:
+        assert held == {first} and first not in of_second and second not in of_third
+    else:
+        assert {first, second} <= held and third not in held
+        assert second in of_second and {second, third} <= of_third
