@@ -11,6 +11,15 @@ _PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 """The file from which the scheduler takes what instructions cost. Its name must end in `.pbtxt` if it is text: others
 are read as binary, and ignored where they are not. XLA keeps what it has read: another profile needs another path.
 """
+_PIPELINED_LOOPS = {
+    "xla_gpu_enable_pipelined_all_gather": True,
+    "xla_gpu_enable_pipelined_reduce_scatter": True,
+    "xla_gpu_enable_pipelined_all_reduce": True,
+    "xla_gpu_enable_while_loop_double_buffering": True,
+}
+"""Has XLA:GPU gather for the next iteration of a loop in this one, and reduce what the last one made; the body is
+doubled, so that nothing is copied between iterations. All are off by default, and among MaxText's flags for GPUs.
+"""
 
 
 class Candidate(enum.Enum):
@@ -18,29 +27,37 @@ class Candidate(enum.Enum):
 
     None is the fastest for every program. XLA's scheduler believes in links of its own; with a profile written by the
     plan's cost model (`hlo/cost_profile.py`) it hides what the plan says can be hidden. Two collectives at once help
-    where gathers and reductions are in flight together. The least memory is the first that fits.
+    where gathers and reductions are in flight together. Collectives of a loop, as over scanned layers, have little to
+    hide behind within one iteration. The order of least memory stays for where nothing else fits.
     """
 
     LEAST_MEMORY = "least memory"
     XLA_COSTS = "latency hiding by XLA's costs"
     TWO_AT_ONCE = "latency hiding by XLA's costs, two collectives at once"
     PLAN_COSTS = "latency hiding by the plan's costs"
+    PIPELINED_LOOPS = "latency hiding by the plan's costs, collectives of loops pipelined"
+
+    @property
+    def by_plan_costs(self) -> bool:
+        """Whether XLA's scheduler is handed a profile of the plan's costs (`profile_option`)."""
+        return self in (Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS)
 
 
-def candidate_options(platform: str, candidate: Candidate, profile: str | None = None) -> dict[str, bool | int | str]:
-    """Compiler options for a candidate, as `jax.jit` takes them.
+def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | int | str]:
+    """Compiler options for a candidate, as `jax.jit` takes them, but for the profile that some need.
 
-    Args:
-      platform: What JAX calls the devices. candidate: Which.
-      profile: The file with the plan's costs, for the one that uses them.
+    `platform`: What JAX calls the devices.
     """
     is_first = candidate is Candidate.LEAST_MEMORY
     schedule = Schedule.LEAST_MEMORY if is_first else Schedule.LATENCY_HIDING
     options: dict[str, bool | int | str] = {**(compiler_options(platform, schedule) or {})}
     if candidate is Candidate.TWO_AT_ONCE:
         options[_OVERLAP_LIMIT] = 2
-    if candidate is Candidate.PLAN_COSTS:
-        if profile is None:
-            raise ValueError(f"`{candidate.value}` needs the file that holds these costs; received none.")
-        options[_PROFILE] = profile
+    if candidate is Candidate.PIPELINED_LOOPS:
+        options |= _PIPELINED_LOOPS
     return options
+
+
+def profile_option(path: str) -> dict[str, str]:
+    """The compiler option by which XLA's scheduler reads what instructions cost from a file."""
+    return {_PROFILE: path}

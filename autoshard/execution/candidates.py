@@ -13,11 +13,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from autoshard.cluster import LogicalMesh
-from autoshard.compiler.candidates import Candidate, candidate_options
+from autoshard.compiler.candidates import Candidate, candidate_options, profile_option
 from autoshard.errors import FileFormatError
 from autoshard.execution.compiled_memory import CompiledMemory
 from autoshard.files import write_text_atomically
+from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.compiled_schedule import replay
 from autoshard.hlo.cost_profile import cost_profile, instruction_costs
 from autoshard.hlo.module import parse
@@ -88,22 +91,48 @@ class Choosing:
 def compile_candidates(
     compile_with: Compile, platform: str, choosing: Choosing, options: Mapping[str, Any] | None = None
 ) -> tuple[CompiledCandidate, ...]:
-    """Compiles a program in each way, that which needs the least memory first.
+    """Compiles a program in each way that makes a difference to it, that which needs the least memory first.
+
+    Of the others, one that XLA does not compile is left out, with a warning.
 
     Args:
       compile_with: Compiles it. platform: What JAX calls its devices, which are GPUs.
       choosing: Which ways to try, and what prices them.
       options: Compiler options for all of them.
     """
-    own = dict(options or {})
-    compiled = compile_with({**own, **candidate_options(platform, Candidate.LEAST_MEMORY)})
-    found = [_priced(Candidate.LEAST_MEMORY, compiled, platform, choosing.mesh)]
-    with _profile_file(found[0].text, choosing) as profile:
-        for candidate in choosing.others:
-            if candidate is not Candidate.LEAST_MEMORY:
-                compiled = compile_with({**own, **candidate_options(platform, candidate, profile)})
-                found.append(_priced(candidate, compiled, platform, choosing.mesh))
+    own, mesh = dict(options or {}), choosing.mesh
+    first = _priced(
+        Candidate.LEAST_MEMORY,
+        compile_with({**own, **candidate_options(platform, Candidate.LEAST_MEMORY)}),
+        platform,
+        mesh,
+    )
+    found = [first]
+    for candidate in choosing.others:
+        if candidate is Candidate.LEAST_MEMORY:
+            continue
+        if candidate is Candidate.PIPELINED_LOOPS and not _sends_in_loops(first.text, mesh):
+            continue
+        base = {**own, **candidate_options(platform, candidate)}
+        try:
+            if candidate.by_plan_costs:  # pipelined loops have instructions of their own
+                named = first.text if candidate is Candidate.PLAN_COSTS else compile_with(base).as_text()
+                with _profile_file(cost_profile(instruction_costs(parse(named), mesh))) as profile:
+                    compiled = compile_with({**base, **profile_option(profile)})
+            else:
+                compiled = compile_with(base)
+        except jax.errors.JaxRuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            warnings.warn(f"XLA does not compile a program for {candidate.value}: {reason:.300}", stacklevel=2)
+            continue
+        found.append(_priced(candidate, compiled, platform, mesh))
     return tuple(found)
+
+
+def _sends_in_loops(text: str, mesh: LogicalMesh) -> bool:
+    """Whether a compiled program has collectives that a loop repeats."""
+    axes = tuple((axis.name, axis.size) for axis in mesh.axes)
+    return any(c.times > 1 for c in compiled_collectives(parse(text), axes))
 
 
 def _priced(candidate: Candidate, compiled: Any, platform: str, mesh: LogicalMesh) -> CompiledCandidate:
@@ -114,16 +143,12 @@ def _priced(candidate: Candidate, compiled: Any, platform: str, mesh: LogicalMes
 
 
 @contextlib.contextmanager
-def _profile_file(text: str, choosing: Choosing) -> Iterator[str | None]:
-    """A file with what the instructions of a compiled program cost, if a candidate needs it.
+def _profile_file(profile: str) -> Iterator[str]:
+    """A file that holds a profile.
 
     It is named by its content: XLA keeps what it has read of a path, and JAX's own cache of compiled programs knows a
     program by its compiler options.
     """
-    if Candidate.PLAN_COSTS not in choosing.others:
-        yield None
-        return
-    profile = cost_profile(instruction_costs(parse(text), choosing.mesh))
     name = f"{hashlib.sha256(profile.encode()).hexdigest()[:32]}.pbtxt"
     with tempfile.TemporaryDirectory() as temporary:
         folder = user_cache("profiles") or pathlib.Path(temporary)

@@ -184,7 +184,9 @@ class ProgramPlan:
         if self.schedule is Schedule.LEAST_MEMORY:
             return ()
         chosen = self.confirmation.chosen if self.confirmation is not None else None
-        return (Candidate.PLAN_COSTS,) if chosen is None else (chosen.candidate,)
+        if chosen is not None:
+            return (chosen.candidate,)
+        return Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS
 
 
 def _unflatten(tree: Any, tensors: Sequence[PlannedTensor]) -> Any:

@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec as P
 
 import autoshard
 from autoshard.cluster import Cluster
-from autoshard.compiler.candidates import Candidate, candidate_options
+from autoshard.compiler.candidates import Candidate, candidate_options, profile_option
 from autoshard.compiler.schedule import Schedule
 from autoshard.execution.candidates import CandidateFigures, Choosing, compile_candidates
 from autoshard.hlo.compiled_schedule import replay
 from autoshard.hlo.module import parse
 from autoshard.verify.devices import _is_installed, devices_for
-from autoshard.verify.gpus import H100
+from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 
 H100X8 = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x8.yaml"
 MESH = Cluster.from_file(H100X8).slices()[0].logical_mesh({"data": 8})
@@ -48,17 +48,15 @@ def test_the_fastest_that_fits_is_taken(budget_bytes, chosen):
 
 
 def test_what_the_compiler_is_told():
-    """The scheduler is off for the least memory, and on for all others, which differ in one option each."""
-    of = lambda candidate: candidate_options("cuda", candidate, "a.pbtxt")
+    """The scheduler is off for the least memory, and on for all others."""
+    of = lambda candidate: candidate_options("cuda", candidate)
     least, by_xla = of(Candidate.LEAST_MEMORY), of(Candidate.XLA_COSTS)
     assert set(least) == set(by_xla) and not any(least.values()) and all(by_xla.values())
-    added = {c: dict(of(c).items() - by_xla.items()) for c in (Candidate.TWO_AT_ONCE, Candidate.PLAN_COSTS)}
-    assert added == {
-        Candidate.TWO_AT_ONCE: {"xla_gpu_experimental_parallel_collective_overlap_limit": 2},
-        Candidate.PLAN_COSTS: {"xla_gpu_pgle_profile_file_or_directory_path": "a.pbtxt"},
-    }
-    with pytest.raises(ValueError, match="needs the file"):
-        candidate_options("cuda", Candidate.PLAN_COSTS)
+    assert of(Candidate.PLAN_COSTS) == by_xla and Candidate.PLAN_COSTS.by_plan_costs
+    assert of(Candidate.TWO_AT_ONCE) == {**by_xla, "xla_gpu_experimental_parallel_collective_overlap_limit": 2}
+    pipelined = of(Candidate.PIPELINED_LOOPS)
+    assert by_xla.items() < pipelined.items() and pipelined["xla_gpu_enable_pipelined_all_gather"]
+    assert profile_option("a.pbtxt") == {"xla_gpu_pgle_profile_file_or_directory_path": "a.pbtxt"}
 
 
 def step(weights, batch):
@@ -101,36 +99,60 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
 
 @needs_xla_gpu
 def test_xla_reads_the_profile_and_hides_more_by_the_plan_s_costs():
-    """Fully sharded layers over two nodes: XLA's own estimates of the links between them are others."""
+    """XLA's own estimates of the links between two nodes are others; without loops, there is nothing to pipeline."""
+    least, by_xla, by_plan = candidates_of(is_scanned=False)
+    assert by_plan.candidate is Candidate.PLAN_COSTS
+    assert by_plan.exposed_s < by_xla.exposed_s < least.exposed_s
+
+
+@needs_xla_gpu
+def test_collectives_of_scanned_layers_hide_in_the_iteration_before():
+    *others, by_plan, pipelined = candidates_of(is_scanned=True)
+    assert pipelined.candidate is Candidate.PIPELINED_LOOPS
+    assert pipelined.exposed_s < 0.7 * by_plan.exposed_s
+    assert pipelined.step_s < min(f.step_s for f in (*others, by_plan))
+    assert pipelined.reserved_bytes > by_plan.reserved_bytes
+
+
+def candidates_of(is_scanned: bool) -> tuple[CandidateFigures, ...]:
+    """Figures of fully sharded layers, written by hand over two nodes: unrolled, or scanned and recomputed."""
     axes = (("data", 16),)
     mesh = jax.sharding.Mesh(np.array(devices_for(H100, axes, 8), dtype=object), ("data",))
-    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    whole, split, stacked = (NamedSharding(mesh, spec) for spec in (P(), P("data"), P(None, "data")))
+
+    def layer(hidden, w):
+        gathered = jax.lax.with_sharding_constraint(w, whole)
+        return jax.lax.with_sharding_constraint(jnp.tanh(hidden @ gathered), split), None
 
     def train(weights, batch):
         def loss(weights):
             hidden = batch
-            for w in weights:
-                gathered = jax.lax.with_sharding_constraint(w, whole)
-                hidden = jax.lax.with_sharding_constraint(jnp.tanh(hidden @ gathered), split)
+            if is_scanned:
+                hidden, _ = jax.lax.scan(jax.checkpoint(layer), batch, weights)
+            else:
+                for w in weights:
+                    hidden, _ = layer(hidden, w)
             return jnp.mean(hidden**2)
 
-        return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
 
     weights = [jax.ShapeDtypeStruct((2048, 2048), jnp.float32)] * 8
-    shardings = [split] * len(weights)
+    weights = jax.ShapeDtypeStruct((8, 2048, 2048), jnp.float32) if is_scanned else weights
+    shardings = stacked if is_scanned else [split] * 8
     lowered = jax.jit(train, in_shardings=(shardings, split), out_shardings=shardings, donate_argnums=0).lower(
-        weights, jax.ShapeDtypeStruct((16384, 2048), jnp.float32)
+        weights, jax.ShapeDtypeStruct((65536, 2048), jnp.float32)
     )
     links = Cluster.from_file(H100X8.with_name("h100x16.yaml")).slices()[0].logical_mesh(dict(axes))
-    choosing = Choosing((Candidate.XLA_COSTS, Candidate.PLAN_COSTS), links, None)
-    compile_with = lambda options: lowered.compile(compiler_options=options)
-    least, by_xla, by_plan = (c.figures for c in compile_candidates(compile_with, "cuda", choosing))
-    assert by_plan.exposed_s < by_xla.exposed_s < least.exposed_s
-    assert choosing.fastest([least, by_xla, by_plan]) is by_plan
+    choosing = Choosing((Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS), links, None)
+    compile_with = lambda options: lowered.compile(compiler_options={**COMPILER_OPTIONS, **options})
+    return tuple(c.figures for c in compile_candidates(compile_with, "cuda", choosing))
 
 
 def test_a_plan_for_the_least_memory_is_compiled_in_one_way(plan):
     least = autoshard.PlanOptions(cache=False, schedule=Schedule.LEAST_MEMORY)
     args = {"w": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
     other = autoshard.plan(lambda w: w["w"] * 2, args, cluster=H100X8, mesh={"data": 8}, options=least)
-    assert other.compile_candidates == () and plan.compile_candidates == (Candidate.PLAN_COSTS,)
+    assert other.compile_candidates == () and plan.compile_candidates == (
+        Candidate.PLAN_COSTS,
+        Candidate.PIPELINED_LOOPS,
+    )
