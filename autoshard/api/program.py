@@ -58,10 +58,10 @@ class Plan(ProgramPlan, BasePlan):
 
         Args:
           fn, devices: As in `BasePlan.jit`.
-          cost_profile: Whether, on GPUs, the first call of a plan that hides collectives compiles the program twice:
-            for the least memory, and by the plan's own costs, which XLA's scheduler is handed as a profile; of both, or
-            of what `compile_check` chose, the faster that fits the plan's budget runs. Otherwise it is compiled once,
-            by XLA's own costs.
+          cost_profile: Whether, on GPUs, the first call of a plan that hides collectives compiles the program several
+            times: for the least memory, by XLA's own costs, and by the plan's, which XLA's scheduler is handed as a
+            profile. The fastest that fits the plan's budget runs; after `compile_check`, the one that was chosen then.
+            Otherwise it is compiled once, by XLA's own costs.
 
         Returns:
           A callable that also has `.lower(*args).compile()`; without arguments for those that the plan was made for.
