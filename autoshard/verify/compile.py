@@ -62,12 +62,10 @@ def compile_step(
         process, and then goes on in the background.
     """
     lowered = planned_function(plan, fn, device_mesh(plan.axes, devices)).lower(*args)
-    platform = devices[0].platform
-    until_s = None if time_limit_s is None else time.perf_counter() + time_limit_s
+    platform, started = devices[0].platform, time.perf_counter()
 
     def compile_with(own: dict[str, Any]) -> Any:
-        left_s = None if until_s is None else max(until_s - time.perf_counter(), 0.0)
-        return _within(left_s, lambda: lowered.compile(compiler_options=own))
+        return _within(time_limit_s, lambda: lowered.compile(compiler_options=own), started)
 
     with _stderr_kept() as log:
         try:
@@ -82,8 +80,12 @@ def compile_step(
     return CompiledStep(one.text, one.memory, log(), tuple(c.figures for c in candidates), best)
 
 
-def _within(time_limit_s: float | None, work: Callable[[], Any]) -> Any:
-    """The result of `work`, done in a thread so that Ctrl-C and the limit are heard meanwhile."""
+def _within(time_limit_s: float | None, work: Callable[[], Any], started: float | None = None) -> Any:
+    """The result of `work`, done in a thread so that Ctrl-C and the limit are heard meanwhile.
+
+    `started`: From when the limit counts, by `time.perf_counter`; None for now.
+    """
+    started = time.perf_counter() if started is None else started
     done: list[tuple[Any, BaseException | None]] = []
 
     def run() -> None:
@@ -93,7 +95,7 @@ def _within(time_limit_s: float | None, work: Callable[[], Any]) -> Any:
             done.append((None, error))
 
     thread = threading.Thread(target=run, daemon=True)
-    until = None if time_limit_s is None else time.perf_counter() + time_limit_s
+    until = None if time_limit_s is None else started + time_limit_s
     thread.start()
     while thread.is_alive():
         if until is not None and time.perf_counter() >= until:
