@@ -74,7 +74,7 @@ def _predicted(estimate: Estimate) -> StepTimes:
 def _not_replayed(plan: ProgramPlan, target: Target) -> str:
     """Why a schedule cannot be replayed by the plan's figures; empty if it can."""
     if isinstance(target, TpuTarget):
-        return "XLA:TPU tells its kernels by its own estimate of cycles only, below"
+        return "of its kernels XLA:TPU tells only the cycles that it expects"
     if not isinstance(target, GpuTarget):
         return "XLA:CPU runs collectives in turn with kernels"
     if target.name != plan.device:
