@@ -18,6 +18,10 @@ PREFETCH_DISTANCE = 2
 """How many products before its reader a copy's anchor is: in simulated schedules of GPT (16 H100), two hide more than
 one, and three or four no more than two."""
 
+_LEAST_BYTES = 2**20
+"""Copies of no more than 1 MiB, such as of biases and norms' scales, are left to the compiler, which joins them: one
+collective is in flight at a time, and each such copy at its own time would cut off a large one's."""
+
 _MOST_MADE = 4
 """How many equations make a weight's shard ready at most: it is cast, transposed, given another shape."""
 
@@ -73,8 +77,8 @@ class Prefetches:
 
 
 def _is_gathered(planned: PlannedGraph, instruction: Instruction, slot: int, read_as: SpecEntries) -> bool:
-    """Whether an operand is read in larger pieces than it lies in."""
+    """Whether an operand is read in larger pieces than it lies in, and those are large."""
     lies, value = planned.layout_of(instruction, slot), instruction.operands[slot]
     if lies is None or value is None:
         return False
-    return planned.shard_bytes(value, read_as) > planned.shard_bytes(value, lies)
+    return planned.shard_bytes(value, read_as) > max(planned.shard_bytes(value, lies), _LEAST_BYTES)
