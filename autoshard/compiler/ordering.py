@@ -111,13 +111,14 @@ def _waits(
 def _hiding(planned: PlannedGraph) -> dict[int, dict[str, Any]]:
     """For equations, what of an `EquationPlan` is ordered where collectives run behind kernels."""
     found: dict[int, dict[str, Any]] = collections.defaultdict(dict)
-    awaited = awaited_values(planned.graph)
+    awaited = awaited_values(planned.graph, by_products=True)
+    handed_on = awaited_values(planned.graph, by_products=False)
 
     def visit(computation: Computation, results: Sequence[int | None]) -> None:
         _order_hiding(planned, computation, results, awaited, found)
         for instruction in computation:
             for nested in instruction.nested:
-                visit(nested, instruction.results)
+                visit(nested, [r if r in handed_on else None for r in instruction.results])
 
     visit(planned.entry, ())
     return found

@@ -55,7 +55,8 @@ class Turns:
         """
         Args:
           planned: The graph and the plan. order: The instructions of the computation as they are evaluated.
-          results: The values that the computation hands on. awaited: What heavy operations are made of.
+          results: The values that the computation hands on, of those that heavy operations are made of; None for
+            others. awaited: What products are made of.
         """
         self.planned, self.order, self.made_of = planned, order, _dependence(order)
         self.products = [at for at, instruction in enumerate(order) if has_product(instruction)]
@@ -88,7 +89,7 @@ class Turns:
                 until = len(self.order) if is_last else self.products[following]
                 along = self._along(at, until)
                 if along is not None:
-                    ties = self._hand_over(instruction) if is_last else self._tie(instruction, self.order[until])
+                    ties = self._hand_over(instruction, along) if is_last else self._tie(instruction, self.order[until])
                     found += [dataclasses.replace(tie, along=along) for tie in ties]
         return found
 
@@ -137,10 +138,10 @@ class Turns:
         slot = self._largest({slot: o for slot, o in enumerate(after.operands) if o is not None})
         return [] if slot is None else [Turn(before.equation, after.equation, slot)]
 
-    def _hand_over(self, before: Instruction) -> list[Turn]:
-        """A tie by the largest result of the computation, of those that it makes and that products need, if any."""
-        made = {r for i in self.order for r in i.results}
-        slot = self._largest({k: r for k, r in enumerate(self.results) if r is not None and r in made & self.awaited})
+    def _hand_over(self, before: Instruction, along: Sequence[int]) -> list[Turn]:
+        """A tie by the largest result of the computation that it makes, and not of `before`, if any."""
+        made = {r for i in self.order if i.equation not in (before.equation, *along) for r in i.results}
+        slot = self._largest({k: r for k, r in enumerate(self.results) if r is not None and r in made})
         return [] if slot is None else [Turn(before.equation, None, slot)]
 
     def _largest(self, slots: Mapping[int, int]) -> int | None:
@@ -149,11 +150,13 @@ class Turns:
         return max(slots, key=lambda slot: values[slots[slot]].size_bytes, default=None)
 
 
-def awaited_values(graph: Graph) -> frozenset[int | None]:
-    """The values that heavy operations are made of."""
+def awaited_values(graph: Graph, by_products: bool) -> frozenset[int | None]:
+    """The values that heavy operations are made of, or products alone: a sum over rows for a table is made of gradients
+    too, but then only the update needs it."""
     found: set[int | None] = set()
     for operation in reversed(graph.operations):
-        if operation.rule.is_heavy or not found.isdisjoint(operation.results):
+        is_heavy = operation.name in PRODUCTS if by_products else operation.rule.is_heavy
+        if is_heavy or not found.isdisjoint(operation.results):
             found.update(operation.operands)
     return frozenset(found - {None})
 

@@ -20,7 +20,7 @@ def smaller_first(planned: PlannedGraph, computation: Computation, awaited: Set[
     one of its operands, and is not needed for it. Other products need both.
 
     Args:
-      planned: The graph and the plan. computation: One of its computations. awaited: What heavy operations are made of.
+      planned: The graph and the plan. computation: One of its computations. awaited: What products are made of.
     """
     found: dict[int, int] = {}
     for at, first in enumerate(computation):

@@ -7,6 +7,7 @@ from planned import planned
 
 from autoshard.compiler.ordering import OrderingRules, ordered
 from autoshard.compiler.orders import OrderKind, orders
+from autoshard.compiler.read_in_turn import awaited_values
 from autoshard.compiler.schedule import Schedule
 from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.layout import SpecEntries
@@ -110,6 +111,20 @@ def test_of_two_gradients_that_share_an_operand_the_smaller_one_is_made_first():
     assert [o.equation for o in told if o.kind is OrderKind.MOVED] == [1]
     alone = lambda *args: f(*args)[0]
     assert not found(alone, [(8, 2), (8, 2), (8, 8), (8, 8)], {}, [WHOLE] * 4)[0]
+
+
+def test_what_is_added_to_a_table_is_awaited_by_no_product():
+    """The sine is added to rows of a table, and the cosine is multiplied."""
+
+    def f(table, at, x, w):
+        return table.at[at].add(jnp.sin(x)), jnp.cos(x) @ w
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 8), (4,), (4, 8), (8, 8))]
+    shapes[1] = jax.ShapeDtypeStruct((4,), jnp.int32)
+    graph = trace(f, shapes).graph
+    sine, cosine = (next(o.results[0] for o in graph.operations if o.name == name) for name in ("sin", "cos"))
+    assert {sine, cosine} <= awaited_values(graph, by_products=False)
+    assert {sine, cosine} & awaited_values(graph, by_products=True) == {cosine}
 
 
 def test_equations_are_evaluated_where_the_plan_says():
