@@ -7,9 +7,8 @@ the step as scheduled (`planner/overlap.py`). The best weights are those of
     max over weights theta   min over plans x   sum_s theta_s step_s(x)
 
 which is sought with the plans and sets known so far, each round adding a plan that is best at the last weights, and
-the set that binds in it (Kelley, The cutting-plane method for solving convex programs, 1960). Unless the same set binds
-again, only half of the way is gone, from the weights that bounded best so far: the method alone swings from one extreme
-to another. The plan taken is the fastest of all
+the set that binds in it (Kelley, The cutting-plane method for solving convex programs, 1960). Only part of the way is
+gone, from the weights that bounded best so far: the method alone swings from one extreme to another. The plan taken is the fastest of all
 rounds, the bound the best.
 """
 
@@ -29,6 +28,9 @@ from autoshard.solver.problem import Certificate, Solution, Status
 
 _ROUNDS = 6
 """How many problems are solved at most."""
+
+_UNSETTLED, _SETTLED = 0.5, 0.9
+"""How much of the way to the best weights for the plans known so far is gone: more where the same set binds again."""
 
 
 class Solve(Protocol):
@@ -58,13 +60,14 @@ def solved_as_scheduled(
         known.append(asked_for(at, found.chosen))
         if known[-1].step_s < best_s:
             best, best_s = (at, found), known[-1].step_s
-        sets = list(dict.fromkeys([*sets, known[-1].stretches]))
+        binding = known[-1].stretches
+        sets = list(dict.fromkeys([*sets, binding, *((s,) for s in binding)]))
         weights, most_s = _weights(known, sets)
         enough_s = bound.bound + relative_gap * best_s
         if n + 1 == _ROUNDS or best_s <= enough_s or most_s <= enough_s:
             break
-        is_settled = n > 0 and known[-1].stretches == known[-2].stretches
-        weights = weights if is_settled else _between(centre, weights)
+        is_settled = n > 0 and binding == known[-2].stretches
+        weights = _between(centre, weights, _SETTLED if is_settled else _UNSETTLED)
         at = repriced(at, weights)
         found = solve(at, hint=found.choices)
         if found.certificate.bound > bound.bound:
@@ -99,10 +102,10 @@ def _weights(plans: Sequence[Timeline], sets: Sequence[tuple[Stretch, ...]]) -> 
     return StretchWeights(tuple((w, s) for w, s in pairs if w > 0)), -found.fun * scale_s
 
 
-def _between(one: StretchWeights, other: StretchWeights) -> StretchWeights:
-    """The mean of two: weights that are best for the plans known so far say too little of the others."""
+def _between(one: StretchWeights, other: StretchWeights, share: float) -> StretchWeights:
+    """Weights on the way from one to the other, `share` of it."""
     shares = {s: 0.0 for w in (one, other) for _, s in w.sets}
-    for weights in (one, other):
+    for weights, part in ((one, 1 - share), (other, share)):
         for w, s in weights.sets:
-            shares[s] += w / 2
+            shares[s] += part * w
     return StretchWeights(tuple((w, s) for s, w in shares.items()))
