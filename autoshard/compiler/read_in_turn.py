@@ -20,8 +20,8 @@ from autoshard.compiler.primitives import PRODUCTS
 from autoshard.graph.computations import Computation, Instruction
 from autoshard.graph.graph import Graph
 
-REDUCED_WITHIN = 2
-"""How many products after one its sum must be there, if it is reduced alone: one of them hides it."""
+REDUCED_WITHIN = 4
+"""How many products after one its sum must be there, if it is reduced alone: those between hide it."""
 
 _SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
 

@@ -31,6 +31,9 @@ Compile = Callable[[dict[str, Any]], Any]
 """Compiles a lowered program under compiler options, as `jax.stages.Lowered.compile` does."""
 
 
+_SPARED = 0.85
+"""Of the budget. Without orders, the programs of `benchmarks/verify_matrix.py` that were tried need 3 to 97 % more."""
+
 _MOST_PROFILES = 256
 """Files of profiles that are kept; each has some tens of kilobytes."""
 
@@ -81,6 +84,10 @@ class Choosing:
     mesh: LogicalMesh
     budget_bytes: float | None
 
+    def has_room(self, least: CandidateFigures) -> bool:
+        """Whether there is so much more memory than is needed that programs which need more are worth compiling."""
+        return self.budget_bytes is None or least.reserved_bytes <= _SPARED * self.budget_bytes
+
     def fastest(self, figures: Sequence[CandidateFigures]) -> CandidateFigures:
         """The fastest that fits the memory, the earlier one of equals; if none does, the one that needs least."""
         limit_bytes = self.budget_bytes
@@ -89,14 +96,19 @@ class Choosing:
 
 
 def compile_candidates(
-    compile_with: Compile, platform: str, choosing: Choosing, options: Mapping[str, Any] | None = None
+    compile_with: Compile,
+    compile_unordered: Compile,
+    platform: str,
+    choosing: Choosing,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[CompiledCandidate, ...]:
     """Compiles a program in each way that makes a difference to it, that which needs the least memory first.
 
     Of the others, one that XLA does not compile is left out, with a warning.
 
     Args:
-      compile_with: Compiles it. platform: What JAX calls its devices, which are GPUs.
+      compile_with: Compiles it. compile_unordered: Compiles it without the plan's orders.
+      platform: What JAX calls its devices, which are GPUs.
       choosing: Which ways to try, and what prices them.
       options: Compiler options for all of them.
     """
@@ -113,14 +125,18 @@ def compile_candidates(
             continue
         if candidate is Candidate.PIPELINED_LOOPS and not _sends_in_loops(first.text, mesh):
             continue
+        is_unordered = candidate is Candidate.UNORDERED
+        if is_unordered and not choosing.has_room(first.figures):
+            continue
+        compile_own = compile_unordered if is_unordered else compile_with
         base = {**own, **candidate_options(platform, candidate)}
         try:
-            if candidate.by_plan_costs:  # pipelined loops have instructions of their own
-                named = first.text if candidate is Candidate.PLAN_COSTS else compile_with(base).as_text()
+            if candidate.by_plan_costs:  # the others have instructions of their own
+                named = first.text if candidate is Candidate.PLAN_COSTS else compile_own(base).as_text()
                 with _profile_file(cost_profile(instruction_costs(parse(named), mesh))) as profile:
-                    compiled = compile_with({**base, **profile_option(profile)})
+                    compiled = compile_own({**base, **profile_option(profile)})
             else:
-                compiled = compile_with(base)
+                compiled = compile_own(base)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"XLA does not compile a program for {candidate.value}: {reason:.300}", stacklevel=2)

@@ -62,6 +62,11 @@ class Interface:
     schedule: Schedule
     choosing: Choosing
 
+    @property
+    def unordered(self) -> "Interface":
+        """The same layouts, but nothing waits for anything."""
+        return dataclasses.replace(self, shardings=tuple((number, own.unordered) for number, own in self.shardings))
+
 
 class PlannedFunction:
     """A function that runs as its plan says. Call it, or `.lower(*args).compile()` it.
@@ -164,7 +169,14 @@ class PlannedFunction:
         """The program for `args`, as of `lower`, compiled for GPUs in each way that the plan names; nothing runs."""
         platform = self.mesh.devices.flat[0].platform
         compile_with = lambda options: self.lower(*args).compile(compiler_options=options)
-        return compile_candidates(compile_with, platform, self._interface.choosing)
+        unordered = self.unordered
+        compile_unordered = lambda options: unordered.lower(*args).compile(compiler_options=options)
+        return compile_candidates(compile_with, compile_unordered, platform, self._interface.choosing)
+
+    @property
+    def unordered(self) -> "PlannedFunction":
+        """The function in the plan's layouts, but not in its order."""
+        return PlannedFunction(self._fn, self._interface.unordered, self.mesh, self._check, self._shapes)
 
     def lower(self, *args: Any) -> Any:
         """Lowers as `jax.jit(f).lower` does: for `args` (arrays or `jax.ShapeDtypeStruct`), or for the planned ones."""

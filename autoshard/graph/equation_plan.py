@@ -59,6 +59,20 @@ class EquationPlan:
     is_transposed_at_once: bool = False
 
     @property
+    def unordered(self) -> "EquationPlan":
+        """The same, but nothing waits for anything; what is stored or kept in some order stays so."""
+        return dataclasses.replace(
+            self,
+            delayed=(),
+            waits=(),
+            waits_for_part=(),
+            holds_back=(),
+            holds_results=(),
+            follows=(),
+            evaluated_at=0,
+        )
+
+    @property
     def has_layouts(self) -> bool:
         """Whether it says any layout."""
         return bool(self.operands or self.results or self.body or self.scatters)

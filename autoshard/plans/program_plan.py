@@ -186,7 +186,7 @@ class ProgramPlan:
         chosen = self.confirmation.chosen if self.confirmation is not None else None
         if chosen is not None:
             return (chosen.candidate,)
-        return Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS
+        return Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS, Candidate.UNORDERED
 
 
 def _unflatten(tree: Any, tensors: Sequence[PlannedTensor]) -> Any:

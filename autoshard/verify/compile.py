@@ -61,18 +61,23 @@ def compile_step(
       VerificationError: The compiler refuses the program, or takes longer than it may. It cannot be stopped within this
         process, and then goes on in the background.
     """
-    lowered = planned_function(plan, fn, device_mesh(plan.axes, devices)).lower(*args)
+    run = planned_function(plan, fn, device_mesh(plan.axes, devices))
+    lowered = run.lower(*args)
     platform, started = devices[0].platform, time.perf_counter()
 
     def compile_with(own: dict[str, Any]) -> Any:
         return _within(time_limit_s, lambda: lowered.compile(compiler_options=own), started)
+
+    def compile_unordered(own: dict[str, Any]) -> Any:
+        program = run.unordered.lower(*args)
+        return _within(time_limit_s, lambda: program.compile(compiler_options=own), started)
 
     with _stderr_kept() as log:
         try:
             if choosing is None:
                 compiled = compile_with(options)
                 return CompiledStep(compiled.as_text(), CompiledMemory.of(compiled, platform), log())
-            candidates = compile_candidates(compile_with, platform, choosing, options)
+            candidates = compile_candidates(compile_with, compile_unordered, platform, choosing, options)
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise VerificationError(f"XLA does not compile the planned step: {str(error).strip()[:600]}") from error
     best = choosing.fastest([c.figures for c in candidates])

@@ -25,21 +25,22 @@ def found(fn, shapes, equations, arguments: list[SpecEntries]):
 
 
 @pytest.mark.parametrize(("size", "is_held"), [(1024, True), (512, False)])
-def test_a_weight_is_gathered_when_the_product_before_the_previous_one_is_made(size, is_held):
-    """Three layers, and the cast of the third one's weight: it is made before the first product, which is its anchor.
-    The first two weights have no product two ahead of them. Copies of 1 MiB are left to the compiler."""
+def test_a_weight_is_gathered_when_the_fourth_product_before_its_own_is_made(size, is_held):
+    """Five layers, and the cast of the last one's weight: it is made before the first product, which is its anchor.
+    The first four weights have no product four ahead of them. Copies of 1 MiB are left to the compiler."""
 
-    def f(x, a, b, c):
-        return (x @ a) @ b @ jnp.sin(c)  # equations 0, 1, 2 (the sine), 3
+    def f(x, a, b, c, d, e):
+        return (x @ a) @ b @ c @ d @ jnp.sin(e)  # equations 0 to 3, 4 (the sine), 5
 
     gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
-    plans = {0: gathers, 1: gathers, 2: EquationPlan(results=((0, ROWS),)), 3: gathers}
-    equations, told = found(f, [(8, size)] + [(size, size)] * 3, plans, [ROWS] * 4)
-    assert {n: e.holds_back for n, e in equations.items() if e.holds_back} == ({0: ((3, 1),)} if is_held else {})
-    assert {n: e.evaluated_at for n, e in equations.items() if e.evaluated_at} == ({2: -2} if is_held else {})
-    assert evaluation_order([0, 1, 2, 3], equations) == ([2, 0, 1, 3] if is_held else [0, 1, 2, 3])
+    plans = {**dict.fromkeys((0, 1, 2, 3, 5), gathers), 4: EquationPlan(results=((0, ROWS),))}
+    equations, told = found(f, [(8, size)] + [(size, size)] * 5, plans, [ROWS] * 6)
+    assert {n: e.holds_back for n, e in equations.items() if e.holds_back} == ({0: ((5, 1),)} if is_held else {})
+    assert {n: e.evaluated_at for n, e in equations.items() if e.evaluated_at} == ({4: -4} if is_held else {})
+    order = evaluation_order([0, 1, 2, 3, 4, 5], equations)
+    assert order == ([4, 0, 1, 2, 3, 5] if is_held else [0, 1, 2, 3, 4, 5])
     held = [(o.equation, o.tensor, o.size_bytes) for o in told if o.kind is OrderKind.HELD_BACK]
-    assert held == [(3, "operand of dot_general", size * size * 4)] * is_held
+    assert held == [(5, "operand of dot_general", size * size * 4)] * is_held
 
 
 def test_readers_of_an_operand_wait_for_the_gradient_of_a_weight():
@@ -81,17 +82,17 @@ def test_the_sum_for_a_bias_is_made_before_the_next_product_or_the_result(is_las
         assert summed.holds_back == ((product - named["reduce_sum"], 0),) and after == product
 
 
-def test_a_large_sum_is_reduced_before_the_second_product_after_it():
-    """The partial sum (8192, 961) takes 31.5 MB, too much to be reduced with others: one product hides it."""
+def test_a_large_sum_is_reduced_before_the_fourth_product_after_it():
+    """The partial sum (8192, 961) takes 31.5 MB, too much to be reduced with others: three products hide it."""
 
     def f(weight, x, gradient, a, b):
         of_weight = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())))  # equation 0
-        return of_weight, (gradient @ a) @ b  # equations 1 and 2
+        return of_weight, (gradient @ a) @ b @ b @ b  # equations 1 to 4
 
     scattered = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, ROWS),), scatters=(("data", 0),))
     shapes = [(8192, 961), (64, 8192), (64, 961), (961, 8), (8, 8)]
     equations, told = found(lambda *args: (*f(*args), args[0]), shapes, {0: scattered}, [ROWS] * 3 + [WHOLE] * 2)
-    assert not any(e.follows for e in equations.values()), "nothing is behind the second product"
+    assert not any(e.follows for e in equations.values()), "nothing is behind the fourth product"
     behind = lambda *args: (f(*args)[0], jnp.sin(f(*args)[1]))
     equations, told = found(behind, shapes, {0: scattered}, [ROWS] * 3 + [WHOLE] * 2)
     assert {n: e.follows for n, e in equations.items() if e.follows}
