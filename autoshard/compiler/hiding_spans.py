@@ -1,8 +1,7 @@
 """How long what collectives move is there where they run behind products (`Schedule.LATENCY_HIDING`).
 
-The orders of that schedule bound it. A copy may be gathered once its anchor is made, `PREFETCH_DISTANCE` products
-before its reader; XLA:GPU does so where less would not hide it. A sum that is reduced alone is there before the
-product that is `REDUCED_WITHIN` ahead.
+The orders of that schedule bound it: a copy may be gathered `PREFETCH_DISTANCE` products before its reader, and XLA:GPU
+begins it as late as one product hides it; a sum that is reduced alone is there `REDUCED_WITHIN` products later.
 """
 
 import bisect
@@ -20,10 +19,10 @@ class HidingSpans:
         self._products = [o.index for o in graph.operations if o.name in PRODUCTS]
 
     def gathered_from(self, reader: int) -> int:
-        """The operation from which a gathered copy for operation `reader` is there: the one after its anchor; `reader`
-        if it has none."""
+        """The operation from which a gathered copy for operation `reader` is there: the product before, where there are
+        `PREFETCH_DISTANCE` of them; else `reader`."""
         before = bisect.bisect_left(self._products, reader)
-        return self._products[before - PREFETCH_DISTANCE] + 1 if before >= PREFETCH_DISTANCE else reader
+        return self._products[before - 1] if before >= PREFETCH_DISTANCE else reader
 
     def reduced_until(self, product: int) -> int | None:
         """The operation before which the sum of `product` is reduced, if it is reduced alone; None if nothing waits for

@@ -25,8 +25,8 @@ def operand_copies(
     is made in the copy of the product. Slices are computed there like their reader, and copies of gradients wait for
     others to be combined with, unless they are too large for that. Activations are moved as soon as they are there,
     too, if a product of the same checkpointed function reads them. The weight of a convolution waits for the gradient
-    of a kernel that is made before (`early_products.py`). Where collectives run behind products, a weight may be
-    gathered once its anchor is made (`prefetches.py`).
+    of a kernel that is made before (`early_products.py`). Where collectives run behind products, a weight is gathered
+    behind the one before its reader.
 
     Args:
       analysis: The program. reads: What reads in another layout, each with the owner of the copy.
