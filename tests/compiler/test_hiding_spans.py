@@ -14,6 +14,13 @@ from autoshard.trace.trace import trace
 WHOLE_BYTES = 4 * 8192**2
 
 
+@pytest.fixture(autouse=True)
+def _two_ahead(monkeypatch):
+    """Copies and sums are bounded by two products here, so that small programs have them."""
+    monkeypatch.setattr("autoshard.compiler.hiding_spans.PREFETCH_DISTANCE", 2)
+    monkeypatch.setattr("autoshard.compiler.hiding_spans.REDUCED_WITHIN", 2)
+
+
 def two_layers(state, x, y):
     """The gradient of a weight, and right behind it those that go on to the layer before, of weight v."""
     w, v = state
