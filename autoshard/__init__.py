@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from autoshard.api import Plan, StagedPlan, compare, diff, load, plan
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
+    from autoshard.compiler.schedule import Schedule
     from autoshard.errors import AutoshardError
     from autoshard.pipeline.search.options import StageOptions
     from autoshard.plans.logical import LogicalAxes
@@ -29,6 +30,7 @@ __all__ = [
     "Plan",
     "PlanOptions",
     "PlanProgress",
+    "Schedule",
     "StageOptions",
     "StagedPlan",
     "TrainState",
@@ -59,6 +61,7 @@ _HOMES = {
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",
     "plan": "autoshard.api",
+    "Schedule": "autoshard.compiler.schedule",
     "StageOptions": "autoshard.pipeline.search.search",
     "StagedPlan": "autoshard.api",
     "TrainState": "autoshard.train_step",
