@@ -109,7 +109,7 @@ class PlannedFunction:
             )
         return self._jitted[key]
 
-    def _build(self, args: Sequence[Any], options: dict[str, bool] | None) -> Any:
+    def _build(self, args: Sequence[Any], options: dict[str, bool | int] | None) -> Any:
         traced = self._check(args)
         ins = jax.tree_util.tree_unflatten(traced.in_tree, self._shardings)
         outs = jax.tree_util.tree_unflatten(
