@@ -179,13 +179,14 @@ class ProgramPlan:
     def compile_candidates(self) -> tuple[Candidate, ...]:
         """How to schedule its program on GPUs, beside the way of least memory; the fastest that fits runs.
 
-        Nothing else for a plan for the least memory; after a compile check, the way that was the fastest.
+        Nothing else for a plan for the least memory; after a compile check, the way that was the fastest in the plan's
+        order, and that without.
         """
         if self.schedule is Schedule.LEAST_MEMORY:
             return ()
         chosen = self.confirmation.chosen if self.confirmation is not None else None
         if chosen is not None:
-            return (chosen.candidate,)
+            return chosen.candidate, Candidate.UNORDERED
         return Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS, Candidate.UNORDERED
 
 

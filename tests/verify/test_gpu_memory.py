@@ -29,14 +29,23 @@ def step(layers, x):
 
 
 @pytest.mark.skipif(not _is_installed("jax_plugins.xla_cuda13"), reason="the compiler for GPUs is not installed")
-@pytest.mark.parametrize("weights", [P(), P("data", None)], ids=["whole", "gathered"])
-def test_memory_is_what_the_compiler_reserves(weights, monkeypatch):
+@pytest.mark.parametrize(
+    ("weights", "schedule"),
+    [
+        (P(), autoshard.Schedule.LEAST_MEMORY),
+        (P("data", None), autoshard.Schedule.LEAST_MEMORY),
+        (P(), autoshard.Schedule.LATENCY_HIDING),  # with gathered weights it is 10.5 % too high: docs/limits.md
+    ],
+    ids=["whole", "gathered", "whole-hiding"],
+)
+def test_memory_is_what_the_compiler_reserves(weights, schedule, monkeypatch):
     """Data parallelism with whole and with sharded weights: the prediction is within 10 % and never 3 % too small."""
     monkeypatch.setenv("XLA_FLAGS", "")  # this test process sets one that only XLA:CPU knows
     bf16 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     args = [(bf16(2048, 8192), bf16(2048, 8192), bf16(8192, 2048))] * 3, bf16(65536, 2048)
     pins = {"layers.*": weights, "x": P("data", None)}
-    plan = autoshard.plan(step, *args, cluster=CLUSTER, mesh={"data": 8}, donate_argnums=0, pins=pins)
+    options = autoshard.PlanOptions(schedule=schedule)
+    plan = autoshard.plan(step, *args, cluster=CLUSTER, mesh={"data": 8}, donate_argnums=0, pins=pins, options=options)
     memory = plan.verify(step, *args, target="h100").compiled_memory
     compiled_bytes = memory.argument_bytes + memory.output_bytes - memory.alias_bytes + memory.temporary_bytes
     assert 0.97 * compiled_bytes <= plan.estimate.peak_bytes <= 1.1 * compiled_bytes
