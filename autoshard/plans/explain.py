@@ -129,10 +129,11 @@ def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
     if not groups:
         console.print("Communication: none\n")
         return
+    hides = plan.schedule is Schedule.LATENCY_HIDING
     rows = table(
         "Where communication goes",
         [
-            ("exposed", "right"),
+            *([("exposed", "right")] if hides else []),
             ("time", "right"),
             ("sent", "right"),
             ("times", "right"),
@@ -144,7 +145,7 @@ def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
     )
     for (kind, axes, value, source), items in groups[:most]:  # what is hidden ranks behind what is exposed
         rows.add_row(
-            seconds(sum(c.exposed_s for c in items)),
+            *([seconds(sum(c.exposed_s for c in items))] if hides else []),
             seconds(sum(c.time_s for c in items)),
             amount(sum(c.wire_bytes for c in items)),
             f"{sum(c.count for c in items):g}",
