@@ -124,7 +124,7 @@ def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
     groups = _grouped(
         plan.estimate.communication,
         lambda c: (c.kind, c.axes, pattern(c.value), c.source),
-        lambda c: c.exposed_s + 1e-6 * c.time_s,
+        lambda c: c.exposed_s + 1e-9 * c.time_s,
     )
     if not groups:
         console.print("Communication: none\n")
