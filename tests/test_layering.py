@@ -22,9 +22,9 @@ FLOORS = (
         "train_step",
         "user_cache",
     },
-    {"graph", "cluster", "solver", "pipeline.schedule"},
+    {"graph", "cluster", "solver", "pipeline.schedule", "launch"},
     {"trace", "cost", "transfer"},
-    {"compiler", "hlo"},
+    {"compiler", "hlo", "checkpoints"},
     {"planner", "execution"},
     {"pipeline.split"},
     {"plans"},
@@ -35,11 +35,12 @@ FLOORS = (
     {"pipeline.run"},
     {"api"},
     {"baselines"},
+    {"elastic"},
     {"train", "calibration", "solve_file"},
     {"cli"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""
-JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "hlo", "pipeline.schedule"}
+JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "hlo", "pipeline.schedule", "launch"}
 JAXPR_ROOMS = {"trace", "execution", "pipeline.split"}
 """The tracing and execution rooms: only these touch jaxprs."""
 

@@ -1,0 +1,1 @@
+"""Checkpoints that cannot lie: sharded states on disk and in the memory of hosts, with a checksum for every shard."""
