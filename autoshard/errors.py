@@ -12,6 +12,10 @@ class FileFormatError(AutoshardError):
     """A file cannot be read: missing, too large, malformed, of an unknown version, or with unknown keys."""
 
 
+class FolderError(AutoshardError):
+    """A folder for what must come from this user alone cannot be made, or others could have written to it."""
+
+
 class ClusterError(AutoshardError):
     """A cluster description contradicts itself or lacks what is asked of it."""
 

@@ -13,6 +13,7 @@ FLOORS = (
     {
         "errors",
         "files",
+        "folders",
         "garbage",
         "interrupts",
         "pictures",
