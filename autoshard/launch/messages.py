@@ -32,6 +32,7 @@ class Phase(enum.StrEnum):
     COMPILE = "compile"
     RESTORE = "restore"
     TRAINING = "training"
+    EVALUATION = "evaluation"
     SAVING = "saving"
     """Waiting until a checkpoint is written, before the worker ends."""
 

@@ -1,0 +1,101 @@
+"""Workers as processes of this machine: the default, and what other engines start on each of their hosts."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import selectors
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+
+from autoshard.launch.engines.protocol import Command, Exit, Line, Process, Slot
+from autoshard.launch.engines.worker_process import WorkerProcess
+
+LOOPBACK = "127.0.0.1"
+
+_SHARED_MEMORY = pathlib.Path("/dev/shm")
+_EXIT_CHECK_S = 0.05
+"""The end of a process closes its pipe, which is noticed at once; this is for one whose children keep it open."""
+
+
+def host_memory_dir(run_dir: pathlib.Path, host: str) -> pathlib.Path:
+    """The folder of a run in the memory of a host; on disk, beside the run, where the system has none in memory."""
+    if not (_SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)):
+        return run_dir / "memory" / host
+    name = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+    return _SHARED_MEMORY / f"autoshard-{os.getuid()}-{name}" / host
+
+
+class LocalEngine:
+    """Processes of this machine."""
+
+    name = "local"
+
+    def __init__(self, run_dir: pathlib.Path, num_slots: int):
+        """Offers `num_slots` places for the run in `run_dir`."""
+        host = socket.gethostname()
+        self._memory_dir = host_memory_dir(run_dir, host)
+        self._slots = tuple(Slot(number, host, str(self._memory_dir)) for number in range(num_slots))
+        self._processes: dict[int, WorkerProcess] = {}
+        self._started = 0
+
+    def capacity(self) -> Sequence[Slot]:
+        return self._slots
+
+    def free_address(self, slot: Slot) -> str:
+        with socket.socket() as found:
+            found.bind((LOOPBACK, 0))
+            return f"{LOOPBACK}:{found.getsockname()[1]}"
+
+    def start(self, slot: Slot, command: Command) -> Process:
+        self._started += 1
+        process = WorkerProcess(command, f"slot-{slot.number}.log")
+        self._processes[self._started] = process
+        return Process(self._started, process.pid, slot)
+
+    def send(self, process: int, text: str) -> None:
+        if process in self._processes:
+            self._processes[process].send(text)
+
+    def terminate(self, process: int) -> None:
+        if process in self._processes:
+            self._processes[process].terminate()
+
+    def poll(self, timeout_s: float) -> Sequence[Line | Exit]:
+        until = time.monotonic() + timeout_s
+        while True:
+            news = [item for number in tuple(self._processes) for item in self._news(number)]
+            left_s = until - time.monotonic()
+            if news or left_s <= 0:
+                return news
+            self._wait(min(left_s, _EXIT_CHECK_S))
+
+    def stop(self, processes: Sequence[int]) -> None:
+        for number in processes:
+            if process := self._processes.pop(number, None):
+                process.kill()
+
+    def close(self) -> None:
+        self.stop(tuple(self._processes))
+
+    def forget_memory(self) -> None:
+        """Removes the run's folder in the memory of this host."""
+        shutil.rmtree(self._memory_dir.parent, ignore_errors=True)
+
+    def _news(self, number: int) -> list[Line | Exit]:
+        process = self._processes[number]
+        status = process.exit_status()  # before the last lines are read, so that none is missed
+        news: list[Line | Exit] = [Line(number, text) for text in process.lines()]
+        if status is not None:
+            self.stop([number])
+            news.append(Exit(number, status))
+        return news
+
+    def _wait(self, timeout_s: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            for process in self._processes.values():
+                with contextlib.suppress(ValueError, KeyError):
+                    selector.register(process.messages, selectors.EVENT_READ)
+            selector.select(timeout_s)
