@@ -119,6 +119,7 @@ class WorkerLost(_Event):
     Attributes:
         cause: `signal 9`, `exit status 1`, `stalled`, or `host lost`.
         phase, step: where it was.
+        since_progress_s: time since its last progress: a step, or another phase.
         detail: the error it reported, or which limit it exceeded.
     """
 
@@ -129,6 +130,7 @@ class WorkerLost(_Event):
     cause: str
     phase: Phase
     step: NonNegativeInt
+    since_progress_s: NonNegativeFloat = 0.0
     detail: str = ""
 
 
