@@ -17,7 +17,8 @@ from autoshard.pipeline.plan.files import read_staged_plan, write_staged_plan
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.plan.rebuild import program_function
 from autoshard.pipeline.run.agreement import plan_of_first
-from autoshard.pipeline.run.staged_function import StagedFunction
+from autoshard.pipeline.run.device_meshes import DeviceMeshes
+from autoshard.pipeline.run.staged_function import StagedFunction, trace_step
 from autoshard.pipeline.schedule.picture import draw_timeline
 from autoshard.pipeline.schedule.timeline_text import timeline_text
 from autoshard.plans.explain import explain as explain_program
@@ -77,7 +78,7 @@ class StagedPlan(PipelinePlan, BasePlan):
         return StagedFunction(self, fn, devices, **settings)
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
-        self.jit(_train_step(fn)).prepare(*args)
+        trace_step(self, _train_step(fn), DeviceMeshes(self, None), *args)
 
     def init(
         self, init_fn: Callable[..., Any], *args: Any, run: StagedFunction | None = None, devices: Any = None

@@ -1,4 +1,4 @@
-"""The plan of a run that goes on: the one in its folder, as long as it fits."""
+"""The plan of a run that goes on: the one in its folder, or the one it has for these devices, as long as it fits."""
 
 import dataclasses
 import pathlib
@@ -8,8 +8,8 @@ from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan, StagedPlan, load
 from autoshard.cluster import Cluster
-from autoshard.errors import AutoshardError, PlanMismatchError
-from autoshard.train.config import TrainConfig, load_config
+from autoshard.errors import AutoshardError, ConfigError, PlanMismatchError
+from autoshard.train.config import TrainConfig, config_of_text, load_config
 from autoshard.train.registry import batch_shapes
 
 DECISIVE = ("model", "optimizer", "data", "plan")
@@ -35,19 +35,44 @@ def kept_plan(config: TrainConfig, functions: TrainFunctions, folder: pathlib.Pa
         plan = load(folder / "plan.json")
     except AutoshardError as error:
         return KeptPlan(None, str(error).partition("\n")[0])
+    reason = _changed(before, config) or _other_devices(plan, config) or _other_program(plan, config, functions)
+    return KeptPlan(None if reason else plan, reason or "")
+
+
+def why_unfit(plan: Plan | StagedPlan, config: TrainConfig, functions: TrainFunctions) -> str | None:
+    """Why a plan that the run has for these devices cannot be used, or None if it can.
+
+    Args:
+        plan: made from a configuration, which it tells.
+        config, functions: the run.
+    """
+    try:
+        before = config_of_text(plan.configuration or "", "plan")
+    except ConfigError:
+        return "it does not tell the configuration that it was made from"
+    return _changed(before, config) or _other_devices(plan, config) or _other_program(plan, config, functions)
+
+
+def _changed(before: TrainConfig, config: TrainConfig) -> str | None:
     old, new = before.model_dump(mode="json"), config.model_dump(mode="json")
     changed = [f"`{part}`" for part in DECISIVE if old[part] != new[part]]
-    if changed:
-        return KeptPlan(None, f"the configuration has another {' and '.join(changed)}")
+    return f"the configuration has another {' and '.join(changed)}" if changed else None
+
+
+def _other_devices(plan: Plan | StagedPlan, config: TrainConfig) -> str | None:
     if plan.num_devices != jax.device_count():
-        return KeptPlan(None, f"the plan is for {plan.num_devices} devices, and there are {jax.device_count()}")
+        return f"the plan is for {plan.num_devices} devices, and there are {jax.device_count()}"
     kinds = plan.device_types
     found = tuple(s.device_type.name for s in Cluster.detect().slices()) if config.plan.cluster is None else kinds
     if found != kinds:
-        return KeptPlan(None, f"the plan is for devices of type {', '.join(kinds)}, and these are {', '.join(found)}")
+        return f"the plan is for devices of type {', '.join(kinds)}, and these are {', '.join(found)}"
+    return None
+
+
+def _other_program(plan: Plan | StagedPlan, config: TrainConfig, functions: TrainFunctions) -> str | None:
     arguments = jax.eval_shape(functions.init, config.train.seed), batch_shapes(config)
     try:
         plan.check(functions.step, arguments)
     except PlanMismatchError as error:
-        return KeptPlan(None, str(error).partition("\n")[0])
-    return KeptPlan(plan, "")
+        return str(error).partition("\n")[0]
+    return None

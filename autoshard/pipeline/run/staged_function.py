@@ -8,7 +8,7 @@ every submesh runs its tasks in the schedule's order.
 
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ from autoshard.pipeline.run.device_meshes import DeviceMeshes, bring
 from autoshard.pipeline.run.recorder import Recorder
 from autoshard.pipeline.run.stage_runners import StageRunners
 from autoshard.pipeline.run.step import RandomKeys, RunningStep
-from autoshard.pipeline.run.update import LeafPlacement, OptimizerUpdate, StateLayout, state_layout, trace_update
+from autoshard.pipeline.run.update import (
+    LeafPlacement,
+    OptimizerUpdate,
+    StateLayout,
+    TracedUpdate,
+    state_layout,
+    trace_update,
+)
 from autoshard.pipeline.schedule.timeline import Timeline
 from autoshard.train_step import TrainStep, batch_size
 from autoshard.transfer.cross_mesh import CrossMeshTransfer
@@ -253,17 +260,36 @@ class StagedFunction:
             )
 
     def _build(self, state: Any, batch: Any) -> tuple[StageRunners, OptimizerUpdate]:
-        runners = StageRunners(self.plan, self.step, self.device_meshes, state, batch)
-        parameters, sums = runners.parameter_owners()
-        mutable = {name: runners.mutable_owner(name) for name in runners.mutable_names}
-        finish = trace_update(self.step, state, runners.metric_types)
-        self._layout = state_layout(finish, parameters, sums, mutable, self.device_meshes)
+        traced = trace_step(self.plan, self.step, self.device_meshes, state, batch)
+        runners, self._layout = traced.runners, traced.layout
         metrics = {}
         for name in runners.metric_types:
             owner = runners.metric_stage(name)
             metrics[name] = LeafPlacement(self.device_meshes.submesh_of(owner), runners[owner].whole)
-        gradients = [sums[name] for name in self.plan.parameters]
+        gradients = [traced.sums[name] for name in self.plan.parameters]
         unchanged = [n for n, name in enumerate(runners.mutable_names) if not runners.is_changed(name)]
         return runners, OptimizerUpdate(
-            finish, self._layout, gradients, metrics, unchanged, self.device_meshes, self.mover, self._donate
+            traced.finish, self._layout, gradients, metrics, unchanged, self.device_meshes, self.mover, self._donate
         )
+
+
+class TracedStep(NamedTuple):
+    """A training step as its plan cuts it: the stages, the end of the step, where the state lies, and the gradients."""
+
+    runners: StageRunners
+    finish: TracedUpdate
+    layout: StateLayout
+    sums: dict[str, LeafPlacement]
+
+
+def trace_step(plan: PipelinePlan, step: TrainStep, device_meshes: DeviceMeshes, state: Any, batch: Any) -> TracedStep:
+    """Traces a step, with state and batch by shape, as a plan says; no other process need do the same.
+
+    Raises:
+      PlanMismatchError: The step, the state or the batch is not what was planned.
+    """
+    runners = StageRunners(plan, step, device_meshes, state, batch)
+    parameters, sums = runners.parameter_owners()
+    mutable = {name: runners.mutable_owner(name) for name in runners.mutable_names}
+    finish = trace_update(step, state, runners.metric_types)
+    return TracedStep(runners, finish, state_layout(finish, parameters, sums, mutable, device_meshes), sums)
