@@ -54,3 +54,17 @@ def table(title: str, columns: Sequence[tuple[str, str]]) -> Table:
     for name, justify in columns:
         made.add_column(name, justify=cast(JustifyMethod, justify), overflow="fold", no_wrap=justify == "right")
     return made
+
+
+def duration(value: float) -> str:
+    """Seconds as people say them, up to days: `42.5 s`, `6 min 52 s`, `3 h 07 min`, `53 d 4 h`."""
+    if value < 59.95:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(value / 60), 60)
+    if hours < 24:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(round(value / 3600), 24)
+    return f"{days} d {hours} h"

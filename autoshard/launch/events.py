@@ -45,6 +45,7 @@ class SupervisorStarted(_Event):
 
     kind: Literal["supervisor_started"] = "supervisor_started"
     pid: int
+    host: str = ""
     engine: str
     least_workers: PositiveInt
     most_workers: PositiveInt
@@ -234,14 +235,30 @@ class EventLog:
             file.write(event.model_dump_json().encode() + b"\n")
 
 
+class EventReader:
+    """Reads the log of a run as it grows."""
+
+    def __init__(self, run_dir: pathlib.Path):
+        """Begins with the first event of the run in `run_dir`, which need not have a log yet."""
+        self._path = run_dir / EVENTS
+        self._position = 0
+
+    def new(self) -> Iterator[Event]:
+        """The events since the last call, oldest first. Lines that were cut short are left out."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):  # being written
+                    return
+                self._position += len(line)
+                try:
+                    yield _ANY.validate_python(json.loads(line), strict=False)
+                except ValueError:  # also pydantic.ValidationError
+                    continue
+
+
 def read_events(run_dir: pathlib.Path) -> Iterator[Event]:
     """The events of a run, oldest first; none if it has no log. Lines that were cut short are left out."""
-    path = run_dir / EVENTS
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                yield _ANY.validate_python(json.loads(line), strict=False)
-            except ValueError:  # also pydantic.ValidationError
-                continue
+    return EventReader(run_dir).new()

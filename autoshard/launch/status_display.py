@@ -1,0 +1,143 @@
+"""The state of a run on a terminal."""
+
+from collections.abc import Iterator
+
+import rich.bar
+import rich.box
+import rich.console
+import rich.panel
+import rich.progress_bar
+import rich.table
+import rich.text
+
+from autoshard.launch.goodput import Activity, Goodput
+from autoshard.launch.report import counted, event_line, place, sizes
+from autoshard.launch.status import RunState, RunStatus
+from autoshard.printing import duration
+
+_COLOURS = {
+    Activity.PRODUCTIVE: "green",
+    Activity.STARTUP: "yellow",
+    Activity.PLANNING: "magenta",
+    Activity.COMPILE: "cyan",
+    Activity.RESTORE: "blue",
+    Activity.REDONE: "red",
+    Activity.STALL: "bright_red",
+    Activity.SAVING: "bright_blue",
+    Activity.DOWN: "bright_black",
+}
+_STATES = {
+    RunState.RUNNING: "green",
+    RunState.DRAINING: "yellow",
+    RunState.RESTARTING: "yellow",
+    RunState.FINISHED: "green",
+    RunState.STOPPED: "yellow",
+    RunState.FAILED: "bold red",
+    RunState.ABANDONED: "bold red",
+}
+_WORKERS_SHOWN = 8
+
+
+def display(status: RunStatus, name: str, total_steps: int | None) -> rich.console.RenderableType:
+    """The state of the run `name`, which is to take `total_steps` if that is known."""
+    state = (status.state.value, _STATES[status.state])
+    return rich.panel.Panel(
+        rich.console.Group(*_parts(status, total_steps)),
+        title=rich.text.Text.assemble((name, "bold"), ": ", state),
+        title_align="left",
+        box=rich.box.ROUNDED,
+    )
+
+
+def _parts(status: RunStatus, total_steps: int | None) -> Iterator[rich.console.RenderableType]:
+    yield _facts(status, total_steps)
+    if status.workers:
+        yield _heading("Workers")
+        yield from _workers(status)
+    if status.goodput.total_s:
+        measured = status.goodput
+        yield _heading(f"Goodput {measured.fraction:.1%} of {duration(measured.total_s)}")
+        yield _goodput(measured)
+    yield _heading("Last events")
+    events = _grid()
+    for event in status.recent:
+        events.add_row(*event_line(event).split("  ", 1))
+    yield events
+
+
+def _facts(status: RunStatus, total_steps: int | None) -> rich.table.Table:
+    grid = _grid("dim")
+    if status.generation:
+        began = f"{status.generation}, started {duration(status.now_s - status.started_s)} ago: {status.why}"
+        grid.add_row("generation", began)
+    wanted = sizes(status.least_workers, status.most_workers)
+    grid.add_row("workers", f"{len(status.workers)} of {wanted}, engine {status.engine}")
+    if status.mesh:
+        grid.add_row("mesh", status.mesh)
+    if status.plan:
+        grid.add_row("plan", status.plan)
+    grid.add_row("step", _step(status, total_steps))
+    if status.saved:
+        ago = lambda time_s: duration(status.now_s - time_s)
+        saved = (f"step {one.step:,} {place(one.tier)}, {ago(one.time_s)} ago" for one in status.saved)
+        grid.add_row("saved", "; ".join(saved))
+    if (metrics := status.metrics) is not None:
+        loss = "not finite" if metrics.loss is None else f"{metrics.loss:.4f}"
+        grid.add_row("loss", f"{loss} after step {metrics.step:,}")
+        if metrics.items_per_s is not None:
+            compiling = ", compiling included" if metrics.compiled else ""
+            grid.add_row("speed", f"{metrics.items_per_s:,.0f} {metrics.item}/s{compiling}")
+    return grid
+
+
+def _step(status: RunStatus, total_steps: int | None) -> rich.console.RenderableType:
+    phase = f" {status.phase.value}" if status.phase else ""
+    if total_steps is None:
+        return f"{status.step:,}{phase}"
+    row = rich.table.Table.grid(padding=(0, 1))
+    bar = rich.progress_bar.ProgressBar(total=total_steps, completed=status.step, width=24)
+    row.add_row(f"{status.step:,} of {total_steps:,}", bar, phase)
+    return row
+
+
+def _workers(status: RunStatus) -> Iterator[rich.console.RenderableType]:
+    """Those that are not well come first, if there are too many for all of them."""
+    is_well = lambda state: state in ("alive", "")
+    chosen = sorted(status.workers, key=lambda worker: (is_well(worker.state), worker.rank))[:_WORKERS_SHOWN]
+    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("rank", "slot", "pid"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("host", overflow="ellipsis", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    for worker in sorted(chosen, key=lambda worker: worker.rank):
+        state = rich.text.Text(worker.state, style="" if is_well(worker.state) else "red")
+        table.add_row(str(worker.rank), str(worker.slot), str(worker.pid), worker.host, state)
+    yield table
+    if more := status.workers[len(chosen) :]:
+        yield rich.text.Text(f"and {counted(len(more), 'more worker')}", style="dim")
+
+
+def _goodput(measured: Goodput) -> rich.table.Table:
+    """A row for each activity that took time, the productive one first, then by time."""
+    table = rich.table.Table.grid(padding=(0, 2, 0, 0), expand=True)
+    for justify in ("left", "right", "right"):
+        table.add_column(justify=justify, no_wrap=True)
+    table.add_column(ratio=1)
+    took = {activity: measured.seconds(activity) for activity in Activity}
+    for activity in sorted(took, key=lambda one: (one is not Activity.PRODUCTIVE, -took[one])):
+        if took_s := took[activity]:
+            bar = rich.bar.Bar(measured.total_s, 0, took_s, color=_COLOURS[activity])
+            table.add_row(activity.value, duration(took_s), f"{took_s / measured.total_s:.1%}", bar)
+    return table
+
+
+def _heading(text: str) -> rich.text.Text:
+    return rich.text.Text(f"\n{text}", style="bold")
+
+
+def _grid(style: str = "") -> rich.table.Table:
+    """Names or times at the left, what there is to say beside them."""
+    grid = rich.table.Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style=style, no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
