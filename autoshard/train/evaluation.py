@@ -1,13 +1,12 @@
 """Evaluation on held-out data: the forward pass alone, where the plan put the state, or on one mesh."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
-from autoshard.train.feed import place
+from autoshard.train.feed import BatchReader
 from autoshard.train.metrics import EvalReport
 from autoshard.train.one_mesh import OneMesh
 from autoshard.train.run import Run
@@ -33,7 +32,7 @@ def evaluator(run: Run, num_batches: int, items: int) -> Callable[[int, Any], Ev
         one = take(state)
         for number in range(num_batches):
             # Each waits for the one before; see `trainer.py`.
-            metrics = jax.block_until_ready(one(run.data.eval_batch(number)))
+            metrics = jax.block_until_ready(one(number))
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         means = {name: value / num_batches for name, value in sums.items()}
@@ -42,28 +41,29 @@ def evaluator(run: Run, num_batches: int, items: int) -> Callable[[int, Any], Ev
     return evaluate
 
 
-_Evaluation = Callable[[Any], Callable[[Mapping[str, np.ndarray]], Any]]
-"""state -> (batch -> metrics)"""
+_Evaluation = Callable[[Any], Callable[[int], Any]]
+"""state -> (number of a batch -> metrics)"""
 
 
 def _in_place(run: Run) -> _Evaluation:
     """As the plan lays state and batch out; the compiler shards what lies between."""
     compiled = jax.jit(run.functions.evaluate, in_shardings=run.shardings)
-    return lambda state: lambda batch: compiled(state, place(batch, run.shardings[1]))
+    reader = BatchReader(run.data.eval_batches, run.shardings[1])
+    return lambda state: lambda number: compiled(state, reader.batch(number))
 
 
 def _on_one_mesh(run: Run, mesh: OneMesh) -> _Evaluation:
     """Brings what the model is made of onto one mesh; the optimizer's state stays behind."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), run.data.eval_batch(0))
-    batch_shardings = mesh.shardings(shapes)
+    shapes = run.data.eval_batches.shapes()
+    reader = BatchReader(run.data.eval_batches, mesh.shardings(shapes))
     compiled = jax.jit(run.functions.evaluate, out_shardings=mesh.whole)
 
-    def take(state: Any) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    def take(state: Any) -> Callable[[int], Any]:
         held = mesh.bring(state.replace(opt_state=()))
 
-        def one(batch: Mapping[str, np.ndarray]) -> Any:
+        def one(number: int) -> Any:
             if mesh.is_local:
-                metrics = compiled(held, place(batch, batch_shardings))
+                metrics = compiled(held, reader.batch(number))
             else:
                 metrics = mesh.absent(jax.eval_shape(run.functions.evaluate, held, shapes))
             return mesh.everywhere(metrics)

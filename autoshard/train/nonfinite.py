@@ -117,7 +117,7 @@ def _of_step(run: Run, noticed_at: int, since: int, step: int, state: Any) -> Di
     origin = find_nonfinite(fn, (state, batch))
     place = ""
     if origin is not None and origin.argument.startswith("batch."):
-        array = run.data.batch(step - 1)[origin.argument.removeprefix("batch.")]
+        array = run.data.batches[step - 1][origin.argument.removeprefix("batch.")]
         index = np.argwhere(~np.isfinite(array))[0]
         place = f" The first is at index {index.tolist()} of {list(array.shape)}, from data.batches[{step - 1}]."
     if origin is not None:

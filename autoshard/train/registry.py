@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import grain
 import jax
 import numpy as np
 from autoshard_models.loss_scaling import LossScaling
@@ -21,7 +20,7 @@ from autoshard.errors import ConfigError
 from autoshard.plans.make import load_cluster
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
-from autoshard.train.data.batches import Batch, Part, drawn
+from autoshard.train.data.batches import Batch, Batches, Examples, Part, drawn
 from autoshard.train.data.clicks import click_batch
 from autoshard.train.data.graphs import graph_batch
 from autoshard.train.data.images import NUM_CLASSES, SIZE, digits, image_batches
@@ -48,7 +47,7 @@ def _text(config: TrainConfig) -> TrainData:
 def _of_text(config: TrainConfig, corpus: np.ndarray) -> TrainData:
     """A corpus, uint8 (length,), as batches of the kind that the family learns from."""
     model, section, size = batch_config(config), config.data, config.data.batch_size
-    draw: Callable[[np.ndarray, np.random.Generator], Batch]
+    draw: Callable[[np.ndarray, np.random.Generator, Examples], Batch]
     match config.model.name:
         case "encoder":
             length = num_tokens = model.context_length
@@ -57,19 +56,21 @@ def _of_text(config: TrainConfig, corpus: np.ndarray) -> TrainData:
                     f"data.sequence_length: a pair of pieces has at least {MIN_PAIR_LENGTH} tokens; received {length}. "
                     "Raise it."
                 )
-            draw = lambda corpus, rng: masked_pairs(corpus, rng, size, num_tokens, model.vocab_size)
+            draw = lambda corpus, rng, examples: masked_pairs(corpus, rng, size, num_tokens, model.vocab_size, examples)
         case "encoder_decoder":
             lengths = (model.input_length, model.target_length)
             length, num_tokens = corrupted_length(*lengths), sum(lengths)
-            draw = lambda corpus, rng: corrupted_spans(corpus, rng, size, *lengths, model.vocab_size)
+            draw = lambda corpus, rng, examples: corrupted_spans(
+                corpus, rng, size, *lengths, model.vocab_size, examples
+            )
         case _:
             num_tokens = model.context_length
             length = num_tokens + 1
-            draw = lambda corpus, rng: next_token(corpus, rng, size, num_tokens)
+            draw = lambda corpus, rng, examples: next_token(corpus, rng, size, num_tokens, examples)
 
-    def batches(part: Part) -> grain.MapDataset:
+    def batches(part: Part) -> Batches:
         corpus_part = part_of(corpus, part, section.eval_fraction, length)
-        return drawn(lambda rng: draw(corpus_part, rng), section.seed, part)
+        return drawn(lambda rng, examples: draw(corpus_part, rng, examples), size, section.seed, part)
 
     return TrainData(batches("train"), batches("eval"), num_tokens, "tokens")
 
@@ -86,7 +87,7 @@ def _digits(config: TrainConfig) -> TrainData:
         )
     data = digits()
 
-    def batches(part: Part) -> grain.MapDataset:
+    def batches(part: Part) -> Batches:
         return image_batches(
             data,
             part,
@@ -103,22 +104,25 @@ def _digits(config: TrainConfig) -> TrainData:
 
 def _clicks(config: TrainConfig) -> TrainData:
     model, section = batch_config(config), config.data
-    draw = lambda rng: click_batch(rng, section.batch_size, model.num_numbers, model.table_rows)
-    return TrainData(drawn(draw, section.seed, "train"), drawn(draw, section.seed, "eval"), 1, "clicks")
+    size = section.batch_size
+    draw = lambda rng, examples: click_batch(rng, size, model.num_numbers, model.table_rows, examples)
+    return TrainData(drawn(draw, size, section.seed, "train"), drawn(draw, size, section.seed, "eval"), 1, "clicks")
 
 
 def _graphs(config: TrainConfig) -> TrainData:
     model, section = batch_config(config), config.data
-    draw = lambda rng: graph_batch(
+    size = section.batch_size
+    draw = lambda rng, examples: graph_batch(
         rng,
-        section.batch_size,
+        size,
         num_nodes=model.num_nodes,
         num_edges=model.num_edges,
         node_features=model.node_features,
         edge_features=model.edge_features,
         num_targets=model.num_targets,
+        examples=examples,
     )
-    return TrainData(drawn(draw, section.seed, "train"), drawn(draw, section.seed, "eval"), 1, "graphs")
+    return TrainData(drawn(draw, size, section.seed, "train"), drawn(draw, size, section.seed, "eval"), 1, "graphs")
 
 
 class Source(NamedTuple):

@@ -14,7 +14,7 @@ from autoshard.pipeline.run.staged_function import StagedFunction
 from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
-from autoshard.train.feed import place
+from autoshard.train.feed import BatchReader
 from autoshard.train.one_mesh import OneMesh
 
 
@@ -54,8 +54,8 @@ class Run:
         )
 
     def batch(self, number: int) -> Any:
-        """Element `number` of the data, on the devices; the batch of step `number` + 1."""
-        return place(self.data.batch(number), self.shardings[1])
+        """Batch `number` of the data, on the devices; that of step `number` + 1."""
+        return BatchReader(self.data.batches, self.shardings[1]).batch(number)
 
     def identity(self) -> dict[str, Any]:
         """What tells this run from others, as plain data: its configuration and its plan."""
@@ -72,7 +72,7 @@ def planned_run(
         PlanMismatchError, MeshError: the plan fits neither the program nor the devices.
     """
     state = jax.eval_shape(functions.init, config.train.seed)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.batch(0))
+    batch = data.batches.shapes()
     step = plan.jit(functions.step)
     step.prepare(state, batch)
     shardings = step.in_shardings((state, batch))

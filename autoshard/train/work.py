@@ -34,6 +34,6 @@ def model_flops(functions: TrainFunctions, state: Any, batch: Any) -> float:
 def step_work(functions: TrainFunctions, data: TrainData, plan: Plan | StagedPlan, batch_size: int) -> StepWork:
     """What one step of a run does."""
     state = jax.eval_shape(functions.init, 0)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.batch(0))
+    flops = model_flops(functions, state, data.batches.shapes())
     items = batch_size * data.items_per_example
-    return StepWork(plan.num_devices, items, data.item, model_flops(functions, state, batch), plan.device_flops)
+    return StepWork(plan.num_devices, items, data.item, flops, plan.device_flops)

@@ -1,5 +1,6 @@
 """Runs whose numbers cease to be finite or whose data cannot be read: what they say, and what they leave."""
 
+import dataclasses
 import io
 import json
 import math
@@ -12,7 +13,7 @@ import rich.console
 
 from autoshard.errors import TrainingError
 from autoshard.train.config import TrainConfig
-from autoshard.train.data import TrainData
+from autoshard.train.data import Batches, TrainData
 from autoshard.train.nonfinite import is_bad
 from autoshard.train.registry import load_data, train_functions
 from autoshard.train.trainer import carry_out
@@ -30,6 +31,15 @@ def config_of(folder: pathlib.Path, learning_rate: float, **train_settings) -> T
     )
 
 
+Change = Callable[[int, dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+
+def changed(data: TrainData, change: Change) -> TrainData:
+    """The data with each batch to train on put through `change`, with its number."""
+    batches = Batches(data.batches.size, lambda examples: data.batches.of(examples).map_with_index(change))
+    return dataclasses.replace(data, batches=batches)
+
+
 def with_nan(data: TrainData, step: int) -> TrainData:
     """The data with one number missing from the batch of `step`."""
 
@@ -40,7 +50,7 @@ def with_nan(data: TrainData, step: int) -> TrainData:
         numbers[5, 1] = np.nan
         return batch | {"numbers": numbers}
 
-    return TrainData(data.batches.map_with_index(poisoned), data.eval_batches, data.items_per_example, data.item)
+    return changed(data, poisoned)
 
 
 def failing(data: TrainData, step: int) -> TrainData:
@@ -51,7 +61,7 @@ def failing(data: TrainData, step: int) -> TrainData:
             raise OSError("the disk is gone")
         return batch
 
-    return TrainData(data.batches.map_with_index(read), data.eval_batches, data.items_per_example, data.item)
+    return changed(data, read)
 
 
 def ended(config: TrainConfig, change: Callable[[TrainData], TrainData] = lambda data: data) -> tuple[str, str]:

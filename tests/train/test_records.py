@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from autoshard.errors import ConfigError, MissingExtraError, TrainingError
 from autoshard.interrupts import stop_on_signals
 from autoshard.train.checkpoints import Checkpoints
+from autoshard.train.data import Batches
 from autoshard.train.feed import feed
 from autoshard.train.metrics import EvalReport, MetricsFile, StepReport, StepWork
 from autoshard.train.tensorboard import check_tensorboard
@@ -143,8 +144,9 @@ def test_tensorboard_without_its_library_names_the_extra(monkeypatch):
 def test_batches_are_fed_in_order_from_any_step_on_and_laid_as_asked():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     wanted = {"x": NamedSharding(mesh, PartitionSpec("data"))}
-    dataset = grain.MapDataset.range(7).map(lambda n: {"x": np.full((8, 2), n)})
-    with feed(dataset, 4, wanted) as coming:
+    whole = grain.MapDataset.range(7).map(lambda n: {"x": np.full((8, 2), n)})
+    batches = Batches(8, lambda examples: whole.map(lambda batch: {"x": batch["x"][examples]}))
+    with feed(batches, 4, wanted) as coming:
         fed = [next(coming) for _ in range(3)]
         assert [int(one.batch["x"][0, 0]) for one in fed] == [4, 5, 6]
         assert all(one.batch["x"].sharding == wanted["x"] and one.wait_s >= 0 for one in fed)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import rich.console
 from autoshard_models.zoo import FAMILIES
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.registry import batch_shapes, load_data
@@ -67,6 +69,32 @@ def test_a_batch_depends_on_seed_and_step_alone(name):
         assert others is None or not is_equal(in_order[0], others[0])
     assert not is_equal(data.batches[0], data.eval_batches[0])
     assert is_equal(data.batches[10**6], again.batches[10**6])
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.endswith("_linen")])
+def test_some_examples_of_a_batch_are_those_of_the_whole_batch(name):
+    """Bit by bit, whichever are asked for: so each process can read its own, and together they have all of them."""
+    size = 12
+    data = load_data(tiny(name, batch_size=size))
+    stated = batch_shapes(tiny(name, batch_size=size))
+    for batches in (data.batches, data.eval_batches):
+        assert {n: (x.shape, x.dtype) for n, x in batches.shapes().items()} == {
+            n: (x.shape, x.dtype) for n, x in stated.items()
+        }
+    wholes = {(part, n): batches[n] for part, batches in enumerate((data.batches, data.eval_batches)) for n in (0, 9)}
+
+    @given(st.sets(st.integers(0, size - 1), min_size=1).map(sorted), st.sampled_from(sorted(wholes)))
+    @settings(max_examples=25, deadline=None)
+    def some_are_like_the_whole(examples: list[int], which: tuple[int, int]) -> None:
+        part, number = which
+        found = (data.batches, data.eval_batches)[part].rows(number, np.array(examples))
+        assert found.keys() == stated.keys()
+        for key, whole in wholes[which].items():
+            expected = whole.reshape(size, -1)[examples]
+            assert found[key].dtype == whole.dtype and found[key].shape[1:] == whole.shape[1:]
+            assert found[key].reshape(len(examples), -1).tobytes() == expected.tobytes()
+
+    some_are_like_the_whole()
 
 
 @pytest.mark.slow

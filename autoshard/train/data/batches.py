@@ -1,20 +1,61 @@
-"""Batches as a function of (seed, step), for training and for evaluation."""
+"""Batches as a function of (seed, step), for training and for evaluation, whole or some of their examples."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
 import grain
+import jax
 import numpy as np
 
 Batch = dict[str, np.ndarray]
-"""One step's data by name, over all devices."""
+"""One step's data by name: arrays whose first axis counts examples, or the equally many rows of each example."""
 
 Part = Literal["train", "eval"]
 """What a batch is for; no example is in both parts."""
 
+Examples = np.ndarray | slice
+"""Numbers of examples in a batch, in rising order."""
+
+ALL = slice(None)
+"""Every example of a batch."""
+
 MAX_STEPS = 2**31
 """Length of a sequence of batches that are drawn."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batches:
+    """A sequence of batches, of which each process reads only the examples that its own devices hold.
+
+    Element n is the batch of step n, counted from 0: arrays of the names, shapes and types that `Family.batch_shapes`
+    states, over all devices. It depends on the seed and n alone.
+
+    Attributes:
+        size: examples of a batch.
+        of: the same sequence with only these examples of each batch, bit by bit those of the whole batch.
+    """
+
+    size: int
+    of: Callable[[Examples], grain.MapDataset[Batch]]
+
+    def __len__(self) -> int:
+        return len(self.of(ALL))
+
+    def __getitem__(self, number: int) -> Batch:
+        """All examples of batch `number`."""
+        return self.rows(number, ALL)
+
+    def rows(self, number: int, examples: Examples) -> Batch:
+        """The rows of these examples in batch `number`."""
+        batch = self.of(examples)[number]
+        assert batch is not None, number  # Grain knows elements that a filter has taken out; here none is
+        return dict(batch)
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of a whole batch, by name; reads one example."""
+        one = self.rows(0, np.arange(1))
+        return {name: jax.ShapeDtypeStruct((self.size * len(x), *x.shape[1:]), x.dtype) for name, x in one.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,43 +63,29 @@ class TrainData:
     """The data of a run.
 
     Attributes:
-        batches: element n is the batch of step n, counted from 0: arrays of the names, shapes and types that
-            `Family.batch_shapes` states, over all devices. It depends on the seed and n alone.
+        batches: to train on.
         eval_batches: the same of examples that are never trained on; without end.
         items_per_example: what throughput counts in an example: tokens of a sequence, or 1.
         item: the name of what is counted, in the plural: tokens, images, clicks or graphs.
     """
 
-    batches: grain.MapDataset[Batch]
-    eval_batches: grain.MapDataset[Batch]
+    batches: Batches
+    eval_batches: Batches
     items_per_example: int
     item: str
 
-    def batch(self, number: int) -> Batch:
-        """Element `number` of `batches`."""
-        return _element(self.batches, number)
 
-    def eval_batch(self, number: int) -> Batch:
-        """Element `number` of `eval_batches`."""
-        return _element(self.eval_batches, number)
-
-
-def _element(dataset: grain.MapDataset[Batch], number: int) -> Batch:
-    """Grain knows elements that a filter has taken out; here none is."""
-    batch = dataset[number]
-    assert batch is not None, number
-    return dict(batch)
-
-
-def drawn(draw: Callable[[np.random.Generator], Batch], seed: int, part: Part) -> grain.MapDataset:
+def drawn(draw: Callable[[np.random.Generator, Examples], Batch], size: int, seed: int, part: Part) -> Batches:
     """Batches that are made of random numbers, one after another in any order.
 
     Args:
-        draw: a batch from the random numbers of its step.
+        draw: some examples of a batch, from the random numbers of its step.
+        size: examples of a batch.
         seed: not negative; fixes all batches.
         part: the two parts of a seed have different random numbers.
     """
-    return grain.MapDataset.range(MAX_STEPS).seed(part_seed(seed, part)).random_map(lambda _, rng: draw(rng))
+    steps = grain.MapDataset.range(MAX_STEPS).seed(part_seed(seed, part))
+    return Batches(size, lambda examples: steps.random_map(lambda _, rng: draw(rng, examples)))
 
 
 def part_seed(seed: int, part: Part) -> int:

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.train.data.batches import Batch
+from autoshard.train.data.batches import ALL, Batch, Examples
 
 GOLDEN_RATIO = (1 + 5**0.5) / 2
 """Its multiples, less their whole parts, fill the numbers from 0 to 1 evenly and without visible order."""
 
 
-def click_batch(rng: np.random.Generator, batch_size: int, num_numbers: int, table_rows: Sequence[int]) -> Batch:
+def click_batch(
+    rng: np.random.Generator, batch_size: int, num_numbers: int, table_rows: Sequence[int], examples: Examples = ALL
+) -> Batch:
     """Examples whose clicks depend on every number and on every category.
 
     Numbers are normal. Category n of a table has a probability in proportion to log((n + 2) / (n + 1)), about Zipf's
@@ -18,11 +20,15 @@ def click_batch(rng: np.random.Generator, batch_size: int, num_numbers: int, tab
     - 1: x are the numbers and w is a vector of length 1; each category has an effect from -1 to 1. Both are the same
     for every seed. Somewhat more than a third of the examples are clicks.
 
+    There is nothing to read, and a batch is made as a whole, whichever examples are asked for: most of the work is to
+    draw random numbers in their order, and a sum may be rounded otherwise among fewer rows.
+
     Args:
         rng: draws users and clicks.
         batch_size: examples.
         num_numbers: numeric features of an example.
         table_rows: categories of each table.
+        examples: which of them to return.
 
     Returns:
         The batch of `autoshard_models.dlrm.batch_shapes`.
@@ -37,4 +43,5 @@ def click_batch(rng: np.random.Generator, batch_size: int, num_numbers: int, tab
     effects = np.cos(2 * np.pi * ((categories + 1) * GOLDEN_RATIO + np.arange(num_tables) * 2**0.5))
     log_odds = 2 * (numbers @ weights + effects.sum(axis=1) / np.sqrt(num_tables)) - 1
     clicks = rng.random(batch_size) < 1 / (1 + np.exp(-log_odds))
-    return {"numbers": numbers, "categories": categories.astype(np.int32), "clicks": clicks.astype(np.float32)}
+    batch = {"numbers": numbers, "categories": categories.astype(np.int32), "clicks": clicks.astype(np.float32)}
+    return {name: x[examples] for name, x in batch.items()}

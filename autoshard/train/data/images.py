@@ -9,7 +9,7 @@ import grain
 import numpy as np
 
 from autoshard.errors import ConfigError
-from autoshard.train.data.batches import Batch, Part, part_seed
+from autoshard.train.data.batches import Batch, Batches, Part, part_seed
 
 SIZE = 8
 """Height and width of a digit, in pixels."""
@@ -57,7 +57,7 @@ def image_batches(
     image_size: int,
     num_channels: int,
     is_labelled: bool,
-) -> grain.MapDataset:
+) -> Batches:
     """Batches of digits: shuffled anew each time that all were seen, or, for evaluation, one after another.
 
     Args:
@@ -84,7 +84,10 @@ def image_batches(
         batch = {"images": enlarged(data.images[numbers], image_size, num_channels)}
         return batch | {"labels": data.labels[numbers]} if is_labelled else batch
 
-    return order.repeat().batch(batch_size, drop_remainder=True).map(look_up)
+    # What is put in order are numbers; images are read, and enlarged, only for the examples asked for.
+    numbers = order.repeat().batch(batch_size, drop_remainder=True)
+    of = lambda examples: numbers.map(lambda numbers: look_up(numbers[examples]))
+    return Batches(batch_size, of)
 
 
 def enlarged(images: np.ndarray, size: int, num_channels: int) -> np.ndarray:

@@ -3,12 +3,14 @@
 Where a way needs tokens that are not text, they are the last ids of the vocabulary, as in T5. In a vocabulary of 256
 those are bytes which text in UTF-8 never has (0xF5 to 0xFF) or seldom has; ByT5 does the same (Xue et al. 2021,
 arXiv:2105.13626, section 3.1).
+
+Of a batch, any examples can be made: random numbers are drawn for all of them, text is read only for these.
 """
 
 import numpy as np
 
 from autoshard.errors import ConfigError
-from autoshard.train.data.batches import Batch
+from autoshard.train.data.batches import ALL, Batch, Examples
 
 MASKED_SHARE = 0.15
 """Share of the tokens to predict (Devlin et al. 2018, arXiv:1810.04805, section 3.1; Raffel et al. 2019,
@@ -21,13 +23,17 @@ MIN_PAIR_LENGTH = 5
 """Three special tokens, and one of each piece."""
 
 
-def windows(corpus: np.ndarray, rng: np.random.Generator, batch_size: int, length: int) -> np.ndarray:
-    """Random pieces of a corpus of at least `length` bytes: int32 (batch_size, length)."""
-    first = rng.integers(corpus.size - length + 1, size=(batch_size, 1))
+def windows(
+    corpus: np.ndarray, rng: np.random.Generator, batch_size: int, length: int, examples: Examples = ALL
+) -> np.ndarray:
+    """Random pieces of a corpus of at least `length` bytes: int32 (examples, length)."""
+    first = rng.integers(corpus.size - length + 1, size=(batch_size, 1))[examples]
     return corpus[first + np.arange(length)].astype(np.int32)
 
 
-def next_token(corpus: np.ndarray, rng: np.random.Generator, batch_size: int, length: int) -> Batch:
+def next_token(
+    corpus: np.ndarray, rng: np.random.Generator, batch_size: int, length: int, examples: Examples = ALL
+) -> Batch:
     """Pieces of text, each with itself one byte later to predict.
 
     Args:
@@ -35,15 +41,23 @@ def next_token(corpus: np.ndarray, rng: np.random.Generator, batch_size: int, le
         rng: picks the pieces.
         batch_size: pieces.
         length: tokens of a piece.
+        examples: which of the pieces to read.
 
     Returns:
-        `inputs` and `targets`, int32 (batch_size, length).
+        `inputs` and `targets`, int32 (examples, length).
     """
-    pieces = windows(corpus, rng, batch_size, length + 1)
+    pieces = windows(corpus, rng, batch_size, length + 1, examples)
     return {"inputs": pieces[:, :-1], "targets": pieces[:, 1:]}
 
 
-def masked_pairs(corpus: np.ndarray, rng: np.random.Generator, batch_size: int, length: int, vocab_size: int) -> Batch:
+def masked_pairs(
+    corpus: np.ndarray,
+    rng: np.random.Generator,
+    batch_size: int,
+    length: int,
+    vocab_size: int,
+    examples: Examples = ALL,
+) -> Batch:
     """Pairs of pieces of text with some tokens masked; half of the second pieces follow the first ones in the text.
 
     Pairs and masks are those of BERT (Devlin et al. 2018, section 3.1): of the tokens to predict, 80 % are replaced by
@@ -55,6 +69,7 @@ def masked_pairs(corpus: np.ndarray, rng: np.random.Generator, batch_size: int, 
         batch_size: pairs.
         length: tokens of a pair, at least `MIN_PAIR_LENGTH`: a start token, and a separator behind each piece.
         vocab_size: at least 256; its last three ids are mask, start and separator.
+        examples: which of the pairs to read.
 
     Returns:
         The batch of `autoshard_models.encoder.batch_shapes`, without padding.
@@ -62,18 +77,18 @@ def masked_pairs(corpus: np.ndarray, rng: np.random.Generator, batch_size: int, 
     mask, start, separator = range(vocab_size - 1, vocab_size - 4, -1)
     first = (length - 3) // 2
     second = length - 3 - first
-    text = windows(corpus, rng, batch_size, first + second)
-    follows = rng.random(batch_size) < 0.5
-    behind = np.where(follows[:, None], text[:, first:], windows(corpus, rng, batch_size, second))
-    column = lambda token: np.full((batch_size, 1), token, np.int32)
+    text = windows(corpus, rng, batch_size, first + second, examples)
+    follows = rng.random(batch_size)[examples] < 0.5
+    behind = np.where(follows[:, None], text[:, first:], windows(corpus, rng, batch_size, second, examples))
+    column = lambda token: np.full((len(text), 1), token, np.int32)
     tokens = np.concatenate(
         [column(start), text[:, :first], column(separator), behind, column(separator)], axis=1, dtype=np.int32
     )
     is_text = np.ones(length, np.bool_)
     is_text[[0, first + 1, length - 1]] = False
-    is_masked = (rng.random(tokens.shape) < MASKED_SHARE) & is_text
-    fate = rng.random(tokens.shape)
-    replaced = np.where(fate < 0.8, mask, rng.integers(256, size=tokens.shape))
+    is_masked = (rng.random((batch_size, length))[examples] < MASKED_SHARE) & is_text
+    fate = rng.random((batch_size, length))[examples]
+    replaced = np.where(fate < 0.8, mask, rng.integers(256, size=(batch_size, length))[examples])
     segments = (np.arange(length) > first + 1).astype(np.int32)
     return {
         "inputs": np.where(is_masked & (fate < 0.9), replaced, tokens).astype(np.int32),
@@ -108,6 +123,7 @@ def corrupted_spans(
     input_length: int,
     target_length: int,
     vocab_size: int,
+    examples: Examples = ALL,
 ) -> Batch:
     """Pieces of text with spans cut out, to be told from what is left.
 
@@ -121,26 +137,27 @@ def corrupted_spans(
         input_length: tokens of an input, at least 2.
         target_length: tokens of a target, at least 3.
         vocab_size: at least 256.
+        examples: which of the pieces to read.
 
     Returns:
         The batch of `autoshard_models.encoder_decoder.batch_shapes`; padding and the start token are 0.
     """
     length = corrupted_length(input_length, target_length)
     num_masked, num_spans = _num_corrupted(length)
-    text = windows(corpus, rng, batch_size, length)
-    kept = _random_lengths(rng, batch_size, length - num_masked, num_spans)
-    cut = _random_lengths(rng, batch_size, num_masked, num_spans)
-    runs = np.stack([kept, cut], axis=-1).reshape(batch_size, 2 * num_spans)
-    run = np.repeat(np.tile(np.arange(2 * num_spans), batch_size), runs.ravel()).reshape(batch_size, length)
+    text = windows(corpus, rng, batch_size, length, examples)
+    kept = _random_lengths(rng, batch_size, length - num_masked, num_spans, examples)
+    cut = _random_lengths(rng, batch_size, num_masked, num_spans, examples)
+    runs = np.stack([kept, cut], axis=-1).reshape(len(text), 2 * num_spans)
+    run = np.repeat(np.tile(np.arange(2 * num_spans), len(text)), runs.ravel()).reshape(text.shape)
     is_cut = run % 2 == 1
     is_first = np.diff(run, axis=1, prepend=-1) > 0
     with_sentinels = np.where(is_first, vocab_size - 1 - run // 2, text).astype(np.int32)
-    inputs = np.where(is_cut, with_sentinels, text)[~is_cut | is_first].reshape(batch_size, -1)
+    inputs = np.where(is_cut, with_sentinels, text)[~is_cut | is_first].reshape(len(text), -1)
     # A span stands behind its sentinel, which takes the place of the last kept token before it.
     before = np.roll(is_cut & is_first, -1, axis=1)
     sentinels = np.where(before, vocab_size - 1 - run // 2, text)
-    targets = sentinels[is_cut | before].reshape(batch_size, -1)
-    targets = np.concatenate([targets, np.full((batch_size, 1), vocab_size - 1 - num_spans)], axis=1)
+    targets = sentinels[is_cut | before].reshape(len(text), -1)
+    targets = np.concatenate([targets, np.full((len(text), 1), vocab_size - 1 - num_spans)], axis=1)
     padded = _padded(targets, target_length)
     return {
         "inputs": _padded(inputs, input_length),
@@ -157,9 +174,11 @@ def _num_corrupted(length: int) -> tuple[int, int]:
     return num_masked, max(round(num_masked / SPAN_LENGTH), 1)
 
 
-def _random_lengths(rng: np.random.Generator, batch_size: int, total: int, num_parts: int) -> np.ndarray:
-    """Lengths of at least 1 that add up to `total`, all such sequences alike likely: (batch_size, num_parts)."""
-    cuts = np.argsort(rng.random((batch_size, total - 1)), axis=1)[:, : num_parts - 1] + 1
+def _random_lengths(
+    rng: np.random.Generator, batch_size: int, total: int, num_parts: int, examples: Examples
+) -> np.ndarray:
+    """Lengths of at least 1 that add up to `total`, all such sequences alike likely: (examples, num_parts)."""
+    cuts = np.argsort(rng.random((batch_size, total - 1))[examples], axis=1)[:, : num_parts - 1] + 1
     return np.diff(np.sort(cuts, axis=1), axis=1, prepend=0, append=total)
 
 
