@@ -16,11 +16,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from autoshard.api import StagedPlan
+from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.errors import TrainingError
 from autoshard.execution.nonfinite import NonFiniteOrigin, find_nonfinite
 from autoshard.files import write_text_atomically
+from autoshard.launch.messages import Tier
 from autoshard.trace.trace import path_name
-from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.processes import is_first
 from autoshard.train.run import Run
 
@@ -91,8 +92,8 @@ def diagnose(run: Run, checkpoints: Checkpoints, noticed_at: int) -> Diagnosis:
 
     Takes the steps since the last checkpoint again, up to twice.
     """
-    since = checkpoints.latest_step() or 0
-    state = run.state_at(since, checkpoints)
+    restored = run.latest_state(checkpoints, Tier.DISK)
+    since, state = restored.step, restored.state
     by_design = bad_leaves(state)
     first = None
     for number in range(since, noticed_at):
@@ -102,8 +103,9 @@ def diagnose(run: Run, checkpoints: Checkpoints, noticed_at: int) -> Diagnosis:
             break
     if first is None:
         return Diagnosis(noticed_at, None, since, None, "")
-    state = run.state_at(since, checkpoints)
-    for number in range(since, first - 1):
+    restored = run.latest_state(checkpoints, Tier.DISK)
+    state = restored.state
+    for number in range(restored.step, first - 1):
         state, metrics = run.step(state, run.batch(number))
         jax.block_until_ready(metrics)
     return _of_step(run, noticed_at, since, first, state)
@@ -147,7 +149,7 @@ def stop(run: Run, checkpoints: Checkpoints, noticed_at: int, what: str) -> Trai
     except (jax.errors.JaxRuntimeError, MemoryError) as error:  # mostly for want of memory
         story = f"Where it began could not be found: {str(error).partition(chr(10))[0]:.300}"
         record = {"noticed_at": noticed_at, "failure": story}
-    latest = checkpoints.latest_step()
+    latest = checkpoints.latest_step(Tier.DISK)
     good = "There is no checkpoint" if latest is None else f"The last good checkpoint is that of step {latest}"
     if is_first():
         text = json.dumps({**record, "message": f"{what} {story}"}, indent=1)

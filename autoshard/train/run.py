@@ -9,9 +9,10 @@ import jax
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import BasePlan
+from autoshard.checkpoints.checkpoints import Checkpoints, Restored
 from autoshard.execution.jit import PlannedFunction
+from autoshard.launch.messages import Tier
 from autoshard.pipeline.run.staged_function import StagedFunction
-from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.feed import BatchReader
@@ -39,19 +40,21 @@ class Run:
     shardings: tuple[Any, Any | None]
     one_mesh: OneMesh | None = None
 
-    def state_at(self, step: int, checkpoints: Checkpoints) -> Any:
-        """The state after `step` steps: the initial one, or the checkpoint of that step.
+    def latest_state(self, checkpoints: Checkpoints, tier: Tier | None = None) -> Restored:
+        """The newest state that is saved whole, or the initial one.
+
+        Args:
+            checkpoints: those of this run.
+            tier: look only there.
 
         Raises:
-            ConfigError: the checkpoint does not fit or is damaged.
+            ConfigError: a checkpoint does not fit.
         """
         seed = self.config.train.seed
-        if not step:
-            return self.plan.init(self.functions.init, seed, run=self.step)
         placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        return checkpoints.restore(
-            step, jax.tree.map(placed, jax.eval_shape(self.functions.init, seed), self.shardings[0])
-        )
+        like = jax.tree.map(placed, jax.eval_shape(self.functions.init, seed), self.shardings[0])
+        restored = checkpoints.restore(like, tier)
+        return restored or Restored(0, self.plan.init(self.functions.init, seed, run=self.step), None)
 
     def batch(self, number: int) -> Any:
         """Batch `number` of the data, on the devices; that of step `number` + 1."""

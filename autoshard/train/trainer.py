@@ -12,10 +12,11 @@ import rich.console
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan, StagedPlan, load
+from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.interrupts import StopRequest, stop_on_signals
-from autoshard.train.checkpoints import Checkpoints
+from autoshard.launch.messages import Committed, NotSaved, Rejected
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluator
@@ -84,27 +85,28 @@ def carry_out(
     if config.train.tensorboard:
         check_tensorboard()
     folder = output_folder(config)
-    with _open_checkpoints(config, folder) as checkpoints:
+    with _open_checkpoints(config, folder, say) as checkpoints:
         first_step = checkpoints.latest_step() or 0
         if first_step >= config.train.steps:
             say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
             return TrainResult(first_step, None, False, folder)
         plan = _plan(config, functions, folder, first_step, console)
         run = planned_run(config, functions, data, plan, folder)
-        state = run.state_at(first_step, checkpoints)
-        if first_step:
+        restored = run.latest_state(checkpoints)
+        state, first_step = restored.state, restored.step
+        if restored.source is not None:
             say(f"Resumed from the checkpoint of step {first_step}.")
         work = step_work(functions, data, plan, config.data.batch_size)
         with Reports(config.train, folder if is_first() else None, console, first_step) as reports:
             return _Loop(run, checkpoints, reports, work).take_steps(state, first_step)
 
 
-def _open_checkpoints(config: TrainConfig, folder: pathlib.Path) -> Checkpoints:
+def _open_checkpoints(config: TrainConfig, folder: pathlib.Path, say: Callable[[str], None]) -> Checkpoints:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another.") from error
-    checkpoints = Checkpoints(folder / "checkpoints", config.train.keep_checkpoints)
+    checkpoints = Checkpoints(folder / "checkpoints", config.train.keep_checkpoints, lambda what: _warn(what, say))
     latest = checkpoints.latest_step()
     if latest is not None and not config.train.resume:
         checkpoints.close()
@@ -113,6 +115,14 @@ def _open_checkpoints(config: TrainConfig, folder: pathlib.Path) -> Checkpoints:
             "Set train.resume=true to continue it, or choose another train.output_dir."
         )
     return checkpoints
+
+
+def _warn(what: Committed | Rejected | NotSaved, say: Callable[[str], None]) -> None:
+    """Shows what becomes of checkpoints, where it is not as it should be."""
+    if isinstance(what, Rejected):
+        say(f"warning: a checkpoint is damaged and was set aside as {what.path}: {what.file}: {what.why}.")
+    elif isinstance(what, NotSaved):
+        say(f"warning: the checkpoint of step {what.step} is not saved: {what.why}. The run goes on.")
 
 
 def _plan(

@@ -12,8 +12,8 @@ import pytest
 import rich.console
 
 from autoshard import StagedPlan
+from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.errors import ConfigError
-from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig
 from autoshard.train.registry import load_data, train_functions
 from autoshard.train.trainer import carry_out
@@ -114,7 +114,7 @@ def test_state_and_evaluation_are_those_of_the_same_step_on_one_device(runs):
     evaluated = float(jax.jit(functions.evaluate)(state, dict(data.eval_batches[0]))["loss"])
     assert logged(runs.folder / "whole", "eval")[LAST] == pytest.approx(evaluated, rel=1e-5)
     with Checkpoints(runs.folder / "whole" / "checkpoints", 2) as checkpoints:
-        saved = checkpoints.restore(LAST, jax.tree.map(lambda x: x, state))
+        saved = checkpoints.restore(jax.tree.map(lambda x: x, state)).state
     for ours, theirs in zip(jax.tree.leaves(saved.params), jax.tree.leaves(state.params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 

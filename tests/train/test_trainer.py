@@ -17,8 +17,8 @@ import rich.console
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard import Plan
+from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.errors import ConfigError
-from autoshard.train.checkpoints import Checkpoints
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.registry import load_data, train_functions
 from autoshard.train.trainer import TrainResult, train
@@ -167,7 +167,7 @@ def test_evaluation_equals_that_of_the_unsharded_model_without_dropout(runs):
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), like)
     with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
         assert checkpoints.latest_step() == runs.last
-        state = checkpoints.restore(runs.last, like)
+        state = checkpoints.restore(like).state
     evaluate = jax.jit(functions.evaluate)
     expected = np.mean([float(evaluate(state, data.eval_batches[n])["loss"]) for n in range(2)])
     assert reported[runs.last] == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,28 @@
+"""What the processes of a run tell each other about checkpoints, on the main thread, all together."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from autoshard.transfer.peers import all_gather_bytes, broadcast_bytes
+
+
+def from_all(data: Any) -> list[Any]:
+    """What every process gives, in their order. Plain data; all processes must call this together."""
+    if jax.process_count() == 1:
+        return [data]
+    return [json.loads(text) for text in all_gather_bytes(json.dumps(data).encode())]
+
+
+def from_first(decide: Callable[[], Any]) -> Any:
+    """What `decide` gives in the first process, in all of them; the others do not call it. Plain data."""
+    if jax.process_count() == 1:
+        return decide()
+    return json.loads(broadcast_bytes(json.dumps(decide()).encode() if jax.process_index() == 0 else b""))
+
+
+def all_together(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """The items of all processes as one list."""
+    return [item for one in lists for item in one]
