@@ -78,3 +78,7 @@ class ScheduleError(AutoshardError):
 
 class TransferError(AutoshardError):
     """A tensor does not arrive from another process, or cannot be moved as asked."""
+
+
+class ElasticError(AutoshardError):
+    """A supervised run cannot go on, or what is asked of it is not possible."""

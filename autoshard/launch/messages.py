@@ -204,25 +204,19 @@ class Finished(_Message):
     loss: float | None = None
 
 
-ToWorker = Annotated[Assignment | Drain, Field(discriminator="kind")]
-FromWorker = Annotated[
-    Ready | Heartbeat | Planned | Restored | Committed | Rejected | NotSaved | Failed | Drained | Finished,
-    Field(discriminator="kind"),
-]
+FromSupervisor = Assignment | Drain
+FromWorker = Ready | Heartbeat | Planned | Restored | Committed | Rejected | NotSaved | Failed | Drained | Finished
 
-_TO_WORKER: pydantic.TypeAdapter[Assignment | Drain] = pydantic.TypeAdapter(ToWorker)
-_FROM_WORKER: pydantic.TypeAdapter[
-    Ready | Heartbeat | Planned | Restored | Committed | Rejected | NotSaved | Failed | Drained | Finished
-] = pydantic.TypeAdapter(FromWorker)
+_BY_KIND = Field(discriminator="kind")
+_FROM_SUPERVISOR: pydantic.TypeAdapter[FromSupervisor] = pydantic.TypeAdapter(Annotated[FromSupervisor, _BY_KIND])
+_FROM_WORKER: pydantic.TypeAdapter[FromWorker] = pydantic.TypeAdapter(Annotated[FromWorker, _BY_KIND])
 
 
-def read_from_supervisor(line: str | bytes) -> Assignment | Drain:
+def read_from_supervisor(line: str | bytes) -> FromSupervisor:
     """What a line of a worker's standard input says. Raises pydantic.ValidationError if it is not a message."""
-    return _TO_WORKER.validate_json(line)
+    return _FROM_SUPERVISOR.validate_json(line)
 
 
-def read_from_worker(
-    line: str | bytes,
-) -> Ready | Heartbeat | Planned | Restored | Committed | Rejected | NotSaved | Failed | Drained | Finished:
+def read_from_worker(line: str | bytes) -> FromWorker:
     """What a line of a worker's messages says. Raises pydantic.ValidationError if it is not a message."""
     return _FROM_WORKER.validate_json(line)

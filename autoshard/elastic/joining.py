@@ -1,0 +1,37 @@
+"""A worker joins its generation: JAX's devices, the coordinator, and how processes talk to each other."""
+
+import jax
+
+from autoshard.launch.messages import Assignment
+
+HEARTBEAT_TIMEOUT_S = 100
+"""JAX's own default. The supervisor notices a lost worker long before; this is the last resort of those it lost."""
+
+INITIALIZATION_TIMEOUT_S = 300
+SHUTDOWN_TIMEOUT_S = 15
+
+
+def join(assignment: Assignment) -> None:
+    """Makes this process one of the generation's; must come before JAX's first use of a device.
+
+    Raises:
+        RuntimeError: JAX was used before, or the others cannot be reached.
+    """
+    if assignment.devices_per_worker is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", assignment.devices_per_worker)
+        jax.config.update("jax_cpu_collectives_implementation", "gloo" if assignment.num_workers > 1 else "none")
+    if assignment.num_workers == 1:
+        return
+    # SIGTERM is the worker's own: it drains the run, and the worker tells that it was the one to get the signal.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        assignment.coordinator,
+        assignment.num_workers,
+        assignment.rank,
+        coordinator_bind_address=assignment.coordinator if assignment.rank == 0 else None,
+        initialization_timeout=INITIALIZATION_TIMEOUT_S,
+        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
+        shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_S,
+        cluster_detection_method="deactivate",
+    )

@@ -1,0 +1,95 @@
+"""The life of a worker's process: ready, assigned, joined, at work, and its end told in a way that can be acted on."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+import jax
+
+from autoshard.elastic.coordination import Coordination
+from autoshard.elastic.joining import join
+from autoshard.elastic.lifeline import Lifeline
+from autoshard.elastic.worker import Worker
+from autoshard.errors import AutoshardError, TrainingError, TransferError
+from autoshard.interrupts import stop_on_signals
+from autoshard.launch.messages import Drained, Failed, Finished
+
+FAREWELL_S = 60.0
+"""How long workers wait for each other at the end."""
+
+_MOST_TRACEBACK = 8_000
+"""Characters of a traceback that are told."""
+
+_OF_PEERS = (
+    "Gloo ",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "UNAVAILABLE",
+    "coordination service",
+    "heartbeat timeout",
+    "NCCL",
+)
+"""What JAX's errors say where a peer is gone, on CPUs and GPUs."""
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether an error says only that another process of the run is gone."""
+    if isinstance(error, TransferError):
+        return True
+    seen = error
+    while seen is not None:
+        if isinstance(seen, jax.errors.JaxRuntimeError) and any(text in str(seen) for text in _OF_PEERS):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def serve(lifeline: Lifeline, work: Callable[[Worker], float | None]) -> None:
+    """Does `work` as a worker of the generation to which the supervisor assigns this process; it does not return.
+
+    Args:
+        lifeline: to the supervisor.
+        work: does its part and returns the last loss, when it is complete or `Worker.should_stop` said so.
+    """
+    assignment = lifeline.await_assignment()
+    status = 1
+    try:
+        with stop_on_signals((signal.SIGTERM,)) as stop:
+            join(assignment)
+            coordination = Coordination.of_this_process()
+            worker = Worker(assignment, lifeline, coordination)
+            worker.listen(stop)
+            loss = work(worker)
+            coordination.barrier("autoshard/end", FAREWELL_S)
+            if worker.is_draining:
+                worker.tell(Drained(step=worker.step, by_signal=worker.stopped_by_signal))
+            else:
+                worker.tell(Finished(step=worker.step, loss=loss))
+            lifeline.close()
+            if assignment.num_workers > 1:
+                jax.distributed.shutdown()
+            status = 0
+    except BaseException as error:
+        _tell(lifeline, error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # what Python does at its end may wait for peers that are gone
+
+
+def _tell(lifeline: Lifeline, error: BaseException) -> None:
+    text = "".join(traceback.format_exception(error))
+    print(text, file=sys.stderr, flush=True)
+    is_loss = is_peer_loss(error)
+    lifeline.tell(
+        Failed(
+            step=lifeline.step,
+            error=type(error).__name__,
+            message=str(error)[:_MOST_TRACEBACK],
+            traceback=text[-_MOST_TRACEBACK:],
+            is_peer_loss=is_loss,
+            is_final=isinstance(error, AutoshardError) and not isinstance(error, TrainingError) and not is_loss,
+        )
+    )
+    lifeline.close()

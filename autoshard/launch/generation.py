@@ -1,0 +1,187 @@
+"""One generation of a run: its workers, what they said, and how it ended."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pydantic
+
+from autoshard.launch import events
+from autoshard.launch.engines.protocol import Exit, Line, Process
+from autoshard.launch.failures import STALLED, Loss, cause_of, origin
+from autoshard.launch.messages import (
+    Committed,
+    Drain,
+    Drained,
+    Failed,
+    Finished,
+    FromWorker,
+    Heartbeat,
+    NotSaved,
+    Phase,
+    Planned,
+    Rejected,
+    Restored,
+    read_from_worker,
+)
+from autoshard.launch.progress import LearntLimits, Progress
+
+GRACE_S = 0.15
+"""How long to wait after a loss for others, which tells those that fell from those that were pulled along."""
+
+FAREWELL_S = 10.0
+"""Time for workers to end by themselves after the first of them told that the run is complete."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a generation ended: complete, drained, or by losses; exactly one is given.
+
+    Attributes:
+        finished, drained: what the first worker told.
+        preempted: slots whose workers were told by a signal of their own to end.
+        losses: the workers that failed, without those that only followed.
+    """
+
+    finished: Finished | None = None
+    drained: Drained | None = None
+    preempted: tuple[int, ...] = ()
+    losses: tuple[Loss, ...] = ()
+
+
+class Generation:
+    """The running workers of one generation."""
+
+    def __init__(
+        self, number: int, workers: Sequence[Process], limits: LearntLimits, write: Callable[[events.Event], None]
+    ):
+        """Args:
+        number: the generation's.
+        workers: by rank.
+        limits: of the run.
+        write: takes events.
+        """
+        self.number = number
+        self.workers = tuple(workers)
+        self.last_committed: int | None = None
+        """The newest step that this generation made safe; None before the first."""
+        self.is_draining = False
+        self._write = write
+        self._ranks = {worker.number: rank for rank, worker in enumerate(workers)}
+        self._progress = Progress(limits, tuple(self._ranks), time.monotonic())
+        self._phase = Phase.STARTUP
+        self._reports: dict[int, Failed] = {}
+        self._losses: list[Loss] = []
+        self._lost_s = 0.0
+        self._ended: set[int] = set()
+        self._drained: dict[int, Drained] = {}
+        self._finished: Finished | None = None
+        self._complete_s: float | None = None
+        write(events.PhaseStarted(time=time.time(), generation=number, phase=Phase.STARTUP, step=0))
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is past everything that comes before the first step."""
+        return self.last_committed is not None
+
+    def has(self, process: int) -> bool:
+        """Whether a process is one of its workers."""
+        return process in self._ranks
+
+    def take(self, news: Line | Exit) -> None:
+        """Takes what a worker said, or its end."""
+        if isinstance(news, Exit):
+            self._took_exit(news)
+            return
+        try:
+            message = read_from_worker(news.text)
+        except pydantic.ValidationError:  # a line cut short by a kill
+            return
+        self._progress.heard(news.process, message if isinstance(message, Heartbeat) else None, time.monotonic())
+        self._took(news.process, message)
+
+    def outcome(self) -> Outcome | None:
+        """How the generation ended; None while it goes on."""
+        now_s = time.monotonic()
+        is_left = len(self._ended) < len(self.workers)
+        if self._complete_s is not None:
+            if is_left and now_s - self._complete_s < FAREWELL_S:
+                return None
+            if self._finished is not None:
+                return Outcome(finished=self._finished)
+            first = self._drained[self.workers[0].number]
+            preempted = tuple(w.slot.number for w in self.workers if self._was_preempted(w.number))
+            return Outcome(drained=first, preempted=preempted)
+        if not self._losses:
+            self._look_for_stalls(now_s)
+        if self._losses and (now_s - self._lost_s >= GRACE_S or not is_left):
+            return Outcome(losses=origin(self._losses))
+        return None
+
+    def drain_message(self, why: str) -> str | None:
+        """What to send to all workers to drain them; None if that was done."""
+        if self.is_draining:
+            return None
+        self.is_draining = True
+        self._write(events.DrainStarted(time=time.time(), generation=self.number, why=why))
+        return Drain(why=why).line()
+
+    def _was_preempted(self, process: int) -> bool:
+        return process in self._drained and self._drained[process].by_signal
+
+    def _took(self, process: int, message: FromWorker) -> None:
+        stamp: dict[str, Any] = {"time": time.time(), "generation": self.number}
+        is_first = self._ranks[process] == 0
+        match message:
+            case Heartbeat(phase=phase, step=step) if is_first and phase is not self._phase:
+                self._phase = phase
+                self._write(events.PhaseStarted(**stamp, phase=phase, step=step))
+            case Planned():
+                self._write(events.Replanned(**stamp, **_fields(message)))
+            case Restored():
+                self._write(events.Restored(**stamp, **_fields(message)))
+            case Committed(step=step):
+                self.last_committed = step
+                self._write(events.StepCommitted(**stamp, **_fields(message)))
+            case Rejected():
+                self._write(events.CheckpointRejected(**stamp, **_fields(message)))
+            case NotSaved():
+                self._write(events.CheckpointNotSaved(**stamp, **_fields(message)))
+            case Failed():
+                self._reports[process] = message
+            case Drained():
+                self._drained[process] = message
+                if is_first:
+                    self._complete_s = time.monotonic()
+            case Finished() if is_first:
+                self._finished, self._complete_s = message, time.monotonic()
+
+    def _took_exit(self, news: Exit) -> None:
+        self._ended.add(news.process)
+        if self._complete_s is None and not (news.status == 0 and news.process in self._drained):
+            self._lose(news.process, cause_of(news.status), "")
+
+    def _look_for_stalls(self, now_s: float) -> None:
+        for stall in self._progress.stalls(now_s):
+            if stall.process not in self._ended:
+                self._lose(stall.process, STALLED, stall.detail)
+        if self._losses:
+            self._lost_s = now_s - GRACE_S  # nobody else is expected
+
+    def _lose(self, process: int, cause: str, detail: str) -> None:
+        worker, report = self.workers[self._ranks[process]], self._reports.get(process)
+        phase, step = self._progress.where(process)
+        if not self._losses:
+            self._lost_s = time.monotonic()
+        if report is not None:
+            step, detail = report.step, f"{report.error}: {report.message}"
+        slot = worker.slot
+        self._losses.append(
+            Loss(self._ranks[process], worker.pid, slot.number, slot.host, cause, phase, step, report, detail)
+        )
+
+
+def _fields(message: pydantic.BaseModel) -> dict[str, Any]:
+    """The fields that an event shares with the message it records."""
+    return message.model_dump(exclude={"kind"})
