@@ -1,5 +1,6 @@
 """The life of a worker's process: ready, assigned, joined, at work, and its end told in a way that can be acted on."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -34,6 +35,21 @@ _OF_PEERS = (
 """What JAX's errors say where a peer is gone, on CPUs and GPUs."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkDone:
+    """What a worker has done.
+
+    Attributes:
+        step: steps taken, over all generations; the state after them is safe.
+        loss: of the last step; None if there was none.
+        is_complete: nothing is left to do; otherwise it ended early, as asked.
+    """
+
+    step: int
+    loss: float | None
+    is_complete: bool
+
+
 def is_peer_loss(error: BaseException) -> bool:
     """Whether an error says only that another process of the run is gone."""
     if isinstance(error, TransferError):
@@ -46,12 +62,12 @@ def is_peer_loss(error: BaseException) -> bool:
     return False
 
 
-def serve(lifeline: Lifeline, work: Callable[[Worker], float | None]) -> None:
+def serve(lifeline: Lifeline, work: Callable[[Worker], WorkDone]) -> None:
     """Does `work` as a worker of the generation to which the supervisor assigns this process; it does not return.
 
     Args:
         lifeline: to the supervisor.
-        work: does its part and returns the last loss, when it is complete or `Worker.should_stop` said so.
+        work: does its part until it is complete or `Worker.should_stop` says so.
     """
     assignment = lifeline.await_assignment()
     status = 1
@@ -61,12 +77,12 @@ def serve(lifeline: Lifeline, work: Callable[[Worker], float | None]) -> None:
             coordination = Coordination.of_this_process()
             worker = Worker(assignment, lifeline, coordination)
             worker.listen(stop)
-            loss = work(worker)
+            done = work(worker)
             coordination.barrier("autoshard/end", FAREWELL_S)
-            if worker.is_draining:
-                worker.tell(Drained(step=worker.step, by_signal=worker.stopped_by_signal))
+            if done.is_complete:
+                worker.tell(Finished(step=done.step, loss=done.loss))
             else:
-                worker.tell(Finished(step=worker.step, loss=loss))
+                worker.tell(Drained(step=done.step, by_signal=worker.stopped_by_signal))
             lifeline.close()
             if assignment.num_workers > 1:
                 jax.distributed.shutdown()

@@ -59,11 +59,6 @@ class Worker:
         return jax.process_index() == 0
 
     @property
-    def is_draining(self) -> bool:
-        """Whether the workers agreed to end early."""
-        return self._stop_at is not None
-
-    @property
     def stopped_by_signal(self) -> bool:
         """Whether this process itself was told by a signal to stop."""
         return self._stop.requested

@@ -17,6 +17,7 @@ class Loss:
         rank, pid, slot, host: which worker it was, and where.
         cause: `signal 9`, `exit status 1`, `stalled` or `host lost`.
         phase, step: what it was at, and steps taken.
+        since_progress_s: time since it changed either.
         report: what it told before it ended, if it could.
         detail: more in words.
     """
@@ -28,6 +29,7 @@ class Loss:
     cause: str
     phase: Phase
     step: int
+    since_progress_s: float
     report: Failed | None = None
     detail: str = ""
 

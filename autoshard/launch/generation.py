@@ -171,14 +171,24 @@ class Generation:
 
     def _lose(self, process: int, cause: str, detail: str) -> None:
         worker, report = self.workers[self._ranks[process]], self._reports.get(process)
-        phase, step = self._progress.where(process)
+        phase, step, changed_s = self._progress.where(process)
         if not self._losses:
             self._lost_s = time.monotonic()
         if report is not None:
             step, detail = report.step, f"{report.error}: {report.message}"
-        slot = worker.slot
         self._losses.append(
-            Loss(self._ranks[process], worker.pid, slot.number, slot.host, cause, phase, step, report, detail)
+            Loss(
+                rank=self._ranks[process],
+                pid=worker.pid,
+                slot=worker.slot.number,
+                host=worker.slot.host,
+                cause=cause,
+                phase=phase,
+                step=step,
+                since_progress_s=time.monotonic() - changed_s,
+                report=report,
+                detail=detail,
+            )
         )
 
 

@@ -124,10 +124,10 @@ class Progress:
         self._limits = limits
         self._seen = {process: _Seen(Phase.STARTUP, 0, now_s, now_s) for process in processes}
 
-    def where(self, process: int) -> tuple[Phase, int]:
-        """What a worker is at, and how many steps it has taken."""
+    def where(self, process: int) -> tuple[Phase, int, float]:
+        """What a worker is at, how many steps it has taken, and when it changed either."""
         seen = self._seen[process]
-        return seen.phase, seen.step
+        return seen.phase, seen.step, seen.changed_s
 
     def heard(self, process: int, heartbeat: Heartbeat | None, now_s: float) -> None:
         """A worker said something; `heartbeat` if it told where it is."""

@@ -308,6 +308,7 @@ class Supervisor:
                     cause=loss.cause,
                     phase=loss.phase,
                     step=loss.step,
+                    since_progress_s=loss.since_progress_s,
                     detail=loss.detail,
                 )
             )
