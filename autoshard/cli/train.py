@@ -31,6 +31,13 @@ def train(config: Config, overrides: Overrides = None, devices: Devices = None, 
     """
     with errors_shown(traceback):
         settings = load_settings(config, overrides, devices=devices)
+        from autoshard.elastic.lifeline import Lifeline
+
+        lifeline = Lifeline.of_this_process()
+        if lifeline is not None:
+            from autoshard.train.supervised import serve_training
+
+            serve_training(lifeline, settings)
         use_cpu_devices(settings.devices)
         from autoshard.train.processes import is_first, join_processes
         from autoshard.train.trainer import train as run

@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 import jax
 
@@ -62,7 +63,7 @@ def is_peer_loss(error: BaseException) -> bool:
     return False
 
 
-def serve(lifeline: Lifeline, work: Callable[[Worker], WorkDone]) -> None:
+def serve(lifeline: Lifeline, work: Callable[[Worker], WorkDone]) -> NoReturn:
     """Does `work` as a worker of the generation to which the supervisor assigns this process; it does not return.
 
     Args:

@@ -7,8 +7,9 @@ import jax
 
 from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.lifeline import Lifeline
+from autoshard.elastic.plan_store import ChosenPlan
 from autoshard.interrupts import StopRequest
-from autoshard.launch.messages import Assignment, Committed, FromWorker, Phase, Tier
+from autoshard.launch.messages import Assignment, FromWorker, Phase, Planned, Restored, Tier
 
 _DRAIN_AT = "autoshard/drain_at"
 
@@ -68,11 +69,6 @@ class Worker:
         if self._lifeline is not None and not self.is_dry_run:
             self._lifeline.tell(message)
 
-    def committed(self, step: int, tier: Tier) -> None:
-        """The state after `step` is safe; the first worker tells it for all."""
-        if self.is_first:
-            self.tell(Committed(step=step, tier=tier))
-
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
         """Tells that the worker is at `phase` while the block runs."""
@@ -87,6 +83,29 @@ class Worker:
         self.step = step
         if self._lifeline is not None:
             self._lifeline.at(Phase.TRAINING, step)
+
+    def planned(self, chosen: ChosenPlan) -> None:
+        """Tells the plan of the generation; the first worker does for all."""
+        if self.is_first:
+            mesh = str(chosen.plan).partition("\n")[0]
+            self.tell(Planned(plan=str(chosen.path), mesh=mesh, seconds=chosen.seconds, from_cache=chosen.from_cache))
+
+    def restored(self, step: int, source: Tier | None, seconds: float) -> None:
+        """Tells from which state the generation goes on; the first worker does for all."""
+        if self.is_first:
+            self.tell(Restored(step=step, source=source, seconds=seconds))
+
+    def begin(self, step: int, stop: StopRequest) -> None:
+        """Tells that the first step of this generation, which is compiled on the way, is at hand.
+
+        Args:
+            step: steps taken before.
+            stop: signals to this process, which are requests to stop, too.
+        """
+        self.step = step
+        self.listen(stop)
+        if self._lifeline is not None:
+            self._lifeline.at(Phase.COMPILE, step)
 
     def listen(self, stop: StopRequest) -> None:
         """Takes signals to this process for requests to stop, too."""

@@ -23,6 +23,7 @@ from autoshard.launch.messages import (
     Planned,
     Rejected,
     Restored,
+    Tier,
     read_from_worker,
 )
 from autoshard.launch.progress import LearntLimits, Progress
@@ -75,6 +76,7 @@ class Generation:
         self._losses: list[Loss] = []
         self._lost_s = 0.0
         self._ended: set[int] = set()
+        self._memory_parts: dict[int, set[int]] = {}
         self._drained: dict[int, Drained] = {}
         self._finished: Finished | None = None
         self._complete_s: float | None = None
@@ -141,9 +143,8 @@ class Generation:
                 self._write(events.Replanned(**stamp, **_fields(message)))
             case Restored():
                 self._write(events.Restored(**stamp, **_fields(message)))
-            case Committed(step=step):
-                self.last_committed = step
-                self._write(events.StepCommitted(**stamp, **_fields(message)))
+            case Committed():
+                self._took_commit(process, message)
             case Rejected():
                 self._write(events.CheckpointRejected(**stamp, **_fields(message)))
             case NotSaved():
@@ -156,6 +157,17 @@ class Generation:
                     self._complete_s = time.monotonic()
             case Finished() if is_first:
                 self._finished, self._complete_s = message, time.monotonic()
+
+    def _took_commit(self, process: int, message: Committed) -> None:
+        """On disk the first worker tells for all; in memory each tells for its part."""
+        if message.tier is Tier.MEMORY:
+            parts = self._memory_parts.setdefault(message.step, set())
+            parts.add(process)
+            if len(parts) < len(self.workers):
+                return
+            self._memory_parts = {step: told for step, told in self._memory_parts.items() if step > message.step}
+        self.last_committed = max(message.step, self.last_committed or 0)
+        self._write(events.StepCommitted(time=time.time(), generation=self.number, **_fields(message)))
 
     def _took_exit(self, news: Exit) -> None:
         self._ended.add(news.process)

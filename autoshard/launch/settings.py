@@ -31,7 +31,7 @@ class LaunchSettings:
         run_dir: its output folder.
         least_workers, most_workers: its size; equal for a run that replaces what it loses.
         devices_per_worker: CPU devices of each worker; None for the accelerators of its host.
-        command: how a worker's process is started.
+        arguments: the command line of a worker's process.
         budgets: how many failures it may have.
         rejoin_after_s: how long a slot whose worker was lost is left alone, in a run whose size may change.
         stall_limit_s: longest time without a heartbeat; None to derive it from what was measured.
@@ -43,12 +43,22 @@ class LaunchSettings:
     least_workers: int
     most_workers: int
     devices_per_worker: int | None
-    command: Command
+    arguments: tuple[str, ...]
     budgets: Budgets = Budgets()
     rejoin_after_s: float = 30.0
     stall_limit_s: float | None = None
     has_standbys: bool = True
     plans_ahead: bool = True
+
+    @property
+    def run_variable(self) -> tuple[str, str]:
+        """The environment variable by which processes of this run are known, and its value."""
+        return "AUTOSHARD_RUN_DIR", str(self.run_dir)
+
+    @property
+    def command(self) -> Command:
+        """How a worker's process is started."""
+        return Command(self.arguments, dict([self.run_variable]), str(self.run_dir / "logs"))
 
     @property
     def is_elastic(self) -> bool:

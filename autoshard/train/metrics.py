@@ -130,18 +130,25 @@ def _others(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
 class MetricsFile:
     """Appends reports to a file of JSON lines."""
 
-    def __init__(self, path: pathlib.Path, after_step: int):
-        """Opens `path`, dropping lines of steps after `after_step`, which the run is about to take again."""
+    def __init__(self, path: pathlib.Path, after_step: int, generation: int = 0):
+        """Opens `path`, dropping lines of steps after `after_step`, which the run is about to take again.
+
+        Args:
+            path: the file.
+            after_step: the step that the run continues from, or 0.
+            generation: that of a supervised run, told in each line.
+        """
         kept = []
         if after_step and path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= after_step]
         path.write_text("".join(f"{line}\n" for line in kept))
         self._path = path
+        self._generation = generation
 
     def write(self, report: Report) -> None:
         """Adds one line, complete on disk when this returns to readers of the file; null for what is not finite."""
         plain = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
-        record = {name: plain(value) for name, value in report.record().items()}
+        record = {name: plain(value) for name, value in {**report.record(), "generation": self._generation}.items()}
         with self._path.open("a") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 

@@ -60,8 +60,3 @@ def decided_by_the_first(decide: Callable[[], str]) -> str:
         raise TrainingError("The first process of this run ended with an error. Its own output tells which.")
     padded = content if is_first() else np.zeros(size, np.uint8)
     return np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8).tobytes().decode()
-
-
-def any_of_them(here: bool) -> bool:
-    """Whether `here` is true in any process; all must call it together."""
-    return here if jax.process_count() == 1 else bool(np.any(multihost_utils.process_allgather(np.bool_(here))))

@@ -20,6 +20,7 @@ class Reports:
         folder: pathlib.Path | None,
         console: rich.console.Console,
         after_step: int,
+        generation: int = 0,
     ):
         """Opens the files in `folder`; what they tell of steps after `after_step` is forgotten.
 
@@ -28,9 +29,10 @@ class Reports:
             folder: the run's folder; None for a process that leaves the files to another.
             console: where to print.
             after_step: the step that the run continues from, or 0.
+            generation: of a supervised run, which the lines of the file tell; 0 without a supervisor.
         """
         self._display = Display(console, section.steps, after_step)
-        self._file = None if folder is None else MetricsFile(folder / "metrics.jsonl", after_step)
+        self._file = None if folder is None else MetricsFile(folder / "metrics.jsonl", after_step, generation)
         self._board = TensorBoard(folder / "tensorboard", after_step) if folder and section.tensorboard else None
         self._open = contextlib.ExitStack()
 

@@ -13,19 +13,22 @@ from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan, StagedPlan, load
 from autoshard.checkpoints.checkpoints import Checkpoints
+from autoshard.cluster import Cluster
+from autoshard.elastic.plan_store import DeviceSet, plan_for_devices
+from autoshard.elastic.worker import Worker
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
-from autoshard.interrupts import StopRequest, stop_on_signals
-from autoshard.launch.messages import Committed, NotSaved, Rejected
+from autoshard.interrupts import stop_on_signals
+from autoshard.launch.messages import Committed, NotSaved, Phase, Rejected
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluator
 from autoshard.train.feed import feed
 from autoshard.train.metrics import EvalReport, StepReport, StepWork
 from autoshard.train.nonfinite import bad_leaves, is_bad, stop
-from autoshard.train.plan_reuse import kept_plan
+from autoshard.train.plan_reuse import kept_plan, why_unfit
 from autoshard.train.planning import make_plan_visibly
-from autoshard.train.processes import any_of_them, decided_by_the_first, is_first
+from autoshard.train.processes import decided_by_the_first, is_first
 from autoshard.train.profiling import Profile
 from autoshard.train.registry import load_data, output_folder, train_functions
 from autoshard.train.reports import Reports
@@ -51,24 +54,31 @@ class TrainResult:
     output_dir: pathlib.Path
 
 
-def train(config: TrainConfig, console: rich.console.Console | None = None) -> TrainResult:
+def train(
+    config: TrainConfig, console: rich.console.Console | None = None, worker: Worker | None = None
+) -> TrainResult:
     """Carries out the run that `config` describes, on the live devices; see `carry_out`."""
-    return carry_out(config, train_functions(config), load_data(config), console)
+    return carry_out(config, train_functions(config), load_data(config), console, worker)
 
 
 def carry_out(
-    config: TrainConfig, functions: TrainFunctions, data: TrainData, console: rich.console.Console | None = None
+    config: TrainConfig,
+    functions: TrainFunctions,
+    data: TrainData,
+    console: rich.console.Console | None = None,
+    worker: Worker | None = None,
 ) -> TrainResult:
     """Trains `functions` on `data` as `config` says, on the live devices.
 
     The state is saved every `train.checkpoint_every` steps, at the end, and on Ctrl-C or SIGTERM after the current
-    step (of several processes: after the next multiple of `train.log_every`). With `train.resume` the run continues
+    step (of several processes: two steps later at most). With `train.resume` the run continues
     from the latest checkpoint, with the batches that an uninterrupted run would have seen, and with the plan it had.
 
     Args:
         config: the run.
         functions, data: what `train_functions` and `load_data` make of it, or others of the same kind.
         console: where progress is shown; standard output by default. Only the first process shows any.
+        worker: the line to a supervisor; None without one.
 
     Returns:
         How it ended.
@@ -78,6 +88,7 @@ def carry_out(
         TrainingError: the run cannot go on; the message tells what it left.
         AutoshardError: no plan, or one that does not fit the live devices.
     """
+    worker = worker or Worker.alone()
     console = console or rich.console.Console()
     if not is_first():
         console = rich.console.Console(quiet=True)
@@ -85,28 +96,58 @@ def carry_out(
     if config.train.tensorboard:
         check_tensorboard()
     folder = output_folder(config)
-    with _open_checkpoints(config, folder, say) as checkpoints:
+    if worker.is_dry_run:
+        return _dry_run(config, functions, data, folder, console, worker)
+    with _open_checkpoints(config, folder, say, worker) as checkpoints:
         first_step = checkpoints.latest_step() or 0
         if first_step >= config.train.steps:
             say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
             return TrainResult(first_step, None, False, folder)
-        plan = _plan(config, functions, folder, first_step, console)
-        run = planned_run(config, functions, data, plan, folder)
-        restored = run.latest_state(checkpoints)
-        state, first_step = restored.state, restored.step
+        with worker.during(Phase.PLANNING):
+            plan = _plan(config, functions, folder, first_step, console, worker)
+            run = planned_run(config, functions, data, plan, folder)
+        with worker.during(Phase.RESTORE):
+            started_s = time.perf_counter()
+            restored = run.latest_state(checkpoints)
+            state, first_step = restored.state, restored.step
+            worker.restored(first_step, restored.source, time.perf_counter() - started_s)
         if restored.source is not None:
             say(f"Resumed from the checkpoint of step {first_step}.")
         work = step_work(functions, data, plan, config.data.batch_size)
-        with Reports(config.train, folder if is_first() else None, console, first_step) as reports:
-            return _Loop(run, checkpoints, reports, work).take_steps(state, first_step)
+        with Reports(
+            config.train, folder if is_first() else None, console, first_step, generation=worker.generation
+        ) as reports:
+            return _Loop(run, checkpoints, reports, work, worker).take_steps(state, first_step)
 
 
-def _open_checkpoints(config: TrainConfig, folder: pathlib.Path, say: Callable[[str], None]) -> Checkpoints:
+def _dry_run(
+    config: TrainConfig,
+    functions: TrainFunctions,
+    data: TrainData,
+    folder: pathlib.Path,
+    console: rich.console.Console,
+    worker: Worker,
+) -> TrainResult:
+    """Plans, compiles and takes one step from the initial state, for what that leaves to later generations."""
+    run = planned_run(config, functions, data, _plan_of_generation(config, functions, folder, console, worker), folder)
+    state = run.plan.init(functions.init, config.train.seed, run=run.step)
+    jax.block_until_ready(run.step(state, run.batch(0)))
+    return TrainResult(0, None, False, folder)
+
+
+def _open_checkpoints(
+    config: TrainConfig, folder: pathlib.Path, say: Callable[[str], None], worker: Worker
+) -> Checkpoints:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another.") from error
-    checkpoints = Checkpoints(folder / "checkpoints", config.train.keep_checkpoints, lambda what: _warn(what, say))
+
+    def tell(what: Committed | Rejected | NotSaved) -> None:
+        worker.tell(what)
+        _warn(what, say)
+
+    checkpoints = Checkpoints(folder / "checkpoints", config.train.keep_checkpoints, tell)
     latest = checkpoints.latest_step()
     if latest is not None and not config.train.resume:
         checkpoints.close()
@@ -126,9 +167,16 @@ def _warn(what: Committed | Rejected | NotSaved, say: Callable[[str], None]) -> 
 
 
 def _plan(
-    config: TrainConfig, functions: TrainFunctions, folder: pathlib.Path, first_step: int, console: rich.console.Console
+    config: TrainConfig,
+    functions: TrainFunctions,
+    folder: pathlib.Path,
+    first_step: int,
+    console: rich.console.Console,
+    worker: Worker,
 ) -> Plan | StagedPlan:
     """The plan of the run, written to its folder; one for all processes, since two searches may end differently."""
+    if worker.is_supervised:
+        return _plan_of_generation(config, functions, folder, console, worker)
     say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     path = folder / "plan.json"
 
@@ -156,11 +204,34 @@ def _plan(
     return load(path)
 
 
+def _plan_of_generation(
+    config: TrainConfig,
+    functions: TrainFunctions,
+    folder: pathlib.Path,
+    console: rich.console.Console,
+    worker: Worker,
+) -> Plan | StagedPlan:
+    """The run's plan for these devices; a run that comes back to a set of devices goes on as before."""
+    chosen = plan_for_devices(
+        folder,
+        DeviceSet.of(Cluster.detect(), jax.process_count()),
+        make=lambda: make_plan_visibly(config, functions, console),
+        fits=lambda plan: why_unfit(plan, config, functions),
+        decide_for_all=decided_by_the_first,
+        is_dry_run=worker.is_dry_run,
+    )
+    if is_first() and not worker.is_dry_run:
+        write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
+    worker.planned(chosen)
+    return chosen.plan
+
+
 class _Loop:
     """The steps of a run, and all that happens between them."""
 
-    def __init__(self, run: Run, checkpoints: Checkpoints, reports: Reports, work: StepWork):
+    def __init__(self, run: Run, checkpoints: Checkpoints, reports: Reports, work: StepWork, worker: Worker):
         section = run.config.train
+        self._worker = worker
         self._run, self._checkpoints, self._reports, self._work = run, checkpoints, reports, work
         self._section, self._identity = section, run.identity()
         self._evaluate: Callable[[int, Any], EvalReport] | None = None
@@ -177,8 +248,10 @@ class _Loop:
         reported, spent_s, waited_s = first_step, 0.0, 0.0
         profile = Profile(section, self._run.folder / "profile")
         batches = feed(self._run.data.batches, first_step, self._run.shardings[1])
+        worker = self._worker
         with stop_on_signals((signal.SIGINT, signal.SIGTERM)) as asked, profile, batches as coming:
-            while done < last and not self._stops(asked, done):
+            worker.begin(first_step, asked)
+            while done < last and not worker.should_stop():
                 started_s = time.perf_counter()
                 try:
                     batch, wait_s = next(coming)
@@ -192,6 +265,7 @@ class _Loop:
                     # ever.
                     metrics = {name: float(x) for name, x in jax.block_until_ready(measured).items()}
                 done += 1
+                worker.stepped(done)
                 spent_s, waited_s = spent_s + time.perf_counter() - started_s, waited_s + wait_s
                 if profile.end(done):
                     self._reports.say(
@@ -214,20 +288,16 @@ class _Loop:
                 if self._evaluate is not None and (
                     done == last or section.eval_every and done % section.eval_every == 0
                 ):
-                    self._reports.report(self._evaluate(done, state))
+                    with worker.during(Phase.EVALUATION):
+                        self._reports.report(self._evaluate(done, state))
                 if saves:
                     self._save(done, state)
             if done < last:
                 self._reports.say(f"Stopping after step {done}, and saving. Another signal ends the run unsaved.")
-            self._save(done, state)
-            self._checkpoints.wait()
+            with worker.during(Phase.SAVING):
+                self._save(done, state)
+                self._checkpoints.wait()
         return TrainResult(done, metrics["loss"] if done > first_step else None, done < last, self._run.folder)
-
-    def _stops(self, asked: StopRequest, done: int) -> bool:
-        """Whether to stop now; several processes ask each other from time to time, so that all stop at one step."""
-        if jax.process_count() == 1:
-            return asked.requested
-        return done % self._section.log_every == 0 and any_of_them(asked.requested)
 
     def _fault(self, done: int, metrics: Mapping[str, float], state: Any | None) -> str | None:
         """What is no longer finite after step `done`, as a sentence; the state is looked at before it is saved."""

@@ -1,0 +1,5 @@
+"""`python -m autoshard`: the command line."""
+
+from autoshard.cli import main
+
+main()

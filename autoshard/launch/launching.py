@@ -1,0 +1,61 @@
+"""Starts the supervisor of a run, or a new one for a run that has lost its own."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+from autoshard.launch.engines.protocol import Engine
+from autoshard.launch.events import EventLog, SupervisorStarted, read_events
+from autoshard.launch.run_lock import run_lock
+from autoshard.launch.settings import LaunchSettings
+from autoshard.launch.supervisor import RunOutcome, Supervisor
+
+
+def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say: Callable[[str], None]) -> RunOutcome:
+    """Supervises a run until it is over.
+
+    Args:
+        settings: the run; its folder must be there.
+        make_engine: makes what its workers run on, once it is certain that nobody else supervises the run.
+        say: shows a line to people.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        ElasticError: another supervisor has the run.
+    """
+    with run_lock(settings.run_dir):
+        earlier = list(read_events(settings.run_dir))
+        kill_leftovers(settings.run_variable)
+        log = EventLog(settings.run_dir)
+        last = max((event.generation for event in earlier), default=0)
+        engine = make_engine()
+        log.write(
+            SupervisorStarted(
+                time=time.time(),
+                generation=last,
+                pid=os.getpid(),
+                engine=engine.name,
+                least_workers=settings.least_workers,
+                most_workers=settings.most_workers,
+                resumed=bool(earlier),
+            )
+        )
+        return Supervisor(settings, engine, log, last + 1, say).run()
+
+
+def kill_leftovers(variable: tuple[str, str]) -> None:
+    """Kills processes of this machine and user that have an environment variable of this value.
+
+    Workers end when their supervisor does; a new supervisor does not rely on that.
+    """
+    name, value = variable
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(name) == value:
+                process.kill()
+                process.wait(10)
