@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import jax
 
+from autoshard.api import Plan, StagedPlan
 from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.lifeline import Lifeline
 from autoshard.elastic.plan_store import ChosenPlan
@@ -87,7 +88,7 @@ class Worker:
     def planned(self, chosen: ChosenPlan) -> None:
         """Tells the plan of the generation; the first worker does for all."""
         if self.is_first:
-            mesh = str(chosen.plan).partition("\n")[0]
+            mesh = _mesh_text(chosen.plan)
             self.tell(Planned(plan=str(chosen.path), mesh=mesh, seconds=chosen.seconds, from_cache=chosen.from_cache))
 
     def restored(self, step: int, source: Tier | None, seconds: float) -> None:
@@ -127,3 +128,10 @@ class Worker:
                 text = self._coordination.get(_DRAIN_AT)
                 self._stop_at = None if text is None else int(text)
         return self._stop_at is not None and self.step >= self._stop_at
+
+
+def _mesh_text(plan: Plan | StagedPlan) -> str:
+    """The mesh of a plan, or how many devices its stages share."""
+    if isinstance(plan, Plan):
+        return " x ".join(f"{axis}={size}" for axis, size in plan.axes)
+    return f"{plan.num_devices} devices in stages"
