@@ -144,7 +144,12 @@ def test_imports_point_down(module):
 
 @pytest.mark.parametrize(
     ("what", "rooms"),
-    [("ortools", {"solver"}), ("numba", {"solver", "compiler"}), ("jax.extend", JAXPR_ROOMS), ("jax._src", {"elastic"})],
+    [
+        ("ortools", {"solver"}),
+        ("numba", {"solver", "compiler"}),
+        ("jax.extend", JAXPR_ROOMS),
+        ("jax._src", {"elastic"}),
+    ],
 )
 def test_what_only_some_rooms_may_import(what, rooms):
     users = [(m, one) for m in MODULES for one in m.imports if within(one.target, what)]
