@@ -13,7 +13,7 @@ How time is attributed. The log is cut into spans, which follow each other witho
   event of a supervisor that was killed, or that ended with an error, to the start of the next.
 - Between a run that was finished, or stopped by its user, and its continuation, the run was not wanted: not counted.
 
-Evaluations and waiting for data lie within training, and are not told apart from steps.
+Waiting for data lies within training, and is not told apart from steps.
 """
 
 import collections
@@ -36,10 +36,8 @@ from autoshard.launch.events import (
     SupervisorStarted,
     WorkerLost,
 )
+from autoshard.launch.failures import STALLED
 from autoshard.launch.messages import Phase
-
-STALLED = "stalled"
-"""`WorkerLost.cause` of a worker that lives and makes no progress."""
 
 
 class Activity(enum.StrEnum):
@@ -59,6 +57,8 @@ class Activity(enum.StrEnum):
     """Steps whose result was lost (WASTED_PROGRESS_FROM_DISRUPTION)."""
     STALL = "stall"
     """Nothing moved, until the supervisor noticed (part of WASTED_PROGRESS_FROM_DISRUPTION)."""
+    EVALUATION = "evaluation"
+    """Looking at held-out data (CUSTOM_BADPUT_EVENTS)."""
     SAVING = "saving"
     """Waiting for a checkpoint to be written (UNPRODUCTIVE_CHECKPOINT_SAVE_TIME)."""
     DOWN = "down"
@@ -73,6 +73,7 @@ _OF_PHASE = {
     Phase.COMPILE: Activity.COMPILE,
     Phase.RESTORE: Activity.RESTORE,
     Phase.TRAINING: Activity.PRODUCTIVE,
+    Phase.EVALUATION: Activity.EVALUATION,
     Phase.SAVING: Activity.SAVING,
 }
 

@@ -27,6 +27,7 @@ _COLOURS = {
     Activity.RESTORE: "#0072b2",
     Activity.REDONE: "#d55e00",
     Activity.STALL: "#7a0000",
+    Activity.EVALUATION: "#b2df8a",
     Activity.SAVING: "#e69f00",
     Activity.DOWN: "#999999",
 }

@@ -23,6 +23,7 @@ _COLOURS = {
     Activity.RESTORE: "blue",
     Activity.REDONE: "red",
     Activity.STALL: "bright_red",
+    Activity.EVALUATION: "bright_cyan",
     Activity.SAVING: "bright_blue",
     Activity.DOWN: "bright_black",
 }

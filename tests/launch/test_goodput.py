@@ -5,7 +5,7 @@ from run_logs import FIRST, lost, phase, saved, second, supervisor, workers
 
 from autoshard.launch.events import Drained, DrainStarted, Finished, PlannedAhead, RunFailed, Stopped
 from autoshard.launch.goodput import BADPUT, Activity, LossCount, goodput
-from autoshard.launch.messages import Tier
+from autoshard.launch.messages import Phase, Tier
 
 START = {Activity.STARTUP: 8, Activity.PLANNING: 3, Activity.COMPILE: 5, Activity.RESTORE: 2}
 
@@ -29,6 +29,21 @@ def test_an_undisturbed_run():
     assert parts(found) == START | {Activity.PRODUCTIVE: 40, Activity.SAVING: 4}
     assert found.total_s == 62 and found.fraction == pytest.approx(40 / 62)
     assert (found.generations, found.losses, found.steps_redone) == (1, (), 0)
+
+
+@pytest.mark.parametrize("name", Phase)
+def test_every_phase_is_an_activity(name):
+    found = goodput([supervisor(0), workers(0, 1), phase(0, 1, name), Finished(time=7, generation=1, step=1)])
+    activity = Activity.PRODUCTIVE if name is Phase.TRAINING else Activity(name.value)
+    assert parts(found) == {activity: 7}
+
+
+def test_evaluations_stand_apart_from_steps():
+    """Ten steps in 20 s, an evaluation of 6 s, ten steps in 20 s; the last three are lost with 1 s of the next."""
+    log = [*FIRST, phase(138, 1, "evaluation", 10), phase(144, 1, "training", 10), saved(158, 1, 17)]
+    found = goodput([*log, lost(165, 1, 20, since=1), *second(166, 17), Finished(time=174, generation=2, step=20)])
+    assert parts(found)[Activity.EVALUATION] == 6 and parts(found)[Activity.PRODUCTIVE] == 20 + 14 + 6
+    assert parts(found)[Activity.REDONE] == 7 and found.steps_redone == 3
 
 
 def test_a_kill_costs_the_steps_since_the_checkpoint_and_the_one_in_flight():
