@@ -136,7 +136,7 @@ def simulate(policy: Policy, causes: Sequence[Cause], days: float, seed: int) ->
         took_s, again = _restart(policy, read_s, rate, draw)
         restarting_s, clock_s, failures = restarting_s + took_s, clock_s + took_s, failures + again
     total_s = done_s + redone_s + noticing_s + restarting_s
-    return Simulated(*(part / total_s for part in (done_s, redone_s, noticing_s, restarting_s)), failures)
+    return Simulated(done_s / total_s, redone_s / total_s, noticing_s / total_s, restarting_s / total_s, failures)
 
 
 def _kept(policy: Policy, shows: str, done_s: float, draw: random.Random) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ import psutil
 
 from autoshard.launch.engines.protocol import Engine
 from autoshard.launch.events import EventLog, SupervisorStarted, read_events
+from autoshard.launch.goodput import goodput
+from autoshard.launch.report import goodput_lines
 from autoshard.launch.run_lock import run_lock
 from autoshard.launch.settings import LaunchSettings
 from autoshard.launch.supervisor import RunOutcome, Supervisor
@@ -39,13 +42,17 @@ def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say:
                 time=time.time(),
                 generation=last,
                 pid=os.getpid(),
+                host=socket.gethostname(),
                 engine=engine.name,
                 least_workers=settings.least_workers,
                 most_workers=settings.most_workers,
                 resumed=bool(earlier),
             )
         )
-        return Supervisor(settings, engine, log, last + 1, say).run()
+        outcome = Supervisor(settings, engine, log, last + 1, say).run()
+        for line in goodput_lines(goodput(read_events(settings.run_dir))):
+            say(line)
+        return outcome
 
 
 def kill_leftovers(variable: tuple[str, str]) -> None:
