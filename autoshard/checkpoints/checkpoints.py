@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from autoshard.checkpoints.disk import DiskTier, Tell
+from autoshard.checkpoints.memory import MemoryTier
 from autoshard.errors import TrainingError
 from autoshard.launch.messages import Tier
 
@@ -34,7 +35,9 @@ class Checkpoints:
     All processes of a run make and call it together, on their main threads.
     """
 
-    def __init__(self, folder: pathlib.Path, keep: int, tell: Tell = lambda message: None):
+    def __init__(
+        self, folder: pathlib.Path, keep: int, tell: Tell = lambda message: None, memory: MemoryTier | None = None
+    ):
         """Opens `folder`; what killed runs left half written there is removed.
 
         Args:
@@ -42,11 +45,12 @@ class Checkpoints:
             keep: the newest checkpoints that stay on disk.
             tell: called, on any thread, with what becomes of checkpoints: `Committed` on disk, `Rejected` and
                 `NotSaved` by the first process only, `Committed` in memory by every process for its part.
+            memory: where states are kept in memory, too; closed with this object.
 
         Raises:
             ConfigError: the folder cannot be used.
         """
-        self._disk = DiskTier(folder, keep, tell)
+        self._disk, self._memory = DiskTier(folder, keep, tell), memory
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -55,6 +59,8 @@ class Checkpoints:
         if kind is None:
             self.close()
             return
+        if self._memory is not None:
+            self._memory.close()
         with contextlib.suppress(TrainingError):  # what ended the block matters more than what closing may say
             self._disk.close(is_whole=jax.process_count() == 1)
 
@@ -64,6 +70,9 @@ class Checkpoints:
         Raises:
             TrainingError: the last checkpoint cannot be written, for another reason than a full disk.
         """
+        if self._memory is not None:
+            self._memory.wait()
+            self._memory.close()
         self._disk.close()
 
     def latest_step(self, tier: Tier | None = None) -> int | None:
@@ -73,7 +82,19 @@ class Checkpoints:
             tier: look only there.
         """
         steps = [] if tier is Tier.MEMORY else self._disk.steps()[-1:]
+        if self._memory is not None and tier is not Tier.DISK:
+            steps += [step for step in [self._memory.latest_step()] if step is not None]
         return max(steps, default=None)
+
+    def commit(self, step: int, state: Any) -> None:
+        """Begins to keep `state` in memory; does nothing without a memory tier.
+
+        Args:
+            step: steps taken.
+            state: a pytree of arrays; it may be donated as soon as this returns.
+        """
+        if self._memory is not None:
+            self._memory.commit(step, state)
 
     def save(self, step: int, state: Any, run: Mapping[str, Any]) -> None:
         """Begins to write `state` to disk; does nothing if that checkpoint exists.
@@ -96,6 +117,8 @@ class Checkpoints:
         Raises:
             TrainingError: it cannot be written, for another reason than a full disk.
         """
+        if self._memory is not None:
+            self._memory.wait()
         self._disk.wait()
 
     def restore(self, like: Any, tier: Tier | None = None) -> Restored | None:
@@ -113,7 +136,12 @@ class Checkpoints:
         Raises:
             ConfigError: a checkpoint holds a state of other shapes, or was written by a version without manifests.
         """
+        self.wait()
         newest = None if tier is Tier.MEMORY else max(self._disk.steps(), default=None)
+        if self._memory is not None and tier is not Tier.DISK:
+            found = self._memory.restore(like, -1 if newest is None else newest)
+            if found is not None:
+                return Restored(*found, Tier.MEMORY)
         if newest is None:
             return None
         found = self._disk.restore(like)

@@ -24,15 +24,14 @@ from autoshard.checkpoints.checksums import checksum_of, checksum_of_file, in_th
 from autoshard.checkpoints.layout import LeafShape, Piece, host_view, leaf_shapes, named_leaves, pieces_of
 from autoshard.checkpoints.manifest import (
     MANIFEST,
-    MAX_MANIFEST_BYTES,
     VERSION,
     FileEntry,
     LeafEntry,
     Manifest,
     ShardEntry,
-    run_checksum,
     write_manifest,
 )
+from autoshard.checkpoints.sealed import MAX_BYTES, seal_of
 from autoshard.checkpoints.verification import Fault, damaged_files, files_in, leaf_difference, read_or_fault
 from autoshard.errors import ConfigError, FileFormatError, TrainingError
 from autoshard.files import read_json, write_text_atomically
@@ -170,7 +169,7 @@ class DiskTier:
             return piece.leaf, ShardEntry(start=piece.box.starts, stop=piece.box.stops, checksum=checksum)
 
         shards = tuple(in_threads(shard, pieces_of(arrays)))
-        self._writing = _Content(step, run_checksum(dict(run)), leaves, shards)
+        self._writing = _Content(step, seal_of(dict(run)), leaves, shards)
         path, stop = self._folder / str(step), threading.Event()
         items = {STATE: ocp.args.StandardSave(state), RUN: ocp.args.JsonSave(dict(run))}
         try:
@@ -390,7 +389,7 @@ class DiskTier:
         while not (parts / "shares.json").exists():
             if stop.wait(_POLL_S):
                 return
-        told: Any = read_json(parts / "shares.json", max_bytes=MAX_MANIFEST_BYTES)
+        told: Any = read_json(parts / "shares.json", max_bytes=MAX_BYTES)
         entries = _entries(self._folder / told["folder"], told["shares"][process])
         write_text_atomically(parts / f"files-{process}.json", _Files(tuple(entries)).model_dump_json())
 

@@ -4,42 +4,39 @@ It is one file, `MANIFEST`, in the folder of a step. Orbax gives that folder its
 folder with the name of a step and without a manifest was never made by this version.
 """
 
-import json
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from autoshard.checkpoints.checksums import checksum_of
 from autoshard.checkpoints.layout import LeafShape
-from autoshard.errors import FileFormatError
-from autoshard.files import read_json, write_text_atomically
+from autoshard.checkpoints.sealed import read_sealed, write_sealed
 from autoshard.transfer.routes import Box
 
 MANIFEST = "autoshard_manifest.json"
 VERSION = 1
-MAX_MANIFEST_BYTES = 256 << 20
-"""About a million shards; a larger file is not read."""
 
 UNCHECKED = frozenset({MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"})
 """Files in a step's folder that Orbax writes after the manifest, or that are the manifest. Restoring reads neither."""
 
-_Count = Annotated[int, Field(strict=True, ge=0)]
-_Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
-class _Entry(BaseModel):
+class Entry(BaseModel):
+    """Plain data of a file: nothing may be added to it, and nothing changed."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class FileEntry(_Entry):
+class FileEntry(Entry):
     """A file: its path in the step's folder, with `/`; its size; the XXH3 of its content."""
 
     path: str
-    size_bytes: _Count
-    checksum: _Checksum
+    size_bytes: Count
+    checksum: Checksum
 
     @pydantic.field_validator("path")
     @classmethod
@@ -50,12 +47,12 @@ class FileEntry(_Entry):
         return path
 
 
-class ShardEntry(_Entry):
+class ShardEntry(Entry):
     """A part of a tensor: its first index in every dimension, the one after its last, and the XXH3 of its elements."""
 
-    start: tuple[_Count, ...]
-    stop: tuple[_Count, ...]
-    checksum: _Checksum
+    start: tuple[Count, ...]
+    stop: tuple[Count, ...]
+    checksum: Checksum
 
     @property
     def box(self) -> Box:
@@ -63,11 +60,11 @@ class ShardEntry(_Entry):
         return Box(self.start, self.stop)
 
 
-class LeafEntry(_Entry):
+class LeafEntry(Entry):
     """A tensor of the state: its path in the tree, shape, type, and the shards in which it was saved."""
 
     name: str
-    shape: tuple[_Count, ...]
+    shape: tuple[Count, ...]
     dtype: str
     shards: tuple[ShardEntry, ...]
 
@@ -77,7 +74,7 @@ class LeafEntry(_Entry):
         return LeafShape(self.name, self.shape, np.dtype(self.dtype))
 
 
-class Manifest(_Entry):
+class Manifest(Entry):
     """What a checkpoint is made of.
 
     Attributes:
@@ -87,8 +84,8 @@ class Manifest(_Entry):
     """
 
     version: Literal[1] = VERSION
-    step: _Count
-    run: _Checksum
+    step: Count
+    run: Checksum
     files: tuple[FileEntry, ...]
     leaves: tuple[LeafEntry, ...]
 
@@ -99,8 +96,7 @@ def write_manifest(folder: pathlib.Path, manifest: Manifest) -> None:
     Raises:
         FileFormatError: it cannot be written.
     """
-    content = manifest.model_dump(mode="json")
-    write_text_atomically(folder / MANIFEST, json.dumps({"checksum": _checksum(content), "manifest": content}))
+    write_sealed(folder / MANIFEST, manifest)
 
 
 def read_manifest(folder: pathlib.Path) -> Manifest:
@@ -109,27 +105,4 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
     Raises:
         FileFormatError: it is missing, damaged, or of another version.
     """
-    path = folder / MANIFEST
-    data: Any = read_json(path, max_bytes=MAX_MANIFEST_BYTES)
-    if not isinstance(data, dict) or set(data) != {"checksum", "manifest"}:
-        raise FileFormatError(f"{path}: a manifest has the entries `checksum` and `manifest`; this file does not.")
-    if data["checksum"] != _checksum(data["manifest"]):
-        raise FileFormatError(f"{path}: its content does not have the checksum that it tells; the file was changed.")
-    version = data["manifest"].get("version") if isinstance(data["manifest"], dict) else None
-    if version != VERSION:
-        raise FileFormatError(f"{path}: this version of autoshard reads manifests of version {VERSION}, not {version}.")
-    try:
-        return Manifest.model_validate(data["manifest"])
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise FileFormatError(f"{path}: `{where}`: {first['msg']}. The manifest is not one of autoshard's.") from error
-
-
-def run_checksum(run: Any) -> str:
-    """The checksum of what identifies a run, given as plain data."""
-    return _checksum(run)
-
-
-def _checksum(content: Any) -> str:
-    return checksum_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    return read_sealed(folder / MANIFEST, Manifest)

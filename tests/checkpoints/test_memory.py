@@ -1,0 +1,181 @@
+"""The memory tier: states come back from files in memory, in any sharding, unless something in them is damaged."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from autoshard.checkpoints.checkpoints import Checkpoints
+from autoshard.checkpoints.memory import MemoryTier
+from autoshard.errors import FolderError
+from autoshard.launch.messages import Committed, NotSaved, Tier
+
+SPLIT, WHOLE = PartitionSpec("data", "tensor"), PartitionSpec()
+
+
+def state_of(offset: float, spec: PartitionSpec = SPLIT) -> dict:
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    place = lambda x, s: jax.device_put(x, NamedSharding(mesh, s))
+    return {
+        "w": place(jnp.arange(64.0).reshape(8, 8) + offset, spec),
+        "half": place(jnp.full((3, 5), offset, jnp.bfloat16), WHOLE),
+        "step": place(jnp.int32(offset), WHOLE),
+        "empty": place(jnp.zeros((0, 2)), WHOLE),
+        "rng": place(jax.random.key(int(offset)), WHOLE),
+    }
+
+
+def numbers(state: dict) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state | {"rng": jax.random.key_data(state["rng"])})]
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    for ours, theirs in zip(numbers(found), numbers(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def commit(folder: pathlib.Path, steps: range, told: list | None = None, run: str = "run") -> None:
+    tier = MemoryTier(folder, "here", run, (told if told is not None else []).append)
+    for step in steps:
+        tier.commit(step, state_of(step))
+    tier.wait()
+    tier.close()
+
+
+def restore(folder: pathlib.Path, like: dict, run: str = "run", at_least: int = 0):
+    tier = MemoryTier(folder, "here", run, [].append)
+    try:
+        return tier.restore(like, at_least)
+    finally:
+        tier.close()
+
+
+def files(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+    return sorted(folder.glob(f"*/*/{pattern}"))
+
+
+@pytest.mark.parametrize("spec", [SPLIT, WHOLE, PartitionSpec(None, ("data", "tensor"))])
+def test_the_newest_state_comes_back_in_the_sharding_asked_for(tmp_path, spec):
+    told: list = []
+    commit(tmp_path, range(1, 6), told)
+    assert told == [Committed(step=step, tier=Tier.MEMORY) for step in range(1, 6)]
+    wanted = state_of(0, spec)
+    step, found = restore(tmp_path, wanted)
+    assert step == 5
+    assert_same(found, state_of(5))
+    assert found["w"].sharding == wanted["w"].sharding and found["rng"].dtype == wanted["rng"].dtype
+    assert len(files(tmp_path, "slot-*.bin")) == 1  # the others' memory is free again
+
+
+def test_a_damaged_state_is_passed_over_for_the_one_before(tmp_path):
+    commit(tmp_path, range(1, 5))
+    newest = files(tmp_path, "step-4.json")[0]
+    number = int(newest.read_text().partition('"slot": ')[2][0])
+    path = newest.parent / f"slot-{number}.bin"
+    content = bytearray(path.read_bytes())
+    content[70] ^= 1
+    path.write_bytes(content)
+    step, found = restore(tmp_path, state_of(0))
+    assert step == 3
+    assert_same(found, state_of(3))
+
+
+@pytest.mark.parametrize("pattern", ["layout.json", "step-*.json", "slot-*.bin"])
+def test_what_is_cut_short_is_no_state(tmp_path, pattern):
+    commit(tmp_path, range(1, 3))
+    for path in files(tmp_path, pattern):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert restore(tmp_path, state_of(0)) is None
+    assert list(tmp_path.glob("*/*")) == []
+
+
+def test_other_runs_other_states_and_older_ones_are_not_taken(tmp_path):
+    commit(tmp_path, range(1, 3))
+    assert restore(tmp_path, state_of(0), run="another") is None
+    tier = MemoryTier(tmp_path, "here", "run", [].append)
+    assert tier.latest_step() == 2
+    tier.close()
+    assert restore(tmp_path, {"w": state_of(0)["w"]}) is None
+    commit(tmp_path, range(1, 3))
+    assert restore(tmp_path, state_of(0), at_least=3) is None
+
+
+def test_a_new_session_frees_what_the_last_one_left_once_it_has_two_states(tmp_path):
+    commit(tmp_path, range(1, 3))
+    tier = MemoryTier(tmp_path, "here", "run", [].append)
+    assert tier.restore(state_of(0))[0] == 2
+    tier.commit(3, state_of(3))
+    tier.wait()
+    assert len(list(tmp_path.glob("*/*"))) == 2
+    tier.commit(4, state_of(4))
+    tier.wait()
+    assert len(list(tmp_path.glob("*/*"))) == 1
+    tier.close()
+    assert restore(tmp_path, state_of(0))[0] == 4
+
+
+def test_a_state_may_be_donated_as_soon_as_it_is_committed(tmp_path):
+    overwritten = jax.jit(lambda s: s | {"w": -s["w"]}, donate_argnums=0)
+    tier = MemoryTier(tmp_path, "here", "run", [].append)
+    state, expected = state_of(7), state_of(7)
+    tier.commit(7, state)
+    jax.block_until_ready(overwritten(state))
+    assert state["w"].is_deleted()
+    tier.wait()
+    tier.close()
+    assert_same(restore(tmp_path, expected)[1], expected)
+
+
+def test_folders_that_others_may_write_to_are_refused(tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(FolderError, match="chmod 700"):
+        MemoryTier(folder, "here", "run", [].append)
+
+
+def test_a_folder_that_vanishes_costs_a_warning_and_the_next_step_is_kept_again(tmp_path):
+    told: list = []
+    tier = MemoryTier(tmp_path, "here", "run", told.append)
+    tier.commit(1, state_of(1))
+    tier.wait()
+    (run,) = tmp_path.iterdir()
+    (session,) = run.iterdir()
+    for path in session.iterdir():
+        path.unlink()
+    session.rmdir()
+    tier.commit(2, state_of(2))
+    tier.commit(3, state_of(3))
+    tier.wait()
+    tier.close()
+    assert [type(message) for message in told] == [Committed, NotSaved, Committed]
+    assert restore(tmp_path, state_of(0))[0] == 3
+
+
+def saveable(offset: float) -> dict:
+    """Without what Orbax refuses."""
+    return {name: leaf for name, leaf in state_of(offset).items() if name != "empty"}
+
+
+def test_the_newest_of_both_tiers_is_taken(tmp_path):
+    def opened():
+        return Checkpoints(tmp_path / "disk", 2, memory=MemoryTier(tmp_path / "memory", "here", "run", [].append))
+
+    with opened() as checkpoints:
+        assert checkpoints.restore(saveable(0)) is None and checkpoints.latest_step() is None
+        checkpoints.save(1, saveable(1), {})
+        checkpoints.commit(2, saveable(2))
+        checkpoints.wait()
+        assert [checkpoints.latest_step(tier) for tier in (None, Tier.DISK, Tier.MEMORY)] == [2, 1, 2]
+    with opened() as checkpoints:
+        restored = checkpoints.restore(saveable(0))
+        assert (restored.step, restored.source) == (2, Tier.MEMORY)
+        assert_same(restored.state, saveable(2))
+        checkpoints.save(3, saveable(3), {})
+    with opened() as checkpoints:
+        restored = checkpoints.restore(saveable(0))
+        assert (restored.step, restored.source) == (3, Tier.DISK)
+        assert_same(restored.state, saveable(3))
