@@ -39,7 +39,8 @@ def train(config: Config, overrides: Overrides = None, devices: Devices = None, 
 
             serve_training(lifeline, settings)
         use_cpu_devices(settings.devices)
-        from autoshard.train.processes import is_first, join_processes
+        from autoshard.elastic.decisions import is_first
+        from autoshard.train.processes import join_processes
         from autoshard.train.trainer import train as run
 
         if settings.distributed:

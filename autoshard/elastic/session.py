@@ -13,7 +13,7 @@ import jax
 from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.joining import join
 from autoshard.elastic.lifeline import Lifeline
-from autoshard.elastic.worker import Worker
+from autoshard.elastic.worker import DryRunOver, Worker
 from autoshard.errors import AutoshardError, TrainingError, TransferError
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.messages import Drained, Failed, Finished
@@ -76,8 +76,7 @@ def serve(lifeline: Lifeline, work: Callable[[Worker], WorkDone]) -> NoReturn:
         with stop_on_signals((signal.SIGTERM,)) as stop:
             join(assignment)
             coordination = Coordination.of_this_process()
-            worker = Worker(assignment, lifeline, coordination)
-            worker.listen(stop)
+            worker = Worker(assignment, lifeline, coordination, stop)
             done = work(worker)
             coordination.barrier("autoshard/end", FAREWELL_S)
             if done.is_complete:
@@ -88,6 +87,8 @@ def serve(lifeline: Lifeline, work: Callable[[Worker], WorkDone]) -> NoReturn:
             if assignment.num_workers > 1:
                 jax.distributed.shutdown()
             status = 0
+    except DryRunOver:
+        status = 0
     except BaseException as error:
         _tell(lifeline, error)
     sys.stdout.flush()

@@ -1,16 +1,27 @@
 """What a training loop tells and asks while a supervisor watches over it, or while none does."""
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 
-from autoshard.api import Plan, StagedPlan
+from autoshard.api import Plan, StagedPlan, plan
+from autoshard.checkpoints.checkpoints import Checkpoints, Restored
+from autoshard.checkpoints.disk import Tell
+from autoshard.cluster import Cluster
 from autoshard.elastic.coordination import Coordination
+from autoshard.elastic.decisions import decided_by_the_first, is_first
 from autoshard.elastic.lifeline import Lifeline
-from autoshard.elastic.plan_store import ChosenPlan
+from autoshard.elastic.plan_store import ChosenPlan, DeviceSet, plan_for_devices
+from autoshard.errors import ElasticError, PlanMismatchError
 from autoshard.interrupts import StopRequest
-from autoshard.launch.messages import Assignment, FromWorker, Phase, Planned, Restored, Tier
+from autoshard.launch import messages
+from autoshard.launch.messages import Assignment, FromWorker, Phase, Planned
 
 _DRAIN_AT = "autoshard/drain_at"
 
@@ -19,21 +30,52 @@ _DRAIN_STEPS = 2
 for that step has collectives of all workers, and this one joins them only once it has written."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often the state is made safe.
+
+    Attributes:
+        disk_every: steps between two checkpoints on disk; None for the last one only.
+        memory_every: steps between two copies in the memory of hosts; None for none.
+        keep: the newest checkpoints that stay on disk.
+    """
+
+    disk_every: int | None = None
+    memory_every: int | None = 1
+    keep: int = 2
+
+
+class DryRunOver(Exception):
+    """A dry run has done all that it is for."""
+
+
 class Worker:
     """This process as a part of a run: one worker of a generation, or a run that nobody supervises.
 
+    All workers call its methods together, on their main threads.
+
     Attributes:
         assignment: its part in a generation; None without a supervisor.
-        step: steps taken, over all generations, as told last.
+        step: steps taken, over all generations.
     """
 
-    def __init__(self, assignment: Assignment | None, lifeline: Lifeline | None, coordination: Coordination):
+    def __init__(
+        self,
+        assignment: Assignment | None,
+        lifeline: Lifeline | None,
+        coordination: Coordination,
+        stop: StopRequest | None = None,
+    ):
         self.assignment = assignment
         self.step = 0
         self._lifeline = lifeline
         self._coordination = coordination
-        self._stop = StopRequest()
+        self._stop = stop or StopRequest()
         self._stop_at: int | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._cadence = Cadence()
+        self._identity: Callable[[], Mapping[str, Any]] = dict
+        self._saved_step = -1
 
     @staticmethod
     def alone() -> "Worker":
@@ -56,14 +98,177 @@ class Worker:
         return self.assignment.generation if self.assignment is not None else 0
 
     @property
+    def rank(self) -> int:
+        """Which worker this is."""
+        return jax.process_index()
+
+    @property
+    def num_workers(self) -> int:
+        """Of how many."""
+        return jax.process_count()
+
+    @property
     def is_first(self) -> bool:
         """Whether this worker writes and prints for all."""
-        return jax.process_index() == 0
+        return is_first()
+
+    @property
+    def run_dir(self) -> pathlib.Path:
+        """The run's output folder."""
+        if self.assignment is None:
+            raise ElasticError("A run without a supervisor has no folder. Start it by autoshard.elastic.run.")
+        return pathlib.Path(self.assignment.run_dir)
 
     @property
     def stopped_by_signal(self) -> bool:
         """Whether this process itself was told by a signal to stop."""
         return self._stop.requested
+
+    def plan(self, fn: Callable[..., Any], *arguments: Any, **options: Any) -> Plan | StagedPlan:
+        """The plan of `fn` for the devices of this generation, made once for each set of devices and kept.
+
+        Args:
+            fn: what to plan, as for `autoshard.plan`.
+            *arguments: its arguments, by shape.
+            **options: those of `autoshard.plan`; without `cluster` for the live devices.
+
+        Raises:
+            AutoshardError: no plan satisfies the limits.
+        """
+
+        def why_unfit(kept: Plan | StagedPlan) -> str | None:
+            if kept.num_devices != jax.device_count():
+                return f"the plan is for {kept.num_devices} devices, and there are {jax.device_count()}"
+            try:
+                kept.check(fn, arguments)
+            except PlanMismatchError as error:
+                return str(error).partition("\n")[0]
+            return None
+
+        return self.choose_plan(lambda: plan(fn, *arguments, **options), why_unfit).plan
+
+    def choose_plan(
+        self, make: Callable[[], Plan | StagedPlan], why_unfit: Callable[[Plan | StagedPlan], str | None]
+    ) -> ChosenPlan:
+        """The plan for the devices of this generation, and where it comes from; see `plan_for_devices`."""
+        with self.during(Phase.PLANNING):
+            chosen = plan_for_devices(
+                self.run_dir,
+                DeviceSet.of(Cluster.detect(), jax.process_count()),
+                make=make,
+                fits=why_unfit,
+                decide_for_all=decided_by_the_first,
+                is_dry_run=self.is_dry_run,
+            )
+        if self.is_first:
+            mesh = _mesh_text(chosen.plan)
+            self.tell(Planned(plan=str(chosen.path), mesh=mesh, seconds=chosen.seconds, from_cache=chosen.from_cache))
+        return chosen
+
+    @contextlib.contextmanager
+    def checkpoints(
+        self,
+        folder: pathlib.Path,
+        cadence: Cadence,
+        identity: Callable[[], Mapping[str, Any]],
+        tell: Tell = lambda message: None,
+    ) -> Iterator[Checkpoints]:
+        """The checkpoints of the run while the block runs, which `restore` and `commit` use.
+
+        Args:
+            folder: of those on disk.
+            cadence: how often `commit` makes the state safe, and where.
+            identity: what identifies the run, as plain data; asked for at the first checkpoint.
+            tell: called with what becomes of checkpoints, beside the supervisor.
+        """
+
+        def told(message: messages.Committed | messages.Rejected | messages.NotSaved) -> None:
+            self.tell(message)
+            tell(message)
+
+        with Checkpoints(folder, cadence.keep, told) as opened:
+            self._checkpoints, self._cadence, self._identity = opened, cadence, identity
+            yield opened
+            self._checkpoints = None
+
+    def restore(self, state: Any) -> Any:
+        """The newest state of the run that is safe, in memory or on disk; `step` tells how many steps it has taken.
+
+        Args:
+            state: the initial state, sharded as the plan says; it is returned if nothing was saved.
+        """
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        return self.restored(lambda: self._open().restore(like), lambda: state).state
+
+    def restored(self, find: Callable[[], Restored | None], make: Callable[[], Any]) -> Restored:
+        """What `find` gives, or else the initial state that `make` gives; and the first step is at hand.
+
+        A dry run always starts with the initial state.
+        """
+        with self.during(Phase.RESTORE):
+            started_s = time.perf_counter()
+            found = None if self.is_dry_run else find()
+            found = Restored(0, make(), None) if found is None else found
+        self.step = self._saved_step = found.step
+        if self.is_first:
+            seconds = time.perf_counter() - started_s
+            self.tell(messages.Restored(step=found.step, source=found.source, seconds=seconds))
+        self._agree_to_stop()
+        return found
+
+    def begin_steps(self) -> None:
+        """Tells that the next step is the first of this generation, and is compiled on the way."""
+        if self._lifeline is not None:
+            self._lifeline.at(Phase.COMPILE, self.step)
+
+    def stepped(self, step: int) -> None:
+        """Tells that `step` steps are taken; and all workers agree whether to stop."""
+        self.step = step
+        if self._lifeline is not None:
+            self._lifeline.at(Phase.TRAINING, step)
+        if self.is_dry_run:
+            raise DryRunOver
+        self._agree_to_stop()
+
+    def commit(self, step: int, state: Any) -> None:
+        """Makes a state safe, as often as the cadence says; to be called after every step.
+
+        Returns once the state has been copied, so that the next step may reuse its memory. When the workers are to
+        stop, it waits until the state is on disk.
+
+        Args:
+            step: steps taken, over all generations.
+            state: after them.
+
+        Raises:
+            TrainingError: an earlier checkpoint could not be written, for another reason than a full disk.
+        """
+        self.stepped(step)
+        disk_every = self._cadence.disk_every
+        if self.should_stop():
+            self.save_last(step, state)
+        elif disk_every is not None and step % disk_every == 0:
+            self.save(step, state)
+
+    def save(self, step: int, state: Any) -> None:
+        """Begins to write a state to disk, whatever the cadence."""
+        self._open().save(step, state, self._identity())
+        self._saved_step = step
+
+    def save_last(self, step: int, state: Any) -> None:
+        """Writes a state to disk, and waits until it is there."""
+        with self.during(Phase.SAVING):
+            if self._saved_step != step:
+                self.save(step, state)
+            self._open().wait()
+
+    def should_stop(self) -> bool:
+        """Whether to end now, before the next step; all workers say so after the same step."""
+        return self._stop_at is not None and self.step >= self._stop_at
+
+    def listen(self, stop: StopRequest) -> None:
+        """Takes signals to this process for requests to stop, too."""
+        self._stop = stop
 
     def tell(self, message: FromWorker) -> None:
         """Sends a message to the supervisor, if there is one."""
@@ -79,55 +284,23 @@ class Worker:
             with self._lifeline.during(phase):
                 yield
 
-    def stepped(self, step: int) -> None:
-        """Tells that `step` steps are taken, and that the next one is at hand."""
-        self.step = step
-        if self._lifeline is not None:
-            self._lifeline.at(Phase.TRAINING, step)
+    def _open(self) -> Checkpoints:
+        if self._checkpoints is None:
+            raise ElasticError("Worker.restore and Worker.commit work within `autoshard.elastic.run` only.")
+        return self._checkpoints
 
-    def planned(self, chosen: ChosenPlan) -> None:
-        """Tells the plan of the generation; the first worker does for all."""
-        if self.is_first:
-            mesh = _mesh_text(chosen.plan)
-            self.tell(Planned(plan=str(chosen.path), mesh=mesh, seconds=chosen.seconds, from_cache=chosen.from_cache))
-
-    def restored(self, step: int, source: Tier | None, seconds: float) -> None:
-        """Tells from which state the generation goes on; the first worker does for all."""
-        if self.is_first:
-            self.tell(Restored(step=step, source=source, seconds=seconds))
-
-    def begin(self, step: int, stop: StopRequest) -> None:
-        """Tells that the first step of this generation, which is compiled on the way, is at hand.
-
-        Args:
-            step: steps taken before.
-            stop: signals to this process, which are requests to stop, too.
-        """
-        self.step = step
-        self.listen(stop)
-        if self._lifeline is not None:
-            self._lifeline.at(Phase.COMPILE, step)
-
-    def listen(self, stop: StopRequest) -> None:
-        """Takes signals to this process for requests to stop, too."""
-        self._stop = stop
-
-    def should_stop(self) -> bool:
-        """Whether to save and end now, before the next step; all workers say so after the same step.
-
-        To be asked by all workers, once after each step: they agree through the coordination service, not by a
-        collective.
-        """
-        if self._stop_at is None:
-            is_asked = self._stop.requested or (self._lifeline is not None and self._lifeline.drain is not None)
-            if self._coordination.is_single:
-                self._stop_at = self.step if is_asked else None
-            else:
-                if is_asked:
-                    self._coordination.put_once(_DRAIN_AT, str(self.step + _DRAIN_STEPS))
-                text = self._coordination.get(_DRAIN_AT)
-                self._stop_at = None if text is None else int(text)
-        return self._stop_at is not None and self.step >= self._stop_at
+    def _agree_to_stop(self) -> None:
+        """All workers agree, through the coordination service and not by a collective, after which step to stop."""
+        if self._stop_at is not None:
+            return
+        is_asked = self._stop.requested or (self._lifeline is not None and self._lifeline.drain is not None)
+        if self._coordination.is_single:
+            self._stop_at = self.step if is_asked else None
+            return
+        if is_asked:
+            self._coordination.put_once(_DRAIN_AT, str(self.step + _DRAIN_STEPS))
+        text = self._coordination.get(_DRAIN_AT)
+        self._stop_at = None if text is None else int(text)
 
 
 def _mesh_text(plan: Plan | StagedPlan) -> str:
@@ -135,3 +308,8 @@ def _mesh_text(plan: Plan | StagedPlan) -> str:
     if isinstance(plan, Plan):
         return " x ".join(f"{axis}={size}" for axis, size in plan.axes)
     return f"{plan.num_devices} devices in stages"
+
+
+def run_identity(run_dir: pathlib.Path) -> dict[str, Any]:
+    """What tells a run in code from others: its plan."""
+    return {"plan": json.loads((run_dir / "plan.json").read_text())}

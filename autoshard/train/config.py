@@ -92,6 +92,8 @@ class TrainSection(_Section):
         seed: fixes the initial parameters and the dropout masks.
         resume: continue from the latest checkpoint in `output_dir`, if there is one.
         checkpoint_every: steps between two checkpoints; null to save at the end and on Ctrl-C only.
+        memory_every: steps between two copies of the state in the memory of hosts, from which `autoshard launch`
+            restores after a loss; null for none.
         keep_checkpoints: the newest checkpoints that stay; older ones are deleted.
         eval_every: steps between two evaluations; null for none.
         eval_batches: batches of held-out data in an evaluation.
@@ -105,6 +107,7 @@ class TrainSection(_Section):
     steps: PositiveInt = 100
     log_every: PositiveInt = 10
     checkpoint_every: PositiveInt | None = None
+    memory_every: PositiveInt | None = 1
     keep_checkpoints: PositiveInt = 2
     eval_every: PositiveInt | None = None
     eval_batches: PositiveInt = 8

@@ -17,12 +17,12 @@ from jax.experimental import multihost_utils
 
 from autoshard.api import StagedPlan
 from autoshard.checkpoints.checkpoints import Checkpoints
+from autoshard.elastic.decisions import is_first
 from autoshard.errors import TrainingError
 from autoshard.execution.nonfinite import NonFiniteOrigin, find_nonfinite
 from autoshard.files import write_text_atomically
 from autoshard.launch.messages import Tier
 from autoshard.trace.trace import path_name
-from autoshard.train.processes import is_first
 from autoshard.train.run import Run
 
 

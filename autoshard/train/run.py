@@ -1,7 +1,6 @@
 """A run once it is planned: its program, its data, and where its tensors lie."""
 
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
@@ -41,7 +40,11 @@ class Run:
     one_mesh: OneMesh | None = None
 
     def latest_state(self, checkpoints: Checkpoints, tier: Tier | None = None) -> Restored:
-        """The newest state that is saved whole, or the initial one.
+        """The newest state that is saved whole, or the initial one; see `saved_state`."""
+        return self.saved_state(checkpoints, tier) or Restored(0, self.initial_state(), None)
+
+    def saved_state(self, checkpoints: Checkpoints, tier: Tier | None = None) -> Restored | None:
+        """The newest state that is saved whole; None if there is none.
 
         Args:
             checkpoints: those of this run.
@@ -50,20 +53,17 @@ class Run:
         Raises:
             ConfigError: a checkpoint does not fit.
         """
-        seed = self.config.train.seed
         placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        like = jax.tree.map(placed, jax.eval_shape(self.functions.init, seed), self.shardings[0])
-        restored = checkpoints.restore(like, tier)
-        return restored or Restored(0, self.plan.init(self.functions.init, seed, run=self.step), None)
+        shapes = jax.eval_shape(self.functions.init, self.config.train.seed)
+        return checkpoints.restore(jax.tree.map(placed, shapes, self.shardings[0]), tier)
+
+    def initial_state(self) -> Any:
+        """The state before the first step, made where it lies."""
+        return self.plan.init(self.functions.init, self.config.train.seed, run=self.step)
 
     def batch(self, number: int) -> Any:
         """Batch `number` of the data, on the devices; that of step `number` + 1."""
         return BatchReader(self.data.batches, self.shardings[1]).batch(number)
-
-    def identity(self) -> dict[str, Any]:
-        """What tells this run from others, as plain data: its configuration and its plan."""
-        plan = json.loads((self.folder / "plan.json").read_text())
-        return {"config": self.config.model_dump(mode="json"), "plan": plan}
 
 
 def planned_run(

@@ -1,10 +1,11 @@
 """The training loop: plan the step, make the state sharded, take steps, evaluate, keep metrics and checkpoints."""
 
+import contextlib
 import dataclasses
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,9 +14,8 @@ from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan, StagedPlan, load
 from autoshard.checkpoints.checkpoints import Checkpoints
-from autoshard.cluster import Cluster
-from autoshard.elastic.plan_store import DeviceSet, plan_for_devices
-from autoshard.elastic.worker import Worker
+from autoshard.elastic.decisions import decided_by_the_first, is_first
+from autoshard.elastic.worker import Cadence, Worker, run_identity
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.interrupts import stop_on_signals
@@ -28,7 +28,6 @@ from autoshard.train.metrics import EvalReport, StepReport, StepWork
 from autoshard.train.nonfinite import bad_leaves, is_bad, stop
 from autoshard.train.plan_reuse import kept_plan, why_unfit
 from autoshard.train.planning import make_plan_visibly
-from autoshard.train.processes import decided_by_the_first, is_first
 from autoshard.train.profiling import Profile
 from autoshard.train.registry import load_data, output_folder, train_functions
 from autoshard.train.reports import Reports
@@ -98,21 +97,18 @@ def carry_out(
     folder = output_folder(config)
     if worker.is_dry_run:
         return _dry_run(config, functions, data, folder, console, worker)
-    with _open_checkpoints(config, folder, say, worker) as checkpoints:
+    with _checkpoints(config, folder, say, worker) as checkpoints:
         first_step = checkpoints.latest_step() or 0
         if first_step >= config.train.steps:
             say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
             return TrainResult(first_step, None, False, folder)
+        plan = _plan(config, functions, folder, first_step, console, worker)
         with worker.during(Phase.PLANNING):
-            plan = _plan(config, functions, folder, first_step, console, worker)
             run = planned_run(config, functions, data, plan, folder)
-        with worker.during(Phase.RESTORE):
-            started_s = time.perf_counter()
-            restored = run.latest_state(checkpoints)
-            state, first_step = restored.state, restored.step
-            worker.restored(first_step, restored.source, time.perf_counter() - started_s)
+        restored = worker.restored(lambda: run.saved_state(checkpoints), run.initial_state)
+        state, first_step = restored.state, restored.step
         if restored.source is not None:
-            say(f"Resumed from the checkpoint of step {first_step}.")
+            say(f"Resumed from the checkpoint of step {first_step}, from {restored.source}.")
         work = step_work(functions, data, plan, config.data.batch_size)
         with Reports(
             config.train, folder if is_first() else None, console, first_step, generation=worker.generation
@@ -130,32 +126,32 @@ def _dry_run(
 ) -> TrainResult:
     """Plans, compiles and takes one step from the initial state, for what that leaves to later generations."""
     run = planned_run(config, functions, data, _plan_of_generation(config, functions, folder, console, worker), folder)
-    state = run.plan.init(functions.init, config.train.seed, run=run.step)
+    state = worker.restored(lambda: None, run.initial_state).state
+    worker.begin_steps()
     jax.block_until_ready(run.step(state, run.batch(0)))
     return TrainResult(0, None, False, folder)
 
 
-def _open_checkpoints(
+@contextlib.contextmanager
+def _checkpoints(
     config: TrainConfig, folder: pathlib.Path, say: Callable[[str], None], worker: Worker
-) -> Checkpoints:
+) -> Iterator[Checkpoints]:
+    """The checkpoints of the run, in its folder, which is made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another.") from error
-
-    def tell(what: Committed | Rejected | NotSaved) -> None:
-        worker.tell(what)
-        _warn(what, say)
-
-    checkpoints = Checkpoints(folder / "checkpoints", config.train.keep_checkpoints, tell)
-    latest = checkpoints.latest_step()
-    if latest is not None and not config.train.resume:
-        checkpoints.close()
-        raise ConfigError(
-            f"train.output_dir: {folder} already holds a run, saved at step {latest}, and train.resume is false. "
-            "Set train.resume=true to continue it, or choose another train.output_dir."
-        )
-    return checkpoints
+    section = config.train
+    cadence = Cadence(section.checkpoint_every, section.memory_every, section.keep_checkpoints)
+    identity = lambda: {"config": config.model_dump(mode="json"), **run_identity(folder)}
+    with worker.checkpoints(folder / "checkpoints", cadence, identity, lambda what: _warn(what, say)) as checkpoints:
+        latest = checkpoints.latest_step()
+        if latest is not None and not section.resume:
+            raise ConfigError(
+                f"train.output_dir: {folder} already holds a run, saved at step {latest}, and train.resume is false. "
+                "Set train.resume=true to continue it, or choose another train.output_dir."
+            )
+        yield checkpoints
 
 
 def _warn(what: Committed | Rejected | NotSaved, say: Callable[[str], None]) -> None:
@@ -212,17 +208,12 @@ def _plan_of_generation(
     worker: Worker,
 ) -> Plan | StagedPlan:
     """The run's plan for these devices; a run that comes back to a set of devices goes on as before."""
-    chosen = plan_for_devices(
-        folder,
-        DeviceSet.of(Cluster.detect(), jax.process_count()),
+    chosen = worker.choose_plan(
         make=lambda: make_plan_visibly(config, functions, console),
-        fits=lambda plan: why_unfit(plan, config, functions),
-        decide_for_all=decided_by_the_first,
-        is_dry_run=worker.is_dry_run,
+        why_unfit=lambda plan: why_unfit(plan, config, functions),
     )
     if is_first() and not worker.is_dry_run:
         write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
-    worker.planned(chosen)
     return chosen.plan
 
 
@@ -233,7 +224,7 @@ class _Loop:
         section = run.config.train
         self._worker = worker
         self._run, self._checkpoints, self._reports, self._work = run, checkpoints, reports, work
-        self._section, self._identity = section, run.identity()
+        self._section = section
         self._evaluate: Callable[[int, Any], EvalReport] | None = None
         if section.eval_every is not None:
             self._evaluate = evaluator(run, section.eval_batches, work.items)
@@ -250,7 +241,8 @@ class _Loop:
         batches = feed(self._run.data.batches, first_step, self._run.shardings[1])
         worker = self._worker
         with stop_on_signals((signal.SIGINT, signal.SIGTERM)) as asked, profile, batches as coming:
-            worker.begin(first_step, asked)
+            worker.listen(asked)
+            worker.begin_steps()
             while done < last and not worker.should_stop():
                 started_s = time.perf_counter()
                 try:
@@ -265,7 +257,6 @@ class _Loop:
                     # ever.
                     metrics = {name: float(x) for name, x in jax.block_until_ready(measured).items()}
                 done += 1
-                worker.stepped(done)
                 spent_s, waited_s = spent_s + time.perf_counter() - started_s, waited_s + wait_s
                 if profile.end(done):
                     self._reports.say(
@@ -292,10 +283,11 @@ class _Loop:
                         self._reports.report(self._evaluate(done, state))
                 if saves:
                     self._save(done, state)
+                worker.stepped(done)
             if done < last:
                 self._reports.say(f"Stopping after step {done}, and saving. Another signal ends the run unsaved.")
+            self._save(done, state)
             with worker.during(Phase.SAVING):
-                self._save(done, state)
                 self._checkpoints.wait()
         return TrainResult(done, metrics["loss"] if done > first_step else None, done < last, self._run.folder)
 
@@ -311,7 +303,7 @@ class _Loop:
     def _save(self, done: int, state: Any) -> None:
         """Saves a state, unless it would push out a better one."""
         if self._section.on_nonfinite == "continue" or not bad_leaves(state) - self._by_design:
-            self._checkpoints.save(done, state, self._identity)
+            self._worker.save(done, state)
         else:
             self._reports.say(f"warning: the state after step {done} is not saved, since it is not finite any more.")
 
