@@ -24,7 +24,7 @@ def run(
     checkpoint_every: int | None = None,
     memory_every: int | None = 1,
     keep_checkpoints: int = 2,
-    budgets: Budgets = Budgets(),
+    budgets: Budgets | None = None,
     rejoin_after_s: float = 30.0,
     stall_limit_s: float | None = None,
 ) -> RunOutcome:
@@ -53,7 +53,7 @@ def run(
         checkpoint_every: steps between two checkpoints on disk; None for the last one only.
         memory_every: steps between two copies in the memory of hosts; None for none.
         keep_checkpoints: the newest checkpoints that stay on disk.
-        budgets: how many failures the run may have.
+        budgets: how many failures the run may have; None for the defaults.
         rejoin_after_s: how long the place of a lost worker is left alone, where the number may change.
         stall_limit_s: longest time without a heartbeat of a worker; None to learn it.
 
@@ -77,7 +77,7 @@ def run(
         most_workers=most,
         devices_per_worker=devices_per_worker,
         arguments=(sys.executable, *sys.orig_argv[1:]),
-        budgets=budgets,
+        budgets=budgets or Budgets(),
         rejoin_after_s=rejoin_after_s,
         stall_limit_s=stall_limit_s,
     )
@@ -92,6 +92,7 @@ def _serve(lifeline: Lifeline, build: Callable[[Worker], float | None], cadence:
         run_dir = worker.run_dir
         with worker.checkpoints(run_dir / "checkpoints", cadence, lambda: run_identity(run_dir)):
             loss = build(worker)
+            worker.save_last_commit()
             return WorkDone(worker.step, loss, is_complete=not worker.should_stop())
 
     serve(lifeline, work)

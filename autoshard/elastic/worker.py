@@ -76,6 +76,7 @@ class Worker:
         self._cadence = Cadence()
         self._identity: Callable[[], Mapping[str, Any]] = dict
         self._saved_step = -1
+        self._last: tuple[int, Any] | None = None
 
     @staticmethod
     def alone() -> "Worker":
@@ -198,7 +199,9 @@ class Worker:
             state: the initial state, sharded as the plan says; it is returned if nothing was saved.
         """
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-        return self.restored(lambda: self._open().restore(like), lambda: state).state
+        found = self.restored(lambda: self._open().restore(like), lambda: state).state
+        self.begin_steps()
+        return found
 
     def restored(self, find: Callable[[], Restored | None], make: Callable[[], Any]) -> Restored:
         """What `find` gives, or else the initial state that `make` gives; and the first step is at hand.
@@ -233,8 +236,8 @@ class Worker:
     def commit(self, step: int, state: Any) -> None:
         """Makes a state safe, as often as the cadence says; to be called after every step.
 
-        Returns once the state has been copied, so that the next step may reuse its memory. When the workers are to
-        stop, it waits until the state is on disk.
+        Returns once the state has been copied, so that the next step may reuse its memory. The last one is written to
+        disk when the loop ends, whatever the cadence.
 
         Args:
             step: steps taken, over all generations.
@@ -243,23 +246,24 @@ class Worker:
         Raises:
             TrainingError: an earlier checkpoint could not be written, for another reason than a full disk.
         """
-        self.stepped(step)
+        self._last = step, state
         disk_every = self._cadence.disk_every
-        if self.should_stop():
-            self.save_last(step, state)
-        elif disk_every is not None and step % disk_every == 0:
+        if disk_every is not None and step % disk_every == 0:
             self.save(step, state)
+        self.stepped(step)
 
     def save(self, step: int, state: Any) -> None:
         """Begins to write a state to disk, whatever the cadence."""
         self._open().save(step, state, self._identity())
         self._saved_step = step
 
-    def save_last(self, step: int, state: Any) -> None:
-        """Writes a state to disk, and waits until it is there."""
+    def save_last_commit(self) -> None:
+        """Writes the state that was committed last to disk, and waits until it is there."""
+        if self._last is None:
+            return
         with self.during(Phase.SAVING):
-            if self._saved_step != step:
-                self.save(step, state)
+            if self._saved_step != self._last[0]:
+                self.save(*self._last)
             self._open().wait()
 
     def should_stop(self) -> bool:
