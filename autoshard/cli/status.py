@@ -46,7 +46,7 @@ def status(
         reader, total_steps = StatusReader(folder), _total_steps(folder)
         console = rich.console.Console()
         shown = reader.read()
-        view = lambda: display(shown, str(folder), total_steps)
+        view = lambda: display(shown, folder, total_steps)
         if once or json_file or picture or not console.is_terminal or shown.state in ENDED:
             console.print(view())
         else:

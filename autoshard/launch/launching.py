@@ -35,6 +35,7 @@ def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say:
         earlier = list(read_events(settings.run_dir))
         kill_leftovers(settings.run_variable)
         log = EventLog(settings.run_dir)
+        shown = os.path.relpath(settings.run_dir)
         last = max((event.generation for event in earlier), default=0)
         engine = make_engine()
         log.write(
@@ -49,6 +50,7 @@ def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say:
                 resumed=bool(earlier),
             )
         )
+        say(f"What workers print goes to {settings.command.log_dir}; to follow the run: autoshard status {shown}")
         outcome = Supervisor(settings, engine, log, last + 1, say).run()
         for line in goodput_lines(goodput(read_events(settings.run_dir))):
             say(line)

@@ -65,7 +65,8 @@ class WorkerStatus:
 
     Attributes:
         rank, slot, host, pid: which one, and where.
-        state: `alive` or `gone`; `lost: <cause>`; empty on another host, which cannot be seen from here.
+        state: `alive`; `gone`, or `ended` with the run; `lost: <cause>`; empty on another host, which cannot be seen
+            from here.
     """
 
     rank: int
@@ -239,6 +240,9 @@ class _Facts:
         step = self._step
         if metrics is not None and metrics.generation == number and state not in (RunState.FINISHED, RunState.STOPPED):
             step = max(step, metrics.step)
+        started_s = supervisor.time if generation is None else generation.time
+        gone = "ended" if state in ENDED else "gone"
+        workers = () if generation is None else generation.workers
         return RunStatus(
             state=state,
             engine=supervisor.engine,
@@ -246,8 +250,8 @@ class _Facts:
             most_workers=supervisor.most_workers,
             generation=number,
             why="" if generation is None else generation.why,
-            started_s=supervisor.time if generation is None else generation.time,
-            workers=() if generation is None else tuple(self._worker(w, generation.time) for w in generation.workers),
+            started_s=started_s,
+            workers=tuple(self._worker(worker, started_s, gone) for worker in workers),
             plan=self._plan,
             mesh=self._mesh,
             phase=None if state in ENDED else self._phase,
@@ -259,11 +263,11 @@ class _Facts:
             now_s=now_s,
         )
 
-    def _worker(self, worker: WorkerEntry, started_s: float) -> WorkerStatus:
+    def _worker(self, worker: WorkerEntry, started_s: float, gone: str) -> WorkerStatus:
         if cause := self._lost.get(worker.pid):
             state = f"lost: {cause}"
         else:
-            state = {True: "alive", False: "gone", None: ""}[_is_alive(worker.pid, worker.host, started_s)]
+            state = {True: "alive", False: gone, None: ""}[_is_alive(worker.pid, worker.host, started_s)]
         return WorkerStatus(worker.rank, worker.slot, worker.host, worker.pid, state)
 
 

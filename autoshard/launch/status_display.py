@@ -1,5 +1,6 @@
 """The state of a run on a terminal."""
 
+import pathlib
 from collections.abc import Iterator
 
 import rich.bar
@@ -39,19 +40,19 @@ _STATES = {
 _WORKERS_SHOWN = 8
 
 
-def display(status: RunStatus, name: str, total_steps: int | None) -> rich.console.RenderableType:
-    """The state of the run `name`, which is to take `total_steps` if that is known."""
+def display(status: RunStatus, run_dir: pathlib.Path, total_steps: int | None) -> rich.console.RenderableType:
+    """The state of the run in the folder `run_dir`, which is to take `total_steps` if that is known."""
     state = (status.state.value, _STATES[status.state])
     return rich.panel.Panel(
-        rich.console.Group(*_parts(status, total_steps)),
-        title=rich.text.Text.assemble((name, "bold"), ": ", state),
+        rich.console.Group(*_parts(status, run_dir, total_steps)),
+        title=rich.text.Text.assemble((str(run_dir), "bold"), ": ", state),
         title_align="left",
         box=rich.box.ROUNDED,
     )
 
 
-def _parts(status: RunStatus, total_steps: int | None) -> Iterator[rich.console.RenderableType]:
-    yield _facts(status, total_steps)
+def _parts(status: RunStatus, run_dir: pathlib.Path, total_steps: int | None) -> Iterator[rich.console.RenderableType]:
+    yield _facts(status, run_dir, total_steps)
     if status.workers:
         yield _heading("Workers")
         yield from _workers(status)
@@ -66,7 +67,7 @@ def _parts(status: RunStatus, total_steps: int | None) -> Iterator[rich.console.
     yield events
 
 
-def _facts(status: RunStatus, total_steps: int | None) -> rich.table.Table:
+def _facts(status: RunStatus, run_dir: pathlib.Path, total_steps: int | None) -> rich.table.Table:
     grid = _grid("dim")
     if status.generation:
         began = f"{status.generation}, started {duration(status.now_s - status.started_s)} ago: {status.why}"
@@ -76,7 +77,8 @@ def _facts(status: RunStatus, total_steps: int | None) -> rich.table.Table:
     if status.mesh:
         grid.add_row("mesh", status.mesh)
     if status.plan:
-        grid.add_row("plan", status.plan)
+        plan, folder = pathlib.Path(status.plan), run_dir.absolute()
+        grid.add_row("plan", str(run_dir / plan.relative_to(folder) if plan.is_relative_to(folder) else plan))
     grid.add_row("step", _step(status, total_steps))
     if status.saved:
         ago = lambda time_s: duration(status.now_s - time_s)

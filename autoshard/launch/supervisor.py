@@ -26,6 +26,7 @@ from autoshard.launch.membership import Membership, with_ranks_kept
 from autoshard.launch.messages import Assignment
 from autoshard.launch.planning_ahead import likely_sizes
 from autoshard.launch.progress import LearntLimits
+from autoshard.launch.report import event_line
 from autoshard.launch.requests import take_scale_request
 from autoshard.launch.settings import LaunchSettings
 from autoshard.launch.standbys import Standbys
@@ -35,6 +36,21 @@ POLL_S = 0.1
 
 WAIT_REPORT_S = 10.0
 """Time between two lines that tell what the run waits for."""
+
+_SAID = (
+    events.GenerationStarted,
+    events.Replanned,
+    events.Restored,
+    events.CheckpointRejected,
+    events.CheckpointNotSaved,
+    events.WorkerLost,
+    events.WorkerJoined,
+    events.WorkerExcluded,
+    events.DrainStarted,
+    events.Drained,
+    events.PlannedAhead,
+)
+"""Events that people are told as they happen: what changes the course of the run, but no step and no phase."""
 
 
 class Ending(enum.Enum):
@@ -157,8 +173,7 @@ class Supervisor:
             events.GenerationStarted(**self._stamp(), workers=tuple(map(_entry, range(len(slots)), workers)), why=why)
         )
         self._assign(workers)
-        running = Generation(self._number, workers, self._limits, self._log.write)
-        self._say(f"Generation {self._number}: {len(workers)} worker{'s'[: len(workers) != 1]} ({why}).")
+        running = Generation(self._number, workers, self._limits, self._write)
         try:
             while (outcome := running.outcome()) is None:
                 for news in self._engine.poll(POLL_S):
@@ -224,7 +239,6 @@ class Supervisor:
         message = running.drain_message(why)
         if message is None:
             return
-        self._say(f"Saving, to end this generation: {why}.")
         self._end_dry_run()
         for worker in running.workers:
             self._engine.send(worker.number, message)
@@ -290,7 +304,6 @@ class Supervisor:
             failures = self._failures.failures_of(loss.slot)
             if failures >= self._settings.budgets.at_one_slot and self._settings.is_elastic:
                 self._membership.exclude(loss.slot)
-                self._say(f"warning: the workers of slot {loss.slot} on {loss.host} failed {failures} times in a row.")
                 self._write(events.WorkerExcluded(**self._stamp(), slot=loss.slot, host=loss.host, failures=failures))
             else:
                 self._membership.lost(loss.slot, time.monotonic())
@@ -298,7 +311,6 @@ class Supervisor:
 
     def _write_losses(self, losses: Sequence[Loss]) -> None:
         for loss in losses:
-            self._say(f"Lost worker {loss.rank} (slot {loss.slot}): {loss.cause}. {loss.detail}")
             self._write(
                 events.WorkerLost(
                     **self._stamp(),
@@ -324,6 +336,8 @@ class Supervisor:
 
     def _write(self, event: events.Event) -> None:
         self._log.write(event)
+        if isinstance(event, _SAID):
+            self._say(event_line(event))
 
     def _stamp(self) -> _Stamp:
         return {"time": time.time(), "generation": max(self._number, 0)}
