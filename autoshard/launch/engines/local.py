@@ -33,9 +33,17 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, run_dir: pathlib.Path, num_slots: int):
-        """Offers `num_slots` places for the run in `run_dir`."""
-        host = socket.gethostname()
+    def __init__(self, run_dir: pathlib.Path, num_slots: int, host: str | None = None, address: str = LOOPBACK):
+        """Offers `num_slots` places for the run in `run_dir`.
+
+        Args:
+            run_dir: the run's output folder.
+            num_slots: how many workers may run.
+            host: this machine's name for people, one name for one memory; None for its host name.
+            address: at which the workers reach each other.
+        """
+        host = host or socket.gethostname()
+        self._address = address
         self._memory_dir = host_memory_dir(run_dir, host)
         self._slots = tuple(Slot(number, host, str(self._memory_dir)) for number in range(num_slots))
         self._processes: dict[int, WorkerProcess] = {}
@@ -46,8 +54,8 @@ class LocalEngine:
 
     def free_address(self, slot: Slot) -> str:
         with socket.socket() as found:
-            found.bind((LOOPBACK, 0))
-            return f"{LOOPBACK}:{found.getsockname()[1]}"
+            found.bind((self._address, 0))
+            return f"{self._address}:{found.getsockname()[1]}"
 
     def start(self, slot: Slot, command: Command) -> Process:
         self._started += 1
