@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import rich.console
@@ -67,12 +68,12 @@ def launch(
         settings = load_settings(config, overrides)
         least, most = _sizes(workers)
         from autoshard.launch.engines.local import LocalEngine
+        from autoshard.launch.engines.protocol import Engine
+        from autoshard.launch.engines.ray import RayEngine
         from autoshard.launch.launching import launch_run
         from autoshard.launch.settings import Budgets, LaunchSettings
         from autoshard.launch.supervisor import Ending
 
-        if engine != "local":
-            raise ConfigError("--engine: `ray` is not there yet.")
         run_dir = pathlib.Path(settings.train.output_dir).absolute()
         run_dir.mkdir(parents=True, exist_ok=True)
         launched = LaunchSettings(
@@ -89,7 +90,10 @@ def launch(
         )
         console = rich.console.Console()
         say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
-        outcome = launch_run(launched, lambda: LocalEngine(run_dir, most), say)
+        make_engine: Callable[[], Engine] = lambda: (
+            LocalEngine(run_dir, most) if engine == "local" else RayEngine(run_dir, least, most, devices_per_worker)
+        )
+        outcome = launch_run(launched, make_engine, say)
         if outcome.ending is Ending.FINISHED:
             loss = "" if outcome.loss is None else f", loss {outcome.loss:.3f}"
             say(f"Step {outcome.step}{loss}; results are in {run_dir}")

@@ -28,6 +28,9 @@ _ONE_MACHINE_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray reads it when imported. Where it is 0, and by default elsewhere than on Linux, its servers listen on the loopback
 address alone; otherwise they listen on all of a machine's addresses."""
 
+_NOBODY = f"{LOOPBACK}:9"
+"""The port of the discard protocol, at which nothing listens today."""
+
 _LONG_POLL_S = 10.0
 """An actor answers at once when there is news; otherwise after this time, so that no call stays open for ever."""
 
@@ -36,7 +39,7 @@ _CALL_LIMIT_S = 30.0
 
 _START_LIMIT_S = 60.0
 _LATER_S = 5.0
-"""A new engine waits so long for all workers' places, and so long for those beyond the least number."""
+"""A new engine waits so long for all places, and so long for further ones than the least that no node has room for."""
 
 _TRIES = 3
 """Ray loses actors while it creates them when their node dies; if it does so repeatedly, something else is wrong."""
@@ -101,7 +104,7 @@ class RayEngine:
         self._numbers: dict[tuple[str, int], int] = {}  # slots, by node and the worker's place in `_workers`
         self._processes: dict[int, _Worker] = {}
         self._started = 0
-        self._lost: list[Exit] = []
+        self._news: list[Line | Exit] = []
         self._calls: dict[Any, _Worker] = {}
         for worker in self._workers:
             self._create_actor(worker)
@@ -112,18 +115,9 @@ class RayEngine:
         return sorted((w.slot for w in self._workers if w.slot is not None), key=lambda slot: slot.number)
 
     def free_address(self, slot: Slot) -> str:
-        """As of `Engine`.
-
-        Raises:
-            ClusterError: the slot's node is gone.
-        """
+        """As of `Engine`; of a node that is gone, an address at which nobody answers."""
         worker = self._worker_at(slot)
-        answer = worker and self._ask(worker, worker.actor.free_address.remote(slot))
-        if answer is None:
-            raise ClusterError(
-                f"slot {slot.number}: a free port is asked of a node that is there; {slot.host} is gone."
-            )
-        return answer
+        return (worker and self._ask(worker, worker.actor.free_address.remote(slot))) or _NOBODY
 
     def start(self, slot: Slot, command: Command) -> Process:
         """As of `Engine`; on a node that is gone the process has the number 0 there, and its end is told by `poll`."""
@@ -133,7 +127,7 @@ class RayEngine:
         worker = self._worker_at(slot)
         process = worker and self._ask(worker, worker.actor.start.remote(slot, command))
         if worker is None or process is None:
-            self._lost.append(Exit(self._started, None))
+            self._news.append(Exit(self._started, None))
             return Process(self._started, 0, slot)
         worker.processes[process.number] = self._started
         self._processes[self._started] = worker
@@ -149,11 +143,11 @@ class RayEngine:
 
     def poll(self, timeout_s: float) -> Sequence[Line | Exit]:
         until = time.monotonic() + timeout_s
-        while True:
-            news = self._look(max(0.0, until - time.monotonic()) if not self._lost else 0)
-            news, self._lost = [*news, *self._lost], []
-            if news or time.monotonic() >= until:
-                return news
+        self._look(0 if self._news else timeout_s)
+        while not self._news and (left_s := until - time.monotonic()) > 0:
+            self._look(left_s)
+        news, self._news = self._news, []
+        return news
 
     def stop(self, processes: Sequence[int]) -> None:
         there = [(number, self._processes.pop(number)) for number in processes if number in self._processes]
@@ -163,11 +157,11 @@ class RayEngine:
             calls[worker.actor.stop.remote(local)] = worker
             for number in local:
                 del worker.processes[number]
-        self._lost = [item for item in self._lost if item.process not in set(processes)]
         if calls:
             self._ray.wait(list(calls), num_returns=len(calls), timeout=_CALL_LIMIT_S)
         for call, worker in calls.items():
             self._ask(worker, call, limit_s=0.1)
+        self._news = [item for item in self._news if item.process not in processes]
 
     def close(self) -> None:
         self.stop(tuple(self._processes))
@@ -175,7 +169,7 @@ class RayEngine:
             self._ray.kill(worker.actor, no_restart=True)
         for group in self._groups:
             self._ray.util.remove_placement_group(group)
-        self._workers, self._calls, self._groups = [], {}, []
+        self._workers, self._groups, self._calls, self._news = [], [], {}, []
         if self._owns_connection:
             self._ray.shutdown()
 
@@ -224,33 +218,34 @@ class RayEngine:
         self._calls[worker.actor.open.remote(str(self._run_dir.resolve()), os.getcwd())] = worker
 
     def _await_places(self, least_workers: int) -> None:
-        """Waits until all workers have a place; not long for those beyond the least number."""
-        began = time.monotonic()
-        while (found := sum(worker.slot is not None for worker in self._workers)) < len(self._workers):
-            waited_s = time.monotonic() - began
-            if waited_s > _START_LIMIT_S or (found >= least_workers and waited_s > _LATER_S):
+        """Waits until all workers have a place; not long for those beyond the least for which no node has room."""
+        began_s = time.monotonic()
+        while absent := [worker for worker in self._workers if worker.slot is None]:
+            waited_s = time.monotonic() - began_s
+            is_enough = len(self._workers) - len(absent) >= least_workers
+            is_coming = any(self._has_room(worker) for worker in absent)
+            if waited_s > _START_LIMIT_S or (is_enough and not is_coming and waited_s > _LATER_S):
                 return
             self._look(0.1)
 
-    def _look(self, timeout_s: float) -> list[Line | Exit]:
+    def _has_room(self, worker: _Worker) -> bool:
+        return self._ray.util.placement_group_table(worker.group)["state"] == "CREATED"
+
+    def _look(self, timeout_s: float) -> None:
         """Takes the answers of actors that are there; waits at most `timeout_s` for the first."""
         answered, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=timeout_s)
         if answered:
             answered, _ = self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
-        news: list[Line | Exit] = []
         for call in answered:
             worker = self._calls.pop(call, None)
-            if worker is None:  # its actor was lost by an earlier answer
-                continue
-            answer = self._ask(worker, call)
-            if answer is None:
+            answer = worker and self._ask(worker, call)
+            if worker is None or answer is None:  # its actor was lost by an earlier answer, or is by this one
                 continue
             if isinstance(answer, Place):
                 self._settle(worker, answer)
             else:
-                news += self._of_this_engine(worker, answer)
+                self._news += self._of_this_engine(worker, answer)
             self._calls[worker.actor.poll.remote(_LONG_POLL_S)] = worker
-        return news
 
     def _settle(self, worker: _Worker, place: Place) -> None:
         """Gives the worker its slot; on a node where it was before, the same number."""
@@ -289,7 +284,7 @@ class RayEngine:
         worker.failures += worker.slot is None
         if worker.failures >= _TRIES:
             raise ClusterError(f"Ray cannot start a worker; it said, {_TRIES} times: {error}") from error
-        self._lost += [Exit(number, None) for number in worker.processes.values()]
+        self._news += [Exit(number, None) for number in worker.processes.values()]
         for number in worker.processes.values():
             del self._processes[number]
         self._calls = {call: its for call, its in self._calls.items() if its is not worker}
