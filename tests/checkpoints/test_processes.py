@@ -1,0 +1,78 @@
+"""Checkpoints of runs of several processes, which come back as fewer or more, and on hosts of which one was lost."""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = pathlib.Path(__file__).with_name("one_process.py")
+TIMEOUT_S = 120
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int) -> list[dict]:
+    """What the processes, one on each of `hosts`, say; fails with all their output if one fails."""
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(n), str(len(hosts)), str(port), str(base), host, tier, str(steps)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n, host in enumerate(hosts)
+    ]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(hosts), "\n".join(map("\n".join, outputs))
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+
+
+def committed(said: dict) -> list[int]:
+    return [message["step"] for message in said["told"] if message["kind"] == "committed"]
+
+
+@pytest.mark.slow
+def test_memory_serves_other_numbers_of_processes_and_survives_the_loss_of_a_host(tmp_path):
+    first = run(tmp_path, "memory", ["a", "b"], 3)
+    assert [said["restored"] for said in first] == [0, 0] and [committed(said) for said in first] == [[1, 2, 3]] * 2
+    grown = run(tmp_path, "memory", ["a", "b", "c"], 3)
+    assert [said["restored"] for said in grown] == [3, 3, 3]
+    shutil.rmtree(tmp_path / "b")
+    shrunk = run(tmp_path, "memory", ["a", "c"], 2)
+    assert [said["restored"] for said in shrunk] == [6, 6]
+    shutil.rmtree(tmp_path / "c")
+    assert [said["restored"] for said in run(tmp_path, "memory", ["a"], 1)] == [8]
+    shutil.rmtree(tmp_path / "a")
+    assert [said["restored"] for said in run(tmp_path, "memory", ["a"], 0)] == [0]
+
+
+@pytest.mark.slow
+def test_all_processes_check_the_files_and_agree_on_what_is_damaged(tmp_path):
+    first = run(tmp_path, "disk", ["a", "b"], 2)
+    assert [committed(said) for said in first] == [[1, 2], []]
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["1", "2"]
+    largest = max((tmp_path / "disk" / "2").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 4
+    largest.write_bytes(content)
+    told = [run(tmp_path, "disk", ["a", "b", "c"], 0), run(tmp_path, "disk", ["a"], 0)]
+    assert [[said["restored"] for said in group] for group in told] == [[1, 1, 1], [1]]
+    (rejected,) = told[0][0]["told"]
+    assert rejected["kind"] == "rejected" and rejected["path"].endswith("2.corrupt")
+    assert rejected["file"] == largest.relative_to(tmp_path / "disk" / "2").as_posix()
