@@ -92,7 +92,7 @@ class PlannedFunction:
         self._fn, self._interface, self.mesh, self._check, self._shapes = fn, interface, mesh, check, shapes
         self._shardings = [NamedSharding(mesh, partition_spec(e)) for e in interface.argument_entries]
         self._jitted: dict[Any, Any] = {}
-        self._compiled: dict[Any, Any] = {}  # of those that are scheduled in the fastest way
+        self._compiled: dict[Any, Any] = {}  # of those that were compiled ahead, or are scheduled in the fastest way
 
     def _key(self, args: Sequence[Any]) -> Any:
         """By what programs are told apart, and last whether this one is part of another."""
@@ -140,6 +140,16 @@ class PlannedFunction:
         """
         self._prepare(args)
 
+    def compile(self, *args: Any) -> None:
+        """Compiles the function for arrays or shapes, in the way in which it will run; a call then only runs it.
+
+        Raises:
+          PlanMismatchError: It is not what was planned; names the first difference.
+        """
+        program, key = self._program(args), self._key(args)
+        if key not in self._compiled:
+            self._compiled[key] = program.lower(*args).compile()
+
     def in_shardings(self, args: Sequence[Any]) -> Any:
         """The NamedSharding of every argument leaf, as a tuple of pytrees like `args`."""
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tuple(args)), self._shardings)
@@ -154,15 +164,16 @@ class PlannedFunction:
     def _program(self, args: Sequence[Any]) -> Any:
         """What runs for `args`: compiled in the fastest way on GPUs, else by `jax.jit`."""
         jitted, key = self._prepare(args), self._key(args)
+        if key in self._compiled:
+            return self._compiled[key]
         *_, is_nested = key
         is_gpu = self.mesh.devices.flat[0].platform in GPU_PLATFORMS
         if is_nested or not is_gpu or not self._interface.choosing.others:
             return jitted
-        if key not in self._compiled:
-            candidates = self.candidates(*args)
-            best = self._interface.choosing.fastest([c.figures for c in candidates])
-            _LOGGER.info("%s is scheduled for %s", getattr(self._fn, "__name__", "the planned function"), best)
-            self._compiled[key] = next(c.compiled for c in candidates if c.figures is best)
+        candidates = self.candidates(*args)
+        best = self._interface.choosing.fastest([c.figures for c in candidates])
+        _LOGGER.info("%s is scheduled for %s", getattr(self._fn, "__name__", "the planned function"), best)
+        self._compiled[key] = next(c.compiled for c in candidates if c.figures is best)
         return self._compiled[key]
 
     def candidates(self, *args: Any) -> tuple[CompiledCandidate, ...]:

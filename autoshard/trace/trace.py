@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,7 +82,6 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     return [named[i] if i < len(named) else str(i) for i in range(count)]
 
 
-@collection_paused()
 def trace(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -91,7 +91,7 @@ def trace(
     """Traces `fn(*args)`.
 
     Args:
-      fn: Any traceable JAX function.
+      fn: Any traceable JAX function; of a `TracedOnce` the trace is kept.
       args: Pytrees of arrays or `jax.ShapeDtypeStruct`; nothing is allocated.
       donate_argnums: Positional arguments whose buffers may be reused.
       options: See `TraceOptions`.
@@ -99,6 +99,43 @@ def trace(
     Returns:
       The trace and its graph. Errors of the user's own function are raised unchanged.
     """
+    if not isinstance(fn, TracedOnce):
+        return _trace(fn, args, donate_argnums, options)
+    key = _kind(args), tuple(donate_argnums), options
+    if key not in fn.traces:
+        fn.traces[key] = _trace(fn, args, donate_argnums, options)
+    return fn.traces[key]
+
+
+class TracedOnce:
+    """A function whose trace is made once for each kind of arguments, wherever one is asked for.
+
+    Planning a step, checking a plan and running it each need a trace, which takes as long as the program is large.
+
+    Attributes:
+      traces: What was traced so far, by the kind of arguments, those donated, and options.
+    """
+
+    __name__: str
+
+    def __init__(self, fn: Callable[..., Any]):
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self.traces: dict[Any, Trace] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        return self._fn(*args)
+
+
+def _kind(args: Sequence[Any]) -> Any:
+    """What a trace depends on in its arguments, and what its graph tells of them."""
+    leaves, tree = jax.tree_util.tree_flatten(tuple(args))
+    types = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in map(jax.typeof, leaves)]
+    return tree, tuple(types), tuple(map(argument_layout, leaves)), jax.config.read("jax_enable_x64")
+
+
+@collection_paused()
+def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence[int], options: TraceOptions) -> Trace:
     watched = _refuse_changes_in_place(fn)
     closed, out_shapes = jax.make_jaxpr(watched, return_shape=True)(*jax.tree_util.tree_map(_bare, tuple(args)))
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))

@@ -18,6 +18,7 @@ from autoshard_models.zoo import FAMILIES, objective_of
 from autoshard.api import in_stages
 from autoshard.errors import ConfigError
 from autoshard.plans.make import load_cluster
+from autoshard.trace.trace import TracedOnce
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.data.batches import Batch, Batches, Examples, Part, drawn
@@ -209,9 +210,10 @@ def whole_functions(config: TrainConfig) -> TrainFunctions:
     options = StepOptions(section.num_micro_batches, LossScaling() if section.loss_scaling else None)
     optimizer = make_optimizer(section, config.train.steps)
     try:
-        return build(model, optimizer, options)
+        functions = build(model, optimizer, options)
     except ValueError as error:
         raise ConfigError(f"model.overrides: the model cannot be built: {error} Change one of them.") from error
+    return functions._replace(step=TracedOnce(functions.step), evaluate=TracedOnce(functions.evaluate))
 
 
 def staged_functions(config: TrainConfig) -> TrainFunctions:

@@ -61,6 +61,11 @@ class Run:
         """The state before the first step, made where it lies."""
         return self.plan.init(self.functions.init, self.config.train.seed, run=self.step)
 
+    def compile(self) -> None:
+        """Compiles the step, so that the first takes no longer than others; one in stages is compiled as it runs."""
+        if isinstance(self.step, PlannedFunction):
+            self.step.compile(jax.eval_shape(self.functions.init, self.config.train.seed), self.data.batches.shapes())
+
     def batch(self, number: int) -> Any:
         """Batch `number` of the data, on the devices; that of step `number` + 1."""
         return BatchReader(self.data.batches, self.shardings[1]).batch(number)
