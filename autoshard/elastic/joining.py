@@ -20,9 +20,10 @@ def join(assignment: Assignment) -> None:
     if assignment.devices_per_worker is not None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", assignment.devices_per_worker)
-        jax.config.update("jax_cpu_collectives_implementation", "gloo" if assignment.num_workers > 1 else "none")
     if assignment.num_workers == 1:
         return
+    if assignment.devices_per_worker is not None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # SIGTERM is the worker's own: it drains the run, and the worker tells that it was the one to get the signal.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
