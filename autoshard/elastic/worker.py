@@ -13,6 +13,7 @@ import jax
 from autoshard.api import Plan, StagedPlan, plan
 from autoshard.checkpoints.checkpoints import Checkpoints, Restored
 from autoshard.checkpoints.disk import Tell
+from autoshard.checkpoints.memory import MemoryTier
 from autoshard.cluster import Cluster
 from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.decisions import decided_by_the_first, is_first
@@ -187,7 +188,11 @@ class Worker:
             self.tell(message)
             tell(message)
 
-        with Checkpoints(folder, cadence.keep, told) as opened:
+        memory = None
+        if self.assignment is not None and cadence.memory_every is not None and not self.is_dry_run:
+            place = self.assignment
+            memory = MemoryTier(pathlib.Path(place.memory_dir), place.host, place.run_id, told)
+        with Checkpoints(folder, cadence.keep, told, memory) as opened:
             self._checkpoints, self._cadence, self._identity = opened, cadence, identity
             yield opened
             self._checkpoints = None
@@ -247,10 +252,17 @@ class Worker:
             TrainingError: an earlier checkpoint could not be written, for another reason than a full disk.
         """
         self._last = step, state
+        self.keep(step, state)
         disk_every = self._cadence.disk_every
         if disk_every is not None and step % disk_every == 0:
             self.save(step, state)
         self.stepped(step)
+
+    def keep(self, step: int, state: Any) -> None:
+        """Begins to keep a state in memory, as often as the cadence says."""
+        memory_every = self._cadence.memory_every
+        if memory_every is not None and step % memory_every == 0:
+            self._open().commit(step, state)
 
     def save(self, step: int, state: Any) -> None:
         """Begins to write a state to disk, whatever the cadence."""

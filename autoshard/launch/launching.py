@@ -34,13 +34,14 @@ def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say:
     with run_lock(settings.run_dir):
         earlier = list(read_events(settings.run_dir))
         kill_leftovers(settings.run_variable)
-        log = EventLog(settings.run_dir)
         shown = os.path.relpath(settings.run_dir)
+        log, started_s = EventLog(settings.run_dir), time.time()
+        run_id = repr(earlier[0].time if earlier else started_s)
         last = max((event.generation for event in earlier), default=0)
         engine = make_engine()
         log.write(
             SupervisorStarted(
-                time=time.time(),
+                time=started_s,
                 generation=last,
                 pid=os.getpid(),
                 host=socket.gethostname(),
@@ -51,7 +52,7 @@ def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say:
             )
         )
         say(f"What workers print goes to {settings.command.log_dir}; to follow the run: autoshard status {shown}")
-        outcome = Supervisor(settings, engine, log, last + 1, say).run()
+        outcome = Supervisor(settings, engine, log, run_id, last + 1, say).run()
         for line in goodput_lines(goodput(read_events(settings.run_dir))):
             say(line)
         return outcome

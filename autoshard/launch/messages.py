@@ -50,6 +50,7 @@ class Assignment(_Message):
 
     Attributes:
         run_dir: the run's output folder, the same for all.
+        run_id: tells the run from others that had the same folder before.
         generation: counted from 1; grows with every restart.
         rank, num_workers: which worker this is, of how many.
         coordinator: `host:port` of the worker of rank 0, new for every generation.
@@ -63,6 +64,7 @@ class Assignment(_Message):
 
     kind: Literal["assignment"] = "assignment"
     run_dir: str
+    run_id: str
     generation: PositiveInt
     rank: NonNegativeInt
     num_workers: PositiveInt

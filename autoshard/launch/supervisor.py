@@ -91,6 +91,7 @@ class Supervisor:
         settings: LaunchSettings,
         engine: Engine,
         log: events.EventLog,
+        run_id: str,
         first_generation: int,
         say: Callable[[str], None],
     ):
@@ -98,10 +99,12 @@ class Supervisor:
         settings: the run.
         engine: where its workers run.
         log: takes its events.
+        run_id: tells the run from others that had the same folder before.
         first_generation: the number of the first generation, above all earlier ones of the run.
         say: shows a line to people.
         """
         self._settings, self._engine, self._log, self._say = settings, engine, log, say
+        self._run_id = run_id
         self._number = first_generation - 1
         self._membership = Membership(settings.least_workers, settings.most_workers, settings.rejoin_after_s)
         self._failures = FailureCount(settings.budgets)
@@ -205,6 +208,7 @@ class Supervisor:
     def _assignment(self, slot: Slot, rank: int, num_workers: int, coordinator: str) -> Assignment:
         return Assignment(
             run_dir=str(self._settings.run_dir),
+            run_id=self._run_id,
             generation=self._number,
             rank=rank,
             num_workers=num_workers,

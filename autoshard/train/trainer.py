@@ -281,6 +281,7 @@ class _Loop:
                 ):
                     with worker.during(Phase.EVALUATION):
                         self._reports.report(self._evaluate(done, state))
+                worker.keep(done, state)
                 if saves:
                     self._save(done, state)
                 worker.stepped(done)
