@@ -148,7 +148,7 @@ class Progress:
         limit_s = self._limits.of_heartbeats()
         silent = [
             Stall(
-                process, seen.phase, seen.step, f"no heartbeat for {now_s - seen.heard_s:.1f} s (limit {limit_s:.1f} s)"
+                process, seen.phase, seen.step, f"no heartbeat for {now_s - seen.heard_s:.1f} s, limit {limit_s:.1f} s"
             )
             for process, seen in self._seen.items()
             if now_s - seen.heard_s > limit_s
@@ -165,8 +165,8 @@ class Progress:
                 process,
                 seen.phase,
                 seen.step,
-                f"no progress in {seen.phase} for {now_s - seen.changed_s:.1f} s (limit "
-                f"{self._limits.of_phase(seen.phase):.1f} s)",
+                f"no progress in {seen.phase} for {now_s - seen.changed_s:.1f} s, limit "
+                f"{self._limits.of_phase(seen.phase):.1f} s",
             )
             for process, seen in late.items()
             if (seen.step, phases.index(seen.phase)) == behind
