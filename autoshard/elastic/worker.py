@@ -241,8 +241,8 @@ class Worker:
     def commit(self, step: int, state: Any) -> None:
         """Makes a state safe, as often as the cadence says; to be called after every step.
 
-        Returns once the state has been copied, so that the next step may reuse its memory. The last one is written to
-        disk when the loop ends, whatever the cadence.
+        Waits for the step, and returns once the state has been copied, so that the next one may reuse its memory. The
+        last one is written to disk when the loop ends, whatever the cadence.
 
         Args:
             step: steps taken, over all generations.
@@ -251,6 +251,8 @@ class Worker:
         Raises:
             TrainingError: an earlier checkpoint could not be written, for another reason than a full disk.
         """
+        # XLA:CPU runs what is queued at once: the step's collectives would mix with those of a checkpoint.
+        jax.block_until_ready(state)
         self._last = step, state
         self.keep(step, state)
         disk_every = self._cadence.disk_every
