@@ -32,16 +32,13 @@ from autoshard.checkpoints.manifest import (
     write_manifest,
 )
 from autoshard.checkpoints.sealed import MAX_BYTES, seal_of
-from autoshard.checkpoints.verification import Fault, damaged_files, files_in, leaf_difference, read_or_fault
+from autoshard.checkpoints.verification import CORRUPT, Fault, damaged_files, files_in, leaf_difference, read_or_fault
 from autoshard.errors import ConfigError, FileFormatError, TrainingError
 from autoshard.files import read_json, write_text_atomically
 from autoshard.launch.messages import Committed, NotSaved, Rejected, Tier
 
 STATE, RUN = "state", "run"
 """Items of a checkpoint: the training state, and what identifies the run."""
-
-CORRUPT = ".corrupt"
-"""End of the name of a damaged checkpoint that was set aside; more such of one step get a number."""
 
 _HALF_WRITTEN = (".orbax-checkpoint-tmp", ".manifest-tmp", ".delete-tmp")
 """What follows the step in the names of folders that a killed run leaves: Orbax's, and our two."""
@@ -212,7 +209,7 @@ class DiskTier:
         process, reason, _ = failed[0]
         who = f"Process {process}: " if jax.process_count() > 1 else ""
         if any(full for _, _, full in failed):
-            self._tell_first(NotSaved(step=saving.step, why=f"{who}{reason}"))
+            self._tell_first(NotSaved(step=saving.step, why=f"the disk is full: {who}{reason}"))
             return
         older = self.steps()
         left = f"The newest whole one is that of step {older[-1]}." if older else "No checkpoint is left."

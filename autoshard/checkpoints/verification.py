@@ -11,6 +11,9 @@ from autoshard.checkpoints.layout import LeafShape
 from autoshard.checkpoints.manifest import MANIFEST, UNCHECKED, FileEntry, Manifest, read_manifest
 from autoshard.errors import FileFormatError
 
+CORRUPT = ".corrupt"
+"""End of the name of a damaged checkpoint that was set aside; more such of one step get a number."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:

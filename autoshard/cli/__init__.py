@@ -6,7 +6,21 @@ import time
 
 import typer
 
-from autoshard.cli import calibrate, compare, diff, explain, export, launch, plan, scale, solve, status, train, verify
+from autoshard.cli import (
+    calibrate,
+    check,
+    compare,
+    diff,
+    explain,
+    export,
+    launch,
+    plan,
+    scale,
+    solve,
+    status,
+    train,
+    verify,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,7 +32,7 @@ app = typer.Typer(
         "Start here, on any machine, with eight CPU devices:\n\n    autoshard train configs/quickstart.yaml --devices 8"
     ),
 )
-for command in (train, launch, status, scale, plan, explain, compare, verify, diff, export, calibrate, solve):
+for command in (train, launch, status, scale, check, plan, explain, compare, verify, diff, export, calibrate, solve):
     app.command(epilog=command.EPILOG)(getattr(command, command.__name__.rpartition(".")[2]))
 
 
