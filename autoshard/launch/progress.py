@@ -47,6 +47,9 @@ FIRST_HEARTBEAT_LIMIT_S = 30.0
 LEAST_HEARTBEAT_LIMIT_S = 5.0
 """A worker sends a heartbeat four times a second; Python's lock may be held for longer while a library works."""
 
+QUIET_S = 2.0
+"""Of workers that make no progress, one that has said nothing for this time, eight heartbeats, is the one at fault."""
+
 _RECENT_STEPS = 200
 
 
@@ -72,6 +75,7 @@ class _Seen:
     step: int
     changed_s: float
     heard_s: float
+    has_spoken: bool = False
 
 
 class LearntLimits:
@@ -132,8 +136,9 @@ class Progress:
     def heard(self, process: int, heartbeat: Heartbeat | None, now_s: float) -> None:
         """A worker said something; `heartbeat` if it told where it is."""
         seen = self._seen[process]
-        self._limits.saw_gap(now_s - seen.heard_s)
-        seen.heard_s = now_s
+        if seen.has_spoken:  # before, it may have had everything to import
+            self._limits.saw_gap(now_s - seen.heard_s)
+        seen.heard_s, seen.has_spoken = now_s, True
         if heartbeat is None or (heartbeat.phase, heartbeat.step) == (seen.phase, seen.step):
             return
         if heartbeat.phase is not seen.phase:
@@ -158,6 +163,10 @@ class Progress:
         late = {p: s for p, s in self._seen.items() if now_s - s.changed_s > self._limits.of_phase(s.phase)}
         if not late:
             return ()
+        # The others wait for one that is stopped, and say so: then the silent one is at fault, although it has not been
+        # silent for as long as a busy machine may make it.
+        quiet = {p: s for p, s in late.items() if now_s - s.heard_s > QUIET_S}
+        late = quiet or late
         phases = tuple(Phase)
         behind = min((s.step, phases.index(s.phase)) for s in late.values())
         return tuple(

@@ -55,6 +55,25 @@ def test_all_are_named_where_nobody_is_behind():
     assert [stall.process for stall in progress.stalls(11.1)] == [1, 2]
 
 
+def test_of_those_that_make_no_progress_the_one_that_says_nothing_is_named():
+    """A worker is stopped after a step; the others wait for it in the next one, and their heartbeats go on."""
+    progress = Progress(LearntLimits(heartbeat_limit_s=20.0), (1, 2), 0.0)
+    both(progress, Phase.TRAINING, 1, 0.0)
+    both(progress, Phase.TRAINING, 2, 1.0)
+    for now_s in range(2, 12):
+        beat(progress, 1, Phase.TRAINING, 2, float(now_s))
+    assert [stall.process for stall in progress.stalls(11.1)] == [2]
+
+
+def test_importing_everything_is_no_gap_between_heartbeats():
+    limits = LearntLimits()
+    progress = Progress(limits, (1, 2), 0.0)
+    both(progress, Phase.STARTUP, 0, 25.0)
+    both(progress, Phase.TRAINING, 1, 25.5)
+    both(progress, Phase.TRAINING, 2, 26.0)
+    assert limits.of_heartbeats() == 5.0
+
+
 def test_steps_that_are_told_together_are_counted():
     limits = LearntLimits(heartbeat_limit_s=1e9)
     progress = Progress(limits, (1, 2), 0.0)
