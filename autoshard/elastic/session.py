@@ -57,7 +57,8 @@ def is_peer_loss(error: BaseException) -> bool:
         return True
     seen = error
     while seen is not None:
-        if isinstance(seen, jax.errors.JaxRuntimeError) and any(text in str(seen) for text in _OF_PEERS):
+        of_jax = isinstance(seen, jax.errors.JaxRuntimeError | ValueError)  # the compiled part raises both
+        if of_jax and any(text in str(seen) for text in _OF_PEERS):
             return True
         seen = seen.__cause__
     return False

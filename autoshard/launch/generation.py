@@ -31,6 +31,9 @@ from autoshard.launch.progress import LearntLimits, Progress
 GRACE_S = 0.15
 """How long to wait after a loss for others, which tells those that fell from those that were pulled along."""
 
+ORIGIN_S = 3.0
+"""How long instead, where all so far were pulled along: a lost host is noticed later than what it does to others."""
+
 FAREWELL_S = 10.0
 """Time for workers to end by themselves after the first of them told that the run is complete."""
 
@@ -117,7 +120,8 @@ class Generation:
             return Outcome(drained=first, preempted=preempted)
         if not self._losses:
             self._look_for_stalls(now_s)
-        if self._losses and (now_s - self._lost_s >= GRACE_S or not is_left):
+        grace_s = ORIGIN_S if all(loss.is_consequence for loss in self._losses) else GRACE_S
+        if self._losses and (now_s - self._lost_s >= grace_s or not is_left):
             return Outcome(losses=origin(self._losses))
         return None
 
@@ -179,7 +183,7 @@ class Generation:
             if stall.process not in self._ended:
                 self._lose(stall.process, STALLED, stall.detail)
         if self._losses:
-            self._lost_s = now_s - GRACE_S  # nobody else is expected
+            self._lost_s = now_s - ORIGIN_S  # nobody else is expected
 
     def _lose(self, process: int, cause: str, detail: str) -> None:
         worker, report = self.workers[self._ranks[process]], self._reports.get(process)
