@@ -2,6 +2,7 @@
 
 import jax
 
+from autoshard.elastic.mutual_tls import check_mutual_tls
 from autoshard.launch.messages import Assignment
 
 HEARTBEAT_TIMEOUT_S = 100
@@ -15,6 +16,7 @@ def join(assignment: Assignment) -> None:
     """Makes this process one of the generation's; must come before JAX's first use of a device.
 
     Raises:
+        ConfigError: mutual TLS is asked for, and this version of JAX has none.
         RuntimeError: JAX was used before, or the others cannot be reached.
     """
     if assignment.devices_per_worker is not None:
@@ -24,6 +26,7 @@ def join(assignment: Assignment) -> None:
         return
     if assignment.devices_per_worker is not None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    check_mutual_tls()
     # SIGTERM is the worker's own: it drains the run, and the worker tells that it was the one to get the signal.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(

@@ -4,6 +4,7 @@ import os
 
 import jax
 
+from autoshard.elastic.mutual_tls import check_mutual_tls
 from autoshard.errors import ConfigError
 
 
@@ -11,17 +12,29 @@ def join_processes() -> None:
     """Joins the other processes of this run; must come before JAX's first use of a device.
 
     JAX finds them under Slurm, Open MPI, Kubernetes and on Cloud TPUs. Elsewhere three variables tell: the address
-    JAX_COORDINATOR_ADDRESS, which JAX reads, and the numbers JAX_NUM_PROCESSES and JAX_PROCESS_ID, read here.
+    JAX_COORDINATOR_ADDRESS, which JAX reads, and the numbers JAX_NUM_PROCESSES and JAX_PROCESS_ID, read here. Where all
+    three are set, JAX does not look for more: under Slurm it would give each process one device of its host only.
+
+    The first process listens at the address where the others reach it, unless JAX_COORDINATOR_BIND_ADDRESS says
+    otherwise; at all addresses of its host if JAX found it.
 
     Raises:
-        ConfigError: they cannot be found or reached.
+        ConfigError: they cannot be found or reached, or mutual TLS is asked for, which this version of JAX has not.
     """
     if jax.distributed.is_initialized():
         return
+    check_mutual_tls()
     try:
         numbers = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
         count, number = (int(text) if text else None for text in numbers)
-        jax.distributed.initialize(num_processes=count, process_id=number)
+        address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+        is_told = bool(address) and count is not None and number is not None
+        jax.distributed.initialize(
+            num_processes=count,
+            process_id=number,
+            cluster_detection_method="deactivate" if is_told else None,
+            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or address or None,
+        )
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(

@@ -1,0 +1,51 @@
+"""The coordinator listens where it is told, and nowhere else; a process that is told all does not ask Slurm."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+CODE = """
+import jax, sys
+jax.config.update("jax_num_cpu_devices", 3)
+from autoshard.train.processes import join_processes
+join_processes()
+print("local devices", jax.local_device_count(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bind", [None, "0.0.0.0"])
+def test_the_coordinator_listens_where_it_is_told(bind):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    environment = {
+        **os.environ,
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": "1",
+        "JAX_PROCESS_ID": "0",
+        # a step of Slurm, from which JAX would take this process's number and one device
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "node[1-2]",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+    }
+    if bind is not None:
+        environment["JAX_COORDINATOR_BIND_ADDRESS"] = f"{bind}:{port}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "local devices 3\n"
+        listening = [c.laddr for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+        addresses = {address.ip.removeprefix("::ffff:") for address in listening}
+        at_port = {address.ip.removeprefix("::ffff:") for address in listening if address.port == port}
+        assert at_port == {"127.0.0.1"} == addresses if bind is None else at_port and at_port <= {"0.0.0.0", "::"}
+    finally:
+        process.communicate("")
