@@ -11,7 +11,7 @@ import rich.console
 import rich.text
 import typer
 
-from autoshard.errors import AutoshardError, ConfigError
+from autoshard.errors import AutoshardError, ConfigError, TransferError
 
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C stopped: 128 + SIGINT, as shells count."""
@@ -84,7 +84,10 @@ def use_cpu_devices(count: int | None) -> None:
 
 @contextlib.contextmanager
 def errors_shown(traceback: bool) -> Iterator[None]:
-    """Prints an AutoshardError as one message and exits with status 2, unless its traceback is wanted."""
+    """Prints an AutoshardError as one message and exits with status 2, unless its traceback is wanted.
+
+    The status is 1 where another process of the run was lost, which need not come again.
+    """
     try:
         yield
     except AutoshardError as error:
@@ -92,7 +95,7 @@ def errors_shown(traceback: bool) -> Iterator[None]:
             raise
         console = rich.console.Console(stderr=True)
         console.print(rich.text.Text(f"error: {error}", style="bold red"), soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(1 if isinstance(error, TransferError) else 2) from None
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

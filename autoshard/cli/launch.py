@@ -15,6 +15,8 @@ EPILOG = (
     "Examples:\n\n"
     "    autoshard launch configs/quickstart.yaml --workers 4 --devices-per-worker 2\n\n"
     "    autoshard launch configs/quickstart.yaml --workers 2:4 --devices-per-worker 2\n\n"
+    "    autoshard launch configs/quickstart.yaml --engine ray --workers 8:16\n\n"
+    "    autoshard launch configs/quickstart.yaml --emit slurm --workers 8:16 --gpus-per-worker 8 > job.sh\n\n"
     "    autoshard status runs/quickstart\n\n"
     "    autoshard scale runs/quickstart --workers 3\n\n"
     "The first Ctrl-C (or SIGTERM) saves the run and ends it with status 130, the second ends it at once; the same "
@@ -57,6 +59,14 @@ def launch(
     plan_ahead: Annotated[
         bool, typer.Option(help="Plan and compile for the likely next sizes while the run goes on.")
     ] = True,
+    emit: Annotated[
+        Literal["slurm", "kubernetes"] | None,
+        typer.Option(help="Print a job file instead, for a cluster that restarts workers itself."),
+    ] = None,
+    gpus_per_worker: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that a worker takes of its node, with --emit.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="Container image with autoshard, with --emit kubernetes.")] = None,
     traceback: Traceback = False,
 ) -> None:
     """Train under a supervisor, which replaces lost workers or goes on without them, planned anew.
@@ -67,6 +77,17 @@ def launch(
     with errors_shown(traceback):
         settings = load_settings(config, overrides)
         least, most = _sizes(workers)
+        if emit is not None:
+            from autoshard.cli.job_files import job_file
+
+            sizes = (least, most)
+            typer.echo(
+                job_file(
+                    emit, config, overrides, settings, sizes, devices_per_worker, gpus_per_worker, max_crashes, image
+                ),
+                nl=False,
+            )
+            return
         from autoshard.launch.engines.local import LocalEngine
         from autoshard.launch.engines.protocol import Engine
         from autoshard.launch.engines.ray import RayEngine
