@@ -14,7 +14,7 @@ from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.joining import join
 from autoshard.elastic.lifeline import Lifeline
 from autoshard.elastic.worker import DryRunOver, Worker
-from autoshard.errors import AutoshardError, TrainingError, TransferError
+from autoshard.errors import AutoshardError, ElasticError, TrainingError, TransferError
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.messages import Drained, Failed, Finished
 
@@ -57,6 +57,8 @@ def is_peer_loss(error: BaseException) -> bool:
         return True
     seen = error
     while seen is not None:
+        if isinstance(seen, ElasticError) and isinstance(seen.__cause__, jax.errors.JaxRuntimeError):
+            return True  # of a barrier to which others did not come
         of_jax = isinstance(seen, jax.errors.JaxRuntimeError | ValueError)  # the compiled part raises both
         if of_jax and any(text in str(seen) for text in _OF_PEERS):
             return True

@@ -34,6 +34,15 @@ class Loss:
     detail: str = ""
 
     @property
+    def error(self) -> str:
+        """What went wrong in the worker's own program; empty if it was ended from outside."""
+        if self.report is not None:
+            return f"{self.report.error}: {self.report.message}"
+        if not self.cause.startswith(EXIT_STATUS):
+            return ""
+        return f"a worker ended by itself with {self.cause}; what it printed is in the folder logs of the run"
+
+    @property
     def is_preemption(self) -> bool:
         """Its host went away or was told to end it, which is nobody's fault."""
         return self.cause in (HOST_LOST, f"signal {signal.SIGTERM.value}")
@@ -46,13 +55,14 @@ class Loss:
 
 HOST_LOST = "host lost"
 STALLED = "stalled"
+EXIT_STATUS = "exit status"
 
 
 def cause_of(status: int | None) -> str:
     """The cause of an exit in words, by its status; None where the host is gone."""
     if status is None:
         return HOST_LOST
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
+    return f"signal {-status}" if status < 0 else f"{EXIT_STATUS} {status}"
 
 
 def origin(losses: Sequence[Loss]) -> tuple[Loss, ...]:
@@ -92,8 +102,7 @@ class FailureCount:
             return f"{self._preemptions} workers were preempted, and --max-preemptions is {budgets.preemptions}."
         if self._crashes > budgets.crashes:
             return f"{self._crashes} workers crashed or stalled, and --max-crashes is {budgets.crashes}."
-        reports = {(loss.step, f"{loss.report.error}: {loss.report.message}") for loss in losses if loss.report}
-        for key in reports:
+        for key in {(loss.step, loss.error) for loss in losses if loss.error and not loss.is_consequence}:
             self._at_step[key] += 1
             if self._at_step[key] >= budgets.at_one_step:
                 step, error = key

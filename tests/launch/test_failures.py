@@ -39,6 +39,21 @@ def test_the_same_error_at_the_same_step_ends_the_run_with_that_error():
     assert error is not None and "Step 8 failed 3 times" in error and "ValueError: bad" in error
 
 
+def test_workers_that_end_by_themselves_without_a_word_end_the_run_as_well():
+    """As where something cannot be imported: nobody could tell, and starting them again helps nothing."""
+    count = FailureCount(Budgets(at_one_step=3))
+    assert [count.add([loss(slot, "exit status 2"), loss(3, "exit status 2")]) for slot in (1, 2)] == [None, None]
+    error = count.add([loss(0, "exit status 2")])
+    assert error is not None and "exit status 2" in error and "logs" in error
+
+
+def test_losing_the_same_step_to_others_again_and_again_is_no_error_of_the_program():
+    count = FailureCount(Budgets(at_one_step=3))
+    followed = loss(1, "exit status 1", report(7, "JaxRuntimeError", "Gloo all-reduce failed", is_peer_loss=True))
+    assert [count.add([followed]) for _ in range(5)] == [None] * 5
+    assert [count.add([loss(1, "signal 9")]) for _ in range(5)] == [None] * 5
+
+
 def test_an_error_that_would_come_again_ends_the_run_at_once():
     told = report(0, "ConfigError", "optimizer.name: no such", is_final=True)
     assert FailureCount(Budgets()).add([loss(0, "exit status 1", told)]) == "ConfigError: optimizer.name: no such"
