@@ -58,7 +58,8 @@ def event_words(event: Event) -> str:
         case CheckpointNotSaved():
             return f"step {event.step} could not be saved: {event.why}"
         case WorkerLost():
-            detail = f": {event.detail}" if event.detail else ""
+            unsaid = f", see logs/slot-{event.slot}.log" if event.cause.startswith("exit status") else ""
+            detail = f": {event.detail}" if event.detail else unsaid
             where = f"{event.phase.value}, step {event.step}"
             return f"worker {event.rank} (pid {event.pid}) lost, {event.cause}, at {where}{detail}"
         case WorkerJoined():
