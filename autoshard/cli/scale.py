@@ -34,4 +34,5 @@ def scale(
                 "Stop it, and launch it with a larger MAX."
             )
         write_scale_request(run_dir, ScaleRequest(workers=workers))
-        typer.echo(f"Asked for {workers} workers; `autoshard status {run_dir}` shows when the run has them.")
+        asked = "1 worker" if workers == 1 else f"{workers} workers"
+        typer.echo(f"Asked for {asked}; `autoshard status {run_dir}` shows when the run has so many.")
