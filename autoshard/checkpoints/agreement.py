@@ -8,21 +8,30 @@ import jax
 
 from autoshard.transfer.peers import all_gather_bytes, broadcast_bytes
 
+_LEAST_BYTES = 1024
+"""Nearly all that is said fits."""
+
 
 def from_all(data: Any) -> list[Any]:
     """What every process gives, in their order. Plain data; all processes must call this together."""
     if jax.process_count() == 1:
         return [data]
-    return [json.loads(text) for text in all_gather_bytes(json.dumps(data).encode())]
+    return [json.loads(text) for text in all_gather_bytes(_text(data))]
 
 
 def from_first(decide: Callable[[], Any]) -> Any:
     """What `decide` gives in the first process, in all of them; the others do not call it. Plain data."""
     if jax.process_count() == 1:
         return decide()
-    return json.loads(broadcast_bytes(json.dumps(decide()).encode() if jax.process_index() == 0 else b""))
+    return json.loads(broadcast_bytes(_text(decide()) if jax.process_index() == 0 else b""))
 
 
 def all_together(lists: Sequence[Sequence[Any]]) -> list[Any]:
     """The items of all processes as one list."""
     return [item for one in lists for item in one]
+
+
+def _text(data: Any) -> bytes:
+    """JSON of one of few lengths, since every length of what is sent is a program that must be compiled."""
+    text = json.dumps(data).encode()
+    return text.ljust(max(_LEAST_BYTES, 1 << (len(text) - 1).bit_length()))

@@ -24,7 +24,7 @@ from autoshard.checkpoints.checksums import checksum_of
 from autoshard.checkpoints.disk import Tell
 from autoshard.checkpoints.exchange import Peer, Server, new_key
 from autoshard.checkpoints.layout import LeafShape, Piece, leaf_shapes, pieces_of, whole, words, words_sharding
-from autoshard.checkpoints.slots import Layout, SlotReader, SlotWriter, checksums_of, layout_of, readers_in
+from autoshard.checkpoints.slots import NUM_SLOTS, Layout, SlotReader, SlotWriter, checksums_of, layout_of, readers_in
 from autoshard.checkpoints.staging import Staging
 from autoshard.errors import AutoshardError, TransferError
 from autoshard.folders import private_folder
@@ -167,7 +167,7 @@ class MemoryTier:
             return
         if self._pending.result():
             self._num_committed += 1
-            if self._num_committed == 2:  # all processes have the first of the two
+            if self._num_committed == NUM_SLOTS:  # by now all processes have one of them
                 self._remove_sessions_before()
         else:
             self._writing = None

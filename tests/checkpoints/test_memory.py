@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from autoshard.checkpoints import staging
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.checkpoints.memory import MemoryTier
 from autoshard.errors import FolderError
@@ -103,21 +104,23 @@ def test_other_runs_other_states_and_older_ones_are_not_taken(tmp_path):
     assert restore(tmp_path, state_of(0), at_least=3) is None
 
 
-def test_a_new_session_frees_what_the_last_one_left_once_it_has_two_states(tmp_path):
+def test_a_new_session_frees_what_the_last_one_left_once_it_has_states_of_its_own(tmp_path):
     commit(tmp_path, range(1, 3))
     tier = MemoryTier(tmp_path, "here", "run", [].append)
     assert tier.restore(state_of(0))[0] == 2
-    tier.commit(3, state_of(3))
-    tier.wait()
-    assert len(list(tmp_path.glob("*/*"))) == 2
-    tier.commit(4, state_of(4))
-    tier.wait()
-    assert len(list(tmp_path.glob("*/*"))) == 1
+    for step, folders in [(3, 2), (4, 2), (5, 1)]:
+        tier.commit(step, state_of(step))
+        tier.wait()
+        assert len(list(tmp_path.glob("*/*"))) == folders
     tier.close()
-    assert restore(tmp_path, state_of(0))[0] == 4
+    assert restore(tmp_path, state_of(0))[0] == 5
 
 
-def test_a_state_may_be_donated_as_soon_as_it_is_committed(tmp_path):
+@pytest.mark.parametrize(("is_distant", "has_room"), [(False, False), (True, True), (True, False)])
+def test_a_state_may_be_donated_as_soon_as_it_is_committed(tmp_path, monkeypatch, is_distant, has_room):
+    """On CPUs, and the ways of accelerators: from a copy on the device, or waiting for the copy to the host."""
+    monkeypatch.setattr(staging, "_is_distant", lambda shard: is_distant)
+    monkeypatch.setattr(staging, "_has_room", lambda shards: has_room)
     overwritten = jax.jit(lambda s: s | {"w": -s["w"]}, donate_argnums=0)
     tier = MemoryTier(tmp_path, "here", "run", [].append)
     state, expected = state_of(7), state_of(7)
