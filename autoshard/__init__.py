@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autoshard import baselines, errors
+    from autoshard import baselines, elastic, errors
     from autoshard.api import Plan, StagedPlan, compare, diff, load, plan
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
@@ -39,6 +39,7 @@ __all__ = [
     "calibrate",
     "compare",
     "diff",
+    "elastic",
     "errors",
     "load",
     "logical_axes",

@@ -70,6 +70,8 @@ class Generation:
         self.workers = tuple(workers)
         self.last_committed: int | None = None
         """The newest step that this generation made safe; None before the first."""
+        self.planned: events.Replanned | None = None
+        """The plan of this generation, once it is known."""
         self.is_draining = False
         self._write = write
         self._ranks = {worker.number: rank for rank, worker in enumerate(workers)}
@@ -144,7 +146,8 @@ class Generation:
                 self._phase = phase
                 self._write(events.PhaseStarted(**stamp, phase=phase, step=step))
             case Planned():
-                self._write(events.Replanned(**stamp, **_fields(message)))
+                self.planned = events.Replanned(**stamp, **_fields(message))
+                self._write(self.planned)
             case Restored():
                 self._write(events.Restored(**stamp, **_fields(message)))
             case Committed():

@@ -52,7 +52,7 @@ def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say:
             )
         )
         say(f"What workers print goes to {settings.command.log_dir}; to follow the run: autoshard status {shown}")
-        outcome = Supervisor(settings, engine, log, run_id, last + 1, say).run()
+        outcome = Supervisor(settings, engine, log, run_id, earlier, say).run()
         for line in goodput_lines(goodput(read_events(settings.run_dir))):
             say(line)
         return outcome

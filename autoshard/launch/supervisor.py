@@ -92,7 +92,7 @@ class Supervisor:
         engine: Engine,
         log: events.EventLog,
         run_id: str,
-        first_generation: int,
+        earlier: Sequence[events.Event],
         say: Callable[[str], None],
     ):
         """Args:
@@ -100,12 +100,13 @@ class Supervisor:
         engine: where its workers run.
         log: takes its events.
         run_id: tells the run from others that had the same folder before.
-        first_generation: the number of the first generation, above all earlier ones of the run.
+        earlier: the events of the run before, oldest first.
         say: shows a line to people.
         """
         self._settings, self._engine, self._log, self._say = settings, engine, log, say
         self._run_id = run_id
-        self._number = first_generation - 1
+        self._number = max((event.generation for event in earlier), default=0)
+        self._plans = _plans_by_size(earlier)
         self._membership = Membership(settings.least_workers, settings.most_workers, settings.rejoin_after_s)
         self._failures = FailureCount(settings.budgets)
         self._limits = LearntLimits(settings.stall_limit_s)
@@ -172,8 +173,15 @@ class Supervisor:
         self._number += 1
         self._ranks = {slot.number: rank for rank, slot in enumerate(slots)}
         workers = [self._standbys.take(slot) or self._engine.start(slot, self._settings.command) for slot in slots]
+        plan = self._plans.get(len(workers))
         self._write(
-            events.GenerationStarted(**self._stamp(), workers=tuple(map(_entry, range(len(slots)), workers)), why=why)
+            events.GenerationStarted(
+                **self._stamp(),
+                workers=tuple(map(_entry, range(len(slots)), workers)),
+                why=why,
+                plan=None if plan is None else plan.plan,
+                mesh=None if plan is None else plan.mesh,
+            )
         )
         self._assign(workers)
         running = Generation(self._number, workers, self._limits, self._write)
@@ -192,6 +200,8 @@ class Supervisor:
                 if running.is_training and not running.is_draining:
                     self._use_idle_time(running)
             self._write_losses(outcome.losses)
+            if running.planned is not None:
+                self._plans[len(workers)] = running.planned
         finally:
             self._end_dry_run()
             self._engine.stop([worker.number for worker in workers])
@@ -345,6 +355,13 @@ class Supervisor:
 
     def _stamp(self) -> _Stamp:
         return {"time": time.time(), "generation": max(self._number, 0)}
+
+
+def _plans_by_size(earlier: Sequence[events.Event]) -> dict[int, events.Replanned]:
+    """The last plan for each number of workers."""
+    sizes = {e.generation: len(e.workers) for e in earlier if isinstance(e, events.GenerationStarted)}
+    plans = (e for e in earlier if isinstance(e, events.Replanned))
+    return {sizes[plan.generation]: plan for plan in plans if plan.generation in sizes}
 
 
 def _entry(rank: int, worker: Process) -> events.WorkerEntry:
