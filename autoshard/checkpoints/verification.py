@@ -10,6 +10,7 @@ from autoshard.checkpoints.checksums import checksum_of_file, in_threads
 from autoshard.checkpoints.layout import LeafShape
 from autoshard.checkpoints.manifest import MANIFEST, UNCHECKED, FileEntry, Manifest, read_manifest
 from autoshard.errors import FileFormatError
+from autoshard.folders import path_inside
 
 CORRUPT = ".corrupt"
 """End of the name of a damaged checkpoint that was set aside; more such of one step get a number."""
@@ -70,7 +71,9 @@ def damaged_files(folder: pathlib.Path, files: Sequence[FileEntry]) -> list[Faul
 
     def look(entry: FileEntry) -> Fault | None:
         try:
-            checksum = checksum_of_file(folder / entry.path)
+            checksum = checksum_of_file(path_inside(folder, entry.path))
+        except FileFormatError as error:
+            return Fault(MANIFEST, str(error))
         except OSError as error:
             return Fault(entry.path, f"it cannot be read: {error.strerror or error}")
         if checksum == entry.checksum:

@@ -141,6 +141,7 @@ class Supervisor:
                 return RunOutcome(Ending.STOPPED, max(self._newest_step, 0))
             outcome = self._generation(slots, why, stop)
             if outcome.finished is not None:
+                self._engine.forget_memory()
                 return RunOutcome(Ending.FINISHED, outcome.finished.step, outcome.finished.loss)
             if outcome.drained is not None:
                 if stop.requested:

@@ -79,5 +79,8 @@ with three_nodes() as (address, nodes):
     until(lambda: bool(said(workers[0].number)))
     engine.send(workers[0].number, "still there\n")
     until(lambda: len(said(workers[0].number)) == 2)
+    os.makedirs(slots[0].memory_dir)
+    engine.forget_memory()
+    assert not os.path.exists(slots[0].memory_dir)
     engine.close()
     assert not os.path.exists(f"/proc/{workers[0].pid}")

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from autoshard.folders import private_folder
 from autoshard.launch.engines.protocol import Command, Exit, Line, Process, Slot
 from autoshard.launch.engines.worker_process import WorkerProcess
 
@@ -41,10 +42,14 @@ class LocalEngine:
             num_slots: how many workers may run.
             host: this machine's name for people, one name for one memory; None for its host name.
             address: at which the workers reach each other.
+
+        Raises:
+            FolderError: the run's folder in this host's memory could be written to by others.
         """
         host = host or socket.gethostname()
         self._address = address
         self._memory_dir = host_memory_dir(run_dir, host)
+        private_folder(self._memory_dir.parent)
         self._slots = tuple(Slot(number, host, str(self._memory_dir)) for number in range(num_slots))
         self._processes: dict[int, WorkerProcess] = {}
         self._started = 0
@@ -89,7 +94,6 @@ class LocalEngine:
         self.stop(tuple(self._processes))
 
     def forget_memory(self) -> None:
-        """Removes the run's folder in the memory of this host."""
         shutil.rmtree(self._memory_dir.parent, ignore_errors=True)
 
     def _news(self, number: int) -> list[Line | Exit]:

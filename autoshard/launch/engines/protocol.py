@@ -101,6 +101,10 @@ class Engine(Protocol):
         """Kills processes and all that they started, and returns when they are gone; no `Exit` follows."""
         ...
 
+    def forget_memory(self) -> None:
+        """Removes the run's folders in the memory of hosts, of those that are there now."""
+        ...
+
     def close(self) -> None:
         """Stops whatever still runs, and frees what the engine holds."""
         ...

@@ -174,7 +174,6 @@ class RayEngine:
             self._ray.shutdown()
 
     def forget_memory(self) -> None:
-        """Removes the run's folder in the memory of the hosts that are there now."""
         calls = [worker.actor.forget_memory.remote() for worker in self._workers if worker.slot is not None]
         if calls:
             self._ray.wait(calls, num_returns=len(calls), timeout=_CALL_LIMIT_S)
