@@ -1,13 +1,13 @@
 """Effective training time of 54 days on 16,384 GPUs, simulated with the failures that Llama 3's training met.
 
-    python benchmarks/goodput.py [RUN ...] [--detection-s 0.3] [--seeds 20]
+    python benchmarks/goodput.py [--chaos benchmarks/results/chaos.json] [--detection-s 0.3] [--seeds 20]
 
 Failures come at random, with the rates and causes of Dubey et al. 2024 (arXiv:2407.21783, section 3.3.4 and table 5).
 Each is noticed, the job starts again, reads its newest usable checkpoint, and takes lost steps again; a failure in
-that time starts it anew. What takes how long is a stated model. What does not depend on size is measured: medians over
-the restarts in the logs of runs (RUN: output folders of `autoshard launch`). The rest are constants, each with its
-source or called an assumption. Every failure is taken to be cured by restarts; nothing here tells how long people look
-for a cause. A second simulation counts jobs that fail for good. Writes results/goodput.md and .json.
+that time starts it anew. What takes how long is a stated model. What does not depend on size is measured: medians of
+chaos.py, of kills that were restored from memory. The rest are constants, each with its source or called an assumption.
+Every failure is taken to be cured by restarts; nothing here tells how long people look for a cause. A second simulation
+counts jobs that fail for good. Writes results/goodput.md and .json.
 """
 
 import argparse
@@ -23,8 +23,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from autoshard.launch.events import GenerationStarted, Replanned, Restored, WorkerLost, read_events
-from autoshard.launch.messages import Tier
 from autoshard.launch.progress import FACTOR
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -203,28 +201,12 @@ PROTOTYPE = Measured("the prototype of gang restart on two CPU cores, not autosh
 """A kill noticed within 0.05 to 0.3 s; of 4.97 s at the median until the next step, 1.8 s imports and 2.3 s joining."""
 
 
-def measured_in(runs: Sequence[pathlib.Path]) -> Measured:
-    """Medians over the restarts after losses in the logs of runs; kills are noticed as in the prototype."""
-    stops, plans, restores = [], [], []
-    for run in runs:
-        lost_s = None
-        for event in read_events(run):
-            match event:
-                case WorkerLost() if lost_s is None:
-                    lost_s = event.time
-                case GenerationStarted() if lost_s is not None:
-                    stops.append(event.time - lost_s)
-                    lost_s = None
-                case Replanned(from_cache=True):
-                    plans.append(event.seconds)
-                case Restored(source=Tier.MEMORY | Tier.DISK):
-                    restores.append(event.seconds)
-                case _:
-                    pass
-    if not (stops and plans and restores):
-        raise SystemExit("The runs have no restart with a plan that was ready and a state that was read. Name others.")
-    source = f"medians over {len(stops)} restarts on a small machine"
-    return Measured(source, PROTOTYPE.detection_s, *(statistics.median(part) for part in (stops, plans, restores)))
+def read_measured(path: pathlib.Path) -> Measured:
+    """What benchmarks/chaos.py wrote of kills that were restored from memory."""
+    found = json.loads(path.read_text())
+    parts = found["memory, SIGKILL of a worker"]
+    names = ("noticed_s", "stopped_s", "planned_s", "restored_s")
+    return Measured(found["source"], *(parts[name] for name in names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -518,12 +500,12 @@ def _constants(scale: Scale) -> list[tuple[str, float, str]]:
 def main() -> None:
     """Simulates, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=pathlib.Path, metavar="RUN", help="output folders with restarts")
+    parser.add_argument("--chaos", type=pathlib.Path, help="what benchmarks/chaos.py measured")
     for field in dataclasses.fields(Measured)[1:]:
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=float, help=f"seconds, instead of {field.name}")
     parser.add_argument("--seeds", type=int, default=20)
     arguments = parser.parse_args()
-    measured = measured_in(arguments.runs) if arguments.runs else PROTOTYPE
+    measured = PROTOTYPE if arguments.chaos is None else read_measured(arguments.chaos)
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Measured)[1:]}
     measured = dataclasses.replace(measured, **{name: value for name, value in given.items() if value is not None})
     command = " ".join(["python benchmarks/goodput.py", *sys.argv[1:]])

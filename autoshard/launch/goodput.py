@@ -195,7 +195,7 @@ class _Stretch:
         else:
             moved_s = self.last_step_s
             taken = self.last_step - self.first_step
-            kept = 1.0 if self.bound > self.first_step else 0.0
+            kept = 1.0 if self.bound >= self.first_step else 0.0
             if taken > 0:
                 kept = min(max((self.bound - self.first_step) / taken, 0.0), 1.0)
             kept_s = self.start_s + kept * (moved_s - self.start_s)
@@ -259,11 +259,11 @@ class _Reader:
                 self._begin(Activity.DOWN, self._time_s, event.generation)
             case Drained(step=step):
                 self._committed = step
-                self._close(self._time_s, step, self._time_s)
+                self._close_complete(step)
                 self._begin(Activity.DOWN, self._time_s, event.generation)
             case Finished(step=step) | Stopped(step=step):
                 self._committed = step
-                self._close(self._time_s, step, self._time_s)
+                self._close_complete(step)
             case RunFailed():
                 self._close(self._time_s, *self._known)
                 self._begin(Activity.DOWN, self._time_s, event.generation)
@@ -273,6 +273,12 @@ class _Reader:
     def _begin(self, activity: Activity, time_s: float, generation: int, step: int = 0) -> None:
         self._open = _Stretch(time_s, generation, activity, step)
         self._known = (step, time_s)
+
+    def _close_complete(self, step: int) -> None:
+        """Ends the open stretch with a generation that has saved `step`."""
+        if self._open is not None and self._open.activity is Activity.PRODUCTIVE and self._open.first_step == step:
+            self._open.activity = Activity.SAVING  # it had saved, and waited for the others
+        self._close(self._time_s, step, self._time_s)
 
     def _close(self, time_s: float, step: int = 0, moved_s: float = math.inf, is_stall: bool = False) -> None:
         """Ends the open stretch, if there is one; `step` is the last one taken in it, done at `moved_s`."""

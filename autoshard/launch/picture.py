@@ -4,6 +4,7 @@ Needs matplotlib, which `pip install 'autoshard[pictures]'` brings.
 """
 
 import io
+import itertools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,7 @@ _GENERATIONS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 """Both: colours that people with colour blindness can tell apart (Okabe and Ito, "Color Universal Design", 2008)."""
 _TEXT, _FAINT, _LOST = "#222222", "#dddddd", "#c00000"
 _ROW_INCHES, _MOST_ROWS_INCHES, _LOSS_INCHES = 0.4, 8.0, 4.0
+_TICKS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200)
 _MOST_NAMED = 20
 """More generations than these have no names, since there is no room for them."""
 
@@ -181,11 +183,24 @@ def _draw_time(axes: Any, events: Sequence[Event], generations: dict[int, str], 
         axes.set_ylabel("generation")
     axes.set_ylim(max(len(generations), 1) - 0.4, -0.6)
     axes.set_xlim(0, measured.spans[-1].end_s - start_s)
-    axes.xaxis.set_major_formatter(lambda value, _: duration(value).replace(".0 s", " s") if value > 0 else "0")
+    total_s = measured.spans[-1].end_s - start_s
+    axes.set_xticks([n * step_s for step_s in [_tick_s(total_s)] for n in range(int(total_s / step_s) + 1)])
+    axes.xaxis.set_major_formatter(lambda value, _: _tick_text(value))
     axes.grid(axis="x", color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_title("what each generation did", loc="left", fontsize=11, color=_TEXT)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+
+
+def _tick_s(total_s: float) -> float:
+    """A round time, of which at most ten lie in `total_s`."""
+    days = itertools.count(1)
+    return next(step_s for step_s in itertools.chain(_TICKS_S, (n * 86400 for n in days)) if total_s <= 10 * step_s)
+
+
+def _tick_text(value_s: float) -> str:
+    """`90 s` is `1 min 30 s`; round minutes, hours and days go without what is zero."""
+    return duration(value_s).replace(".0 s", " s").replace(" 00 s", "").replace(" 00 min", "").replace(" 0 h", "")
 
 
 def _draw_loss(

@@ -105,6 +105,16 @@ def test_a_drained_resize_loses_no_step():
     assert found.losses == () and found.steps_redone == 0
 
 
+def test_workers_that_wait_for_each_other_after_they_saved_still_save():
+    """A worker goes back to training when it has saved; it takes no step, but waits until all have."""
+    wait = [phase(134, 1, "saving", 8), saved(135, 1, 8), phase(135, 1, "training", 8)]
+    drained = [*FIRST, *wait, Drained(time=138, generation=1, step=8), *second(139, 8)]
+    end = [phase(163, 2, "saving", 20), phase(164, 2, "training", 20), Finished(time=165, generation=2, step=20)]
+    found = goodput([*drained, *end])
+    assert parts(found)[Activity.SAVING] == 4 + 2 and parts(found)[Activity.PRODUCTIVE] == 16 + 22
+    assert Activity.REDONE not in parts(found)
+
+
 def test_what_a_killed_supervisor_did_not_log_is_down_time():
     """Its last event is of 138; of the time after it nothing is known but that the run was wanted."""
     log = [*FIRST, saved(138, 1, 10), supervisor(148, resumed=True, generation=1), *second(150, 10)]
