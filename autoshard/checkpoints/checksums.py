@@ -25,7 +25,7 @@ _Out = TypeVar("_Out")
 def checksum_of(data: np.ndarray | bytes | memoryview) -> str:
     """The checksum as 16 hexadecimal digits: of an array's elements in their order (C), or of plain bytes."""
     if isinstance(data, np.ndarray):
-        data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data  # empty arrays have no other view as bytes
     return xxhash.xxh3_64_hexdigest(data)
 
 

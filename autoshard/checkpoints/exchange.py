@@ -273,10 +273,10 @@ def _receive_chunks(connection: Connection, place: np.ndarray) -> None:
 
 def _take(connection: Connection, message: Copy, writer: SlotWriter) -> None:
     """Receives a state, and keeps it if it is what was sent."""
-    slot, place = writer.begin()
-    _receive_chunks(connection, place[: writer.layout.slot_bytes()])
+    slot = writer.begin()
+    _receive_chunks(connection, writer.bytes_of(slot)[: writer.layout.slot_bytes()])
     why = ""
-    if checksums_of(writer.layout, place) != list(message.checksums):
+    if checksums_of(writer.places(slot)) != list(message.checksums):
         why = f"the state of step {message.step} was changed on its way"
     else:
         try:

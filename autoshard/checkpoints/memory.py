@@ -70,12 +70,14 @@ class _Writing:
         pieces: of this process, in the order of the layout.
         writer: the own slots.
         peer: the neighbour on another host; None if there is none or nothing is to be copied.
+        sole_bytes: of a slot, those that the neighbour keeps too.
     """
 
     signature: Any
     pieces: tuple[Piece, ...]
     writer: SlotWriter
     peer: Peer | None
+    sole_bytes: int
 
 
 class MemoryTier:
@@ -137,8 +139,8 @@ class MemoryTier:
             if self._writing is None or self._writing.signature != signature:
                 self._writing = self._begin_writing(signature, state, leaves)
             writing = self._writing
-            slot, place = writing.writer.begin()
-            places = _places(writing.writer.layout, place)
+            slot = writing.writer.begin()
+            places = writing.writer.places(slot)
             staged = self._staging.begin(leaves, writing.pieces, places)
         except (OSError, AutoshardError) as error:
             self._writing = None
@@ -148,11 +150,11 @@ class MemoryTier:
         def finish() -> bool:
             try:
                 self._staging.finish(staged, places)
-                layout = writing.writer.layout
-                checksums = checksums_of(layout, place)
+                checksums = checksums_of(places)
                 writing.writer.publish(step, slot, checksums)
                 if writing.peer is not None:
-                    writing.peer.copy(step, place[: layout.sole().slot_bytes()], checksums[: layout.num_sole])
+                    sole = writing.writer.bytes_of(slot)[: writing.sole_bytes]
+                    writing.peer.copy(step, sole, checksums[: writing.writer.layout.num_sole])
             except (OSError, AutoshardError) as error:
                 self._tell(NotSaved(step=step, why=f"in memory: {error}"))
                 return False
@@ -227,7 +229,7 @@ class MemoryTier:
                 self._writing.peer.close()
             peer = Peer(neighbour.address, self._key)
             peer.keep(f"{name}-copy", layout.sole())
-        return _Writing(signature, (*sole, *shared), writer, peer)
+        return _Writing(signature, (*sole, *shared), writer, peer, layout.sole().slot_bytes())
 
     def _neighbour(self) -> _Process | None:
         """The process of the next host that keeps this one's copies; None if there is no other host."""
@@ -396,10 +398,6 @@ def _signature(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype, leaf.sharding
     return np.shape(leaf), np.asarray(leaf).dtype, None
-
-
-def _places(layout: Layout, slot: np.ndarray) -> list[np.ndarray]:
-    return [slot[p.offset_bytes : p.offset_bytes + layout.size_bytes(p)] for p in layout.pieces]
 
 
 def _placed(leaf: Any, read: Any) -> Any:

@@ -132,6 +132,8 @@ class SlotWriter:
         self.layout, self._folder = layout, folder
         folder.mkdir(mode=0o700)
         self._slots = [self._open(folder / f"slot-{n}.bin") for n in range(NUM_SLOTS)]
+        spans = [(p.offset_bytes, p.offset_bytes + layout.size_bytes(p)) for p in layout.pieces]
+        self._places = [[slot[start:stop] for start, stop in spans] for slot in self._slots]
         self._steps = [-1] * NUM_SLOTS
         write_sealed(folder / "layout.json", layout)
 
@@ -139,15 +141,23 @@ class SlotWriter:
         size = max(self.layout.slot_bytes(), 1)
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a page that is missing later would end the process
-        return np.memmap(path, np.uint8, "r+", shape=(size,))
+        return np.asarray(np.memmap(path, np.uint8, "r+", shape=(size,)))  # views of a plain array are made sooner
 
-    def begin(self) -> tuple[int, np.ndarray]:
-        """The slot with the oldest state, which is no longer one from now on: its number and its bytes."""
+    def begin(self) -> int:
+        """The slot with the oldest state, which is no longer one from now on."""
         slot = self._steps.index(min(self._steps))
         with contextlib.suppress(FileNotFoundError):
             (self._folder / f"step-{self._steps[slot]}.json").unlink()
         self._steps[slot] = -1
-        return slot, self._slots[slot]
+        return slot
+
+    def bytes_of(self, slot: int) -> np.ndarray:
+        """All bytes of a slot."""
+        return self._slots[slot]
+
+    def places(self, slot: int) -> list[np.ndarray]:
+        """The bytes of each piece in a slot."""
+        return self._places[slot]
 
     def publish(self, step: int, slot: int, checksums: Sequence[str]) -> None:
         """Says that `slot` holds the state after `step`.
@@ -223,15 +233,11 @@ class SlotReader:
         return slot[piece.offset_bytes : piece.offset_bytes + self.layout.size_bytes(piece)]
 
 
-def checksums_of(layout: Layout, slot: np.ndarray) -> list[str]:
-    """The checksums of all pieces in a slot."""
-
-    def look(piece: HeldPiece) -> str:
-        return checksum_of(slot[piece.offset_bytes : piece.offset_bytes + layout.size_bytes(piece)])
-
-    if layout.slot_bytes() < _FEW_BYTES:
-        return [look(piece) for piece in layout.pieces]
-    return in_threads(look, layout.pieces)
+def checksums_of(places: Sequence[np.ndarray]) -> list[str]:
+    """The checksum of each piece, given as its bytes."""
+    if sum(place.nbytes for place in places) < _FEW_BYTES:
+        return [checksum_of(place) for place in places]
+    return in_threads(checksum_of, places)
 
 
 def readers_in(folder: pathlib.Path) -> list[SlotReader]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autoshard.checkpoints.layout import Piece, host_view
+from autoshard.checkpoints.layout import Piece
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,11 +36,12 @@ class Staging:
             pieces: which of their shards.
             places: bytes on the host, as many for each piece as it has.
         """
-        shards = [self._shard(arrays[piece.leaf], piece.shard) for piece in pieces]
-        on_device = [shard for shard in shards if isinstance(shard, jax.Array) and _is_distant(shard)]
+        of_leaf = {n: arrays[n].addressable_shards for n in {piece.leaf for piece in pieces} if _is_array(arrays[n])}
+        shards = [of_leaf[p.leaf][p.shard].data if p.leaf in of_leaf else arrays[p.leaf] for p in pieces]
+        on_device = [shard for shard in shards if _is_array(shard) and _is_distant(shard)]
         if not on_device:
-            for piece, place in zip(pieces, places, strict=True):
-                _fill(place, host_view(arrays[piece.leaf], piece.shard))
+            for shard, place in zip(shards, places, strict=True):
+                _fill(place, np.asarray(shard))  # a view that is kept would make the next step copy the array
             return Staged(None)
         if self._has_room is None:
             self._has_room = _has_room(on_device)
@@ -58,8 +59,9 @@ class Staging:
             _fill(place, np.asarray(shard))
         return Staged(None)
 
-    def _shard(self, leaf: Any, number: int) -> Any:
-        return leaf.addressable_shards[number].data if isinstance(leaf, jax.Array) else leaf
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array)
 
 
 def _fill(place: np.ndarray, numbers: np.ndarray) -> None:
@@ -68,7 +70,7 @@ def _fill(place: np.ndarray, numbers: np.ndarray) -> None:
 
 def _is_distant(shard: jax.Array) -> bool:
     """Whether a shard lies in memory that the host does not read as its own."""
-    return next(iter(shard.devices())).platform != "cpu"
+    return shard.device.platform != "cpu"  # pyright: ignore[reportAttributeAccessIssue]: of one device, it is that
 
 
 def _has_room(shards: Sequence[jax.Array]) -> bool:
