@@ -7,11 +7,19 @@ to 0.12.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax._src import distributed
 
-from autoshard.errors import ElasticError
+from autoshard.errors import ElasticError, TrainingError
+
+DECISION_TIMEOUT_S = 24 * 3600.0
+"""How long a decision may take, which may be a plan of a large program; the supervisor knows better, and ends the
+generation sooner."""
+
+_DECIDED, _FAILED = "decided:", "failed"
 
 
 class Coordination:
@@ -23,6 +31,7 @@ class Coordination:
         """
         self._client = client
         self._own: dict[str, str] = {}
+        self._num_decisions = 0
 
     @staticmethod
     def of_this_process() -> "Coordination":
@@ -55,6 +64,29 @@ class Coordination:
             if "NOT_FOUND" not in str(error):
                 raise
             return None
+
+    def decided_by_the_first(self, decide: Callable[[], str]) -> str:
+        """The text that `decide` gives in the first process, in all of them; the others do not call it.
+
+        Raises:
+            TrainingError: in the others, if it failed in the first.
+        """
+        if self._client is None:
+            return decide()
+        self._num_decisions += 1
+        key = f"autoshard/decision/{self._num_decisions}"
+        if jax.process_index() == 0:
+            try:
+                text = decide()
+            except BaseException:
+                self.put_once(key, _FAILED)
+                raise
+            self.put_once(key, _DECIDED + text)
+            return text
+        text = self._client.blocking_key_value_get(key, math.ceil(DECISION_TIMEOUT_S * 1e3))
+        if text == _FAILED:
+            raise TrainingError("The first process of this run ended with an error. Its own output tells which.")
+        return text.removeprefix(_DECIDED)
 
     def barrier(self, name: str, timeout_s: float) -> None:
         """Waits until all have come here.

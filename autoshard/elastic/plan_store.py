@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable
 
+import jax
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from autoshard.api import Plan, StagedPlan, load
@@ -19,6 +20,8 @@ from autoshard.files import write_bytes_atomically
 
 PLANS, PLAN = "plans", "plan.json"
 """Names of the folder of plans, and of a plan in it."""
+
+_COMPILED = "compiled.json"
 
 _MOST_CHARACTERS = 80
 """Longest description of a set that serves as a name; a file system takes 255 bytes."""
@@ -65,6 +68,7 @@ class ChosenPlan:
         plan: the plan.
         path: its file among the plans of the run.
         from_cache: it was there already.
+        is_compiled: by this version of JAX it was compiled before, and what was compiled was kept.
         seconds: what it took to find or to make it.
         reason: why the one that was there did not serve; empty if it did, or if there was none.
     """
@@ -72,8 +76,18 @@ class ChosenPlan:
     plan: Plan | StagedPlan
     path: pathlib.Path
     from_cache: bool
+    is_compiled: bool
     seconds: float
     reason: str
+
+
+class _Compiled(BaseModel):
+    """What is written beside a plan once its program is compiled."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plan_sha256: str
+    jax: str
 
 
 class _Decision(BaseModel):
@@ -83,6 +97,7 @@ class _Decision(BaseModel):
 
     sha256: str
     from_cache: bool
+    is_compiled: bool
     seconds: NonNegativeFloat
     reason: str
 
@@ -134,14 +149,29 @@ def plan_for_devices(
         if not is_dry_run and _content(run_dir / PLAN) != content:
             write_bytes_atomically(run_dir / PLAN, content)
         seconds = time.perf_counter() - started_s
-        made = _Decision(sha256=_digest(content), from_cache=kept.plan is not None, seconds=seconds, reason=kept.reason)
+        made = _Decision(
+            sha256=_digest(content),
+            from_cache=kept.plan is not None,
+            is_compiled=_content(path.with_name(_COMPILED)) == _compiled_mark(content),
+            seconds=seconds,
+            reason=kept.reason,
+        )
         return made.model_dump_json()
 
     decision = _Decision.model_validate_json(decide_for_all(decide))
     if kept.plan is None or _digest(kept.content) != decision.sha256:
         kept = _Kept(_read_when_seen(path, decision.sha256), kept.content, kept.reason)
     assert kept.plan is not None  # as `_read_when_seen` gives one
-    return ChosenPlan(kept.plan, path, decision.from_cache, decision.seconds, decision.reason)
+    return ChosenPlan(kept.plan, path, decision.from_cache, decision.is_compiled, decision.seconds, decision.reason)
+
+
+def mark_compiled(chosen: ChosenPlan) -> None:
+    """Notes that what the plan compiles to is kept; to be called by the first process."""
+    write_bytes_atomically(chosen.path.with_name(_COMPILED), _compiled_mark(_content(chosen.path)))
+
+
+def _compiled_mark(plan: bytes) -> bytes:
+    return _Compiled(plan_sha256=_digest(plan), jax=jax.__version__).model_dump_json().encode()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """The life of a worker's process: ready, assigned, joined, at work, and its end told in a way that can be acted on."""
 
 import dataclasses
+import gc
 import os
+import pathlib
 import signal
 import sys
 import traceback
@@ -10,6 +12,7 @@ from typing import NoReturn
 
 import jax
 
+from autoshard.elastic.compile_cache import use_compile_cache
 from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.joining import join
 from autoshard.elastic.lifeline import Lifeline
@@ -73,10 +76,13 @@ def serve(lifeline: Lifeline, work: Callable[[Worker], WorkDone]) -> NoReturn:
         lifeline: to the supervisor.
         work: does its part until it is complete or `Worker.should_stop` says so.
     """
+    gc.collect()
+    gc.freeze()  # what is there now stays; the collector need not walk through it while the worker starts
     assignment = lifeline.await_assignment()
     status = 1
     try:
         with stop_on_signals((signal.SIGTERM,)) as stop:
+            use_compile_cache(pathlib.Path(assignment.run_dir))
             join(assignment)
             coordination = Coordination.of_this_process()
             worker = Worker(assignment, lifeline, coordination, stop)

@@ -16,9 +16,9 @@ from autoshard.checkpoints.disk import Tell
 from autoshard.checkpoints.memory import MemoryTier
 from autoshard.cluster import Cluster
 from autoshard.elastic.coordination import Coordination
-from autoshard.elastic.decisions import decided_by_the_first, is_first
+from autoshard.elastic.decisions import is_first
 from autoshard.elastic.lifeline import Lifeline
-from autoshard.elastic.plan_store import ChosenPlan, DeviceSet, plan_for_devices
+from autoshard.elastic.plan_store import ChosenPlan, DeviceSet, mark_compiled, plan_for_devices
 from autoshard.errors import ElasticError, PlanMismatchError
 from autoshard.interrupts import StopRequest
 from autoshard.launch import messages
@@ -44,6 +44,10 @@ class Cadence:
     disk_every: int | None = None
     memory_every: int | None = 1
     keep: int = 2
+
+
+COMPILE_TIMEOUT_S = 24 * 3600.0
+"""How long the others wait for what the first worker compiles; the supervisor ends the generation sooner."""
 
 
 class DryRunOver(Exception):
@@ -150,22 +154,49 @@ class Worker:
         return self.choose_plan(lambda: plan(fn, *arguments, **options), why_unfit).plan
 
     def choose_plan(
-        self, make: Callable[[], Plan | StagedPlan], why_unfit: Callable[[Plan | StagedPlan], str | None]
+        self,
+        make: Callable[[], Plan | StagedPlan],
+        why_unfit: Callable[[Plan | StagedPlan], str | None],
+        cluster: Cluster | None = None,
     ) -> ChosenPlan:
-        """The plan for the devices of this generation, and where it comes from; see `plan_for_devices`."""
+        """The plan for the devices of this generation, and where it comes from; see `plan_for_devices`.
+
+        Args:
+            make, why_unfit: as `plan_for_devices` takes them.
+            cluster: the devices, where they are described otherwise than JAX shows them.
+        """
         with self.during(Phase.PLANNING):
             chosen = plan_for_devices(
                 self.run_dir,
-                DeviceSet.of(Cluster.detect(), jax.process_count()),
+                DeviceSet.of(cluster or Cluster.detect(), jax.process_count()),
                 make=make,
                 fits=why_unfit,
-                decide_for_all=decided_by_the_first,
+                decide_for_all=self._coordination.decided_by_the_first,
                 is_dry_run=self.is_dry_run,
             )
         if self.is_first:
             mesh = _mesh_text(chosen.plan)
             self.tell(Planned(plan=str(chosen.path), mesh=mesh, seconds=chosen.seconds, from_cache=chosen.from_cache))
         return chosen
+
+    def compile(self, chosen: ChosenPlan, compile_program: Callable[[Callable[[], None]], None]) -> None:
+        """Compiles what a plan makes of a program: the first worker alone, whose result the others find in the cache.
+
+        Where all were compiled before, nobody waits.
+
+        Args:
+            chosen: the plan.
+            compile_program: compiles it, and calls its argument when nothing but the compilation is left to do.
+        """
+        with self.during(Phase.COMPILE):
+            if chosen.is_compiled:
+                compile_program(lambda: None)
+                return
+            wait = lambda: self._coordination.barrier("autoshard/compiled", COMPILE_TIMEOUT_S)
+            compile_program((lambda: None) if self.is_first else wait)
+            if self.is_first:
+                mark_compiled(chosen)
+                wait()
 
     @contextlib.contextmanager
     def checkpoints(

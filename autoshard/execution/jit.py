@@ -140,15 +140,27 @@ class PlannedFunction:
         """
         self._prepare(args)
 
-    def compile(self, *args: Any) -> None:
+    def compile(self, *args: Any, when_lowered: Callable[[], None] = lambda: None) -> None:
         """Compiles the function for arrays or shapes, in the way in which it will run; a call then only runs it.
+
+        Args:
+          *args: The arguments.
+          when_lowered: Called when nothing but the compilation is left to do.
 
         Raises:
           PlanMismatchError: It is not what was planned; names the first difference.
         """
-        program, key = self._program(args), self._key(args)
-        if key not in self._compiled:
-            self._compiled[key] = program.lower(*args).compile()
+        key = *_, is_nested = self._key(args)
+        if key in self._compiled:
+            return
+        if is_nested or not self._is_chosen:
+            lowered = self.lower(*args)
+            when_lowered()
+            self._compiled[key] = lowered.compile()
+        else:
+            self._prepare(args)
+            when_lowered()
+            self._program(args)
 
     def in_shardings(self, args: Sequence[Any]) -> Any:
         """The NamedSharding of every argument leaf, as a tuple of pytrees like `args`."""
@@ -167,14 +179,18 @@ class PlannedFunction:
         if key in self._compiled:
             return self._compiled[key]
         *_, is_nested = key
-        is_gpu = self.mesh.devices.flat[0].platform in GPU_PLATFORMS
-        if is_nested or not is_gpu or not self._interface.choosing.others:
+        if is_nested or not self._is_chosen:
             return jitted
         candidates = self.candidates(*args)
         best = self._interface.choosing.fastest([c.figures for c in candidates])
         _LOGGER.info("%s is scheduled for %s", getattr(self._fn, "__name__", "the planned function"), best)
         self._compiled[key] = next(c.compiled for c in candidates if c.figures is best)
         return self._compiled[key]
+
+    @property
+    def _is_chosen(self) -> bool:
+        """Whether it is compiled in several ways, of which the fastest is chosen."""
+        return self.mesh.devices.flat[0].platform in GPU_PLATFORMS and bool(self._interface.choosing.others)
 
     def candidates(self, *args: Any) -> tuple[CompiledCandidate, ...]:
         """The program for `args`, as of `lower`, compiled for GPUs in each way that the plan names; nothing runs."""

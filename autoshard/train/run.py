@@ -2,12 +2,13 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from autoshard_models.train_step import TrainFunctions
 
-from autoshard.api import BasePlan
+from autoshard.api import BasePlan, Plan, StagedPlan
 from autoshard.checkpoints.checkpoints import Checkpoints, Restored
 from autoshard.execution.jit import PlannedFunction
 from autoshard.launch.messages import Tier
@@ -33,7 +34,7 @@ class Run:
     config: TrainConfig
     functions: TrainFunctions
     data: TrainData
-    plan: BasePlan
+    plan: Plan | StagedPlan
     folder: pathlib.Path
     step: PlannedFunction | StagedFunction
     shardings: tuple[Any, Any | None]
@@ -59,20 +60,32 @@ class Run:
 
     def initial_state(self) -> Any:
         """The state before the first step, made where it lies."""
-        return self.plan.init(self.functions.init, self.config.train.seed, run=self.step)
+        return _initial_state(self.plan, self)
 
-    def compile(self) -> None:
-        """Compiles the step, so that the first takes no longer than others; one in stages is compiled as it runs."""
+    def compile(self, when_lowered: Callable[[], None] = lambda: None) -> None:
+        """Compiles the step, so that the first takes no longer than others; one in stages is compiled as it runs.
+
+        Args:
+            when_lowered: called when nothing but the compilation is left to do.
+        """
         if isinstance(self.step, PlannedFunction):
-            self.step.compile(jax.eval_shape(self.functions.init, self.config.train.seed), self.data.batches.shapes())
+            state = jax.eval_shape(self.functions.init, self.config.train.seed)
+            self.step.compile(state, self.data.batches.shapes(), when_lowered=when_lowered)
+        else:
+            when_lowered()
 
     def batch(self, number: int) -> Any:
         """Batch `number` of the data, on the devices; that of step `number` + 1."""
         return BatchReader(self.data.batches, self.shardings[1]).batch(number)
 
 
+def _initial_state(plan: BasePlan, run: Run) -> Any:
+    """What `plan.init` makes, whichever kind of plan it is."""
+    return plan.init(run.functions.init, run.config.train.seed, run=run.step)
+
+
 def planned_run(
-    config: TrainConfig, functions: TrainFunctions, data: TrainData, plan: BasePlan, folder: pathlib.Path
+    config: TrainConfig, functions: TrainFunctions, data: TrainData, plan: Plan | StagedPlan, folder: pathlib.Path
 ) -> Run:
     """The run of `config` under `plan`, whose file is in `folder`.
 

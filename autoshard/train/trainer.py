@@ -20,16 +20,18 @@ from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.messages import Committed, NotSaved, Phase, Rejected
+from autoshard.plans.make import load_cluster
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluator
 from autoshard.train.feed import feed
 from autoshard.train.metrics import EvalReport, StepReport, StepWork
+from autoshard.train.micro_batches import as_planned, plan_in_micro_batches
 from autoshard.train.nonfinite import bad_leaves, is_bad, stop
 from autoshard.train.plan_reuse import kept_plan, why_unfit
 from autoshard.train.planning import make_plan_visibly
 from autoshard.train.profiling import Profile
-from autoshard.train.registry import load_data, output_folder, train_functions
+from autoshard.train.registry import load_data, output_folder, train_functions, whole_functions
 from autoshard.train.reports import Reports
 from autoshard.train.run import Run, planned_run
 from autoshard.train.tensorboard import check_tensorboard
@@ -102,14 +104,16 @@ def carry_out(
         if first_step >= config.train.steps:
             say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
             return TrainResult(first_step, None, False, folder)
-        plan = _plan(config, functions, folder, first_step, console, worker)
-        with worker.during(Phase.PLANNING):
+        if worker.is_supervised:
+            run = _run_of_generation(config, functions, data, folder, console, worker)
+        else:
+            plan = _plan(config, functions, folder, first_step, console)
             run = planned_run(config, functions, data, plan, folder)
         restored = worker.restored(lambda: run.saved_state(checkpoints), run.initial_state)
         state, first_step = restored.state, restored.step
         if restored.source is not None:
             say(f"Resumed from the checkpoint of step {first_step}, from {restored.source}.")
-        work = step_work(functions, data, plan, config.data.batch_size)
+        work = step_work(run.functions, data, run.plan, config.data.batch_size)
         with Reports(
             config.train, folder if is_first() else None, console, first_step, generation=worker.generation
         ) as reports:
@@ -125,7 +129,7 @@ def _dry_run(
     worker: Worker,
 ) -> TrainResult:
     """Plans, compiles and takes one step from the initial state, for what that leaves to later generations."""
-    run = planned_run(config, functions, data, _plan_of_generation(config, functions, folder, console, worker), folder)
+    run = _run_of_generation(config, functions, data, folder, console, worker)
     state = worker.restored(lambda: None, run.initial_state).state
     worker.begin_steps()
     jax.block_until_ready(run.step(state, run.batch(0)))
@@ -163,16 +167,9 @@ def _warn(what: Committed | Rejected | NotSaved, say: Callable[[str], None]) -> 
 
 
 def _plan(
-    config: TrainConfig,
-    functions: TrainFunctions,
-    folder: pathlib.Path,
-    first_step: int,
-    console: rich.console.Console,
-    worker: Worker,
+    config: TrainConfig, functions: TrainFunctions, folder: pathlib.Path, first_step: int, console: rich.console.Console
 ) -> Plan | StagedPlan:
     """The plan of the run, written to its folder; one for all processes, since two searches may end differently."""
-    if worker.is_supervised:
-        return _plan_of_generation(config, functions, folder, console, worker)
     say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     path = folder / "plan.json"
 
@@ -200,21 +197,42 @@ def _plan(
     return load(path)
 
 
-def _plan_of_generation(
+def _run_of_generation(
     config: TrainConfig,
     functions: TrainFunctions,
+    data: TrainData,
     folder: pathlib.Path,
     console: rich.console.Console,
     worker: Worker,
-) -> Plan | StagedPlan:
-    """The run's plan for these devices; a run that comes back to a set of devices goes on as before."""
+) -> Run:
+    """The run under its plan for these devices, compiled; a run that comes back to a set of devices goes on as before.
+
+    Batch and learning rate are those of `config`, whatever the devices; where these are too few to hold the step, it is
+    run in more micro-batches.
+    """
+    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    make = lambda own, its: make_plan_visibly(own, its, console)
+    known = {config.optimizer.num_micro_batches: functions}
+
+    def functions_of(plan: Plan | StagedPlan) -> tuple[TrainConfig, TrainFunctions]:
+        planned = as_planned(config, plan)
+        count = planned.optimizer.num_micro_batches
+        if count not in known:
+            known[count] = whole_functions(planned)
+        return planned, known[count]
+
     chosen = worker.choose_plan(
-        make=lambda: make_plan_visibly(config, functions, console),
-        why_unfit=lambda plan: why_unfit(plan, config, functions),
+        make=lambda: plan_in_micro_batches(config, functions, make, say),
+        why_unfit=lambda plan: why_unfit(plan, *functions_of(plan)),
+        cluster=None if config.plan.cluster is None else load_cluster(config.plan.cluster),
     )
     if is_first() and not worker.is_dry_run:
         write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
-    return chosen.plan
+    planned, its_functions = functions_of(chosen.plan)
+    with worker.during(Phase.PLANNING):
+        run = planned_run(planned, its_functions, data, chosen.plan, folder)
+    worker.compile(chosen, run.compile)
+    return run
 
 
 class _Loop:

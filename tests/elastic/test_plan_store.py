@@ -11,7 +11,7 @@ import autoshard
 from autoshard.cluster import Cluster
 from autoshard.cluster.detect import SeenDevice, cluster_from_seen
 from autoshard.elastic import plan_store
-from autoshard.elastic.plan_store import DeviceSet, plan_folder, plan_for_devices
+from autoshard.elastic.plan_store import DeviceSet, mark_compiled, plan_folder, plan_for_devices
 from autoshard.errors import ConfigError
 
 
@@ -69,6 +69,18 @@ def test_a_plan_that_does_not_fit_is_made_anew_and_the_reason_told(tmp_path, dam
     assert plan_for_devices(tmp_path, devices, make_for(cluster), fits, alone).from_cache
 
 
+def test_what_is_compiled_is_known_until_the_plan_changes(tmp_path):
+    devices = DeviceSet.of(cpus(2), 1)
+    get = lambda width, reason: plan_for_devices(
+        tmp_path, devices, make_for(cpus(2), width), lambda plan: reason, alone
+    )
+    first = get(8, None)
+    mark_compiled(first)
+    again = get(8, None)
+    assert (first.is_compiled, again.is_compiled) == (False, True)
+    assert not get(16, "another width").is_compiled
+
+
 def test_a_dry_run_leaves_the_plan_in_use(tmp_path):
     make = make_for(cpus(2))
     used = plan_for_devices(tmp_path, DeviceSet.of(cpus(2), 1), make, lambda plan: None, alone)
@@ -95,7 +107,7 @@ def test_all_processes_have_the_plan_of_the_first(tmp_path):
 
 def test_processes_that_do_not_see_one_folder_are_told_so(tmp_path, monkeypatch):
     monkeypatch.setattr(plan_store, "_SEEN_WITHIN_S", 0.2)
-    text = json.dumps({"sha256": "0" * 64, "from_cache": True, "seconds": 0.1, "reason": ""})
+    text = json.dumps({"sha256": "0" * 64, "from_cache": True, "is_compiled": False, "seconds": 0.1, "reason": ""})
     with pytest.raises(ConfigError, match="all processes need the same folder"):
         plan_for_devices(tmp_path, DeviceSet.of(cpus(2), 1), make_for(cpus(2)), lambda p: None, other_process(text))
 
