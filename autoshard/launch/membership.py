@@ -18,6 +18,7 @@ class Membership:
         self._wanted = most_workers
         self._away_until_s: dict[int, float] = {}
         self._excluded: set[int] = set()
+        self._there: set[int] | None = None
 
     @property
     def wanted(self) -> int:
@@ -27,7 +28,7 @@ class Membership:
     def want(self, workers: int) -> None:
         """The user wants another number of workers; slots whose workers were lost count again."""
         self._wanted = workers
-        self._away_until_s.clear()
+        self.recall()
 
     def lost(self, slot: int, now_s: float) -> None:
         """The worker at a slot was lost."""
@@ -38,17 +39,22 @@ class Membership:
         """A slot is not to be used any more."""
         self._excluded.add(slot)
 
-    def returning(self, now_s: float) -> tuple[int, ...]:
-        """Slots whose time alone is over; each is told once."""
-        back = tuple(slot for slot, until_s in self._away_until_s.items() if until_s <= now_s)
-        for slot in back:
-            del self._away_until_s[slot]
-        return back
+    def joined(self, offered: Sequence[Slot], now_s: float) -> tuple[Slot, ...]:
+        """Slots that the engine offers and did not at the last call, and those whose time alone is over; none at first.
+
+        A slot whose host is gone is not among them, even when its time is over.
+        """
+        self._away_until_s = {slot: until_s for slot, until_s in self._away_until_s.items() if until_s > now_s}
+        there = {slot.number for slot in offered} - self._away_until_s.keys()
+        before, self._there = self._there, there
+        return tuple(slot for slot in offered if slot.number in there - before) if before is not None else ()
 
     def recall(self) -> bool:
         """Lets the slots that are left alone be used at once, since too few are left; whether there were any."""
         had = bool(self._away_until_s)
-        self._away_until_s.clear()
+        if self._there is not None:
+            self._there |= self._away_until_s.keys()
+        self._away_until_s = {}
         return had
 
     def usable(self, offered: Sequence[Slot]) -> tuple[Slot, ...]:

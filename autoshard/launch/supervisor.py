@@ -234,9 +234,8 @@ class Supervisor:
         if running.last_committed is not None and running.last_committed > self._newest_step:
             self._newest_step = running.last_committed
             self._failures.made_progress()
-        for slot in self._membership.returning(time.monotonic()):
-            host = next((s.host for s in self._engine.capacity() if s.number == slot), "")
-            self._write(events.WorkerJoined(**self._stamp(), slot=slot, host=host))
+        for slot in self._membership.joined(self._engine.capacity(), time.monotonic()):
+            self._write(events.WorkerJoined(**self._stamp(), slot=slot.number, host=slot.host))
 
     def _reason_to_drain(self, running: Generation, stop: StopRequest) -> str | None:
         """Why the generation should save and end now; None if it should go on."""

@@ -14,10 +14,22 @@ def test_a_lost_slot_is_left_alone_for_a_while_where_the_size_may_change():
     members = Membership(2, 4, rejoin_after_s=30.0)
     members.lost(1, 100.0)
     assert numbers(members.usable(SLOTS)) == [0, 2, 3]
-    assert members.returning(129.0) == ()
-    assert members.returning(130.0) == (1,)
-    assert members.returning(131.0) == ()
+    assert numbers(members.joined(SLOTS, 129.0)) == []
+    assert numbers(members.joined(SLOTS, 130.0)) == [1]
+    assert numbers(members.joined(SLOTS, 131.0)) == []
     assert numbers(members.usable(SLOTS)) == [0, 1, 2, 3]
+
+
+def test_slots_of_lost_and_new_hosts_come_and_go():
+    members = Membership(1, 4, rejoin_after_s=30.0)
+    assert numbers(members.joined(SLOTS[:2], 100.0)) == []
+    members.lost(1, 100.0)  # and its host is gone
+    assert numbers(members.joined(SLOTS[:1], 131.0)) == []
+    assert numbers(members.joined((SLOTS[0], SLOTS[3]), 140.0)) == [3]
+    assert numbers(members.joined(SLOTS[:2], 150.0)) == [1]
+    members.lost(0, 150.0)
+    assert numbers(members.joined(SLOTS[:2], 160.0)) == []
+    assert members.recall() and numbers(members.joined(SLOTS[:2], 160.0)) == []
 
 
 def test_a_lost_slot_is_used_again_at_once_where_the_size_is_fixed():
