@@ -180,7 +180,10 @@ def _draw_time(axes: Any, events: Sequence[Event], generations: dict[int, str], 
             )
         axes.set_yticks(range(len(generations)), list(generations.values()))
     else:
+        numbers = list(generations)
         axes.set_ylabel("generation")
+        axes.set_yticks(range(0, len(numbers), -(-len(numbers) // _MOST_NAMED)))
+        axes.yaxis.set_major_formatter(lambda value, _: str(numbers[int(value)]))
     axes.set_ylim(max(len(generations), 1) - 0.4, -0.6)
     axes.set_xlim(0, measured.spans[-1].end_s - start_s)
     total_s = measured.spans[-1].end_s - start_s
@@ -216,13 +219,13 @@ def _draw_loss(
             label="undisturbed run",
             solid_capstyle="round",
         )
+    is_named = len(generations) <= _MOST_NAMED
     last: StepMetrics | None = None
     for place, number in enumerate(sorted({one.generation for one in metrics})):
         own = [one for one in metrics if one.generation == number]
-        if last is not None:
+        if last is not None and is_named:
             axes.axvline((last.step + own[0].step) / 2, color="#999999", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
         joined = own if last is None else [last, *own]
-        is_named = len(generations) <= _MOST_NAMED
         axes.plot(
             [one.step for one in joined],
             [one.loss for one in joined],
