@@ -40,7 +40,7 @@ FAREWELL_S = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a generation ended: complete, drained, or by losses; exactly one is given.
+    """How a generation ended: complete, drained, or by losses; none of them if it was given up before its first step.
 
     Attributes:
         finished, drained: what the first worker told.
@@ -72,6 +72,8 @@ class Generation:
         """The newest step that this generation made safe; None before the first."""
         self.planned: events.Replanned | None = None
         """The plan of this generation, once it is known."""
+        self.is_training = False
+        """Whether it is past everything that comes before its first step."""
         self.is_draining = False
         self._write = write
         self._ranks = {worker.number: rank for rank, worker in enumerate(workers)}
@@ -86,11 +88,6 @@ class Generation:
         self._finished: Finished | None = None
         self._complete_s: float | None = None
         write(events.PhaseStarted(time=time.time(), generation=number, phase=Phase.STARTUP, step=0))
-
-    @property
-    def is_training(self) -> bool:
-        """Whether it is past everything that comes before the first step."""
-        return self.last_committed is not None
 
     def has(self, process: int) -> bool:
         """Whether a process is one of its workers."""
@@ -144,6 +141,7 @@ class Generation:
         match message:
             case Heartbeat(phase=phase, step=step) if is_first and phase is not self._phase:
                 self._phase = phase
+                self.is_training = self.is_training or phase is Phase.TRAINING
                 self._write(events.PhaseStarted(**stamp, phase=phase, step=step))
             case Planned():
                 self.planned = events.Replanned(**stamp, **_fields(message))

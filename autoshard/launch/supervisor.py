@@ -114,7 +114,7 @@ class Supervisor:
         self._dry_run: DryRun | None = None
         self._ahead: set[int] = set()
         self._ranks: dict[int, int] = {}
-        self._newest_step = -1
+        self._newest_step = max((e.step for e in earlier if isinstance(e, events.StepCommitted)), default=-1)
         self._grow = threading.Event()
 
     def run(self) -> RunOutcome:
@@ -196,6 +196,9 @@ class Supervisor:
                     else:
                         self._standbys.take_news(news)
                 self._note_progress(running)
+                if stop.requested and not running.is_training:
+                    outcome = Outcome()  # there is nothing to save
+                    break
                 if why_drain := self._reason_to_drain(running, stop):
                     self._drain(running, why_drain)
                 if running.is_training and not running.is_draining:

@@ -150,6 +150,18 @@ def test_another_size_on_request(tmp_path):
     assert_lineage(tmp_path, 100)
 
 
+def test_a_run_that_is_stopped_before_its_first_step_ends_at_once(tmp_path):
+    def stop():
+        while not of_kind(tmp_path, events.GenerationStarted):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)  # Python needs longer than this to start a worker
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert launch(settings(tmp_path, 2, 2, steps=10**9)).ending is Ending.STOPPED
+    assert of_kind(tmp_path, events.DrainStarted) == [] and len(of_kind(tmp_path, events.Stopped)) == 1
+    assert processes_of(tmp_path) == []
+
+
 def test_an_error_that_comes_again_ends_the_run_with_that_error(tmp_path):
     (tmp_path / "fail_at").write_text("7")
     outcome = launch(settings(tmp_path, 2, 2, budgets=Budgets(at_one_step=3)))
