@@ -77,6 +77,7 @@ class Generation:
         self.is_draining = False
         self._write = write
         self._ranks = {worker.number: rank for rank, worker in enumerate(workers)}
+        self._limits = limits
         self._progress = Progress(limits, tuple(self._ranks), time.monotonic())
         self._phase = Phase.STARTUP
         self._reports: dict[int, Failed] = {}
@@ -184,6 +185,7 @@ class Generation:
             if stall.process not in self._ended:
                 self._lose(stall.process, STALLED, stall.detail)
         if self._losses:
+            self._limits.stalled()
             self._lost_s = now_s - ORIGIN_S  # nobody else is expected
 
     def _lose(self, process: int, cause: str, detail: str) -> None:

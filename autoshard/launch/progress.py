@@ -7,6 +7,7 @@ waits for ever).
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -89,6 +90,18 @@ class LearntLimits:
         self._longest_s: dict[Phase, float] = {}
         self._steps_s: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
         self._longest_gap_s = 0.0
+        self._patience = 1.0
+
+    def stalled(self) -> None:
+        """A worker was taken to be stalled: limits that are learnt double, until a step is committed that was not.
+
+        If the machine is only busier than before, the same would happen to every generation.
+        """
+        self._patience *= 2
+
+    def made_progress(self) -> None:
+        """A step was committed that had not been."""
+        self._patience = 1.0
 
     def saw_phase(self, phase: Phase, seconds: float) -> None:
         """A worker has been through `phase`, which is not training, in `seconds`."""
@@ -105,15 +118,15 @@ class LearntLimits:
     def of_phase(self, phase: Phase) -> float:
         """Longest time that a worker may be in a phase, or a step may take in training, in seconds."""
         longest = max(self._steps_s, default=None) if phase is Phase.TRAINING else self._longest_s.get(phase)
-        return FIRST_LIMITS_S[phase] if longest is None else max(LEAST_LIMITS_S[phase], FACTOR * longest)
+        limit_s = FIRST_LIMITS_S[phase] if longest is None else max(LEAST_LIMITS_S[phase], FACTOR * longest)
+        return self._patience * limit_s
 
     def of_heartbeats(self) -> float:
-        """Longest time between two heartbeats of a worker, in seconds."""
+        """Longest time between two heartbeats of a worker, in seconds; its first one comes within that of startup."""
         if self._heartbeat_limit_s is not None:
             return self._heartbeat_limit_s
-        if not self._steps_s:
-            return FIRST_HEARTBEAT_LIMIT_S
-        return min(max(LEAST_HEARTBEAT_LIMIT_S, FACTOR * self._longest_gap_s), FIRST_HEARTBEAT_LIMIT_S)
+        limit_s = max(LEAST_HEARTBEAT_LIMIT_S, FACTOR * self._longest_gap_s) if self._steps_s else math.inf
+        return self._patience * min(limit_s, FIRST_HEARTBEAT_LIMIT_S)
 
 
 class Progress:
@@ -156,7 +169,7 @@ class Progress:
                 process, seen.phase, seen.step, f"no heartbeat for {now_s - seen.heard_s:.1f} s, limit {limit_s:.1f} s"
             )
             for process, seen in self._seen.items()
-            if now_s - seen.heard_s > limit_s
+            if seen.has_spoken and now_s - seen.heard_s > limit_s
         ]
         if silent:
             return tuple(silent)

@@ -237,6 +237,7 @@ class Supervisor:
         if running.last_committed is not None and running.last_committed > self._newest_step:
             self._newest_step = running.last_committed
             self._failures.made_progress()
+            self._limits.made_progress()
         for slot in self._membership.joined(self._engine.capacity(), time.monotonic()):
             self._write(events.WorkerJoined(**self._stamp(), slot=slot.number, host=slot.host))
 

@@ -74,6 +74,33 @@ def test_importing_everything_is_no_gap_between_heartbeats():
     assert limits.of_heartbeats() == 5.0
 
 
+def test_a_worker_that_imports_has_the_time_of_startup_for_its_first_word():
+    """Otherwise a machine that became busy after the first steps would end every generation while it imports."""
+    limits = LearntLimits(heartbeat_limit_s=5.0)
+    limits.saw_phase(Phase.STARTUP, 4.0)
+    progress = Progress(limits, (1, 2), 0.0)
+    beat(progress, 1, Phase.STARTUP, 0, 2.0)
+    assert [stall.process for stall in progress.stalls(7.1)] == [1]  # it had spoken
+    progress = Progress(limits, (1, 2), 0.0)
+    assert progress.stalls(29.0) == ()
+    assert [stall.process for stall in progress.stalls(30.1)] == [1, 2]
+
+
+def test_limits_double_with_every_stall_until_there_is_progress():
+    limits = LearntLimits()
+    both(Progress(limits, (1, 2), 0.0), Phase.TRAINING, 1, 0.0)
+    limits.saw_step(0.1)
+    assert (limits.of_heartbeats(), limits.of_phase(Phase.TRAINING)) == (5.0, 10.0)
+    limits.stalled()
+    limits.stalled()
+    assert (limits.of_heartbeats(), limits.of_phase(Phase.TRAINING)) == (20.0, 40.0)
+    limits.made_progress()
+    assert limits.of_heartbeats() == 5.0
+    asked = LearntLimits(heartbeat_limit_s=3.0)
+    asked.stalled()
+    assert asked.of_heartbeats() == 3.0
+
+
 def test_steps_that_are_told_together_are_counted():
     limits = LearntLimits(heartbeat_limit_s=1e9)
     progress = Progress(limits, (1, 2), 0.0)
