@@ -35,6 +35,11 @@ class Membership:
         if self._rejoin_after_s:
             self._away_until_s[slot] = now_s + self._rejoin_after_s
 
+    def can_spare(self, slot: int, offered: Sequence[Slot]) -> bool:
+        """Whether enough slots would be left without this one."""
+        others = [s for s in offered if s.number != slot and s.number not in self._excluded]
+        return self.is_enough(others)
+
     def exclude(self, slot: int) -> None:
         """A slot is not to be used any more."""
         self._excluded.add(slot)

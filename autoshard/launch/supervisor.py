@@ -320,7 +320,8 @@ class Supervisor:
         error = self._failures.add(losses)
         for loss in losses:
             failures = self._failures.failures_of(loss.slot)
-            if failures >= self._settings.budgets.at_one_slot and self._settings.is_elastic:
+            is_bad = failures >= self._settings.budgets.at_one_slot and self._settings.is_elastic
+            if is_bad and self._membership.can_spare(loss.slot, self._engine.capacity()):
                 self._membership.exclude(loss.slot)
                 self._write(events.WorkerExcluded(**self._stamp(), slot=loss.slot, host=loss.host, failures=failures))
             else:

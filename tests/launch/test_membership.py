@@ -61,6 +61,13 @@ def test_a_slot_that_is_left_out_stays_out():
     assert numbers(members.usable(SLOTS)) == [1, 2, 3]
 
 
+def test_no_more_slots_can_be_spared_than_the_run_needs():
+    members = Membership(2, 4, rejoin_after_s=30.0)
+    assert members.can_spare(0, SLOTS) and members.can_spare(0, SLOTS[:3])
+    members.exclude(0)
+    assert members.can_spare(1, SLOTS) and not members.can_spare(1, SLOTS[:3])
+
+
 def test_as_many_as_possible_keep_their_rank():
     assert numbers(with_ranks_kept((SLOTS[0], SLOTS[2], SLOTS[3]), {0: 0, 1: 1, 2: 2, 3: 3})) == [0, 3, 2]
     assert numbers(with_ranks_kept(SLOTS, {})) == [0, 1, 2, 3]
