@@ -1,5 +1,6 @@
 """`autoshard status`."""
 
+import contextlib
 import pathlib
 import time
 from typing import Annotated
@@ -39,22 +40,25 @@ def status(
         from autoshard.files import write_text_atomically
         from autoshard.launch.picture import check_picture, write_picture
         from autoshard.launch.status import ENDED, StatusReader, status_json
-        from autoshard.launch.status_display import display
+        from autoshard.launch.status_display import display, fitted
 
         if picture is not None:
             check_picture(picture)
         reader, total_steps = StatusReader(folder), _total_steps(folder)
         console = rich.console.Console()
         shown = reader.read()
-        view = lambda: display(shown, folder, total_steps)
         if once or json_file or picture or not console.is_terminal or shown.state in ENDED:
-            console.print(view())
+            console.print(display(shown, folder, total_steps))
         else:
-            with rich.live.Live(view(), console=console, auto_refresh=False) as live:
+            with (
+                contextlib.suppress(KeyboardInterrupt),
+                rich.live.Live(console=console, auto_refresh=False, transient=True) as live,
+            ):
                 while shown.state not in ENDED:
+                    live.update(fitted(console, shown, folder, total_steps), refresh=True)
                     time.sleep(_REFRESH_S)
                     shown = reader.read()
-                    live.update(view(), refresh=True)
+            console.print(display(shown, folder, total_steps))
         if json_file is not None:
             write_text_atomically(json_file, status_json(shown, total_steps))
         if picture is not None:

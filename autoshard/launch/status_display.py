@@ -1,5 +1,6 @@
 """The state of a run on a terminal."""
 
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 
@@ -37,32 +38,70 @@ _STATES = {
     RunState.FAILED: "bold red",
     RunState.ABANDONED: "bold red",
 }
-_WORKERS_SHOWN = 8
 
 
-def display(status: RunStatus, run_dir: pathlib.Path, total_steps: int | None) -> rich.console.RenderableType:
-    """The state of the run in the folder `run_dir`, which is to take `total_steps` if that is known."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """How many there may be of each kind."""
+
+    workers: int = 8
+    activities: int = len(Activity)
+    events: int = 10
+
+
+_LESS = (
+    *(Rows(events=events) for events in range(10, 2, -1)),
+    *(Rows(workers=workers, events=3) for workers in (4, 2, 0)),
+    *(Rows(workers=0, activities=activities, events=3) for activities in (6, 4, 3, 2)),
+)
+"""From what is shown where there is room for everything to what fits a terminal of 24 lines."""
+
+
+def display(
+    status: RunStatus, run_dir: pathlib.Path, total_steps: int | None, rows: Rows | None = None
+) -> rich.console.RenderableType:
+    """The state of a run.
+
+    Args:
+        status: what is known of it.
+        run_dir: its output folder.
+        total_steps: steps that it is to take, if that is known.
+        rows: how much of it to show.
+    """
     state = (status.state.value, _STATES[status.state])
     return rich.panel.Panel(
-        rich.console.Group(*_parts(status, run_dir, total_steps)),
+        rich.console.Group(*_parts(status, run_dir, total_steps, rows or Rows())),
         title=rich.text.Text.assemble((str(run_dir), "bold"), ": ", state),
         title_align="left",
         box=rich.box.ROUNDED,
     )
 
 
-def _parts(status: RunStatus, run_dir: pathlib.Path, total_steps: int | None) -> Iterator[rich.console.RenderableType]:
+def fitted(
+    console: rich.console.Console, status: RunStatus, run_dir: pathlib.Path, total_steps: int | None
+) -> rich.console.RenderableType:
+    """The state of a run, with as much as the console has lines for."""
+    for rows in _LESS:
+        shown = display(status, run_dir, total_steps, rows)
+        if len(console.render_lines(shown)) < console.height:
+            return shown
+    return display(status, run_dir, total_steps, Rows(workers=0, activities=1, events=1))
+
+
+def _parts(
+    status: RunStatus, run_dir: pathlib.Path, total_steps: int | None, rows: Rows
+) -> Iterator[rich.console.RenderableType]:
     yield _facts(status, run_dir, total_steps)
-    if status.workers:
+    if status.workers and rows.workers:
         yield _heading("Workers")
-        yield from _workers(status)
+        yield from _workers(status, rows.workers)
     if status.goodput.total_s:
         measured = status.goodput
         yield _heading(f"Goodput {measured.fraction:.1%} of {duration(measured.total_s)}")
-        yield _goodput(measured)
+        yield _goodput(measured, rows.activities)
     yield _heading("Last events")
     events = _grid()
-    for event in status.recent:
+    for event in status.recent[-rows.events :]:
         events.add_row(*event_line(event).split("  ", 1))
     yield events
 
@@ -103,10 +142,10 @@ def _step(status: RunStatus, total_steps: int | None) -> rich.console.Renderable
     return row
 
 
-def _workers(status: RunStatus) -> Iterator[rich.console.RenderableType]:
+def _workers(status: RunStatus, most: int) -> Iterator[rich.console.RenderableType]:
     """Those that are not well come first, if there are too many for all of them."""
     is_well = lambda state: state in ("alive", "")
-    chosen = sorted(status.workers, key=lambda worker: (is_well(worker.state), worker.rank))[:_WORKERS_SHOWN]
+    chosen = sorted(status.workers, key=lambda worker: (is_well(worker.state), worker.rank))[:most]
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("rank", "slot", "pid"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -120,17 +159,21 @@ def _workers(status: RunStatus) -> Iterator[rich.console.RenderableType]:
         yield rich.text.Text(f"and {counted(len(more), 'more worker')}", style="dim")
 
 
-def _goodput(measured: Goodput) -> rich.table.Table:
-    """A row for each activity that took time, the productive one first, then by time."""
+def _goodput(measured: Goodput, most: int) -> rich.table.Table:
+    """A row for each activity that took time, the productive one first, then by time; the last ones together."""
     table = rich.table.Table.grid(padding=(0, 2, 0, 0), expand=True)
     for justify in ("left", "right", "right"):
         table.add_column(justify=justify, no_wrap=True)
     table.add_column(ratio=1)
-    took = {activity: measured.seconds(activity) for activity in Activity}
-    for activity in sorted(took, key=lambda one: (one is not Activity.PRODUCTIVE, -took[one])):
-        if took_s := took[activity]:
-            bar = rich.bar.Bar(measured.total_s, 0, took_s, color=_COLOURS[activity])
-            table.add_row(activity.value, duration(took_s), f"{took_s / measured.total_s:.1%}", bar)
+    took = {activity: took_s for activity in Activity if (took_s := measured.seconds(activity))}
+    ranked = sorted(took, key=lambda one: (one is not Activity.PRODUCTIVE, -took[one]))
+    shown, others = (ranked, []) if len(ranked) <= most else (ranked[: most - 1], ranked[most - 1 :])
+    parts = [(activity.value, took[activity], _COLOURS[activity]) for activity in shown]
+    if others:
+        parts.append(("others", sum(took[activity] for activity in others), "white"))
+    for name, took_s, colour in parts:
+        bar = rich.bar.Bar(measured.total_s, 0, took_s, color=colour)
+        table.add_row(name, duration(took_s), f"{took_s / measured.total_s:.1%}", bar)
     return table
 
 

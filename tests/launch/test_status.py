@@ -16,6 +16,8 @@ from autoshard.launch.events import Drained, DrainStarted, EventLog, Finished, R
 from autoshard.launch.messages import Phase, Tier
 from autoshard.launch.metrics_reader import last_metrics, read_metrics
 from autoshard.launch.status import RunState, StatusReader
+from autoshard.launch.status_display import fitted
+from autoshard.printing import TextConsole
 
 HOST = socket.gethostname()
 NOW_S = 4e9
@@ -169,6 +171,17 @@ def test_what_is_shown_fits_the_terminal(tmp_path, columns):
     assert (figures["state"], figures["step"], figures["total_steps"]) == ("finished", 20, 20)
     assert figures["goodput"]["seconds"]["productive"] == 40 and figures["goodput"]["total_s"] == 78
     assert figures["workers"][1] == {"rank": 1, "slot": 1, "host": "here", "pid": 21, "state": ""}
+
+
+@pytest.mark.parametrize(("height", "words"), [(18, "others"), (34, "rank"), (60, "supervisor (pid 1")])
+def test_the_live_display_shows_what_there_are_lines_for(tmp_path, height, words):
+    log = [*FIRST, saved(138, 1, 10), lost(153, 1, 17, since=1, rank=1), *second(156, 10), lost(190, 2, 12, since=20)]
+    status = StatusReader(written(tmp_path, [*log, *second(200, 10, generation=3)])).read()
+    console = TextConsole(80)
+    console.height = height
+    lines = console.render_lines(fitted(console, status, tmp_path, 20))
+    text = "\n".join("".join(segment.text for segment in line) for line in lines)
+    assert len(lines) < height and words in text and "Last events" in text
 
 
 def test_the_picture(tmp_path):
