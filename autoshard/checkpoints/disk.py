@@ -5,6 +5,7 @@ half written has another name, and is removed when the folder is next opened.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import json
@@ -67,11 +68,24 @@ class _Files(pydantic.RootModel[tuple[FileEntry, ...]]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Saving:
-    """A checkpoint that is being written, and when it is done."""
+    """A checkpoint that is being written.
+
+    Attributes:
+        step: its step.
+        done: Orbax has written it, and it has its name.
+        told: in other processes than the first: that one knows what this process knows of the checkpoint.
+        stop: set when nobody waits for it any more.
+    """
 
     step: int
     done: "concurrent.futures.Future[None]"
+    told: "concurrent.futures.Future[None] | None"
     stop: threading.Event
+
+    def failure(self) -> BaseException | None:
+        """What went wrong here, as far as it is known."""
+        known = [future.exception() for future in (self.done, self.told) if future is not None and future.done()]
+        return next((error for error in known if error is not None), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,7 +114,7 @@ class DiskTier:
         """
         self._folder, self._keep, self._tell = folder.absolute(), keep, tell
         self._saving: _Saving | None = None
-        self._threads = concurrent.futures.ThreadPoolExecutor(2, "checkpoint")
+        self._threads = _threads()
         self._orbax = self._checkpointer()
         self._writing: _Content | None = None
         if failure := from_first(self._clean):
@@ -174,12 +188,11 @@ class DiskTier:
         except Exception as error:  # Orbax raises whatever its writers raise, down to plain Exception
             done: concurrent.futures.Future[None] = concurrent.futures.Future()
             done.set_exception(error)
-            self._saving = _Saving(step, done, stop)
+            self._saving = _Saving(step, done, None, stop)
             self.wait()
             return
-        if jax.process_index():
-            self._threads.submit(self._tell_the_first, self._writing, stop)
-        self._saving = _Saving(step, self._threads.submit(self._finish, step), stop)
+        told = self._threads.submit(self._tell_the_first, self._writing, stop) if jax.process_index() else None
+        self._saving = _Saving(step, self._threads.submit(self._finish, step), told, stop)
 
     def wait(self) -> None:
         """Waits until what was saved is on disk; all processes must call this together.
@@ -192,7 +205,7 @@ class DiskTier:
         saving, wait_s = self._saving, _POLL_S / 4
         while True:  # one that fails must not leave the others waiting for it inside Orbax
             concurrent.futures.wait([saving.done], timeout=None if jax.process_count() == 1 else wait_s)
-            failure = saving.done.exception() if saving.done.done() else None
+            failure = saving.failure()
             here = [saving.done.done(), None if failure is None else _reason(failure), _is_full(failure)]
             states = from_all(here)
             if all(done for done, _, _ in states) or any(reason is not None for _, reason, _ in states):
@@ -204,7 +217,8 @@ class DiskTier:
         if not failed:
             return
         if not all(done for done, _, _ in states):
-            self._orbax = self._checkpointer()  # the others' threads end by themselves, at Orbax's time limit
+            # Threads that still wait for the process that failed end by themselves, at Orbax's time limit.
+            self._orbax, self._threads = self._checkpointer(), _threads()
         from_first(lambda: self._remove_half_written(saving.step))
         process, reason, _ = failed[0]
         who = f"Process {process}: " if jax.process_count() > 1 else ""
@@ -398,8 +412,9 @@ class DiskTier:
         self._tell(Committed(step=step, tier=Tier.DISK))
         for old in self._steps()[: -self._keep]:
             junk = self._folder / f"{old}.delete-tmp"
-            (self._folder / str(old)).rename(junk)
-            shutil.rmtree(junk)
+            with contextlib.suppress(OSError):  # what is left is removed when the folder is next opened
+                (self._folder / str(old)).rename(junk)
+                shutil.rmtree(junk)
 
     def _half_written(self, step: int) -> pathlib.Path:
         return next(self._folder.glob(f"{step}{_HALF_WRITTEN[0]}*"), self._folder / str(step))
@@ -415,6 +430,11 @@ class DiskTier:
     def _tell_first(self, message: NotSaved | Rejected) -> None:
         if jax.process_index() == 0:
             self._tell(message)
+
+
+def _threads() -> concurrent.futures.ThreadPoolExecutor:
+    """One to wait for Orbax, and one to tell the first process what this one knows."""
+    return concurrent.futures.ThreadPoolExecutor(2, "checkpoint")
 
 
 def _entries(folder: pathlib.Path, names: Sequence[str]) -> list[FileEntry]:

@@ -1,12 +1,14 @@
 """One process of a run for test_processes.py: restores what is there, checks every number, goes on, and is cut off.
 
 Arguments: this process's number, how many there are, the coordinator's port, the base folder, the host's name, the
-tier (`memory` or `disk`), and how many steps to commit. The last line printed is the step that was restored.
+tier (`memory` or `disk`), and how many steps to commit. With `full` for the tier, the disk is full when the last
+process writes its part of step 2. The last line printed is the step that was restored, and what was told.
 """
 
 import json
 import os
 import pathlib
+import shutil
 import sys
 
 import jax
@@ -35,6 +37,39 @@ def state_after(step: int) -> dict:
     }
 
 
+def uneven_state(step: int) -> dict:
+    """A state of which nearly all lies with the last process, as 4 MiB that cannot be compressed."""
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    numbers = np.zeros((jax.device_count(), 1 << 20), np.uint32)
+    numbers[-1] = np.random.default_rng(step).integers(0, 1 << 32, 1 << 20, np.uint32)
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    return {"w": jax.make_array_from_callback(numbers.shape, split, lambda index: numbers[index])}
+
+
+def save_on_a_full_disk(folder: pathlib.Path, checkpoints: Checkpoints) -> int:
+    """Saves three steps, the second while there is no space; returns the step that is then restored."""
+    checkpoints.save(1, uneven_state(1), {})
+    checkpoints.wait()
+    usage, filler = shutil.disk_usage(folder), folder / "filler"
+    shutil.disk_usage = lambda path: usage  # what was free when it was looked at
+    multihost_utils.sync_global_devices("before")
+    if jax.process_index() == 0:
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, usage.free - (2 << 20))
+    multihost_utils.sync_global_devices("full")
+    checkpoints.save(2, uneven_state(2), {})
+    checkpoints.wait()
+    if jax.process_index() == 0:
+        assert sorted(path.name for path in (folder / "disk").iterdir()) == ["1"]
+        filler.unlink()
+    multihost_utils.sync_global_devices("free again")
+    checkpoints.save(3, uneven_state(3), {})
+    checkpoints.wait()
+    restored = checkpoints.restore(uneven_state(0))
+    assert restored is not None
+    return restored.step
+
+
 def main() -> None:
     number, count, port, base, host, tier, steps = sys.argv[1:]
     jax.config.update("jax_platforms", "cpu")
@@ -43,6 +78,9 @@ def main() -> None:
     folder, told = pathlib.Path(base), []
     memory = MemoryTier(folder / host, host, "run", told.append) if tier == "memory" else None
     checkpoints = Checkpoints(folder / "disk", 2, told.append, memory)
+    if tier == "full":
+        step = save_on_a_full_disk(folder, checkpoints)
+        finish({"restored": step, "told": [json.loads(message.line()) for message in told]})
     restored = checkpoints.restore(state_after(0))
     first = 0 if restored is None else restored.step
     if restored is not None:
@@ -57,9 +95,14 @@ def main() -> None:
         else:
             checkpoints.save(step, state_after(step), {"name": "test"})
     checkpoints.wait()
+    finish({"restored": first, "told": [json.loads(message.line()) for message in told]})
+
+
+def finish(said: dict) -> None:
+    """Ends the process, as abruptly as a kill, once all have come here."""
     multihost_utils.sync_global_devices("all is committed")
-    print(json.dumps({"restored": first, "told": [json.loads(message.line()) for message in told]}), flush=True)
-    os._exit(0)  # as abruptly as a kill
+    print(json.dumps(said), flush=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,24 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int) -> list[dict]:
+def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int, *before: str) -> list[dict]:
     """What the processes, one on each of `hosts`, say; fails with all their output if one fails."""
     port = free_port()
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(n), str(len(hosts)), str(port), str(base), host, tier, str(steps)],
+            [
+                *before,
+                sys.executable,
+                str(PROGRAM),
+                str(n),
+                str(len(hosts)),
+                str(port),
+                str(base),
+                host,
+                tier,
+                str(steps),
+            ],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -76,3 +87,21 @@ def test_all_processes_check_the_files_and_agree_on_what_is_damaged(tmp_path):
     (rejected,) = told[0][0]["told"]
     assert rejected["kind"] == "rejected" and rejected["path"].endswith("2.corrupt")
     assert rejected["file"] == largest.relative_to(tmp_path / "disk" / "2").as_posix()
+
+
+@pytest.mark.slow
+def test_a_process_whose_disk_is_full_does_not_hold_up_the_others(tmp_path):
+    """All processes write to a file system of 48 MB in memory, in a name space that another process keeps open."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here without being root")
+    shell = f'mount -t tmpfs -o size=48m none "{tmp_path}" && echo mounted && cat'
+    with subprocess.Popen(
+        ["unshare", "-rm", "sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as keeper:
+        assert keeper.stdin is not None and keeper.stdout is not None
+        assert keeper.stdout.readline() == "mounted\n"
+        enter = ["nsenter", "--preserve-credentials", "--user", "--mount", f"--target={keeper.pid}"]
+        first, second = run(tmp_path, "full", ["a", "b"], 0, *enter)
+    assert [first["restored"], second["restored"]] == [3, 3] and second["told"] == []
+    assert [message["kind"] for message in first["told"]] == ["committed", "not_saved", "committed"]
+    assert "the disk is full: Process 1" in first["told"][1]["why"]
