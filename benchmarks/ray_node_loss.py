@@ -32,7 +32,7 @@ CONFIG = {
 }
 SHOWN = {
     "worker_lost": lambda e: f"worker {e['rank']} at step {e['step']}: {e['cause']}",
-    "generation_started": lambda e: f"{e['generation']} with {len(e['workers'])} workers, on other processes",
+    "generation_started": lambda e: f"{e['generation']} with {len(e['workers'])} workers",
     "replanned": lambda e: f"{e['mesh']}, {e['seconds']:.2f} s, {'known before' if e['from_cache'] else 'new'}",
     "restored": lambda e: f"step {e['step']} from {e['source']}, {e['seconds']:.2f} s",
     "finished": lambda e: f"step {e['step']}, loss {e['loss']:.4f}",

@@ -1,5 +1,6 @@
 """Workers on a Ray cluster: of its three nodes one is killed; its driver is killed; Ray is missing."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -50,8 +51,17 @@ while True:
 """
 
 
+def listening(processes: list[psutil.Process]) -> set[str]:
+    """Addresses at which processes listen."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    return {address.removeprefix("::ffff:") for address in found}
+
+
 @pytest.mark.slow
-def test_nothing_outlives_a_killed_driver(tmp_path):
+def test_a_ray_of_its_own_listens_on_loopback_alone_and_nothing_outlives_a_killed_driver(tmp_path):
     driver = run(DRIVER, str(tmp_path))
     try:
         line = driver.stdout.readline() if driver.stdout else ""
@@ -60,6 +70,7 @@ def test_nothing_outlives_a_killed_driver(tmp_path):
         worker = psutil.Process(int(line))
         started = psutil.Process(driver.pid).children(recursive=True)
         assert worker in started and {process.name() for process in started} >= {"raylet", "gcs_server"}
+        assert listening(started) == {"127.0.0.1"}
         driver.send_signal(signal.SIGKILL)
         agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # Ray's own, which take their time to end
         _, alive = psutil.wait_procs([process for process in started if process.name() not in agents], timeout=60)
