@@ -34,6 +34,7 @@ if [[ $1 == show ]]; then printf 'first-node\nsecond-node\n'; else echo "$*" >> 
 """,
     "scancel": r"""#!/bin/bash
 [[ $1 == --signal=TERM ]] && xargs kill -TERM < "$FAKE/tasks"
+exit 1
 """,
 }
 WORKER = """

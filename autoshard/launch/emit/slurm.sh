@@ -22,7 +22,7 @@ mkdir -p -- "$logs"
 is_ending=0
 notice() {
     is_ending=1
-    scancel --signal=TERM "$SLURM_JOB_ID"
+    scancel --signal=TERM "$SLURM_JOB_ID" || true  # all may have ended just now
 }
 trap notice USR1
 
