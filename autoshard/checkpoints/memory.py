@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import enum
 import math
 import os
 import pathlib
@@ -32,6 +33,9 @@ from autoshard.launch.messages import Committed, NotSaved, Tier
 from autoshard.transfer.peers import listening_host
 from autoshard.transfer.routes import Box, boxes_of
 from autoshard.transfer.shard_programs import impl_of
+
+_RETRY_COMMITS = 100
+"""Commits until what has failed is tried again: a memory that is full costs a warning now and then, not every step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +65,16 @@ class _Source:
     number: int
 
 
+class _Outcome(enum.Enum):
+    """How far a commit came."""
+
+    SAFE = enum.auto()
+    HERE_ONLY = enum.auto()
+    """Without the copy at the neighbour, which has failed before."""
+    NEIGHBOUR_LOST = enum.auto()
+    FAILED = enum.auto()
+
+
 @dataclasses.dataclass(slots=True)
 class _Writing:
     """How the states of this session are written, as long as their leaves and shardings stay what they are.
@@ -69,15 +83,23 @@ class _Writing:
         signature: the structure, shapes, types and shardings for which it was made.
         pieces: of this process, in the order of the layout.
         writer: the own slots.
-        peer: the neighbour on another host; None if there is none or nothing is to be copied.
-        sole_bytes: of a slot, those that the neighbour keeps too.
+        sole_bytes: of a slot, those that a neighbour is to keep too; 0 if there is none.
+        peer: the neighbour on another host; None if there is none or it has failed.
+        retry_in: commits until a neighbour that has failed is tried again.
     """
 
     signature: Any
     pieces: tuple[Piece, ...]
     writer: SlotWriter
-    peer: Peer | None
     sole_bytes: int
+    peer: Peer | None = None
+    retry_in: int = 0
+
+    def drop_peer(self) -> None:
+        """Ends the connection to the neighbour."""
+        if self.peer is not None:
+            self.peer.close()
+        self.peer, self.retry_in = None, _RETRY_COMMITS
 
 
 class MemoryTier:
@@ -96,7 +118,8 @@ class MemoryTier:
             host: name of this host, which all processes in its memory give, and no others.
             run_id: tells this run from others whose states may lie in the same folder.
             tell: called by every process, on any thread: `Committed` when its part of a step and the copy at the
-                neighbour are safe; `NotSaved` if that failed, after which the next step is tried again.
+                neighbour are safe; `NotSaved` if that failed, after which it is tried again, at the latest a hundred
+                commits later.
 
         Raises:
             FolderError: the folder belongs to another user, or may be written to by one.
@@ -111,8 +134,8 @@ class MemoryTier:
         self._processes = [_Process(name, (address, port)) for name, address, port in rows]
         self._staging, self._writing = Staging(), None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "memory-tier")
-        self._pending: concurrent.futures.Future[bool] | None = None
-        self._num_committed = 0
+        self._pending: concurrent.futures.Future[_Outcome] | None = None
+        self._num_committed = self._skip = 0
         self._peers: dict[tuple[str, int], Peer] = {}
 
     def close(self) -> None:
@@ -121,8 +144,8 @@ class MemoryTier:
         self._server.close()
         for peer in self._peers.values():
             peer.close()
-        if self._writing is not None and self._writing.peer is not None:
-            self._writing.peer.close()
+        if self._writing is not None:
+            self._writing.drop_peer()
 
     def commit(self, step: int, state: Any) -> None:
         """Begins to keep this process's part of `state`; waits first until the one before is kept.
@@ -132,34 +155,46 @@ class MemoryTier:
             state: a pytree of arrays; it may be donated as soon as this returns.
         """
         self.wait()
+        if self._skip:
+            self._skip -= 1
+            return
         leaves, structure = jax.tree.flatten(state)
         leaves = [words(leaf) for leaf in leaves]
         signature = (structure, [_signature(leaf) for leaf in leaves])
         try:
             if self._writing is None or self._writing.signature != signature:
+                if self._writing is not None:
+                    self._writing.drop_peer()
                 self._writing = self._begin_writing(signature, state, leaves)
-            writing = self._writing
-            slot = writing.writer.begin()
-            places = writing.writer.places(slot)
-            staged = self._staging.begin(leaves, writing.pieces, places)
         except (OSError, AutoshardError) as error:
-            self._writing = None
+            self._writing, self._skip = None, _RETRY_COMMITS
             self._tell(NotSaved(step=step, why=f"in memory: {error}"))
             return
+        writing = self._writing
+        self._connect(writing, step)
+        slot = writing.writer.begin()
+        places = writing.writer.places(slot)
+        staged = self._staging.begin(leaves, writing.pieces, places)
 
-        def finish() -> bool:
+        def finish() -> _Outcome:
+            self._staging.finish(staged, places)
+            checksums = checksums_of(places)
             try:
-                self._staging.finish(staged, places)
-                checksums = checksums_of(places)
                 writing.writer.publish(step, slot, checksums)
-                if writing.peer is not None:
-                    sole = writing.writer.bytes_of(slot)[: writing.sole_bytes]
-                    writing.peer.copy(step, sole, checksums[: writing.writer.layout.num_sole])
             except (OSError, AutoshardError) as error:
                 self._tell(NotSaved(step=step, why=f"in memory: {error}"))
-                return False
+                return _Outcome.FAILED
+            if writing.sole_bytes:
+                if writing.peer is None:
+                    return _Outcome.HERE_ONLY
+                try:
+                    sole = writing.writer.bytes_of(slot)[: writing.sole_bytes]
+                    writing.peer.copy(step, sole, checksums[: writing.writer.layout.num_sole])
+                except TransferError as error:
+                    self._tell(NotSaved(step=step, why=f"in the memory of another host: {error}"))
+                    return _Outcome.NEIGHBOUR_LOST
             self._tell(Committed(step=step, tier=Tier.MEMORY))
-            return True
+            return _Outcome.SAFE
 
         self._pending = self._thread.submit(finish)
 
@@ -167,13 +202,17 @@ class MemoryTier:
         """Waits until this process's part of the last committed step is kept, here and at the neighbour."""
         if self._pending is None:
             return
-        if self._pending.result():
-            self._num_committed += 1
-            if self._num_committed == NUM_SLOTS:  # by now all processes have one of them
-                self._remove_sessions_before()
-        else:
+        outcome, self._pending = self._pending.result(), None
+        if outcome is _Outcome.FAILED or self._writing is None:
+            if self._writing is not None:
+                self._writing.drop_peer()
             self._writing = None
-        self._pending = None
+            return
+        if outcome is _Outcome.NEIGHBOUR_LOST:
+            self._writing.drop_peer()
+        self._num_committed += 1
+        if self._num_committed == NUM_SLOTS:  # by now all processes have one of them
+            self._remove_sessions_before()
 
     def latest_step(self) -> int | None:
         """The newest step that is completely there, before its bytes are looked at; None if there is none."""
@@ -212,7 +251,7 @@ class MemoryTier:
         return None
 
     def _begin_writing(self, signature: Any, state: Any, leaves: Sequence[Any]) -> _Writing:
-        """Makes the slots of this process, and asks a neighbour for some if this host alone holds a part."""
+        """Makes the slots of this process."""
         host_of = {process: one.host for process, one in enumerate(self._processes)}
         pieces = pieces_of(leaves, host_of)
         hosts = [_hosts_with(leaf, host_of) for leaf in leaves]
@@ -222,14 +261,23 @@ class MemoryTier:
         name = f"{self._session}-{jax.process_index()}"
         shutil.rmtree(self._folder / name, ignore_errors=True)
         writer = SlotWriter(self._folder / name, layout)
+        has_neighbour = self._neighbour() is not None
+        return _Writing(signature, (*sole, *shared), writer, layout.sole().slot_bytes() if has_neighbour else 0)
+
+    def _connect(self, writing: _Writing, step: int) -> None:
+        """Asks the neighbour to keep copies, unless it does, or has failed not long ago."""
         neighbour = self._neighbour()
-        peer = None
-        if neighbour is not None and sole:
-            if self._writing is not None and self._writing.peer is not None:
-                self._writing.peer.close()
-            peer = Peer(neighbour.address, self._key)
-            peer.keep(f"{name}-copy", layout.sole())
-        return _Writing(signature, (*sole, *shared), writer, peer, layout.sole().slot_bytes())
+        if neighbour is None or not writing.sole_bytes or writing.peer is not None:
+            return
+        if writing.retry_in:
+            writing.retry_in -= 1
+            return
+        try:
+            writing.peer = Peer(neighbour.address, self._key)
+            writing.peer.keep(f"{self._session}-{jax.process_index()}-copy", writing.writer.layout.sole())
+        except TransferError as error:
+            writing.drop_peer()
+            self._tell(NotSaved(step=step, why=f"in the memory of another host: {error}"))
 
     def _neighbour(self) -> _Process | None:
         """The process of the next host that keeps this one's copies; None if there is no other host."""

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
@@ -131,11 +132,15 @@ class SlotWriter:
         """
         self.layout, self._folder = layout, folder
         folder.mkdir(mode=0o700)
-        self._slots = [self._open(folder / f"slot-{n}.bin") for n in range(NUM_SLOTS)]
+        try:
+            self._slots = [self._open(folder / f"slot-{n}.bin") for n in range(NUM_SLOTS)]
+            write_sealed(folder / "layout.json", layout)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # what there is of it would keep the memory full
+            raise
         spans = [(p.offset_bytes, p.offset_bytes + layout.size_bytes(p)) for p in layout.pieces]
         self._places = [[slot[start:stop] for start, stop in spans] for slot in self._slots]
         self._steps = [-1] * NUM_SLOTS
-        write_sealed(folder / "layout.json", layout)
 
     def _open(self, path: pathlib.Path) -> np.ndarray:
         size = max(self.layout.slot_bytes(), 1)

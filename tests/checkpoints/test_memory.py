@@ -1,5 +1,7 @@
 """The memory tier: states come back from files in memory, in any sharding, unless something in them is damaged."""
 
+import errno
+import os
 import pathlib
 
 import jax
@@ -10,9 +12,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autoshard.checkpoints import staging
 from autoshard.checkpoints.checkpoints import Checkpoints
+from autoshard.checkpoints.exchange import Peer, Server, new_key
 from autoshard.checkpoints.memory import MemoryTier
-from autoshard.errors import FolderError
+from autoshard.checkpoints.slots import Layout
+from autoshard.errors import FolderError, TransferError
 from autoshard.launch.messages import Committed, NotSaved, Tier
+from autoshard.transfer.routes import Box
 
 SPLIT, WHOLE = PartitionSpec("data", "tensor"), PartitionSpec()
 
@@ -182,3 +187,38 @@ def test_the_newest_of_both_tiers_is_taken(tmp_path):
         restored = checkpoints.restore(saveable(0))
         assert (restored.step, restored.source) == (3, Tier.DISK)
         assert_same(restored.state, saveable(3))
+
+
+def test_memory_that_is_full_costs_one_warning_and_nothing_else(tmp_path, monkeypatch):
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    told: list = []
+    commit(tmp_path, range(1, 6), told)
+    (warning,) = told
+    assert isinstance(warning, NotSaved) and warning.step == 1 and "No space left" in warning.why
+    assert list(tmp_path.glob("*/*")) == []
+    monkeypatch.undo()
+    assert restore(tmp_path, state_of(0)) is None
+
+
+def test_the_two_ends_of_a_connection_prove_that_they_know_the_key(tmp_path):
+    server = Server("127.0.0.1", new_key(), tmp_path)
+    with pytest.raises(TransferError, match="cannot be used"):
+        Peer(server.address, new_key())
+    server.close()
+
+
+def test_a_server_gives_out_nothing_but_pieces(tmp_path):
+    key = new_key()
+    server = Server("127.0.0.1", key, tmp_path / "inside")
+    (tmp_path / "secret").write_text("layout")
+    peer = Peer(server.address, key)
+    for name in ("../secret", "/etc", "0123456789abcdef-1"):
+        with pytest.raises(TransferError, match="refused"):
+            peer.fetch(name, 1, 0, Box((), ()))
+    with pytest.raises(TransferError, match="no folder for a copy"):
+        peer.keep("../0123456789abcdef-1-copy", Layout(session="0" * 16, started_s=0, leaves=(), pieces=(), num_sole=0))
+    peer.close()
+    server.close()
