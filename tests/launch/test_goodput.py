@@ -1,7 +1,9 @@
 """Goodput by hand: for each log, what every second was spent on is worked out beside it."""
 
+import random
+
 import pytest
-from run_logs import FIRST, lost, phase, saved, second, supervisor, workers
+from run_logs import FIRST, lost, phase, restored, saved, second, supervisor, workers
 
 from autoshard.launch.events import Drained, DrainStarted, Finished, PlannedAhead, RunFailed, Stopped
 from autoshard.launch.goodput import BADPUT, Activity, LossCount, goodput
@@ -183,3 +185,27 @@ def test_clocks_that_are_set_back_do_not_count_time_twice():
 
 def test_an_empty_log():
     assert goodput([]).total_s == 0 and goodput([]).fraction == 0
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_the_log_says_every_second_is_counted_once(seed):
+    """Events in an order that no run has: from the first to the last one, spans follow each other without gaps."""
+    draw = random.Random(seed)
+    log, time, generation = [supervisor(0)], 0, 0
+    for _ in range(60):
+        time, step = time + draw.randint(0, 5), draw.randint(0, 30)
+        generation += draw.random() < 0.1
+        possible = (
+            supervisor(time, resumed=True, generation=generation),
+            workers(time, generation),
+            phase(time, generation, draw.choice(list(Phase)), step),
+            restored(time, generation, step),
+            saved(time, generation, step, draw.choice(list(Tier))),
+            lost(time, generation, step, draw.choice(["signal 9", "stalled"]), since=draw.randint(0, 9)),
+            Drained(time=time, generation=generation, step=step),
+        )
+        log.append(draw.choice(possible))
+    found = goodput(log)
+    parts(found)
+    assert found.total_s == log[-1].time and found.steps_redone >= 0
+    assert all(a.end_s == b.start_s for a, b in zip(found.spans, found.spans[1:], strict=False))
