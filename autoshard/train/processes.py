@@ -1,6 +1,8 @@
 """Joins the processes of a run that no supervisor started."""
 
+import ipaddress
 import os
+import socket
 
 import jax
 
@@ -15,8 +17,7 @@ def join_processes() -> None:
     JAX_COORDINATOR_ADDRESS, which JAX reads, and the numbers JAX_NUM_PROCESSES and JAX_PROCESS_ID, read here. Where all
     three are set, JAX does not look for more: under Slurm it would give each process one device of its host only.
 
-    The first process listens at the address where the others reach it, unless JAX_COORDINATOR_BIND_ADDRESS says
-    otherwise; at all addresses of its host if JAX found it.
+    The first process listens where `bind_address` says, unless JAX_COORDINATOR_BIND_ADDRESS says otherwise.
 
     Raises:
         ConfigError: they cannot be found or reached, or mutual TLS is asked for, which this version of JAX has not.
@@ -33,7 +34,7 @@ def join_processes() -> None:
             num_processes=count,
             process_id=number,
             cluster_detection_method="deactivate" if is_told else None,
-            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or address or None,
+            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or bind_address(address),
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
@@ -41,3 +42,29 @@ def join_processes() -> None:
             f"distributed: the processes of this run cannot be joined: {reason} Start them under Slurm, Open MPI or "
             "Kubernetes, or set JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID for each."
         ) from error
+
+
+def bind_address(coordinator: str | None) -> str | None:
+    """Where the first process listens, as `host:port`: at the address by which the others reach it, and no other.
+
+    Args:
+        coordinator: `host:port` as all were told; None if JAX finds it.
+
+    Returns:
+        None for all addresses of the host, where it cannot be told which one the others use: JAX finds the
+        coordinator, the name is not known here, or it stands for loopback here, as on many systems a host's own does.
+    """
+    host, _, port = (coordinator or "").rpartition(":")
+    host = host.strip("[]")
+    if not host or host == "localhost":
+        return coordinator or None
+    try:
+        found = {ipaddress.ip_address(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    if host in map(str, found):  # it is no name
+        return coordinator
+    outward = sorted((a for a in found if not a.is_loopback), key=lambda a: (a.version, str(a)))
+    if not outward:
+        return None
+    return f"{outward[0]}:{port}" if outward[0].version == 4 else f"[{outward[0]}]:{port}"

@@ -172,6 +172,9 @@ def test_all_kubernetes_documents_belong_together():
     environment = {entry["name"]: entry.get("value") for entry in worker["env"]}
     # <job set>-<replicated job>-<job index>-<pod index>.<subdomain>, says JobSet
     assert environment["JAX_COORDINATOR_ADDRESS"] == "gpt-small-worker-0-0.gpt-small:8476"
+    names = list(environment)
+    assert environment["JAX_COORDINATOR_BIND_ADDRESS"] == "$(POD_IP):8476"  # known only if it comes before
+    assert names.index("POD_IP") < names.index("JAX_COORDINATOR_BIND_ADDRESS")
     assert environment["JAX_NUM_PROCESSES"] == "2" and job["parallelism"] == job["completions"] == 2
     assert jobs["spec"]["network"]["subdomain"] == "gpt-small"
     assert worker["command"][-3:] == ["train.output_dir=/output", "distributed=true", "train.resume=true"]

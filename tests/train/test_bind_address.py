@@ -8,6 +8,45 @@ import sys
 import psutil
 import pytest
 
+from autoshard.train.processes import bind_address
+
+ADDRESSES = {
+    "first-node": ["10.0.0.7"],
+    "debian": ["127.0.1.1"],
+    "both": ["fd00::7", "127.0.1.1", "10.0.0.7"],
+    "six": ["fd00::7"],
+    "10.0.0.8": ["10.0.0.8"],
+    "127.0.0.1": ["127.0.0.1"],
+    "fd00::8": ["fd00::8"],
+}
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "bind"),
+    [
+        ("127.0.0.1:80", "127.0.0.1:80"),
+        ("localhost:80", "localhost:80"),
+        ("10.0.0.8:80", "10.0.0.8:80"),
+        ("[fd00::8]:80", "[fd00::8]:80"),
+        ("first-node:80", "10.0.0.7:80"),
+        ("both:80", "10.0.0.7:80"),
+        ("six:80", "[fd00::7]:80"),
+        ("debian:80", None),
+        ("unknown:80", None),
+        (None, None),
+        ("", None),
+    ],
+)
+def test_the_coordinator_listens_where_the_others_reach_it(monkeypatch, coordinator, bind):
+    def found(host, port):
+        if host not in ADDRESSES:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0)) for address in ADDRESSES[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    assert bind_address(coordinator) == bind
+
+
 CODE = """
 import jax, sys
 jax.config.update("jax_num_cpu_devices", 3)

@@ -86,6 +86,7 @@ def _pod(request: JobRequest) -> dict[str, Any]:
     arguments = (*request.arguments, f"train.output_dir={request.output_dir}", "distributed=true", "train.resume=true")
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
     coordinator = f"{request.name}-{WORKER}-0-0.{request.name}:{PORT}"
+    own = {"fieldRef": {"fieldPath": "status.podIP"}}
     limits: dict[str, Any] = {}
     if request.gpus_per_worker:
         limits["nvidia.com/gpu"] = str(request.gpus_per_worker)
@@ -102,6 +103,8 @@ def _pod(request: JobRequest) -> dict[str, Any]:
                 "command": list(arguments),
                 "env": [
                     {"name": "JAX_COORDINATOR_ADDRESS", "value": coordinator},
+                    {"name": "POD_IP", "valueFrom": own},
+                    {"name": "JAX_COORDINATOR_BIND_ADDRESS", "value": f"$(POD_IP):{PORT}"},
                     {"name": "JAX_NUM_PROCESSES", "value": str(request.most_workers)},
                     {"name": "JAX_PROCESS_ID", "valueFrom": index},
                 ],

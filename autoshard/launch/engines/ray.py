@@ -34,7 +34,7 @@ _NOBODY = f"{LOOPBACK}:9"
 _LONG_POLL_S = 10.0
 """An actor answers at once when there is news; otherwise after this time, so that no call stays open for ever."""
 
-_CALL_LIMIT_S = 30.0
+_CALL_LIMIT_S = 15.0
 """Longest time for an actor to start or stop a process; one that takes longer counts as lost, with its node."""
 
 _START_LIMIT_S = 60.0
