@@ -1,14 +1,12 @@
 """A worker's line to its supervisor: messages out, assignment and drain in, and death together.
 
 Whatever happens to the supervisor, its workers do not outlive it: the end of standard input ends the process, and
-where the system can (Linux), the kernel kills it even while it is stopped or holds Python's lock.
+where the system can (Linux), the kernel kills it before (`launch.engines.parent_death`).
 """
 
 import collections
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 import threading
 import time
@@ -36,8 +34,6 @@ _STEP_S = 0.02
 """Least time between two heartbeats of steps, so that short steps do not wait for the pipe."""
 
 _FLUSH_S = 5.0
-_PR_SET_PDEATHSIG = 1
-"""prctl(2) of Linux: the signal that a process gets when its parent dies."""
 
 
 class Lifeline:
@@ -72,7 +68,6 @@ class Lifeline:
         Raises:
             ElasticError: the supervisor says something else first.
         """
-        _die_with_parent()
         os.write(self._messages, Ready().line().encode())
         first = self._read()
         if not isinstance(first, Assignment):
@@ -157,12 +152,3 @@ class Lifeline:
                     content = content[os.write(self._messages, content) :]
                 except BrokenPipeError:
                     return  # standard input ends as well
-
-
-def _die_with_parent() -> None:
-    """Asks the kernel to kill this process when the one that started it dies; elsewhere than on Linux nothing."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died just before
-            os._exit(1)

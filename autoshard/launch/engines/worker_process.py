@@ -8,6 +8,7 @@ import subprocess
 
 import psutil
 
+from autoshard.launch.engines.parent_death import before_exec
 from autoshard.launch.engines.protocol import Command
 from autoshard.launch.messages import MESSAGES_FD
 
@@ -39,6 +40,7 @@ class WorkerProcess:
                     env=environment,
                     pass_fds=(writing,),
                     start_new_session=True,
+                    preexec_fn=before_exec(),
                 )
         finally:
             os.close(writing)
