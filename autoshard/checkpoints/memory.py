@@ -40,7 +40,7 @@ _RETRY_COMMITS = 100
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Process:
-    """Another process of the run, or this one: its host, and where its server listens."""
+    """Another process of the run, or this one: its host, and where its server listens if there are several hosts."""
 
     host: str
     address: tuple[str, int]
@@ -110,7 +110,7 @@ class MemoryTier:
     three times the state is needed, and for three times what only one host holds at its neighbour.
     """
 
-    def __init__(self, folder: pathlib.Path, host: str, run_id: str, tell: Tell):
+    def __init__(self, folder: pathlib.Path, host: str, run_id: str, tell: Tell, coordinator: str | None = None):
         """Opens the tier; nothing is read or written yet.
 
         Args:
@@ -120,6 +120,8 @@ class MemoryTier:
             tell: called by every process, on any thread: `Committed` when its part of a step and the copy at the
                 neighbour are safe; `NotSaved` if that failed, after which it is tried again, at the latest a hundred
                 commits later.
+            coordinator: `host:port` as given to `jax.distributed.initialize`. Where there are several hosts, processes
+                listen for each other on the interface that leads there; None as for `peers.host_towards_coordinator`.
 
         Raises:
             FolderError: the folder belongs to another user, or may be written to by one.
@@ -129,9 +131,11 @@ class MemoryTier:
         self._host, self._tell = host, tell
         told = from_first(lambda: [new_key(), checksum_of(os.urandom(32)), time.time()])
         self._key, self._session, self._started_s = told
-        self._server = Server(listening_host(None) if jax.process_count() > 1 else "127.0.0.1", self._key, self._folder)
-        rows = from_all([host, *self._server.address])
-        self._processes = [_Process(name, (address, port)) for name, address, port in rows]
+        hosts, self._server = from_all(host), None
+        if len(set(hosts)) > 1:
+            self._server = Server(listening_host(coordinator), self._key, self._folder)
+        addresses = from_all(["", 0] if self._server is None else self._server.address)
+        self._processes = [_Process(name, (at, port)) for name, (at, port) in zip(hosts, addresses, strict=True)]
         self._staging, self._writing = Staging(), None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "memory-tier")
         self._pending: concurrent.futures.Future[_Outcome] | None = None
@@ -141,7 +145,8 @@ class MemoryTier:
     def close(self) -> None:
         """Ends threads and connections; what is kept stays."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for peer in self._peers.values():
             peer.close()
         if self._writing is not None:

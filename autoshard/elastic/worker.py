@@ -222,7 +222,7 @@ class Worker:
         memory = None
         if self.assignment is not None and cadence.memory_every is not None and not self.is_dry_run:
             place = self.assignment
-            memory = MemoryTier(pathlib.Path(place.memory_dir), place.host, place.run_id, told)
+            memory = MemoryTier(pathlib.Path(place.memory_dir), place.host, place.run_id, told, place.coordinator)
         with Checkpoints(folder, cadence.keep, told, memory) as opened:
             self._checkpoints, self._cadence, self._identity = opened, cadence, identity
             yield opened

@@ -76,7 +76,10 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(number))
     folder, told = pathlib.Path(base), []
-    memory = MemoryTier(folder / host, host, "run", told.append) if tier == "memory" else None
+    memory = None
+    if tier == "memory":
+        memory = MemoryTier(folder / host, host, "run", told.append, f"127.0.0.1:{port}")
+        assert {one.address[0] for one in memory._processes} <= {"127.0.0.1", ""}
     checkpoints = Checkpoints(folder / "disk", 2, told.append, memory)
     if tier == "full":
         step = save_on_a_full_disk(folder, checkpoints)

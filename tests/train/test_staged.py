@@ -92,7 +92,7 @@ def test_the_plan_cuts_the_step_over_both_slices(runs):
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(runs):
     assert "Continuing with the plan of this run" in runs.resumed
-    assert "Resumed from the checkpoint of step 2." in runs.resumed
+    assert "Resumed from the checkpoint of step 2, from disk." in runs.resumed
     whole, resumed = logged(runs.folder / "whole"), logged(runs.folder / "resumed")
     assert list(whole) == list(resumed) == [1, 2, LAST]
     assert whole == resumed
