@@ -83,4 +83,5 @@ with three_nodes() as (address, nodes):
     engine.forget_memory()
     assert not os.path.exists(slots[0].memory_dir)
     engine.close()
+    assert not os.path.exists(os.path.dirname(slots[0].memory_dir))
     assert not os.path.exists(f"/proc/{workers[0].pid}")

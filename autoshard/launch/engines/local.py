@@ -92,6 +92,8 @@ class LocalEngine:
 
     def close(self) -> None:
         self.stop(tuple(self._processes))
+        with contextlib.suppress(OSError):  # it holds states from which the run may continue
+            self._memory_dir.parent.rmdir()
 
     def forget_memory(self) -> None:
         shutil.rmtree(self._memory_dir.parent, ignore_errors=True)

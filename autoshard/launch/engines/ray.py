@@ -157,14 +157,14 @@ class RayEngine:
             calls[worker.actor.stop.remote(local)] = worker
             for number in local:
                 del worker.processes[number]
-        if calls:
-            self._ray.wait(list(calls), num_returns=len(calls), timeout=_CALL_LIMIT_S)
+        self._await(list(calls))
         for call, worker in calls.items():
             self._ask(worker, call, limit_s=0.1)
         self._news = [item for item in self._news if item.process not in processes]
 
     def close(self) -> None:
         self.stop(tuple(self._processes))
+        self._await([worker.actor.close.remote() for worker in self._workers if worker.slot is not None])
         for worker in self._workers:
             self._ray.kill(worker.actor, no_restart=True)
         for group in self._groups:
@@ -174,9 +174,7 @@ class RayEngine:
             self._ray.shutdown()
 
     def forget_memory(self) -> None:
-        calls = [worker.actor.forget_memory.remote() for worker in self._workers if worker.slot is not None]
-        if calls:
-            self._ray.wait(calls, num_returns=len(calls), timeout=_CALL_LIMIT_S)
+        self._await([worker.actor.forget_memory.remote() for worker in self._workers if worker.slot is not None])
 
     def _connect(self, address: str | None) -> None:
         """Joins a cluster that runs, or starts one of this machine, without a dashboard."""
@@ -290,6 +288,11 @@ class RayEngine:
         worker.processes, worker.slot = {}, None
         self._ray.kill(worker.actor, no_restart=True)
         self._create_actor(worker)
+
+    def _await(self, calls: Sequence[Any]) -> None:
+        """Waits until all calls are answered or failed, within the limit."""
+        if calls:
+            self._ray.wait(list(calls), num_returns=len(calls), timeout=_CALL_LIMIT_S)
 
     def _worker_at(self, slot: Slot) -> _Worker | None:
         return next((worker for worker in self._workers if worker.slot == slot), None)

@@ -82,5 +82,9 @@ class WorkerActor:
         self._engine.stop(processes)
 
     async def forget_memory(self) -> None:
-        """As of `LocalEngine`."""
+        """As of `Engine`."""
         self._engine.forget_memory()
+
+    async def close(self) -> None:
+        """As of `Engine`."""
+        self._engine.close()
