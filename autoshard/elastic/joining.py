@@ -1,5 +1,9 @@
 """A worker joins its generation: JAX's devices, the coordinator, and how processes talk to each other."""
 
+import contextlib
+import socket
+import time
+
 import jax
 
 from autoshard.elastic.mutual_tls import check_mutual_tls
@@ -10,6 +14,8 @@ HEARTBEAT_TIMEOUT_S = 100
 
 INITIALIZATION_TIMEOUT_S = 300
 SHUTDOWN_TIMEOUT_S = 15
+
+_LOOK_EVERY_S = 0.02
 
 
 def join(assignment: Assignment) -> None:
@@ -29,6 +35,8 @@ def join(assignment: Assignment) -> None:
     check_mutual_tls()
     # SIGTERM is the worker's own: it drains the run, and the worker tells that it was the one to get the signal.
     jax.config.update("jax_enable_preemption_service", False)
+    if assignment.rank:
+        _await_coordinator(assignment.coordinator)
     jax.distributed.initialize(
         assignment.coordinator,
         assignment.num_workers,
@@ -39,3 +47,17 @@ def join(assignment: Assignment) -> None:
         shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_S,
         cluster_detection_method="deactivate",
     )
+
+
+def _await_coordinator(address: str) -> None:
+    """Returns when somebody listens at `address`, or when it is JAX's turn to say that nobody does.
+
+    JAX's client tries again only a second after it found nobody, which is longer than all else that joining takes.
+    """
+    host, _, port = address.rpartition(":")
+    deadline_s = time.monotonic() + INITIALIZATION_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_EVERY_S * 50).close()
+            return
+        time.sleep(_LOOK_EVERY_S)

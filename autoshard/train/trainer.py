@@ -13,6 +13,7 @@ import rich.console
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan, StagedPlan, load
+from autoshard.checkpoints.agreement import from_all, from_first
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.elastic.decisions import decided_by_the_first, is_first
 from autoshard.elastic.worker import Cadence, Worker, run_identity
@@ -128,11 +129,19 @@ def _dry_run(
     console: rich.console.Console,
     worker: Worker,
 ) -> TrainResult:
-    """Plans, compiles and takes one step from the initial state, for what that leaves to later generations."""
+    """Plans, compiles and takes one step from the initial state, for what that leaves to later generations.
+
+    All that a generation compiles is compiled here too, so that it finds it.
+    """
+    from_first(lambda: None)  # as the memory tier does when it is opened
+    from_all(None)
     run = _run_of_generation(config, functions, data, folder, console, worker)
     state = worker.restored(lambda: None, run.initial_state).state
     worker.begin_steps()
-    jax.block_until_ready(run.step(state, run.batch(0)))
+    state, _ = jax.block_until_ready(run.step(state, run.batch(0)))
+    bad_leaves(state)
+    if config.train.eval_every is not None:
+        evaluator(run, num_batches=1, items=1)(1, state)
     return TrainResult(0, None, False, folder)
 
 

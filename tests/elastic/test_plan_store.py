@@ -5,6 +5,8 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import autoshard
@@ -103,6 +105,54 @@ def test_all_processes_have_the_plan_of_the_first(tmp_path):
     for fits in (lambda plan: None, lambda plan: "it differs here"):
         other = plan_for_devices(tmp_path, devices, never, fits, other_process(told[0]))
         assert other.plan == first.plan and not other.from_cache and other.seconds == first.seconds
+
+
+@pytest.mark.slow
+def test_a_plan_in_stages_is_kept_for_its_kinds_of_devices(tmp_path):
+    """Two kinds of four devices each, as one is lost; what is read again runs and takes the same step."""
+    step = autoshard.TrainStep(lambda params, batch, key: (jnp.mean(layers(params, batch) ** 2), None), optax.sgd(0.1))
+    state = jax.eval_shape(lambda: step.init([jnp.ones((8, 8))] * 2))
+    batch = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    stages = autoshard.StageOptions(num_stages=2, num_micro_batches=2)
+    made = Log()
+
+    def get(*devices_per_node: int):
+        cluster = two_kinds(tmp_path / "cluster.yaml", *devices_per_node)
+        make = lambda: autoshard.plan(step, state, batch, cluster=cluster, stages=stages, donate_argnums=0)
+        fits = lambda plan: None if plan.num_devices == cluster.num_devices else "other devices"
+        return plan_for_devices(tmp_path, DeviceSet.of(cluster, 2), made.wrap(make), fits, alone)
+
+    whole, less = get(4, 4), get(4, 2)
+    again = get(4, 4)
+    assert len(made) == 2 and again.from_cache and whole.path == again.path != less.path
+    again.plan.check(step, (state, batch))
+    x = np.arange(64.0, dtype=np.float32).reshape(8, 8) / 64
+    taken = []
+    for chosen in (whole, again):
+        assert isinstance(chosen.plan, autoshard.StagedPlan)
+        run = chosen.plan.jit(step)
+        run.prepare(state, batch)
+        own = chosen.plan.init(lambda: step.init([jnp.ones((8, 8))] * 2), run=run)
+        taken.append(float(run(own, x)[1]["loss"]))
+    assert taken[0] == taken[1] > 0
+
+
+def layers(params, x):
+    for weights in params:
+        x = jnp.tanh(x @ weights)
+    return x
+
+
+def two_kinds(path: pathlib.Path, *devices_per_node: int) -> Cluster:
+    """Nodes of CPUs that are joined differently, and so are slices of their own."""
+    links = ("Shared-memory", "Ethernet-10G")
+    groups = [
+        f"  - {{name: g{n}, device_type: CPU-generic, num_nodes: 1, devices_per_node: {count}, intra_node: {links[n]}}}"
+        for n, count in enumerate(devices_per_node)
+    ]
+    lines = ["format: autoshard-cluster", "version: 1", "name: two-kinds", "groups:", *groups]
+    path.write_text("\n".join([*lines, "between_groups: Shared-memory", ""]))
+    return Cluster.from_file(path)
 
 
 def test_processes_that_do_not_see_one_folder_are_told_so(tmp_path, monkeypatch):
