@@ -36,7 +36,7 @@ class LaunchSettings:
         rejoin_after_s: how long a slot whose worker was lost is left alone, in a run whose size may change.
         stall_limit_s: longest time without a heartbeat; None to derive it from what was measured.
         has_standbys: keep processes ready which have imported everything, for the next generation.
-        plans_ahead: plan and compile for the likely next sizes while a generation runs.
+        plans_ahead: plan and compile for the likely next sizes while a generation runs on CPU devices.
     """
 
     run_dir: pathlib.Path

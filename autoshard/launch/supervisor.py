@@ -284,8 +284,8 @@ class Supervisor:
             if self._dry_run.is_over:
                 self._end_dry_run()
             return
-        if not self._settings.plans_ahead:
-            return
+        if not self._settings.plans_ahead or self._settings.devices_per_worker is None:
+            return  # accelerators cannot be shared with the processes that train on them
         current, least = len(running.workers), self._settings.least_workers
         sizes = likely_sizes(current, least, self._settings.most_workers)
         size = next((size for size in sizes if size not in self._ahead), None)
