@@ -308,7 +308,9 @@ def recoveries(bench: Bench, tier: str, kind: Kind, count: int, seed: int) -> li
         while len(found) < count:
             if not await_commit(run, generation):
                 raise SystemExit(f"The run ended before all recoveries were measured: see {run.run_dir}")
-            time.sleep(random_numbers.uniform(8.0, 10.0))  # until the next processes are ready
+            if not run.await_ready_processes(120.0):
+                print("  the processes for the next generation are not ready after 120 s", flush=True)
+            time.sleep(random_numbers.uniform(0.0, 1.0))
             run.read()
             workers = run.workers()
             generation = max(event.generation for event in run.events if isinstance(event, GenerationStarted))
@@ -394,7 +396,9 @@ def report(path: pathlib.Path) -> str:
         sections += [
             "## From a fault to the next committed step",
             "",
-            f"Seconds, four workers of one device; medians of the parts. {'; '.join(PARTS)}.",
+            "Seconds, four workers of one device, of which one is killed or stopped as soon as the processes of the "
+            "next generation are ready; medians of the parts. A checkpoint on disk is begun after every step where the "
+            f"state is restored from there. Load of the machine: {load_of(read_lines(path, 'recovery'))}.",
             "",
             "| restored from | fault | times | median | 95th percentile | longest | "
             + " | ".join(name.removesuffix("_s") for name in PARTS)
@@ -415,6 +419,11 @@ def report(path: pathlib.Path) -> str:
             "",
         ]
     return "\n".join(sections)
+
+
+def load_of(lines: Sequence[dict[str, Any]]) -> str:
+    """The load averages that were noted with results."""
+    return ", ".join(f"{line['load']:.1f}" for line in lines)
 
 
 def fault_tables(runs: Sequence[RunReport]) -> list[str]:
@@ -495,7 +504,11 @@ def main() -> None:
         if count:
             bench = Bench(folder, 100_000, MEMORY_EVERY if tier == "memory" else None)
             found = recoveries(bench, tier, kind, count, arguments.seed)
-            append(path, "recovery", {"tier": tier, "fault": kind, "recoveries": [vars(one) for one in found]})
+            append(
+                path,
+                "recovery",
+                {"tier": tier, "fault": kind, "load": os.getloadavg()[0], "recoveries": [vars(one) for one in found]},
+            )
     for line in overhead(Bench(folder, 1000, None), arguments.overhead) if arguments.overhead else ():
         append(path, "overhead", line)
     text = report(path)

@@ -1,5 +1,6 @@
 """A run under `autoshard launch` as processes of this machine, followed by its log."""
 
+import math
 import os
 import pathlib
 import signal
@@ -91,6 +92,19 @@ class SupervisedRun:
             except psutil.Error:
                 continue
         return found
+
+    def await_ready_processes(self, timeout_s: float) -> bool:
+        """Waits until there is a process kept ready for each worker, and these have nothing to do any more."""
+        until_s, used_s = time.monotonic() + timeout_s, math.inf
+        while time.monotonic() < until_s:
+            workers = {worker.pid for worker in self.workers()}
+            others = [process for process in self.processes() if process.pid not in workers]
+            before_s, used_s = used_s, sum(sum(process.cpu_times()[:2]) for process in others)
+            if len(others) >= len(workers) and used_s - before_s < 0.02:
+                return True
+            time.sleep(1.0)
+            self.read()
+        return False
 
     def left_after(self, timeout_s: float) -> list[str]:
         """The processes of the run that are still there so long after its supervisor ended."""
