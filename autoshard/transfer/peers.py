@@ -99,8 +99,13 @@ def broadcast_bytes(data: bytes) -> bytes:
         return data[:size]
     is_first = jax.process_index() == 0
     rows = _rows(np.frombuffer(data, np.uint8) if is_first else np.zeros(size, np.uint8))
-    added = jax.jit(lambda rows: rows.sum(0, dtype=np.uint8), out_shardings=_everywhere(rows))(rows)
+    added = jax.jit(_sum_of, out_shardings=_everywhere(rows))(rows)
     return bytes(np.asarray(added.addressable_data(0)))
+
+
+def _sum_of(rows: jax.Array) -> jax.Array:
+    """The rows added up; one function, so that it is compiled once for each length."""
+    return rows.sum(0, dtype=np.uint8)
 
 
 def _rows(row: np.ndarray) -> jax.Array:
