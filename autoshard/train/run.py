@@ -84,6 +84,11 @@ def _initial_state(plan: BasePlan, run: Run) -> Any:
     return plan.init(run.functions.init, run.config.train.seed, run=run.step)
 
 
+def _step(plan: BasePlan, functions: TrainFunctions) -> PlannedFunction | StagedFunction:
+    """The training step under a plan of either kind."""
+    return plan.jit(functions.step)
+
+
 def planned_run(
     config: TrainConfig, functions: TrainFunctions, data: TrainData, plan: Plan | StagedPlan, folder: pathlib.Path
 ) -> Run:
@@ -94,7 +99,7 @@ def planned_run(
     """
     state = jax.eval_shape(functions.init, config.train.seed)
     batch = data.batches.shapes()
-    step = plan.jit(functions.step)
+    step = _step(plan, functions)
     step.prepare(state, batch)
     shardings = step.in_shardings((state, batch))
     one_mesh = OneMesh(step) if isinstance(step, StagedFunction) else None

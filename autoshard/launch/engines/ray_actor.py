@@ -6,11 +6,13 @@ its processes then see their standard input end, and end themselves.
 
 import asyncio
 import dataclasses
+import importlib
 import os
 import pathlib
 import socket
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from autoshard.launch.engines.local import LocalEngine
 from autoshard.launch.engines.protocol import Command, Exit, Line, Process, Slot
@@ -46,8 +48,7 @@ class WorkerActor:
         Raises:
             OSError: there is no such working directory on this node.
         """
-        import ray
-
+        ray: Any = importlib.import_module("ray")  # by name, as in `autoshard.launch.engines.ray`
         os.chdir(working_dir)
         node_id = ray.get_runtime_context().get_node_id()
         host = f"{socket.gethostname()}-{node_id[:8]}"  # on one machine there may be several nodes, as in tests
