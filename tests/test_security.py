@@ -3,13 +3,15 @@
 import ast
 import os
 import pathlib
+import shutil
 
 import pytest
 
 from autoshard.checkpoints.manifest import FileEntry
 from autoshard.checkpoints.verification import damaged_files
 from autoshard.errors import FolderError
-from autoshard.launch.engines.local import LocalEngine, host_memory_dir
+from autoshard.launch.engines.host_memory import host_memory_dir
+from autoshard.launch.engines.local import LocalEngine
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "autoshard"
 SERIALIZERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle"}
@@ -85,6 +87,7 @@ def test_a_manifest_cannot_name_what_lies_elsewhere(tmp_path):
 
 
 def test_memory_of_a_host_that_others_may_write_to_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
     parent = host_memory_dir(tmp_path / "run", "here").parent
     parent.mkdir(parents=True)
     try:
@@ -97,5 +100,23 @@ def test_memory_of_a_host_that_others_may_write_to_is_refused(tmp_path):
         engine.forget_memory()
         assert not parent.exists()
     finally:
-        if parent.exists():
-            parent.rmdir()
+        shutil.rmtree(parent, ignore_errors=True)
+
+
+def test_memory_of_runs_whose_output_folder_is_gone_is_freed(tmp_path):
+    gone, stays = (tmp_path / name for name in ("gone", "stays"))
+    states = []
+    for run_dir in (gone, stays):
+        run_dir.mkdir()
+        states.append(pathlib.Path(LocalEngine(run_dir, 1, host="here").capacity()[0].memory_dir, "state"))
+        states[-1].parent.mkdir()
+        states[-1].touch()
+    gone.rmdir()
+    engine = LocalEngine(tmp_path, 1, host="here")
+    try:
+        assert [state.exists() for state in states] == [False, True]
+        engine.close()
+        assert not host_memory_dir(tmp_path, "here").parent.exists(), "nothing is left of a run without states"
+        assert states[1].exists()
+    finally:
+        shutil.rmtree(states[1].parents[1])

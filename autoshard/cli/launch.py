@@ -90,7 +90,7 @@ def launch(
             return
         from autoshard.launch.engines.local import LocalEngine
         from autoshard.launch.engines.protocol import Engine
-        from autoshard.launch.engines.ray import RayEngine
+        from autoshard.launch.engines.ray_cluster import RayEngine
         from autoshard.launch.launching import launch_run
         from autoshard.launch.settings import Budgets, LaunchSettings
         from autoshard.launch.supervisor import Ending

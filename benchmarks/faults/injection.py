@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 
-from autoshard.launch.engines.local import host_memory_dir
+from autoshard.launch.engines.host_memory import host_memory_dir
 from autoshard.launch.events import GenerationStarted, PhaseStarted, StepCommitted
 from autoshard.launch.messages import Phase
 from faults.supervised import SupervisedRun, signal_process

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ray_nodes import ECHO_COMMAND, kill_node, three_nodes
 
 from autoshard.launch.engines.protocol import Command, Exit, Line
-from autoshard.launch.engines.ray import RayEngine
+from autoshard.launch.engines.ray_cluster import RayEngine
 
 LIMIT_S = 60
 news: dict[int, list[Line | Exit]] = {}

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from autoshard.errors import MissingExtraError
-from autoshard.launch.engines.ray import RayEngine
+from autoshard.launch.engines.ray_cluster import RayEngine
 
 HERE = pathlib.Path(__file__).parent
 LIMIT_S = 240
@@ -43,7 +43,7 @@ DRIVER = """
 import pathlib, sys
 from ray_nodes import ECHO_COMMAND
 from autoshard.launch.engines.protocol import Command
-from autoshard.launch.engines.ray import RayEngine
+from autoshard.launch.engines.ray_cluster import RayEngine
 engine = RayEngine(pathlib.Path(sys.argv[1]), 1, 1, devices_per_worker=1)
 print(engine.start(engine.capacity()[0], Command(ECHO_COMMAND, {}, sys.argv[1])).pid, flush=True)
 while True:

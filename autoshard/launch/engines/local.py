@@ -1,32 +1,20 @@
 """Workers as processes of this machine: the default, and what other engines start on each of their hosts."""
 
 import contextlib
-import hashlib
-import os
 import pathlib
 import selectors
-import shutil
 import socket
 import time
 from collections.abc import Sequence
 
-from autoshard.folders import private_folder
+from autoshard.launch.engines.host_memory import close_host_memory, forget_host_memory, open_host_memory
 from autoshard.launch.engines.protocol import Command, Exit, Line, Process, Slot
 from autoshard.launch.engines.worker_process import WorkerProcess
 
 LOOPBACK = "127.0.0.1"
 
-_SHARED_MEMORY = pathlib.Path("/dev/shm")
 _EXIT_CHECK_S = 0.05
 """The end of a process closes its pipe, which is noticed at once; this is for one whose children keep it open."""
-
-
-def host_memory_dir(run_dir: pathlib.Path, host: str) -> pathlib.Path:
-    """The folder of a run in the memory of a host; on disk, beside the run, where the system has none in memory."""
-    if not (_SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)):
-        return run_dir / "memory" / host
-    name = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
-    return _SHARED_MEMORY / f"autoshard-{os.getuid()}-{name}" / host
 
 
 class LocalEngine:
@@ -48,8 +36,7 @@ class LocalEngine:
         """
         host = host or socket.gethostname()
         self._address = address
-        self._memory_dir = host_memory_dir(run_dir, host)
-        private_folder(self._memory_dir.parent)
+        self._memory_dir = open_host_memory(run_dir, host)
         self._slots = tuple(Slot(number, host, str(self._memory_dir)) for number in range(num_slots))
         self._processes: dict[int, WorkerProcess] = {}
         self._started = 0
@@ -92,11 +79,10 @@ class LocalEngine:
 
     def close(self) -> None:
         self.stop(tuple(self._processes))
-        with contextlib.suppress(OSError):  # it holds states from which the run may continue
-            self._memory_dir.parent.rmdir()
+        close_host_memory(self._memory_dir)
 
     def forget_memory(self) -> None:
-        shutil.rmtree(self._memory_dir.parent, ignore_errors=True)
+        forget_host_memory(self._memory_dir)
 
     def _news(self, number: int) -> list[Line | Exit]:
         process = self._processes[number]

@@ -6,13 +6,11 @@ its processes then see their standard input end, and end themselves.
 
 import asyncio
 import dataclasses
-import importlib
 import os
 import pathlib
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from autoshard.launch.engines.local import LocalEngine
 from autoshard.launch.engines.protocol import Command, Exit, Line, Process, Slot
@@ -48,7 +46,8 @@ class WorkerActor:
         Raises:
             OSError: there is no such working directory on this node.
         """
-        ray: Any = importlib.import_module("ray")  # by name, as in `autoshard.launch.engines.ray`
+        import ray  # pyright: ignore[reportMissingImports]
+
         os.chdir(working_dir)
         node_id = ray.get_runtime_context().get_node_id()
         host = f"{socket.gethostname()}-{node_id[:8]}"  # on one machine there may be several nodes, as in tests

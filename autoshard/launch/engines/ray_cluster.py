@@ -6,7 +6,6 @@ the worker's place back.
 """
 
 import contextlib
-import importlib
 import os
 import pathlib
 import signal
@@ -309,8 +308,8 @@ def _import_ray(is_local: bool) -> Any:
         os.environ.setdefault(_ONE_MACHINE_ONLY, "0")
     with _signal_handlers_kept():
         try:
-            ray = importlib.import_module("ray")  # by name: this file is called so, too, which misleads type checkers
-            importlib.import_module("ray.util.scheduling_strategies")
+            import ray  # pyright: ignore[reportMissingImports]
+            import ray.util.scheduling_strategies  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise MissingExtraError(
                 "--engine ray needs Ray, which is not installed. Run: pip install 'autoshard[ray]'"
