@@ -12,6 +12,7 @@ Every solution is expanded and priced on the whole problem; every bound holds fo
 import numpy as np
 
 from autoshard.solver.bound.dual_ascent import DualAscent
+from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, table_entries
 from autoshard.solver.labelling import labels_cost
@@ -30,6 +31,8 @@ CUTS = 8
 """Most rounds of adding instants where the capacity is exceeded."""
 PEAKS = 3
 """Instants added in a round."""
+COARSE_ROUNDS = 4
+"""Rounds of refinement where none gives an equitable partition."""
 APART = 0.02
 """Instants added in one round are at least this share of all apart."""
 REPAIRS = 8
@@ -55,6 +58,7 @@ class _LiftedSearch:
         """Latest price of each instant that counts."""
         self.network: Network | None = None
         """The latest lifted network: what presolve has worked out for it serves the next."""
+        self.whole = WholeBound(search.problem)
 
     def quotient(self, bands: int) -> Quotient | None:
         """The problem quotient for the instants that count and `bands` more; None if that is hardly smaller."""
@@ -62,12 +66,15 @@ class _LiftedSearch:
         even = np.linspace(0, count - 1, bands + 2)[1:-1].astype(int).tolist() if count and bands else []
         instants = sorted(self.exceeded.union(even)) if problem.capacity is not None else []
         partition = refine(self.columns, instants)
+        if not partition.is_equitable:
+            partition = refine(self.columns, instants, COARSE_ROUNDS)
         if len(partition.first_node) > WORTHWHILE * len(problem.nodes):
             return None
         return quotient_of(problem, self.columns, partition, instants)
 
     def climb(self, quotient: Quotient) -> np.ndarray | None:
-        """Raises the bound by message passing on the lifted problem; without proof on the tied one, if there is none.
+        """Raises the bound by message passing on the lifted problem; if there is none, on the tied one, whose messages
+        are then copied to the whole problem.
 
         Returns:
           Choices for its nodes, decoded on the way and made to fit the instants that count; None if the search is over.
@@ -105,7 +112,10 @@ class _LiftedSearch:
                     search.price_capacity(float(ascent.prices.sum()), ascent.bound + constant)
             if steps < CHUNK:
                 break
-        self.prices.update(zip(instants, ascent.prices.tolist(), strict=True))
+        prices = dict(zip(instants, ascent.prices.tolist(), strict=True))
+        self.prices.update(prices)
+        if lifted is None:
+            self.whole.prove(search, quotient, ascent, prices)
         return np.array(network.postsolve_labels(nodes, _decoded(graph, ascent)))
 
     def offer(self, whole: np.ndarray, phase: str) -> bool:

@@ -9,6 +9,7 @@ from brute_force import brute_force
 
 from autoshard.solver import SolverOptions, Status, evaluate, solve
 from autoshard.solver.bound.dual_ascent import DualAscent
+from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.factor_graph import factor_graph_of
 from autoshard.solver.lifted_search import search_lifted
 from autoshard.solver.problem import Edge, Node, Problem
@@ -125,6 +126,62 @@ def test_irregular_partitions_prove_nothing():
     nodes = (end, *(node,) * 40)
     problem = Problem(nodes, tuple(Edge(i, i + 1, identity, identity, table) for i in range(40)))
     assert not refine(columns_of(problem), []).is_equitable
+
+
+def climbed_and_copied(problem, f):
+    """(bound of the tied problem of the quotient, the bound that its messages prove of the whole)."""
+    network = Network(f.tied)
+    ascent = DualAscent(factor_graph_of(network)[0])
+    ascent.climb(60, math.inf, math.inf, 0.0)
+    instants = [f.instants[t] for t in network.instants.tolist()]
+    search = Search(problem, SolverOptions(relative_gap=0.0), None)
+    WholeBound(problem).prove(search, f, ascent, dict(zip(instants, ascent.prices.tolist(), strict=True)))
+    return ascent.bound, search.bound
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_messages_of_any_partition_prove_a_bound_of_the_whole(link):
+    irregular = 0
+    for seed in SEEDS:
+        problem = generate.repeated(seed, link)
+        optimum, _ = brute_force(problem)
+        f = quotient(problem, all_instants(problem)[:: 1 + seed % 3], rounds=seed % 3)
+        _, bound = climbed_and_copied(problem, f)
+        assert bound <= optimum + 1e-6
+        irregular += not f.partition.is_equitable
+    assert irregular > 5 or link != "chain"
+
+
+def test_messages_of_an_equitable_partition_lose_nothing():
+    """Sweeps only raise what the copied messages prove, and that is what they proved of the classes."""
+    proven = 0
+    for seed in SEEDS:
+        problem = generate.repeated(seed, "hub")
+        f = quotient(problem, all_instants(problem))
+        if not f.partition.is_equitable or len(f.tied.nodes) == len(problem.nodes):
+            continue
+        tied, bound = climbed_and_copied(problem, f)
+        assert bound >= tied - 1e-6 * abs(tied)
+        proven += 1
+    assert proven > 5
+
+
+@pytest.mark.parametrize("copies", [40, 400])
+def test_a_chain_of_layers_is_bounded_from_a_few_classes(copies):
+    """Layers of two nodes in a chain, with a gift for the last one.
+
+    By hand: a first node costs 0 or 2, a second one 5 or 0, the last -2 or 0, and neighbours that differ cost 1. A
+    layer of labels (0, 1) pays 1 within and 1 to the layer before, 2 in all; (1, 1) pays 2, and nothing between. The
+    first layer has none before it: (0, 1) pays 1. The last one pays 1 to the layer before, and is (0, 0): 1 - 2 = -1.
+    """
+    identity, differ = np.arange(2), np.array([[0.0, 1.0], [1.0, 0.0]])
+    first, second = Node("first", np.array([0.0, 2.0])), Node("second", np.array([5.0, 0.0]))
+    nodes = (*(first, second) * (copies - 1), first, Node("last", np.array([-2.0, 0.0])))
+    edges = tuple(Edge(i, i + 1, identity, identity, differ) for i in range(2 * copies - 1))
+    problem = Problem(nodes, edges)
+    search = Search(problem, SolverOptions(relative_gap=0.0), None)
+    search_lifted(search)
+    assert search.bound == pytest.approx(1.0 + 2.0 * (copies - 2) - 1.0)
 
 
 def test_copies_are_told_apart_by_what_counts_only():

@@ -62,7 +62,10 @@ class DualAscent:
       seen: float64 [L]; how often each label was decoded, older iterations counting less.
     """
 
-    def __init__(self, graph: FactorGraph, prices: np.ndarray | None = None) -> None:
+    def __init__(
+        self, graph: FactorGraph, prices: np.ndarray | None = None, messages: np.ndarray | None = None
+    ) -> None:
+        """The state with the given prices and messages to begin with; zero where None."""
         self.graph = graph
         nodes, most = len(graph.label_start) - 1, 1
         for sizes in (np.diff(graph.label_start), graph.rows, graph.columns):
@@ -83,7 +86,8 @@ class DualAscent:
         self._by_coordinates, self._block_start, self._block_bound, self._blocks = True, -1, -np.inf, 0
         self._gain = {True: 0.0, False: np.inf}
         self._history: list[float] = []
-        self._lay_out(self._trial > 0, np.zeros(message_count(graph)), np.zeros(message_count(graph)))
+        first = np.zeros(message_count(graph)) if messages is None else messages
+        self._lay_out(self._trial > 0, first, first)
 
     @property
     def prices(self) -> np.ndarray:

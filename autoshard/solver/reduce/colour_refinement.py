@@ -10,7 +10,7 @@ partition gives a solution of the same cost (Grohe, Kersting, Mladenov and Selma
 refinement", 2014). That is why the small problem of `quotient.py`, with one node a class, bounds the whole one.
 
 A long chain of layers is told apart layer by layer, from both ends. Refinement therefore stops after `ROUNDS` rounds;
-then the classes are still good for a first solution, but prove nothing.
+then the classes are still good for a first solution, but prove nothing by themselves (`copied_messages.py`).
 """
 
 import dataclasses

@@ -1,0 +1,122 @@
+"""Bounds from partitions that prove nothing by themselves: messages of a few classes, given to every copy.
+
+Layers that hang on one another in a chain, without a common neighbour, are told apart from both ends, however many
+there are; classes of copies that see the same up to a few edges away are then not equitable, and the problem quotient
+by them bounds nothing. Its messages and prices are good ones all the same: they only are not exactly right where copies
+of a class differ, near the ends of the chain and of what is alive at an instant. Any messages prove a bound of the
+whole problem, so every copy takes those of its class, and a few sweeps over the whole problem mend the ends.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from autoshard.solver.bound.dual_ascent import DualAscent
+from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, message_count, offsets, table_entries
+from autoshard.solver.problem import Problem
+from autoshard.solver.reduce.network import Network
+from autoshard.solver.reduce.quotient import Quotient
+from autoshard.solver.search import Search
+
+SWEEPS, CHUNK = 40, 4
+"""Most pairs of sweeps over the whole problem, and between two looks at the bound."""
+WORTHWHILE = 0.02
+"""Sweeping goes on while a chunk closes this share of the gap."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MessageEnds:
+    """Where the messages at both ends of every edge of a problem begin, for a network that nothing has changed.
+
+    Attributes:
+      source, target: int64 [m]; the first entry in a message array. rows, columns: int64 [m]; how many there are.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+
+
+def message_ends(problem: Problem, graph: FactorGraph) -> MessageEnds:
+    """The messages of every edge of `problem` in the graph of its untouched network."""
+    source = np.array([edge.source for edge in problem.edges], np.int64)
+    target = np.array([edge.target for edge in problem.edges], np.int64)
+    is_forward = source < target
+    factor = np.empty(len(source), np.int64)  # `factor_graph_of` sorts factors by their nodes
+    factor[np.lexsort((np.maximum(source, target), np.minimum(source, target)))] = np.arange(len(source))
+    low, high = graph.source_message[factor], graph.target_message[factor]
+    rows, columns = graph.rows[factor], graph.columns[factor]
+    return MessageEnds(
+        np.where(is_forward, low, high),
+        np.where(is_forward, high, low),
+        np.where(is_forward, rows, columns),
+        np.where(is_forward, columns, rows),
+    )
+
+
+class WholeBound:
+    """The whole problem laid out for message passing, made when it is first needed."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._laid: tuple[FactorGraph, np.ndarray, MessageEnds] | None = None
+
+    def prove(self, search: Search, quotient: Quotient, tied: DualAscent, prices: Mapping[int, float]) -> None:
+        """Proves a bound by what an ascent found for the tied problem of a quotient.
+
+        Args:
+          search: Is told the bound. quotient: Whose tied problem was climbed, nothing having been changed in it.
+          tied: The ascent. prices: Of capacity, by instant of the whole problem.
+        """
+        if not np.isfinite(tied.messages).all():  # what is forbidden leaves nothing to share
+            return
+        if self._laid is None:
+            network = Network(self.problem)
+            graph, _ = factor_graph_of(network)
+            self._laid = graph, network.instants, message_ends(self.problem, graph)
+        graph, instants, ends = self._laid
+        own_prices = np.zeros(len(graph.capacity))
+        for instant, price in prices.items():
+            own_prices[np.searchsorted(instants, instant, side="right") - 1] += price
+        messages = np.zeros(message_count(graph))
+        share_messages(self.problem, quotient, tied, ends, messages)
+        ascent = DualAscent(graph, own_prices, messages)
+        done = 0
+        while done < SWEEPS and not search.done():
+            before = max(search.bound, ascent.bound)
+            done += ascent.climb(CHUNK, search.objective, np.inf, -np.inf)
+            search.budget.spend(3 * CHUNK * table_entries(graph))
+            search.prove(ascent.bound, "copied messages")
+            search.price_capacity(float(ascent.prices.sum()), ascent.bound)
+            if np.isinf(search.objective) or ascent.bound - before < WORTHWHILE * (search.objective - ascent.bound):
+                break
+
+
+def share_messages(
+    problem: Problem, quotient: Quotient, tied: DualAscent, ends: MessageEnds, messages: np.ndarray
+) -> None:
+    """Writes into `messages`, for every edge of `problem`, whose are at `ends`, its share of those of its class.
+
+    What joins two copies of one class has none.
+    """
+    partition, own = quotient.partition, message_ends(quotient.tied, tied.graph)
+    first = [problem.edges[edge] for edge in partition.first_edge.tolist()]
+    is_loop = np.array([partition.node_class[e.source] == partition.node_class[e.target] for e in first], bool)
+    number = np.where(is_loop, -1, np.cumsum(~is_loop) - 1)  # of each edge class, its place in the tied problem
+    of_edge = number[partition.edge_class]
+    shared = np.flatnonzero(of_edge >= 0)
+    of_edge = of_edge[shared]
+    share = 1.0 / partition.edge_count[partition.edge_class[shared]]
+    for mine, theirs, count in (
+        (ends.source[shared], own.source[of_edge], own.rows[of_edge]),
+        (ends.target[shared], own.target[of_edge], own.columns[of_edge]),
+    ):
+        messages[_ranges(mine, count)] = np.repeat(share, count) * tied.messages[_ranges(theirs, count)]
+
+
+def _ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """start[0], start[0] + 1, .. (count[0] of them), start[1], .."""
+    begins = offsets(count)
+    return np.repeat(start - begins[:-1], count) + np.arange(begins[-1])
