@@ -8,6 +8,7 @@ JAX itself cannot take a lost process back into a running group.
 import contextlib
 import dataclasses
 import enum
+import math
 import signal
 import threading
 import time
@@ -32,7 +33,10 @@ from autoshard.launch.settings import LaunchSettings
 from autoshard.launch.standbys import Standbys
 
 POLL_S = 0.1
-"""Longest time between two looks at limits and requests."""
+"""Longest time between two looks at limits."""
+
+REQUESTS_S = 0.25
+"""Least time between two looks for what a user asks for: each asks the file system, which may be slow."""
 
 WAIT_REPORT_S = 10.0
 """Time between two lines that tell what the run waits for."""
@@ -111,6 +115,8 @@ class Supervisor:
         self._failures = FailureCount(settings.budgets)
         self._limits = LearntLimits(settings.stall_limit_s)
         self._standbys = Standbys(engine, settings.command)
+        self._looked_s = -math.inf
+        """When a user's requests were last looked for."""
         self._dry_run: DryRun | None = None
         self._ahead: set[int] = set()
         self._ranks: dict[int, int] = {}
@@ -262,6 +268,9 @@ class Supervisor:
             self._engine.send(worker.number, message)
 
     def _take_requests(self) -> None:
+        if time.monotonic() - self._looked_s < REQUESTS_S:
+            return
+        self._looked_s = time.monotonic()
         if self._grow.is_set():
             self._grow.clear()
             self._membership.want(self._settings.most_workers)
