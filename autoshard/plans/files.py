@@ -21,7 +21,7 @@ VERSION = 6
 STAGED_FORMAT = "autoshard-staged-plan"
 """The format of files of plans in stages, which `autoshard.pipeline.plan.files` reads."""
 
-_DERIVED = frozenset({"in_tree", "out_tree", "equations"})
+_DERIVED = frozenset({"in_tree", "out_tree", "kept_trace", "equations"})
 
 
 def _document_type() -> type[pydantic.BaseModel]:

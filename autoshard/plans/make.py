@@ -28,7 +28,7 @@ from autoshard.plans.question import Question, Restrict, report
 from autoshard.plans.search import Found, logical_meshes, search, several_meshes
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
-from autoshard.trace.trace import Trace, trace
+from autoshard.trace.trace import KeptTrace, Trace, trace
 
 
 class Request(TypedDict, total=False):
@@ -123,7 +123,7 @@ def plan_function(
     program = prepare(traced.graph)
     if isinstance(start, ProgramPlan):
         start = {glob.escape(a.name): PartitionSpec(*a.entries) for a in start.arguments}
-    return plan_program(
+    plan = plan_program(
         traced,
         program,
         cluster,
@@ -134,6 +134,7 @@ def plan_function(
         answer=answer,
         **request,
     )
+    return dataclasses.replace(plan, kept_trace=KeptTrace(fn, args, traced))
 
 
 def load_cluster(cluster: Cluster | str | os.PathLike[str] | None) -> Cluster:

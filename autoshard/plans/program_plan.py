@@ -22,6 +22,7 @@ from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import Estimate
 from autoshard.plans.confirmation import Confirmation
 from autoshard.solver.problem import Certificate
+from autoshard.trace.trace import KeptTrace
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ class ProgramPlan:
       configuration: The training configuration that the plan was made from, as JSON; None for a function of one's own.
       confirmation: What the compiler made of it; None where it was not asked (`PlanOptions.compile_check`).
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
+      kept_trace: The trace that it was made from, so that running the function need not trace it again; None in a plan
+        read from a file.
     """
 
     name: str
@@ -112,6 +115,7 @@ class ProgramPlan:
     confirmation: Confirmation | None = None
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
+    kept_trace: KeptTrace | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def mesh_axes(self) -> dict[str, int]:

@@ -127,11 +127,30 @@ class TracedOnce:
         return self._fn(*args)
 
 
-def _kind(args: Sequence[Any]) -> Any:
-    """What a trace depends on in its arguments, and what its graph tells of them."""
+class KeptTrace:
+    """The trace of a function that was planned, for the very same function and arguments of the same kind.
+
+    As with `jax.jit`, a function is told by its identity: what it closes over must not change.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], traced: Trace):
+        self._fn, self._kind, self._traced = fn, _bare_kind(args), traced
+
+    def of(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace | None:
+        """The trace of `fn(*args)`; None of another function, or of arguments of another kind."""
+        return self._traced if fn is self._fn and _bare_kind(args) == self._kind else None
+
+
+def _bare_kind(args: Sequence[Any]) -> Any:
+    """What a jaxpr depends on in its arguments."""
     leaves, tree = jax.tree_util.tree_flatten(tuple(args))
     types = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in map(jax.typeof, leaves)]
-    return tree, tuple(types), tuple(map(argument_layout, leaves)), jax.config.read("jax_enable_x64")
+    return tree, tuple(types), jax.config.read("jax_enable_x64")
+
+
+def _kind(args: Sequence[Any]) -> Any:
+    """What a trace depends on in its arguments, and what its graph tells of them."""
+    return _bare_kind(args), tuple(map(argument_layout, jax.tree_util.tree_leaves(tuple(args))))
 
 
 @collection_paused()

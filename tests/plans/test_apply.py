@@ -29,6 +29,27 @@ def test_keys_and_plain_numbers_are_known_too(cluster, kind):
     assert plan.jit(fn).lower().as_text() == plan.jit(fn).lower(*args).as_text()
 
 
+def test_what_was_planned_is_not_traced_again(cluster, tmp_path):
+    """By the function itself and arguments of the same kind; others are traced, and refused if they differ."""
+    traced = []
+
+    def fn(w, x):
+        traced.append(None)
+        return jnp.tanh(x @ w)
+
+    args = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)
+    plan = autoshard.plan(fn, *args, cluster=cluster)
+    text = plan.jit(fn).lower(*args).as_text()
+    assert len(traced) == 1
+    plan.save(tmp_path / "plan.json")
+    assert autoshard.load(tmp_path / "plan.json").jit(fn).lower(*args).as_text() == text
+    assert len(traced) == 2
+    plan.jit(lambda w, x: fn(w, x)).lower(*args)
+    assert len(traced) == 3
+    with pytest.raises(PlanMismatchError, match="leaf 1"):
+        plan.jit(fn).lower(args[0], jax.ShapeDtypeStruct((32, 8), jnp.float32))
+
+
 def test_a_plan_from_a_file_needs_the_arguments(plan, train, shapes, tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = autoshard.load(tmp_path / "plan.json")
