@@ -2,6 +2,7 @@
 
     python benchmarks/whole_models.py            # the table: 24 and 96 layers, two and three mesh axes, all meshes
     python benchmarks/whole_models.py --layers 96 --mesh data=128,tensor=8
+    python benchmarks/whole_models.py --model linen --layers 96     # Flax Linen's own layers (foreign/large.py)
 
 Each row runs in a process of its own, so that its memory is its own. The solver's kernels are loaded (on a fresh
 machine: compiled) before the clock starts; the cache of solutions is off. `jax` is the time of `jax.make_jaxpr` of the
@@ -20,6 +21,8 @@ import time
 import jax
 from autoshard_models import train_step
 from autoshard_models.presets import preset
+from foreign.common import Subject
+from foreign.large import linen_gpt3
 
 import autoshard
 from autoshard.garbage import collection_paused
@@ -27,13 +30,15 @@ from autoshard.solver import solve
 from autoshard.solver.warm_up import warm_up_options, warm_up_problem
 
 CLUSTER = os.path.join(os.path.dirname(__file__), "..", "configs", "clusters", "h100x1024.yaml")
-BATCH = 1536
+BATCH = {"own": 1536, "linen": 256}
 ROWS = (
-    (24, "data=128,tensor=8"),
-    (96, "data=128,tensor=8"),
-    (96, "data=16,fsdp=8,tensor=8"),
-    (96, "all"),
-    (96, "all:3"),
+    ("own", 24, "data=128,tensor=8"),
+    ("own", 96, "data=128,tensor=8"),
+    ("own", 96, "data=16,fsdp=8,tensor=8"),
+    ("own", 96, "all"),
+    ("own", 96, "all:3"),
+    ("linen", 24, "data=128,tensor=8"),
+    ("linen", 96, "data=128,tensor=8"),
 )
 
 
@@ -41,6 +46,7 @@ ROWS = (
 class Row:
     """One measured plan; times in seconds."""
 
+    model: str
     layers: int
     mesh: str
     equations: int
@@ -56,16 +62,23 @@ class Row:
     load: float
 
 
-def measure(layers: int, mesh: str) -> Row:
-    """Plans once."""
+def _subject(model: str, layers: int) -> Subject:
+    """The step of a model with its abstract arguments."""
+    if model == "linen":
+        return linen_gpt3(layers, BATCH[model])
     config = preset("175b", num_layers=layers)
     built = train_step.build(config, train_step.adamw())
-    state = jax.eval_shape(built.init, 0)
-    batch = train_step.batch_shapes(batch_size=BATCH, sequence_length=config.context_length)
+    batch = train_step.batch_shapes(batch_size=BATCH[model], sequence_length=config.context_length)
+    return Subject(built.step, jax.eval_shape(built.init, 0), batch)
+
+
+def measure(model: str, layers: int, mesh: str) -> Row:
+    """Plans once."""
+    subject = _subject(model, layers)
     solve(warm_up_problem(), warm_up_options())
     began = time.perf_counter()
     with collection_paused():  # as it is inside `plan`
-        jax.make_jaxpr(built.step)(state, batch)
+        jax.make_jaxpr(subject.step)(subject.state, subject.batch)
     jax_s = time.perf_counter() - began
     jax.clear_caches()
     stages: dict[str, float] = {}
@@ -80,10 +93,13 @@ def measure(layers: int, mesh: str) -> Row:
         axes = {name: int(size) for name, size in (a.split("=") for a in mesh.split(","))}
     options = autoshard.PlanOptions(on_progress=tell, cache=False, max_mesh_axes=most_axes)
     began = time.perf_counter()
-    plan = autoshard.plan(built.step, state, batch, cluster=CLUSTER, mesh=axes, donate_argnums=0, options=options)
+    plan = autoshard.plan(
+        subject.step, subject.state, subject.batch, cluster=CLUSTER, mesh=axes, donate_argnums=0, options=options
+    )
     total_s = time.perf_counter() - began
     assert plan.estimate.peak_bytes <= plan.budget_bytes
     return Row(
+        model,
         layers,
         mesh,
         len(plan.equations),
@@ -100,21 +116,22 @@ def measure(layers: int, mesh: str) -> Row:
     )
 
 
-def _in_own_process(layers: int, mesh: str) -> Row:
-    command = [sys.executable, __file__, "--layers", str(layers), "--mesh", mesh, "--json"]
+def _in_own_process(model: str, layers: int, mesh: str) -> Row:
+    command = [sys.executable, __file__, "--model", model, "--layers", str(layers), "--mesh", mesh, "--json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Row(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def _table(rows: list[Row]) -> str:
-    head = (
-        "| layers | mesh | equations | jax | graph | groups, lifetimes | formulate, solve | plan | after tracing | "
-        "peak memory | gap | load |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    titles = (
+        *("model", "layers", "mesh", "equations", "jax", "graph", "groups, lifetimes", "formulate, solve", "plan"),
+        *("after tracing", "peak memory", "gap", "load"),
     )
+    head = f"| {' | '.join(titles)} |\n|{' --- |' * len(titles)}\n"
     return head + "\n".join(
-        f"| {r.layers} | {r.mesh} | {r.equations:,} | {r.jax_s:.1f} s | {r.graph_s:.1f} s | {r.prepare_s:.1f} s | "
-        f"{r.solve_s:.1f} s | {r.finish_s:.1f} s | **{r.total_s:.1f} s** | {r.peak_rss_bytes / 1e9:.2f} GB | "
-        f"{100 * r.gap:.2f} % | {r.load:.1f} |"
+        f"| {r.model} | {r.layers} | {r.mesh} | {r.equations:,} | {r.jax_s:.1f} s | {r.graph_s:.1f} s "
+        f"| {r.prepare_s:.1f} s | {r.solve_s:.1f} s | {r.finish_s:.1f} s | **{r.total_s:.1f} s** "
+        f"| {r.peak_rss_bytes / 1e9:.2f} GB | {100 * r.gap:.2f} % | {r.load:.1f} |"
         for r in rows
     )
 
@@ -122,6 +139,7 @@ def _table(rows: list[Row]) -> str:
 def main() -> None:
     """Prints the table, or one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=BATCH, default="own", help="the zoo's GPT, or one in plain Flax Linen")
     parser.add_argument("--layers", type=int, help="plan this many layers only")
     parser.add_argument(
         "--mesh", default="data=128,tensor=8", help="with --layers: axis=size,..., all, or all:3 (three axes)"
@@ -130,12 +148,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.layers is None:
         rows = []
-        for layers, mesh in ROWS:
-            rows.append(_in_own_process(layers, mesh))
-            print(f"{layers} layers, {mesh}: {rows[-1].total_s:.1f} s", file=sys.stderr)
+        for model, layers, mesh in ROWS:
+            rows.append(_in_own_process(model, layers, mesh))
+            print(f"{model}, {layers} layers, {mesh}: {rows[-1].total_s:.1f} s", file=sys.stderr)
         print(_table(rows))
         return
-    row = measure(arguments.layers, arguments.mesh)
+    row = measure(arguments.model, arguments.layers, arguments.mesh)
     print(json.dumps(dataclasses.asdict(row)) if arguments.json else _table([row]))
 
 

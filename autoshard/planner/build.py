@@ -22,7 +22,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -80,6 +80,7 @@ class Formulation:
       argument_layouts: The layouts of each argument, by choice.
       decisions: The meaning of each node. flows: The meaning of each edge.
       problem: The solver's input.
+      within_s: What decisions pay that read their own values in other dimensions, by decision and choice.
       overlap: What can hide behind kernels, and what counts of it.
       schedule: What the compiler is asked for. compiler: Whose laws its memory and collectives follow.
       buffers: What each usage stands for, then each usage of an edge. instants: Operation index at each instant.
@@ -92,6 +93,7 @@ class Formulation:
     decisions: tuple[Decision, ...]
     flows: tuple[Flow, ...]
     problem: Problem
+    within_s: Mapping[int, np.ndarray]
     overlap: Overlap
     schedule: Schedule
     compiler: Compiler
@@ -342,6 +344,7 @@ def formulate(
         decisions=tuple(builder.decisions),
         flows=tuple(flows),
         problem=Problem(tuple(nodes), tuple(edges), memory.usages, memory.edge_usages, budget_bytes),
+        within_s=builder.own_s,
         overlap=hiding,
         schedule=schedule,
         compiler=builder.compiler,
@@ -355,6 +358,10 @@ def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
     """The same problem with other weights of stretches: the costs of its nodes and edges change."""
     overlap = dataclasses.replace(f.overlap, weights=weights)
     builder = _Builder(f.program, f.mesh, f.argument_layouts, f.tables, f.decisions, overlap, f.schedule)
-    _, edges, _ = builder.edges()
-    problem = dataclasses.replace(f.problem, nodes=tuple(builder.nodes()), edges=tuple(edges))
+    builder.own_s.update(f.within_s)
+    edges = tuple(
+        dataclasses.replace(edge, costs=builder.move(flow).costs) if overlap.is_free(flow.value) else edge
+        for flow, edge in zip(f.flows, f.problem.edges, strict=True)
+    )
+    problem = dataclasses.replace(f.problem, nodes=tuple(builder.nodes()), edges=edges)
     return dataclasses.replace(f, overlap=overlap, problem=problem)

@@ -16,14 +16,16 @@ which collective c lies. That is a problem of the same form; `plans/pricing.py` 
 bind in what it finds (Lagrangian relaxation; Geoffrion, Lagrangean relaxation for integer programming, 1974).
 """
 
+import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
 from autoshard.cluster import CollectiveKind
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.cost.collectives import Collective, joined
-from autoshard.cost.exposure import Hideable, Stretch
+from autoshard.cost.exposure import SortedStretches, Stretch
 from autoshard.graph.groups import Group
 
 
@@ -73,7 +75,7 @@ Window = tuple[int, int]
 """A collective can run beside the operations `start <= o < stop`, and operation `stop` waits for it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class StretchWeights:
     """Sets of disjoint stretches of operations, and the weight of each: >= 0, with the sum 1."""
 
@@ -81,12 +83,22 @@ class StretchWeights:
 
     def of_operation(self, operation: int) -> float:
         """The weight of the sets that have an operation in a stretch."""
-        return sum(w for w, stretches in self.sets if any(start <= operation < stop for start, stop in stretches))
+        starts, weights = self._between_ends
+        return weights[bisect.bisect_right(starts, operation)]
 
     def of_collective(self, window: Window) -> float:
         """The weight of the sets that have a stretch within which a collective lies."""
-        collective = Hideable(*window, 0.0)
-        return sum(w for w, stretches in self.sets if collective.lies_within(stretches))
+        return sum([w for w, stretches in self._sorted_sets if stretches.holds(*window)])
+
+    @functools.cached_property
+    def _sorted_sets(self) -> list[tuple[float, SortedStretches]]:
+        return [(w, SortedStretches.of(stretches)) for w, stretches in self.sets]
+
+    @functools.cached_property
+    def _between_ends(self) -> tuple[list[int], list[float]]:
+        """All ends of stretches, rising; and the weight before the first, and from each on until the next."""
+        ends = sorted({end for _, stretches in self.sets for stretch in stretches for end in stretch})
+        return ends, [0.0, *(sum([w for w, s in self._sorted_sets if s.holds(end, end + 1)]) for end in ends)]
 
 
 _WORTH_A_BYTE = 0.05

@@ -1,12 +1,15 @@
 """What runs in a step and when: kernels one after another, and collectives that kernels wait for, or that hide."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+
+import numpy as np
 
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.cost.collectives import Collective
-from autoshard.cost.exposure import Exposure, Hideable, Stretch, exposure
+from autoshard.cost.exposure import Exposure, Hideable, SortedStretches, Stretch, exposure
 from autoshard.graph.graph import Operation
 from autoshard.graph.layout import Layout, is_gather
 from autoshard.planner.build import Formulation
@@ -15,7 +18,7 @@ from autoshard.planner.overlap import Window
 from autoshard.planner.solution_reader import SolutionReader
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Timeline:
     """The times of a step.
 
@@ -33,12 +36,12 @@ class Timeline:
     hideable: tuple[Hideable, ...]
     stretches: tuple[Stretch, ...]
 
-    @property
+    @functools.cached_property
     def compute_s(self) -> float:
         """Time of all kernels."""
         return sum(c.compute_s for c in self.compute)
 
-    @property
+    @functools.cached_property
     def comm_s(self) -> float:
         """Time of all collectives."""
         return sum(c.time_s for c in self.communication)
@@ -55,10 +58,25 @@ class Timeline:
 
     def at_least(self, stretches: Sequence[Stretch]) -> float:
         """What the step takes if kernels wait only for what lies within disjoint `stretches`, in seconds."""
-        hideable_s = sum(c.time_s for c in self.hideable)
-        within_s = sum(c.time_s for c in self.hideable if c.lies_within(stretches))
-        beside_s = self.share * sum(sum(self.kernels_s[start:stop]) for start, stop in stretches)
-        return self.compute_s + self.comm_s - hideable_s + within_s - beside_s
+        start, stop, time_s = self._hideable_columns
+        within_s = beside_s = 0.0
+        if stretches:
+            own = SortedStretches.of(stretches)
+            at = np.searchsorted(own.starts, start, side="right") - 1
+            within_s = float(time_s[(at >= 0) & (stop <= np.array(own.stops)[at])].sum())
+            beside_s = self.share * float((self._until_s[list(own.stops)] - self._until_s[list(own.starts)]).sum())
+        return self.compute_s + self.comm_s - float(time_s.sum()) + within_s - beside_s
+
+    @functools.cached_property
+    def _hideable_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The start, stop and time of what can hide."""
+        start, stop = (np.array([getattr(c, end) for c in self.hideable], np.int64) for end in ("start", "stop"))
+        return start, stop, np.array([c.time_s for c in self.hideable], np.float64)
+
+    @functools.cached_property
+    def _until_s(self) -> np.ndarray:
+        """The time of all kernels before each."""
+        return np.concatenate([[0.0], np.cumsum(self.kernels_s)])
 
 
 def asked_for(f: Formulation, picks: Sequence[int]) -> Timeline:
