@@ -25,7 +25,7 @@ FLOORS = (
     },
     {"graph", "cluster", "solver", "pipeline.schedule", "launch"},
     {"trace", "cost", "transfer"},
-    {"compiler", "hlo", "checkpoints"},
+    {"compiler", "hlo", "checkpoints", "remat"},
     {"planner", "execution"},
     {"pipeline.split"},
     {"plans"},
@@ -45,7 +45,7 @@ FLOORS = (
 JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "hlo", "pipeline.schedule", "launch"}
 REACHING_INTO_JAX = {"autoshard.elastic.compile_cache", "autoshard.elastic.coordination"}
 """The only modules that use what is private to JAX; each says why."""
-JAXPR_ROOMS = {"trace", "execution", "pipeline.split"}
+JAXPR_ROOMS = {"trace", "execution", "pipeline.split", "remat"}
 """The tracing and execution rooms: only these touch jaxprs."""
 
 

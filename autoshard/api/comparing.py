@@ -58,7 +58,20 @@ def compare(
       StageError: `strategies` and the like are given for a step in stages, which no strategy speaks of.
     """
     if not is_cut(fn, load_cluster(settings.get("cluster")), stages):
-        found = compare_program(fn, *args, strategies=strategies, pins=pins, title=title, **settings)
+        options = settings.get("options")
+        own = None
+        if options is not None and options.remat != "as_written":  # strategies are for the step as it is written
+            own = plan(
+                fn,
+                *args,
+                cluster=settings.get("cluster"),
+                mesh=settings.get("mesh"),
+                donate_argnums=settings.get("donate_argnums", ()),
+                memory_budget_bytes=settings.get("memory_budget_bytes"),
+                pins=pins,
+                options=options,
+            )
+        found = compare_program(fn, *args, strategies=strategies, pins=pins, title=title, own=own, **settings)
         contenders = [c if c.plan is None else dataclasses.replace(c, plan=Plan.of(c.plan)) for c in found.contenders]
         return dataclasses.replace(found, contenders=tuple(contenders))
     given = {"strategies": strategies, "pins": pins, **settings}

@@ -10,11 +10,12 @@ from jax.sharding import PartitionSpec
 from autoshard.api.program import Plan
 from autoshard.api.staged import StagedPlan
 from autoshard.cluster import Cluster
-from autoshard.errors import StageError
+from autoshard.errors import ConfigError, StageError
 from autoshard.pipeline.plan.make import plan_staged
 from autoshard.pipeline.search.options import StageOptions
 from autoshard.plans.make import load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
+from autoshard.plans.remat_search import plan_rematerialised
 from autoshard.train_step import TrainStep
 from autoshard.verify.closed_loop import plan_confirmed
 
@@ -93,6 +94,23 @@ def plan(
             f"Only a TrainStep can be cut into stages; received {received}. Write the step as "
             "autoshard.TrainStep(loss_fn, optimizer), or leave out stages=."
         )
+    searches_remat = _searches_remat(fn, args, options, is_cut(fn, hardware, stages))
+    if searches_remat and isinstance(fn, TrainStep):
+        made = plan_rematerialised(
+            fn,
+            args,
+            hardware,
+            mesh=mesh,
+            donate_argnums=donated,
+            memory_budget_bytes=memory_budget_bytes,
+            pins=pins,
+            start=start,
+            options=options,
+            solution=solution,
+            configuration=configuration,
+            answer=lambda step: functools.partial(plan_confirmed, fn=step, args=args),
+        )
+        return Plan.of(made)
     if not is_cut(fn, hardware, stages):
         made = plan_function(
             fn,
@@ -134,3 +152,29 @@ def plan(
         configuration=configuration,
     )
     return StagedPlan.of(staged)
+
+
+def _searches_remat(fn: Callable[..., Any], args: Sequence[Any], options: PlanOptions, is_staged: bool) -> bool:
+    """Whether what layers recompute is to be searched.
+
+    Raises:
+      ConfigError: That is asked for where it cannot be, or the option is none.
+    """
+    asked = 'PlanOptions.remat="search" (plan.remat)'
+    if options.remat not in ("as_written", "search"):
+        raise ConfigError(f'PlanOptions.remat is "as_written" or "search"; received {options.remat!r}. Choose one.')
+    if options.remat == "as_written":
+        return False
+    if not isinstance(fn, TrainStep) or len(args) != 2:
+        received = getattr(fn, "__name__", type(fn).__name__)
+        raise ConfigError(
+            f"{asked} chooses what the loss of a TrainStep recomputes, planned for (state, batch); received {received} "
+            f"with {len(args)} arguments. Write the step as autoshard.TrainStep(loss_fn, optimizer), or leave the "
+            "option out."
+        )
+    if is_staged:
+        raise ConfigError(
+            f"{asked} is for steps of one program; a step in stages chooses by itself which stages are computed again. "
+            "Leave the option out."
+        )
+    return True

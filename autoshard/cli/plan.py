@@ -62,6 +62,13 @@ def plan(
         bool | None,
         typer.Option(help="Compile the plan ahead of time for its devices, and correct it where the compiler differs."),
     ] = None,
+    remat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="search|as_written",
+            help="Whether what layers recompute in the backward pass is chosen too, or stays as the model says.",
+        ),
+    ] = None,
     problem_only: Annotated[
         pathlib.Path | None,
         typer.Option(metavar="FILE", help="Only write the problem, for `autoshard solve` elsewhere; needs --mesh."),
@@ -83,7 +90,7 @@ def plan(
             overrides,
             devices=devices,
             **plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
-            **{"plan.check": check},
+            **{"plan.check": check, "plan.remat": remat},
         )
         is_elsewhere = settings.plan.check and settings.plan.cluster is not None  # no live device is compiled for
         use_cpu_devices(1 if is_elsewhere and settings.devices is None else settings.devices)

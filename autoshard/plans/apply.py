@@ -12,8 +12,10 @@ from autoshard.errors import PlanMismatchError
 from autoshard.execution.jit import PlannedFunction
 from autoshard.execution.placement import partition_spec
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
+from autoshard.remat.rewrite import rematerialised
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
+from autoshard.train_step import TrainStep
 
 
 def planned_function(
@@ -35,6 +37,7 @@ def check(plan: ProgramPlan, fn: Callable[..., Any], args: Sequence[Any]) -> Tra
     Raises:
       PlanMismatchError: Naming the first difference.
     """
+    fn = as_chosen(plan, fn)
     given = _as_planned(plan, args)
     kept = None if plan.kept_trace is None else plan.kept_trace.of(fn, given)
     if kept is not None:
@@ -60,6 +63,23 @@ def check(plan: ProgramPlan, fn: Callable[..., Any], args: Sequence[Any]) -> Tra
                 "the old one (another JAX or Flax version can also trace differently)."
             )
     return traced
+
+
+def as_chosen(plan: ProgramPlan, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with the recomputation that a plan chose for it.
+
+    Raises:
+      PlanMismatchError: The plan chose some, which only a `TrainStep` can be given.
+    """
+    policy = None if plan.remat is None else plan.remat.policy
+    if policy is None:
+        return fn
+    if not isinstance(fn, TrainStep):
+        raise PlanMismatchError(
+            f"The plan chose what the layers of a TrainStep recompute (they keep {policy}); received "
+            f"{getattr(fn, '__name__', type(fn).__name__)}, which is none. Pass the TrainStep that was planned."
+        )
+    return rematerialised(fn, policy)
 
 
 def argument_shapes(plan: ProgramPlan) -> tuple[Any, ...]:

@@ -5,7 +5,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Side:
-    """The figures of one of the plans; see `ProgramPlan` and `Estimate`. Times in seconds a step, bytes a device."""
+    """The figures of one of the plans; see `ProgramPlan` and `Estimate`. Times in seconds a step, bytes a device.
+
+    `remat` tells what layers keep for the backward pass.
+    """
 
     name: str
     cluster: str
@@ -16,6 +19,7 @@ class Side:
     comm_bytes: float
     peak_bytes: float
     budget_bytes: float | None
+    remat: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

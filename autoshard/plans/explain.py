@@ -24,6 +24,7 @@ def explain(plan: ProgramPlan) -> str:
     _orders(console, plan)
     _near_ties(console, plan)
     _meshes(console, plan)
+    _remat(console, plan)
     for warning in plan.warnings:
         console.print(f"warning: {warning}")
     if plan.confirmation is not None:
@@ -251,3 +252,25 @@ def _meshes(console: Console, plan: ProgramPlan) -> None:
         )
     console.print(rows)
     console.print()
+
+
+def _remat(console: Console, plan: ProgramPlan) -> None:
+    """What the layers keep for the backward pass, and what else was considered, in the order in which it was."""
+    if plan.remat is None or len(plan.remat.candidates) < 2:
+        if plan.remat is not None:
+            console.print(f"Layers keep for the backward pass: {plan.remat}. {plan.remat.note}\n")
+        return
+    rows = table(
+        "What layers keep for the backward pass: policies considered",
+        [("policy", "left"), ("step", "right"), ("bound", "right"), ("memory", "right"), ("verdict", "left")],
+    )
+    for c in plan.remat.candidates:
+        rows.add_row(
+            c.policy,
+            seconds(c.step_s) if c.step_s is not None else "-",
+            seconds(c.bound_s) if math.isfinite(c.bound_s) else "-",
+            amount(c.needed_bytes) if c.needed_bytes is not None else "-",
+            c.verdict,
+        )
+    console.print(rows)
+    console.print(f"Chosen: {plan.remat}. {plan.remat.note}\n")

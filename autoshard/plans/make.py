@@ -117,17 +117,12 @@ def plan_function(
 ) -> ProgramPlan:
     """Plans `fn` as one program; arguments and errors are those of `autoshard.plan` and `plan_program`."""
     started = time.perf_counter()
-    report(options, started, "trace", getattr(fn, "__name__", "the function"))
-    traced = trace(fn, args, donate_argnums, TraceOptions(options.while_trips))
-    report(options, started, "group", f"{len(traced.graph.equations)} equations")
-    program = prepare(traced.graph)
-    if isinstance(start, ProgramPlan):
-        start = {glob.escape(a.name): PartitionSpec(*a.entries) for a in start.arguments}
+    traced, program = traced_program(fn, args, donate_argnums, options, started)
     plan = plan_program(
         traced,
         program,
         cluster,
-        start=start,
+        start=starting_layouts(start),
         donate_argnums=donate_argnums,
         options=options,
         started=started,
@@ -135,6 +130,23 @@ def plan_function(
         **request,
     )
     return dataclasses.replace(plan, kept_trace=KeptTrace(fn, args, traced))
+
+
+def traced_program(
+    fn: Callable[..., Any], args: Sequence[Any], donate_argnums: tuple[int, ...], options: PlanOptions, started: float
+) -> tuple[Trace, Program]:
+    """`fn` as the planner takes it; `started`: when planning began, by `time.perf_counter`."""
+    report(options, started, "trace", getattr(fn, "__name__", "the function"))
+    traced = trace(fn, args, donate_argnums, TraceOptions(options.while_trips))
+    report(options, started, "group", f"{len(traced.graph.equations)} equations")
+    return traced, prepare(traced.graph)
+
+
+def starting_layouts(start: ProgramPlan | Mapping[str, PartitionSpec] | None) -> Mapping[str, PartitionSpec] | None:
+    """What to start from as layouts by path pattern."""
+    if isinstance(start, ProgramPlan):
+        return {glob.escape(a.name): PartitionSpec(*a.entries) for a in start.arguments}
+    return start
 
 
 def load_cluster(cluster: Cluster | str | os.PathLike[str] | None) -> Cluster:
@@ -187,6 +199,43 @@ def plan_program(
       answer: Makes the plan of the question that is posed; it may ask more than the solver, such as a compiler.
       All others as for `autoshard.plan`.
     """
+    posed = pose(
+        traced,
+        program,
+        cluster,
+        mesh=mesh,
+        donate_argnums=donate_argnums,
+        memory_budget_bytes=memory_budget_bytes,
+        pins=pins,
+        options=options,
+        restrict=restrict,
+        name=name,
+        started=started,
+        solution=solution,
+        start=start,
+        configuration=configuration,
+    )
+    return answer(posed)
+
+
+def pose(
+    traced: Trace,
+    program: Program,
+    cluster: Cluster,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    donate_argnums: tuple[int, ...] = (),
+    memory_budget_bytes: float | None = None,
+    pins: Mapping[str, PartitionSpec] | None = None,
+    options: PlanOptions | None = None,
+    restrict: Restrict | None = None,
+    name: str = "autoshard",
+    started: float | None = None,
+    solution: str | os.PathLike[str] | None = None,
+    start: Mapping[str, PartitionSpec] | None = None,
+    configuration: str | None = None,
+) -> Posed:
+    """The question of a plan for a traced program; arguments are those of `plan_program`."""
     options = options or PlanOptions()
     started = time.perf_counter() if started is None else started
     hardware = homogeneous_slice(cluster)
@@ -195,7 +244,7 @@ def plan_program(
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
     question = Question(traced, program, budget_bytes, pins, options, restrict, started, start)
-    return answer(Posed(question, meshes, Origin(name, cluster.name, donate_argnums, configuration), solution))
+    return Posed(question, meshes, Origin(name, cluster.name, donate_argnums, configuration), solution)
 
 
 def budget_of(device: DeviceType, memory_budget_bytes: float | None, options: PlanOptions) -> float:

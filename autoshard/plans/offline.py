@@ -13,7 +13,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from autoshard.cluster import Cluster
-from autoshard.errors import MeshError
+from autoshard.errors import ConfigError, MeshError
 from autoshard.planner.build import Formulation
 from autoshard.planner.program import prepare
 from autoshard.plans.make import budget_of, homogeneous_slice, load_cluster
@@ -50,6 +50,11 @@ def write_problem(
       FileFormatError: The file cannot be written.
     """
     options = options or PlanOptions()
+    if options.remat != "as_written":
+        raise ConfigError(
+            'PlanOptions.remat="search" (plan.remat) plans several programs, and a problem file holds one; received '
+            'both. Write the problem with remat="as_written".'
+        )
     started = time.perf_counter()
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     hardware = homogeneous_slice(load_cluster(cluster))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 from autoshard.compiler.schedule import Schedule
 
@@ -43,6 +44,10 @@ class PlanOptions:
         compiler does otherwise; see `autoshard/verify/closed_loop.py`. The compiler for GPUs and TPUs must be
         installed, else the plan says that it is not checked.
       compile_check_rounds: How many plans are compiled at most.
+      remat: What the layers of a `TrainStep` keep for their backward pass. "as_written": what the program says,
+        `jax.checkpoint` included. "search": the fastest policy that fits the memory; `jax.checkpoint` in the program is
+        then one candidate of several (`autoshard/plans/remat_search.py`). It takes a plan for each policy that is
+        tried, up to a dozen where memory is short.
       on_progress: Called as the work goes on.
     """
 
@@ -59,4 +64,5 @@ class PlanOptions:
     least_memory_s: float = 60.0
     compile_check: bool = False
     compile_check_rounds: int = 4
+    remat: Literal["as_written", "search"] = "as_written"
     on_progress: Callable[[PlanProgress], None] | None = None

@@ -21,6 +21,7 @@ from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import Estimate
 from autoshard.plans.confirmation import Confirmation
+from autoshard.plans.remat_choice import RematChoice
 from autoshard.solver.problem import Certificate
 from autoshard.trace.trace import KeptTrace
 
@@ -87,6 +88,7 @@ class ProgramPlan:
       warnings: What was kept whole for want of knowledge, and the like.
       configuration: The training configuration that the plan was made from, as JSON; None for a function of one's own.
       confirmation: What the compiler made of it; None where it was not asked (`PlanOptions.compile_check`).
+      remat: What its layers keep for the backward pass; None where that was not searched.
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
       kept_trace: The trace that it was made from, so that running the function need not trace it again; None in a plan
         read from a file.
@@ -113,6 +115,7 @@ class ProgramPlan:
     warnings: tuple[str, ...] = ()
     configuration: str | None = None
     confirmation: Confirmation | None = None
+    remat: RematChoice | None = None
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     kept_trace: KeptTrace | None = dataclasses.field(default=None, compare=False, repr=False)

@@ -34,6 +34,7 @@ class Question:
       pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
       start: Layouts to start from, as for `plan`.
       schedule: What the compiler is asked for.
+      to_beat_s: A plan of at least this step is of no use; +inf if any is.
       lowered_bytes: Lower budgets of single meshes, by their axes (name, size), each under one schedule: where a
         compiled plan took more than
         was predicted.
@@ -48,6 +49,7 @@ class Question:
     started: float
     start: Mapping[str, PartitionSpec] | None = None
     schedule: Schedule = Schedule.LEAST_MEMORY
+    to_beat_s: float = math.inf
     lowered_bytes: Mapping[tuple[Schedule, Axes], float] = dataclasses.field(default_factory=dict)
 
     def budget_on(self, axes: Axes) -> float:

@@ -113,7 +113,9 @@ def search_meshes(
             candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED))
             continue
         # a mesh that could win by less than the wanted gap is not worth its time
-        cutoff = math.inf if best is None or not fits else best[1].certificate.objective * (1 - options.relative_gap)
+        cutoff = question.to_beat_s
+        if best is not None and fits:
+            cutoff = min(cutoff, best[1].certificate.objective * (1 - options.relative_gap))
         tell = _Teller(question, f"solve {n}/{len(meshes)}", axes_text(axes), cutoff)
         tell.begin()
         formulation = question.formulation(mesh, weights=weights)

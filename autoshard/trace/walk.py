@@ -6,8 +6,9 @@ through this file, and both count an equation before the equations nested in it.
 
 import enum
 import itertools
+import math
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax.extend.core as jex
 from jax.core import ShapedArray
@@ -42,6 +43,17 @@ def type_of(v: jex.Var | jex.Literal) -> ShapedArray:
 def shape_of(v: jex.Var | jex.Literal) -> tuple[int, ...]:
     """The shape of an array in a jaxpr."""
     return type_of(v).shape
+
+
+def variables(atoms: Sequence[Any]) -> list[Any]:
+    """The variables among the operands or results of an equation."""
+    return [v for v in atoms if not isinstance(v, jex.Literal | jex.DropVar)]
+
+
+def size_bytes(v: Any) -> int:
+    """Bytes of a variable."""
+    itemsize = getattr(v.aval.dtype, "itemsize", 4)
+    return math.prod(v.aval.shape) * itemsize
 
 
 def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJaxpr] | None:

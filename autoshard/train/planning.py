@@ -165,6 +165,7 @@ def _options(section: PlanSection, on_progress: Callable[[PlanProgress], None] |
         work_limit=section.work_limit,
         cache=section.cache,
         compile_check=section.check,
+        remat=section.remat,
         on_progress=on_progress,
     )
     return options if section.time_limit_s is None else dataclasses.replace(options, time_limit_s=section.time_limit_s)

@@ -213,7 +213,10 @@ def whole_functions(config: TrainConfig) -> TrainFunctions:
         functions = build(model, optimizer, options)
     except ValueError as error:
         raise ConfigError(f"model.overrides: the model cannot be built: {error} Change one of them.") from error
-    return functions._replace(step=TracedOnce(functions.step), evaluate=TracedOnce(functions.evaluate))
+    functions = functions._replace(evaluate=TracedOnce(functions.evaluate))
+    if config.plan.remat == "search":
+        return functions._replace(step=_step_with_open_loss(config))
+    return functions._replace(step=TracedOnce(functions.step))
 
 
 def staged_functions(config: TrainConfig) -> TrainFunctions:
@@ -229,14 +232,24 @@ def staged_functions(config: TrainConfig) -> TrainFunctions:
             f"received {section.num_micro_batches}. Set plan.stages.num_micro_batches instead, or leave both out."
         )
     init, _, evaluate = whole_functions(config)
+    return TrainFunctions(init, _step_with_open_loss(config), evaluate)
+
+
+def _step_with_open_loss(config: TrainConfig) -> TrainStep:
+    """The step as a loss and an optimizer, so that a planner can rewrite the loss."""
+    section = config.optimizer
+    if section.num_micro_batches != 1:
+        raise ConfigError(
+            "optimizer.num_micro_batches: plan.remat `search` is for a batch in one part; received "
+            f"{section.num_micro_batches}. Leave it out, or set plan.remat to `as_written`."
+        )
     objective = objective_of(model_config(config.model))
 
     def loss(params: Any, mutable: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
         return objective.loss(params, mutable, batch, key if objective.is_random else None)
 
     scaling = LossScaling() if section.loss_scaling else None
-    step = TrainStep(loss, make_optimizer(section, config.train.steps), has_mutable=True, scaling=scaling)
-    return TrainFunctions(init, step, evaluate)
+    return TrainStep(loss, make_optimizer(section, config.train.steps), has_mutable=True, scaling=scaling)
 
 
 def _check_micro_batches(config: TrainConfig) -> None:

@@ -55,9 +55,10 @@ def test_infinities_are_read_back(plan, tmp_path):
     assert Plan.load(tmp_path / "odd.json") == odd
 
 
-@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("version", [3, 4, 5, 6])
 def test_plans_of_earlier_versions_are_refused_and_told_to_plan_again(document, version, tmp_path):
-    """Before version 6 a plan did not say which schedule it assumes, before 5 not in which order its operations run."""
+    """Before version 7 a plan did not say what is recomputed, before 6 which schedule it assumes, before 5 in which
+    order its operations run."""
     before = {**copy.deepcopy(document), "version": version}
     del before["schedule"]
     if version < 5:

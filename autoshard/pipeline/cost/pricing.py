@@ -20,9 +20,10 @@ from autoshard.pipeline.cost.stage import StageCost, TracedStage, plan_stage, st
 from autoshard.pipeline.cost.stage_meshes import stage_meshes, usual_devices
 from autoshard.pipeline.cost.table import CostKey, CostTable, LayerCost, MeshOption
 from autoshard.pipeline.cost.traced_model import TracedModel, trace_model
-from autoshard.pipeline.split.layer_boundaries import LayerBoundaries, size_bytes
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
+from autoshard.trace.walk import size_bytes
 from autoshard.train_step import TrainStep
 
 _LITERAL = re.compile(r"\b-?\d+:[iu]\d+\[\]")

@@ -14,7 +14,6 @@ from autoshard.cluster.mesh import LogicalMesh
 from autoshard.graph.layout import Layout, all_layouts, shard_bytes, spec_shard_bytes
 from autoshard.pipeline.split.forward import Forward
 from autoshard.pipeline.split.joint_function import JointFunction, joint_arguments, joint_function
-from autoshard.pipeline.split.layer_boundaries import size_bytes
 from autoshard.pipeline.split.phase_partition import PhasePartition, partition_phases
 from autoshard.pipeline.split.residual_layouts import residual_layouts
 from autoshard.pipeline.split.stage_program import StageProgram
@@ -27,7 +26,7 @@ from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import Question, Restrict
 from autoshard.trace.trace import Trace, trace
-from autoshard.trace.walk import equation_numbers
+from autoshard.trace.walk import equation_numbers, size_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from autoshard.pipeline.search.options import StageOptions
 from autoshard.pipeline.search.search import SearchResult, search
 from autoshard.pipeline.search.step_durations import step_durations
 from autoshard.pipeline.search.topology import Topology
-from autoshard.pipeline.split.layer_boundaries import size_bytes
 from autoshard.plans.gaps import fits
 from autoshard.plans.make import budget_of
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import report
+from autoshard.trace.walk import size_bytes
 from autoshard.train_step import TrainStep, batch_size
 
 LEAST_SHARE, MOST_SHARE = 0.25, 8.0

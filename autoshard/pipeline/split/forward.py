@@ -7,14 +7,13 @@ Equations are of three classes:
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 
 from autoshard.garbage import collection_paused
-from autoshard.pipeline.split.inline import inlined
+from autoshard.trace.inline import inlined
 from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep
 
@@ -147,8 +146,3 @@ def _main(jaxpr: jex.Jaxpr, num_params: int, num_mutable: int) -> tuple[int, ...
         elif weights or data:
             (of_weights if weights else of_data).update(equation.outvars)
     return tuple(found)
-
-
-def variables(atoms: Sequence[Any]) -> list[Any]:
-    """The variables among the operands or results of an equation."""
-    return [v for v in atoms if not isinstance(v, jex.Literal | jex.DropVar)]

@@ -7,13 +7,11 @@ and between their branches, where nothing but the residual stream is alive.
 """
 
 import dataclasses
-import math
-from typing import Any
 
 import jax.extend.core as jex
 
-from autoshard.pipeline.split.forward import Forward, variables
-from autoshard.trace.walk import EquationKind, is_checkpoint, kind_of
+from autoshard.pipeline.split.forward import Forward
+from autoshard.trace.walk import EquationKind, is_checkpoint, kind_of, size_bytes, variables
 
 _HEAVY = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "sort", "gather", "custom_vjp_call"})
 _NEGLIGIBLE_BYTES = 4096
@@ -46,12 +44,6 @@ class LayerBoundaries:
         """Positions of the main equations of layers `first <= layer < stop`."""
         ends = (*self.starts, self.stop)
         return ends[first], ends[stop]
-
-
-def size_bytes(v: Any) -> int:
-    """Bytes of a variable."""
-    itemsize = getattr(v.aval.dtype, "itemsize", 4)
-    return math.prod(v.aval.shape) * itemsize
 
 
 def find_layers(forward: Forward) -> LayerBoundaries:

@@ -16,9 +16,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from autoshard.pipeline.split.forward import variables
-from autoshard.pipeline.split.layer_boundaries import size_bytes
-from autoshard.trace.walk import EquationKind, kind_of
+from autoshard.trace.walk import EquationKind, kind_of, size_bytes, variables
 
 _NEVER_AGAIN = frozenset(
     "dot_general conv_general_dilated ragged_dot_general sort top_k gather scatter scatter-add scatter_add cumsum "

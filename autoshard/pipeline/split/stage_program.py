@@ -8,8 +8,9 @@ from typing import Any
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from autoshard.pipeline.split.forward import Forward, variables
+from autoshard.pipeline.split.forward import Forward
 from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
+from autoshard.trace.walk import variables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

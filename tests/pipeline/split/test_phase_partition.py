@@ -9,11 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from autoshard.pipeline.split.forward import trace_forward, variables
+from autoshard.pipeline.split.forward import trace_forward
 from autoshard.pipeline.split.joint_function import joint_arguments, joint_function
-from autoshard.pipeline.split.layer_boundaries import LayerBoundaries, find_layers, size_bytes
+from autoshard.pipeline.split.layer_boundaries import LayerBoundaries, find_layers
 from autoshard.pipeline.split.phase_partition import PhaseEquations, PhasePartition, is_cheap, partition_phases
 from autoshard.pipeline.split.stage_program import StageSplitter
+from autoshard.trace.walk import size_bytes, variables
 from autoshard.train_step import TrainStep
 
 WIDTH, HIDDEN, ROWS = 8, 32, 4

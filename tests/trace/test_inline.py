@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
-from autoshard.pipeline.split.inline import inlined
+from autoshard.trace.inline import inlined
 
 
 def check(fn, *args) -> jax.extend.core.ClosedJaxpr:

@@ -1,6 +1,6 @@
 """Inlines nested `jit` calls, so that a program is one list of equations that can be cut anywhere.
 
-Differentiation rules, checkpoints and control flow stay what they are.
+Differentiation rules and control flow stay what they are; so do checkpointed functions, unless they are asked to open.
 """
 
 from collections.abc import Callable
@@ -8,15 +8,23 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from autoshard.trace.walk import is_checkpoint
+
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 """Primitives that only call, and the parameter that holds what they call; `jit` was `pjit` before JAX 0.7."""
 
 
-def inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """`closed` without nested `jit` calls; its inputs and outputs stay the same."""
+def inlined(closed: jex.ClosedJaxpr, opens_checkpoints: bool = False) -> jex.ClosedJaxpr:
+    """`closed` without nested `jit` calls; its inputs and outputs stay the same.
+
+    Args:
+      closed: The program.
+      opens_checkpoints: Whether functions under `jax.checkpoint` are inlined too, also those in the bodies of scans, so
+        that differentiation keeps what it likes.
+    """
     equations: list[jex.JaxprEqn] = []
     consts: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    renamed = _inline(closed.jaxpr, lambda v: v, equations, consts, is_top=True)
+    renamed = _inline(closed.jaxpr, lambda v: v, equations, consts, opens_checkpoints, is_top=True)
     jaxpr = closed.jaxpr.replace(
         constvars=list(consts),
         eqns=equations,
@@ -30,6 +38,7 @@ def _inline(
     outer: Callable[[Any], Any],
     equations: list[jex.JaxprEqn],
     consts: dict[Any, Any],
+    opens_checkpoints: bool,
     is_top: bool = False,
 ) -> Callable[[Any], Any]:
     """Appends the equations of `jaxpr` with its variables renamed; returns the renaming.
@@ -46,6 +55,8 @@ def _inline(
     for equation in jaxpr.eqns:
         operands = [read(v) for v in equation.invars]
         held = _CALLS.get(equation.primitive.name)
+        if opens_checkpoints and is_checkpoint(equation):
+            held = "jaxpr"
         if held is not None:
             nested = equation.params[held]
             inner = nested.jaxpr if isinstance(nested, jex.ClosedJaxpr) else nested
@@ -53,13 +64,24 @@ def _inline(
             for v, value in zip(inner.constvars, getattr(nested, "consts", ()), strict=True):
                 inputs[v] = jex.Var(v.aval)
                 consts[inputs[v]] = value
-            inside = _inline(inner, inputs.__getitem__, equations, consts)
+            inside = _inline(inner, inputs.__getitem__, equations, consts, opens_checkpoints)
             for v, result in zip(equation.outvars, inner.outvars, strict=True):
                 names[v] = result if isinstance(result, jex.Literal) else inside(result)
             continue
+        if opens_checkpoints and equation.primitive.name == "scan":
+            equation = _with_open_body(equation)
         results = equation.outvars if is_top else [_fresh(v, names) for v in equation.outvars]
         equations.append(equation.replace(invars=operands, outvars=list(results)))
     return read
+
+
+def _with_open_body(equation: jex.JaxprEqn) -> jex.JaxprEqn:
+    """A scan whose body has no checkpointed functions; as it is, where the body would need constants of its own."""
+    body = equation.params["jaxpr"]
+    opened = inlined(body, opens_checkpoints=True)
+    if len(opened.consts) != len(body.consts):
+        return equation
+    return equation.replace(params={**equation.params, "jaxpr": opened})
 
 
 def _fresh(v: Any, names: dict[Any, Any]) -> Any:
