@@ -41,7 +41,7 @@ CASES = (
 TIME_LIMIT_S = 60.0
 HEAD = (
     "# What layers recompute\n\n`python benchmarks/remat.py`: predicted steps in ms; `-`: no plan fits. As written: "
-    "every block under `jax.checkpoint`, which keeps its input. Gain: over the best policy that is the same for all layers. "
+    "every block under `jax.checkpoint`, which keeps its input. Gain: over the best policy that is one for all layers. "
     "Times are those of planning, in s, tracing included, at whatever load the machine had.\n\n"
     "| case | as written | all | all but the largest | weight products | products | inputs | search | gain | "
     "it keeps | time as written | time of the search | ratio |\n|" + "---|" * 13 + "\n"

@@ -7,8 +7,8 @@ sums that are made in another order.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -17,11 +17,8 @@ from autoshard.errors import PlanMismatchError
 from autoshard.remat.layers import HEAVY, find_runs
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy
 from autoshard.trace.inline import inlined
-from autoshard.trace.walk import is_checkpoint, nested_programs, open_jaxpr, variables
+from autoshard.trace.walk import is_checkpoint, nested_programs, open_jaxpr, scan_counts, variables
 from autoshard.train_step import TrainStep
-
-Flat = Callable[..., Sequence[Any]]
-"""A function from arrays to arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +43,8 @@ class Loss:
           PlanMismatchError: It has not the layers that the policy speaks of.
         """
         closed, out_tree = opened(self.loss_fn, args)
-        return jax.tree.unflatten(out_tree, _run(closed, self.policy, jax.tree.leaves(args)))
+        num_params = len(jax.tree.leaves(args[0]))
+        return jax.tree.unflatten(out_tree, _run(closed, self.policy, jax.tree.leaves(args), num_params))
 
 
 def rematerialised(step: TrainStep, policy: RematPolicy) -> TrainStep:
@@ -75,8 +73,7 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
     Args:
       step: The step. state, batch: Its arguments, arrays or shapes.
     """
-    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-    params, mutable, part = jax.tree.map(shape, (state.params, state.mutable, batch))
+    params, mutable, part = jax.tree.map(_shape, (state.params, state.mutable, batch))
     if step.parts is not None:
         size = step.parts[0]
         part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), part)
@@ -95,82 +92,114 @@ def opened(loss_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[jex.Closed
     return inlined(closed, opens_checkpoints=True), jax.tree.structure(shapes)
 
 
-def _run(closed: jex.ClosedJaxpr, policy: RematPolicy, args: Sequence[Any]) -> list[Any]:
-    """The results of a loss, its layers under `jax.checkpoint`."""
-    jaxpr = closed.jaxpr
-    cuts = _cuts(policy)
-    if cuts and cuts[-1][1] > len(jaxpr.eqns):
+class _Span(NamedTuple):
+    """Equations that keep the same for the backward pass: a layer, or all between two layers."""
+
+    start: int
+    stop: int
+    keep: Keep
+    is_loop: bool = False
+
+
+def _run(closed: jex.ClosedJaxpr, policy: RematPolicy, args: Sequence[Any], num_params: int) -> list[Any]:
+    """The results of a loss, its layers under `jax.checkpoint`; its first `num_params` arguments are parameters."""
+    jaxpr, count = closed.jaxpr, len(closed.jaxpr.eqns)
+    spans = _spans(policy)
+    if spans and spans[-1].stop > count:
         raise PlanMismatchError(
-            f"The plan recomputes layers up to equation {cuts[-1][1]} of the loss, which has {len(jaxpr.eqns)} now. "
-            "Plan the new function, or go back to the old one."
+            f"The plan recomputes layers up to equation {spans[-1].stop} of the loss, which has {count} now. Plan the "
+            "new function, or go back to the old one."
         )
     env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
-    last: dict[Any, int] = {v: len(jaxpr.eqns) for v in variables(jaxpr.outvars)}
-    for i in range(len(jaxpr.eqns) - 1, -1, -1):
-        for v in variables(jaxpr.eqns[i].invars):
-            last.setdefault(v, i)
+    last: dict[Any, int] = {v: i for i, e in enumerate(jaxpr.eqns) for v in variables(e.invars)}
+    last |= {v: count for v in variables(jaxpr.outvars)}
+    of_weights = _made_of(jaxpr, jaxpr.invars[:num_params])
     done = 0
-    for start, stop, keep in [*cuts, (len(jaxpr.eqns), len(jaxpr.eqns), Keep.ALL)]:
-        _advance(jaxpr, done, start, Keep.ALL, env, last)
-        _advance(jaxpr, start, stop, keep, env, last)
-        done = stop
+    for span in [*spans, _Span(count, count, Keep.ALL)]:
+        for own in (_Span(done, span.start, Keep.ALL), span):
+            part = _part(jaxpr, own, last)
+            results = _function(part, own, of_weights)(*(env[v] for v in part.invars))
+            env.update(zip(part.outvars, results, strict=True))
+        done = span.stop
     return [v.val if isinstance(v, jex.Literal) else env[v] for v in jaxpr.outvars]
 
 
-def _cuts(policy: RematPolicy) -> list[tuple[int, int, Keep]]:
-    """(first equation, the one behind the last, what is kept) of each layer that does not keep all; of loops once."""
+def _spans(policy: RematPolicy) -> list[_Span]:
+    """The layers that do not keep all, in the order of the loss."""
     found = []
     for own in policy.runs:
         if own.run.is_loop:
-            found.append((own.run.start, own.run.stop, own.kept[0][0]))
+            found.append(_Span(own.run.start, own.run.stop, own.kept[0][0], is_loop=True))
             continue
-        start = own.run.start
+        start, period = own.run.start, own.run.period
         for keep, count in own.kept:
-            spans = [(start + k * own.run.period, start + (k + 1) * own.run.period, keep) for k in range(count)]
-            found += spans
-            start += count * own.run.period
-    return [cut for cut in found if cut[2] is not Keep.ALL]
+            found += [_Span(start + k * period, start + (k + 1) * period, keep) for k in range(count)]
+            start += count * period
+    return [span for span in found if span.keep is not Keep.ALL]
 
 
-def _advance(jaxpr: jex.Jaxpr, start: int, stop: int, keep: Keep, env: dict[Any, Any], last: dict[Any, int]) -> None:
-    """Evaluates equations `start` to `stop` as one function that keeps `keep`, and adds to `env` what is read later."""
-    equations = jaxpr.eqns[start:stop]
-    if not equations:
-        return
+def _part(jaxpr: jex.Jaxpr, span: _Span, last: Mapping[Any, int]) -> jex.Jaxpr:
+    """The equations of a span as a program; `last`: by variable, the last equation that reads it."""
+    equations = jaxpr.eqns[span.start : span.stop]
     made = dict.fromkeys(v for e in equations for v in variables(e.outvars))
     ins = list(dict.fromkeys(v for e in equations for v in variables(e.invars) if v not in made))
-    outs = [v for v in made if last.get(v, -1) >= stop]
-    is_loop = len(equations) == 1 and equations[0].primitive.name == "scan" and keep is not Keep.ALL
-    if is_loop:
-        equations = [_loop_that_keeps(equations[0], keep)]
+    outs = [v for v in made if last.get(v, -1) >= span.stop]
     names = jex.DebugInfo("layer", "layer", ("",) * len(ins), ("",) * len(outs))
-    part = jaxpr.replace(constvars=[], invars=ins, outvars=outs, eqns=equations, debug_info=names)
-    run: Flat = jex.jaxpr_as_fun(jex.ClosedJaxpr(part, []))
-    if keep is not Keep.ALL and not is_loop:
-        run = jax.checkpoint(run, policy=_saveable(keep, equations))
-    env.update(zip(outs, run(*(env[v] for v in ins)), strict=True))
+    return jaxpr.replace(constvars=[], invars=ins, outvars=outs, eqns=equations, debug_info=names)
+
+
+def _function(part: jex.Jaxpr, span: _Span, of_weights: Collection[Any]) -> Callable[..., Sequence[Any]]:
+    """The function of a span, which keeps what it shall."""
+    if span.is_loop:
+        (equation,) = part.eqns
+        return jex.jaxpr_as_fun(jex.ClosedJaxpr(part.replace(eqns=[_loop_that_keeps(equation, span.keep)]), []))
+    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(part, []))
+    return run if span.keep is Keep.ALL else jax.checkpoint(run, policy=_saveable(span.keep, part, of_weights))
 
 
 def _loop_that_keeps(equation: jex.JaxprEqn, keep: Keep) -> jex.JaxprEqn:
     """A scan whose body is checkpointed. A body is apart from the backward pass, which cannot share it."""
     body = equation.params["jaxpr"]
-    run = jax.checkpoint(jex.jaxpr_as_fun(body), prevent_cse=False, policy=_saveable(keep, body.jaxpr.eqns))
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in body.jaxpr.invars]
-    return equation.replace(params={**equation.params, "jaxpr": jax.make_jaxpr(run)(*shapes)})
+    num_consts, num_carry = scan_counts(equation)
+    others = [*body.jaxpr.invars[:num_consts], *body.jaxpr.invars[num_consts + num_carry :]]
+    policy = _saveable(keep, body.jaxpr, _made_of(body.jaxpr, others))
+    run = jax.checkpoint(jex.jaxpr_as_fun(body), prevent_cse=False, policy=policy)
+    return equation.replace(params={**equation.params, "jaxpr": jax.make_jaxpr(run)(*map(_shape, body.jaxpr.invars))})
+
+
+def _made_of(jaxpr: jex.Jaxpr, sources: Sequence[Any]) -> set[Any]:
+    """What is made of some inputs alone, such as a cast of a weight, and those inputs."""
+    found = set(sources)
+    for equation in jaxpr.eqns:
+        read = variables(equation.invars)
+        if read and found.issuperset(read):
+            found.update(variables(equation.outvars))
+    return found
+
+
+def _shape(v: Any) -> jax.ShapeDtypeStruct:
+    """The type of a variable of a program, or of an argument, as a shape."""
+    aval = v.aval if isinstance(v, jex.Var) else jax.typeof(v)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 # ---- what may be saved, as `jax.checkpoint` asks
 
 
-def _saveable(keep: Keep, equations: Sequence[jex.JaxprEqn]) -> Callable[..., bool] | None:
-    """The policy of `jax.checkpoint`: of an equation, whether its results may be kept."""
+def _saveable(keep: Keep, layer: jex.Jaxpr, of_weights: Collection[Any]) -> Callable[..., bool] | None:
+    """The policy of `jax.checkpoint`: of an equation, whether its results may be kept.
+
+    Args:
+      keep: What is to be kept. layer: The equations. of_weights: Variables that are made of weights alone.
+    """
     match keep:
         case Keep.PRODUCTS:
             return _saves_products
         case Keep.WEIGHT_PRODUCTS:
             return _saves_weight_products
         case Keep.ALL_BUT_LARGEST:
-            return SavesSmaller(max(_elements(v.aval) for e in equations for v in e.outvars))
+            made = (v for e in layer.eqns for v in variables(e.outvars) if v not in of_weights)
+            return SavesSmaller(max(map(_elements, (v.aval for v in made)), default=0))
         case _:
             return None
 
