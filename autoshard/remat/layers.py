@@ -92,7 +92,10 @@ def _best_repeat(kinds: np.ndarray, heavy: np.ndarray) -> tuple[int, int, int] |
 
 
 def _rotated(equations: Sequence[jex.JaxprEqn], first: int, length: int, period: int) -> LayerRun:
-    """The run with layers that begin where the fewest bytes pass from layer to layer; of equals the most layers."""
+    """The run with layers that begin where the fewest bytes pass from one to the next.
+
+    Of equals it has the most layers, then those that begin with a product.
+    """
     crossing = _crossing_bytes(equations, first, first + length)
     most = length // period
     found = []
@@ -101,8 +104,9 @@ def _rotated(equations: Sequence[jex.JaxprEqn], first: int, length: int, period:
         if count < max(most - 1, 2) and shift:
             continue
         inner = [crossing[shift + k * period] for k in range(1, count)]
-        found.append((sum(inner) / len(inner), -count, shift))
-    _, count, shift = min(found)
+        begins_light = not is_heavy(equations[first + shift])
+        found.append((sum(inner) / len(inner), -count, begins_light, shift))
+    _, count, _, shift = min(found)
     return LayerRun(first + shift, period, -count)
 
 

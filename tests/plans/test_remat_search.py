@@ -91,7 +91,7 @@ def test_what_is_chosen_fits_and_is_the_fastest_considered(tight):
     assert tight.estimate.peak_bytes <= budget and (tight.estimate.reserved_bytes or 0) <= budget + 2**21
     steps = [c.step_s for c in tight.remat.candidates if c.step_s is not None]
     assert tight.certificate.objective == min(steps)
-    assert tight.certificate.bound <= min(c.bound_s for c in tight.remat.candidates if c.verdict != "infeasible")
+    assert tight.certificate.bound <= min(c.bound_s for c in tight.remat.candidates)
     kept = tight.remat.candidates[0]
     assert kept.policy.startswith("all in all") and (kept.step_s is None or kept.step_s > tight.certificate.objective)
 
@@ -107,7 +107,7 @@ def test_a_mixture_beats_every_uniform_policy(tight):
 
 def test_recomputing_costs_what_it_does_by_hand():
     """Keeping inputs makes the first product of each layer again: 2 x batch x width x hidden, an eighth a device."""
-    pins = {"batch.*": jax.sharding.PartitionSpec("data"), "state.*": jax.sharding.PartitionSpec()}
+    pins = {"batch.*": jax.sharding.PartitionSpec("data"), "state.params.*": jax.sharding.PartitionSpec()}
     runs = layers_of(STEP, STATE, BATCH_SHAPES).runs
     flops = []
     for keep in (Keep.ALL, Keep.INPUTS):
