@@ -61,7 +61,7 @@ def compare(
         options = settings.get("options")
         own = None
         if options is not None and options.remat != "as_written":  # strategies are for the step as it is written
-            own = plan(
+            made = plan(
                 fn,
                 *args,
                 cluster=settings.get("cluster"),
@@ -71,6 +71,7 @@ def compare(
                 pins=pins,
                 options=options,
             )
+            own = made if isinstance(made, Plan) else None
         found = compare_program(fn, *args, strategies=strategies, pins=pins, title=title, own=own, **settings)
         contenders = [c if c.plan is None else dataclasses.replace(c, plan=Plan.of(c.plan)) for c in found.contenders]
         return dataclasses.replace(found, contenders=tuple(contenders))

@@ -179,7 +179,7 @@ def _made_of(jaxpr: jex.Jaxpr, sources: Sequence[Any]) -> set[Any]:
 
 def _shape(v: Any) -> jax.ShapeDtypeStruct:
     """The type of a variable of a program, or of an argument, as a shape."""
-    aval = v.aval if isinstance(v, jex.Var) else jax.typeof(v)
+    aval: Any = v.aval if isinstance(v, jex.Var) else jax.typeof(v)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 

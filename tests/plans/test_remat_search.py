@@ -116,12 +116,17 @@ def test_recomputing_costs_what_it_does_by_hand():
     assert flops[1] - flops[0] == LAYERS * 2 * BATCH * WIDTH * HIDDEN / 8
 
 
+def num_checkpoints(plan: Plan) -> int:
+    """Checkpointed functions in the program of a plan, under either name that JAX has for them."""
+    return sum(name in e for e in plan.equations for name in ("remat", "checkpoint"))
+
+
 def test_as_written_leaves_the_program_untouched():
     plan = planned(options=PlanOptions(remat="as_written"))
     assert plan.remat is None
     assert plan.equations == trace(STEP, (STATE, BATCH_SHAPES), (0,)).graph.equations
     checkpointed = planned(CHECKPOINTED, options=PlanOptions())
-    assert sum("checkpoint(" in e for e in checkpointed.equations) >= LAYERS
+    assert num_checkpoints(checkpointed) >= LAYERS
 
 
 def test_enough_memory_ends_the_search_at_once_even_where_the_program_is_checkpointed():
@@ -129,7 +134,7 @@ def test_enough_memory_ends_the_search_at_once_even_where_the_program_is_checkpo
     plan = planned(CHECKPOINTED)
     assert plan.remat is not None and len(plan.remat.candidates) == 1
     assert plan.remat.policy == uniform(layers_of(STEP, STATE, BATCH_SHAPES).runs, Keep.ALL)
-    assert not any("checkpoint(" in e for e in plan.equations)
+    assert num_checkpoints(plan) == 0
     assert plan.estimate.step_s < planned(CHECKPOINTED, options=PlanOptions()).estimate.step_s
     assert "no more memory would make it faster" in plan.remat.note and plan.remat.note in " ".join(str(plan).split())
 
@@ -166,8 +171,8 @@ def test_only_the_step_that_was_planned_is_run(tight):
 
 
 def test_where_nothing_fits_the_error_tells_what_would_do():
-    with pytest.raises(MemoryBudgetError, match="memory_budget_bytes="):
-        planned(share=0.05)
+    with pytest.raises(MemoryBudgetError, match="GB per device"):
+        planned(share=0.05, options=PlanOptions(remat="search", least_memory_s=3.0))
 
 
 @pytest.mark.parametrize(
