@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from autoshard.launch.events import (
     Drained,
+    DrainStarted,
     Event,
     Finished,
     GenerationStarted,
@@ -74,7 +75,7 @@ def lineage(
                     problems.append(f"generation {generation} committed step {step} after step {position}")
                 if tier is Tier.MEMORY and memory_every and step - position > memory_every:
                     problems.append(f"generation {generation} skipped from step {position} to {step}")
-                if every and step % every and step != steps and not _is_drained_at(events, generation, step):
+                if every and step % every and step != steps and not _is_draining(events, generation):
                     problems.append(f"generation {generation} committed step {step}, which is none of its checkpoints")
                 if tier is Tier.MEMORY or not memory_every:
                     position = max(position, step)
@@ -92,8 +93,9 @@ def lineage(
     return Lineage(generations, tuple(redone), tuple(sources), tuple(problems))
 
 
-def _is_drained_at(events: Sequence[Event], generation: int, step: int) -> bool:
-    return any(isinstance(e, Drained) and (e.generation, e.step) == (generation, step) for e in events)
+def _is_draining(events: Sequence[Event], generation: int) -> bool:
+    """Whether a generation was asked to save and end, though something may have ended it before it told of it."""
+    return any(isinstance(e, DrainStarted | Drained) and e.generation == generation for e in events)
 
 
 @dataclasses.dataclass(frozen=True)

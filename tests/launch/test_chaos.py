@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from autoshard.launch.events import (
+    DrainStarted,
     EventLog,
     Finished,
     GenerationStarted,
@@ -110,6 +111,18 @@ def test_a_run_without_memory_may_redo_one_interval():
     assert lineage(events, STEPS, 5, None).redone == (4,)
     assert "did not finish" in lineage(events[:-1], STEPS, 5, None).problems[0]
     assert "had to take 4 steps again" in "; ".join(lineage(events, STEPS, 3, None).problems)
+
+
+def test_a_step_between_checkpoints_is_saved_only_where_a_generation_is_to_end():
+    saved = committed(1, 2.0, 7, Tier.DISK)
+    rest = [
+        *(committed(1, 5.0 + step, step, Tier.DISK) for step in (10, 15, 20)),
+        Finished(time=40.0, generation=1, step=STEPS, loss=1.0),
+    ]
+    begin = [started(1, 0.0), restored(1, 1.0, 0, None)]
+    assert "step 7, which is none of its checkpoints" in lineage([*begin, saved, *rest], STEPS, 5, None).problems[0]
+    asked = DrainStarted(time=1.5, generation=1, why="from 2 to 4 workers")
+    assert lineage([*begin, asked, saved, *rest], STEPS, 5, None).problems == ()
 
 
 def test_losses_are_compared_step_by_step(tmp_path):
