@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import enum
+import functools
 import math
 import os
 import pathlib
@@ -177,13 +178,14 @@ class MemoryTier:
             return
         writing = self._writing
         self._connect(writing, step)
-        slot = writing.writer.begin()
-        places = writing.writer.places(slot)
+        begin = functools.cache(writing.writer.begin)  # once, as soon as the state is there
+        places = lambda: writing.writer.places(begin())
         staged = self._staging.begin(leaves, writing.pieces, places)
 
         def finish() -> _Outcome:
             self._staging.finish(staged, places)
-            checksums = checksums_of(places)
+            slot = begin()
+            checksums = checksums_of(places())
             try:
                 writing.writer.publish(step, slot, checksums)
             except (OSError, AutoshardError) as error:

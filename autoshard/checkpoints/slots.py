@@ -25,8 +25,11 @@ from autoshard.errors import FileFormatError
 from autoshard.transfer.routes import Box
 
 NUM_SLOTS = 3
-"""While a step is written, the two before stay: another process may have the older one only, and no process is ahead
-of another by more than the step in flight."""
+"""While a step is written, the two before stay: another process may have the older one only.
+
+Let a process begin to write the state after step s once that state is computed. All others have begun step s by then,
+so they have kept the state after step s - 2, which this process still has. Begun any sooner, as while its own step s is
+still waiting for the others, there may be no step that all have."""
 
 FOLDER_NAME = re.compile(r"[0-9a-f]{16}-[0-9]{1,9}(-copy)?\Z")
 """A session, the process, and whether the content is a copy for a process of another host."""
@@ -149,7 +152,7 @@ class SlotWriter:
         return np.asarray(np.memmap(path, np.uint8, "r+", shape=(size,)))  # views of a plain array are made sooner
 
     def begin(self) -> int:
-        """The slot with the oldest state, which is no longer one from now on."""
+        """The slot with the oldest state, which is none from now on; to be called once the new one is computed."""
         slot = self._steps.index(min(self._steps))
         with contextlib.suppress(FileNotFoundError):
             (self._folder / f"step-{self._steps[slot]}.json").unlink()

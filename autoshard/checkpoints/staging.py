@@ -1,7 +1,7 @@
 """Getting the shards of a process off its devices while the next step is about to reuse their memory."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from autoshard.checkpoints.layout import Piece
+
+Places = Callable[[], Sequence[np.ndarray]]
+"""Gives the bytes on the host that shards are copied to."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,20 +31,20 @@ class Staging:
     def __init__(self) -> None:
         self._has_room: bool | None = None
 
-    def begin(self, arrays: Sequence[Any], pieces: Sequence[Piece], places: Sequence[np.ndarray]) -> Staged:
+    def begin(self, arrays: Sequence[Any], pieces: Sequence[Piece], places: Places) -> Staged:
         """Takes the shards; `finish` has them in `places` afterwards.
 
         Args:
             arrays: the leaves of a state, which may be donated when this returns.
             pieces: which of their shards.
-            places: bytes on the host, as many for each piece as it has.
+            places: gives bytes on the host, as many for each piece as it has. Called once, here or by `finish`, and not
+                before all shards are computed.
         """
         of_leaf = {n: arrays[n].addressable_shards for n in {piece.leaf for piece in pieces} if _is_array(arrays[n])}
         shards = [of_leaf[p.leaf][p.shard].data if p.leaf in of_leaf else arrays[p.leaf] for p in pieces]
         on_device = [shard for shard in shards if _is_array(shard) and _is_distant(shard)]
         if not on_device:
-            for shard, place in zip(shards, places, strict=True):
-                _fill(place, np.asarray(shard))  # a view that is kept would make the next step copy the array
+            _fill_all(shards, places)
             return Staged(None)
         if self._has_room is None:
             self._has_room = _has_room(on_device)
@@ -50,18 +53,25 @@ class Staging:
         for shard in shards:
             if isinstance(shard, jax.Array):
                 shard.copy_to_host_async()
-        staged = Staged(tuple(shards))
-        return staged if self._has_room else self.finish(staged, places)
-
-    def finish(self, staged: Staged, places: Sequence[np.ndarray]) -> Staged:
-        """Waits until the bytes are in `places`."""
-        for shard, place in zip(staged.arrays or (), places if staged.arrays else (), strict=True):
-            _fill(place, np.asarray(shard))
+        if self._has_room:
+            return Staged(tuple(shards))
+        _fill_all(shards, places)
         return Staged(None)
+
+    def finish(self, staged: Staged, places: Places) -> None:
+        """Waits until the bytes are in `places`."""
+        if staged.arrays is not None:
+            _fill_all(staged.arrays, places)
 
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array)
+
+
+def _fill_all(shards: Sequence[Any], places: Places) -> None:
+    jax.block_until_ready(shards)
+    for shard, place in zip(shards, places(), strict=True):
+        _fill(place, np.asarray(shard))  # a view that is kept would make the next step copy the array
 
 
 def _fill(place: np.ndarray, numbers: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +136,36 @@ def test_a_state_may_be_donated_as_soon_as_it_is_committed(tmp_path, monkeypatch
     tier.wait()
     tier.close()
     assert_same(restore(tmp_path, expected)[1], expected)
+
+
+@pytest.mark.parametrize("is_distant", [False, True])
+def test_nothing_is_given_up_for_a_state_that_is_not_computed_yet(tmp_path, monkeypatch, is_distant):
+    """It waits for the other processes, which may be two steps behind: one of them may have none of the two newest."""
+    monkeypatch.setattr(staging, "_is_distant", lambda shard: is_distant)
+    monkeypatch.setattr(staging, "_has_room", lambda shards: True)
+    tier = MemoryTier(tmp_path, "here", "run", [].append)
+    for step in range(1, 4):
+        tier.commit(step, {"w": jnp.ones((256, 256))})
+        tier.wait()
+    slow = jax.jit(lambda w: jax.lax.fori_loop(0, 2000, lambda _, w: jnp.tanh(w @ w), w))
+    jax.block_until_ready(slow(jnp.ones((256, 256))))  # compiled
+    state, seen = {"w": slow(jnp.ones((256, 256)))}, []
+
+    def look():
+        while True:
+            found = [path.name for path in files(tmp_path, "step-*.json")]
+            if state["w"].is_ready():
+                return
+            seen.append(found)
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    tier.commit(4, state)
+    tier.wait()
+    tier.close()
+    watching.join()
+    assert seen and all(found == ["step-1.json", "step-2.json", "step-3.json"] for found in seen)
+    assert [path.name for path in files(tmp_path, "step-*.json")] == ["step-2.json", "step-3.json", "step-4.json"]
 
 
 def test_folders_that_others_may_write_to_are_refused(tmp_path):
