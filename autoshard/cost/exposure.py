@@ -12,11 +12,10 @@ where a collective lies within I if it is neither known before I nor needed afte
 the waiting of every other plan from below, linearly in the plan's times: `planner/overlap.py` prices plans so.
 """
 
-import bisect
 import dataclasses
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 Stretch = tuple[int, int]
 """The kernels `start <= k < stop`."""
@@ -32,25 +31,6 @@ class Hideable:
     start: int
     stop: int
     time_s: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SortedStretches:
-    """Disjoint stretches in rising order: where each begins, and where it ends."""
-
-    starts: tuple[int, ...]
-    stops: tuple[int, ...]
-
-    @classmethod
-    def of(cls, stretches: Iterable[Stretch]) -> "SortedStretches":
-        """Disjoint stretches in any order."""
-        rising = sorted(stretches)
-        return cls(tuple([start for start, _ in rising]), tuple([stop for _, stop in rising]))
-
-    def holds(self, start: int, stop: int) -> bool:
-        """Whether `start` to `stop` lies within one of them."""
-        at = bisect.bisect_right(self.starts, start) - 1
-        return at >= 0 and stop <= self.stops[at]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ of other layers. Everything between activations is waited for, and counts in ful
 
     step(x) = sum of kernels + sum of waited collectives + exposed time of the others     (`cost/exposure.py`)
 
-whose last term is the most that any disjoint stretches of kernels give, each linear in the choices x. Weights theta_s
-of some sets of stretches, >= 0 and with the sum 1, therefore bound the step of every plan from below:
+whose last term is the most that any disjoint stretches of kernels give, each linear in the choices x. Weights >= 0 of
+some stretches, together at most 1 at any kernel, are those of an average over sets of disjoint ones (intervals make
+perfect graphs; Lovasz, Normal hypergraphs and the perfect graph conjecture, 1972), and therefore bound the step of
+every plan from below:
 
     step(x) >= sum_t (1 - rho w_t) kernel_t(x) + sum of waited collectives + sum_c w_c time_c(x)
 
-with w_t the weight of the sets that have kernel t in a stretch, and w_c that of the sets that have a stretch within
-which collective c lies. That is a problem of the same form; `plans/pricing.py` solves it, and asks which stretches
-bind in what it finds (Lagrangian relaxation; Geoffrion, Lagrangean relaxation for integer programming, 1974).
+with w_t the weight of the stretches that have kernel t, and w_c that of those within which collective c lies. That is
+a problem of the same form; `plans/pricing.py` solves it, and asks which stretches bind in what it finds (Lagrangian
+relaxation; Geoffrion, Lagrangean relaxation for integer programming, 1974).
 """
 
 import bisect
@@ -22,10 +24,12 @@ import functools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from autoshard.cluster import CollectiveKind
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.cost.collectives import Collective, joined
-from autoshard.cost.exposure import SortedStretches, Stretch
+from autoshard.cost.exposure import Stretch
 from autoshard.graph.groups import Group
 
 
@@ -77,28 +81,35 @@ Window = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class StretchWeights:
-    """Sets of disjoint stretches of operations, and the weight of each: >= 0, with the sum 1."""
+    """Weights of stretches of operations: >= 0, and together at most 1 at any operation."""
 
-    sets: tuple[tuple[float, tuple[Stretch, ...]], ...]
+    stretches: tuple[tuple[float, Stretch], ...]
 
     def of_operation(self, operation: int) -> float:
-        """The weight of the sets that have an operation in a stretch."""
-        starts, weights = self._between_ends
-        return weights[bisect.bisect_right(starts, operation)]
+        """The weight of the stretches that have an operation."""
+        ends, weights = self._between_ends
+        return weights[bisect.bisect_right(ends, operation)]
 
     def of_collective(self, window: Window) -> float:
-        """The weight of the sets that have a stretch within which a collective lies."""
-        return sum([w for w, stretches in self._sorted_sets if stretches.holds(*window)])
+        """The weight of the stretches within which a collective lies; 1 if it can run beside nothing."""
+        if window[0] >= window[1]:
+            return 1.0
+        weights, starts, stops = self._columns
+        return float(weights[(starts <= window[0]) & (window[1] <= stops)].sum())
 
     @functools.cached_property
-    def _sorted_sets(self) -> list[tuple[float, SortedStretches]]:
-        return [(w, SortedStretches.of(stretches)) for w, stretches in self.sets]
+    def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The weights, the starts and the stops."""
+        ends = np.array([stretch for _, stretch in self.stretches], np.int64).reshape(-1, 2)
+        return np.array([w for w, _ in self.stretches], np.float64), ends[:, 0], ends[:, 1]
 
     @functools.cached_property
     def _between_ends(self) -> tuple[list[int], list[float]]:
         """All ends of stretches, rising; and the weight before the first, and from each on until the next."""
-        ends = sorted({end for _, stretches in self.sets for stretch in stretches for end in stretch})
-        return ends, [0.0, *(sum([w for w, s in self._sorted_sets if s.holds(end, end + 1)]) for end in ends)]
+        weights, starts, stops = self._columns
+        ends = np.unique([starts, stops])
+        within = (starts <= ends[:, None]) & (ends[:, None] < stops)
+        return ends.tolist(), [0.0, *(within @ weights).tolist()]
 
 
 _WORTH_A_BYTE = 0.05
@@ -108,7 +119,7 @@ A choice of the search, no bound depends on it."""
 
 def first_weights(num_operations: int) -> StretchWeights:
     """The weights to begin a search with: nearly all that can hide does."""
-    return StretchWeights(((1 - _WORTH_A_BYTE, ()), (_WORTH_A_BYTE, ((0, num_operations),))))
+    return StretchWeights(((_WORTH_A_BYTE, (0, num_operations)),))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.cost.collectives import Collective
-from autoshard.cost.exposure import Exposure, Hideable, SortedStretches, Stretch, exposure
+from autoshard.cost.exposure import Exposure, Hideable, Stretch, exposure
 from autoshard.graph.graph import Operation
 from autoshard.graph.layout import Layout, is_gather
 from autoshard.planner.build import Formulation
@@ -56,16 +56,17 @@ class Timeline:
         """Time of the step."""
         return self.compute_s + self.comm_s - self.hidden_s
 
-    def at_least(self, stretches: Sequence[Stretch]) -> float:
-        """What the step takes if kernels wait only for what lies within disjoint `stretches`, in seconds."""
+    @functools.cached_property
+    def least_s(self) -> float:
+        """Time of the step if all hides that can."""
+        return self.compute_s + self.comm_s - sum(c.time_s for c in self.hideable)
+
+    def waited_s(self, stretches: Sequence[Stretch]) -> np.ndarray:
+        """What kernels wait for within each stretch at least, added up in disjoint ones; negative where all hides."""
         start, stop, time_s = self._hideable_columns
-        within_s = beside_s = 0.0
-        if stretches:
-            own = SortedStretches.of(stretches)
-            at = np.searchsorted(own.starts, start, side="right") - 1
-            within_s = float(time_s[(at >= 0) & (stop <= np.array(own.stops)[at])].sum())
-            beside_s = self.share * float((self._until_s[list(own.stops)] - self._until_s[list(own.starts)]).sum())
-        return self.compute_s + self.comm_s - float(time_s.sum()) + within_s - beside_s
+        within_s = [time_s[(first <= start) & (stop <= last)].sum() for first, last in stretches]
+        beside_s = [self._until_s[last] - self._until_s[first] for first, last in stretches]
+        return np.array(within_s, np.float64) - self.share * np.array(beside_s, np.float64)
 
     @functools.cached_property
     def _hideable_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -132,7 +133,12 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         windows = [f.overlap.window(value, o) for o in readers] if f.overlap.is_free(value) else []
         for step in terms.whole.counted(own):
             communication.append((_item(step, reader, label, value, operation, times), windows))
-    own = [(n, Hideable(*w, c.time_s / len(windows))) for n, (c, windows) in enumerate(communication) for w in windows]
+    own = [
+        (n, Hideable(*window, c.time_s / len(windows)))
+        for n, (c, windows) in enumerate(communication)
+        for window in windows
+        if window[0] < window[1]
+    ]
     items, hideable, found = [c for c, _ in communication], (), Exposure((), ())
     if f.overlap.weights is not None:
         hideable = tuple(c for _, c in own)

@@ -2,12 +2,12 @@
 
 The solver limits what is alive at once. What a device must have is more: the gaps that stay between buffers with fixed
 places depend on all choices together, and are known only once a plan is there. Where a plan's gaps exceed the budget,
-its problem is solved again with so much less.
+its problem is solved again with so much less, beginning with that plan.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autoshard.planner.build import Formulation
 from autoshard.planner.decode import memory_needed
@@ -22,7 +22,10 @@ TRIES = 3
 
 
 def with_gaps(
-    formulation: Formulation, first: Solution, relative_gap: float, solve: Callable[[Formulation], Solution] | None
+    formulation: Formulation,
+    first: Solution,
+    relative_gap: float,
+    solve: Callable[[Formulation, Sequence[int]], Solution] | None,
 ) -> tuple[Solution, bool]:
     """`first`, or a solution found under a tighter limit whose gaps fit as well; and whether they do.
 
@@ -32,7 +35,8 @@ def with_gaps(
     Args:
       formulation: The problem, with the budget as its capacity. first: Its solution.
       relative_gap: From which gap to the bound on a solution is optimal.
-      solve: Solves a problem; its result has no choices if there are none. None: only `first` is looked at.
+      solve: Solves a problem, beginning with choices, which may not fit; its result has none if there are none. None:
+        only `first` is looked at.
     """
     budget_bytes = formulation.problem.capacity
     if budget_bytes is None:
@@ -51,7 +55,7 @@ def with_gaps(
         if limit_bytes <= 0:
             break
         tighter = dataclasses.replace(formulation.problem, capacity=limit_bytes)
-        found = solve(dataclasses.replace(formulation, problem=tighter))
+        found = solve(dataclasses.replace(formulation, problem=tighter), found.chosen)
         if found.choices is None:
             break
     if best is first:

@@ -23,7 +23,9 @@ class PlanOptions:
     """Options of `autoshard.plan`.
 
     Attributes:
-      time_limit_s: Wall-clock limit of each solve. What is found by the clock may differ from run to run.
+      time_limit_s: Wall-clock limit of the search on each mesh, which solves several problems; where the gaps between a
+        plan's buffers do not fit, half as much again. What is found by the clock may differ from run
+        to run.
       relative_gap: A plan is called optimal when it is proven to be within this share of the optimum.
       max_mesh_axes: With `mesh=None`, logical meshes of up to this many axes are searched (at most 3).
       memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context, code and

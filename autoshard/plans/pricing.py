@@ -1,21 +1,22 @@
 """The best plan for a step whose collectives hide behind kernels: a problem is solved, what binds is priced, and again.
 
-What is exposed of a plan's collectives is no sum over its choices, but a maximum of sums, one for each set of stretches
-of kernels (`cost/exposure.py`). Weights of such sets make a problem that the solver takes, and whose bound holds for
-the step as scheduled (`planner/overlap.py`). The best weights are those of
+What is exposed of a plan's collectives is no sum over its choices, but a maximum of sums, one for each set of disjoint
+stretches of kernels (`cost/exposure.py`). Weights of stretches make a problem that the solver takes, and whose bound
+holds for the step as scheduled (`planner/overlap.py`). The best weights are those of
 
-    max over weights theta   min over plans x   sum_s theta_s step_s(x)
+    max over weights w   min over plans x   least(x) + sum_I w_I waited_I(x)
 
-which is sought with the plans and sets known so far, each round adding a plan that is best at the last weights, and
-the set that binds in it (Kelley, The cutting-plane method for solving convex programs, 1960). Only part of the way is
-gone, from the weights that bounded best so far: the method alone swings from one extreme to another. The plan taken is
-the fastest of all rounds, the bound the best.
+which is sought with the plans and stretches known so far, each round adding a plan that is best at the last weights,
+and the stretches that bind in it (Kelley, The cutting-plane method for solving convex programs, 1960). Only part of the
+way is gone, from the weights that bounded best so far: the method alone swings from one extreme to another. The plan
+taken is the fastest of all rounds, or one that is then made of what they found (`primal_recovery.py`); the bound is the
+best. As long as the two are far apart because of the weights, a
+problem is solved no more exactly than tells where to go next.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from scipy.optimize import linprog
@@ -23,11 +24,16 @@ from scipy.optimize import linprog
 from autoshard.cost.exposure import Stretch
 from autoshard.planner.build import Formulation, repriced
 from autoshard.planner.overlap import StretchWeights
-from autoshard.planner.timeline import Timeline, asked_for
+from autoshard.planner.timeline import asked_for
+from autoshard.plans.primal_recovery import Known, Mixture, Series, Timed, fastest_like
 from autoshard.solver.problem import Certificate, Solution, Status
 
-_ROUNDS = 6
+ROUNDS = 8
 """How many problems are solved at most."""
+
+_FIRST_GAP, _GAP_SHARE = 0.02, 0.3
+"""How exactly the first problem is solved, and each of the others, as a share of the gap that is left for the step; but
+never more exactly than half of what is wanted, so that the other half is left to the weights."""
 
 _UNSETTLED, _SETTLED = 0.5, 0.9
 """How much of the way to the best weights for the plans known so far is gone: more where the same set binds again."""
@@ -37,49 +43,54 @@ _WORTH_A_BYTE = 0.02
 A choice of the search: bounds hold for all weights, and come out at most so much lower."""
 
 
-class Solve(Protocol):
-    """Solves a problem as it is priced. Its result has no choices if there are none, or none that can win."""
-
-    def __call__(self, formulation: Formulation, *, hint: Sequence[int] | None) -> Solution: ...
-
-
 def solved_as_scheduled(
-    formulation: Formulation, hint: Sequence[int] | None, relative_gap: float, solve: Solve
+    formulation: Formulation, hint: Sequence[int] | None, relative_gap: float, series: Series, rounds: int = ROUNDS
 ) -> tuple[Formulation, Solution]:
     """The best solution of a problem as scheduled, and the problem with the prices at which it was found.
 
     Args:
       formulation: The problem. hint: Choices to begin with.
       relative_gap: From which gap to the bound on a solution is optimal.
-      solve: Solves a problem as it is priced.
+      series: Solves problems. rounds: How many prices are tried at most.
     """
-    at, found = formulation, solve(formulation, hint=hint)
-    if at.overlap.weights is None or found.choices is None:
-        return at, found
-    best, best_s, bound = (at, found), math.inf, found.certificate
-    centre = at.overlap.weights  # the weights that bound best so far
-    whole = StretchWeights(((1.0, ((0, len(at.program.graph.operations)),)),))
-    known: list[Timeline] = []
-    sets = [stretches for _, stretches in at.overlap.weights.sets]
-    for n in range(_ROUNDS):
-        known.append(asked_for(at, found.chosen))
-        if known[-1].step_s < best_s:
-            best, best_s = (at, found), known[-1].step_s
-        binding = known[-1].stretches
-        sets = list(dict.fromkeys([*sets, binding, *((s,) for s in binding)]))
-        weights, most_s = _weights(known, sets)
-        enough_s = bound.bound + relative_gap * best_s
-        if n + 1 == _ROUNDS or best_s <= enough_s or most_s <= enough_s:
-            break
-        is_settled = n > 0 and binding == known[-2].stretches
-        weights = _between(centre, weights, _SETTLED if is_settled else _UNSETTLED)
-        at = repriced(at, _between(weights, whole, _WORTH_A_BYTE))
-        found = solve(at, hint=found.choices)
-        if found.certificate.bound > bound.bound:
+    at, centre = formulation, formulation.overlap.weights  # the weights that bound best so far
+    if centre is None:
+        return at, series.solve(at, hint=hint, relative_gap=relative_gap, share=1.0)
+    best, best_s, bound, mixture = None, math.inf, None, None
+    whole = StretchWeights(((1.0, (0, len(at.program.graph.operations))),))
+    known: list[Known] = []
+    stretches = [stretch for _, stretch in (*centre.stretches, *whole.stretches)]
+    weights, enough, gap = centre, 0.5 * relative_gap, _FIRST_GAP
+    for n in range(rounds):
+        found = series.solve(at, hint=hint, relative_gap=max(gap, enough), share=1 / (rounds - n))
+        if bound is None or found.certificate.bound > bound.bound:
             bound, centre = found.certificate, weights
         if found.choices is None:
+            best = best or (at, found)
             break
-    return best[0], Solution(best[1].choices, as_scheduled(bound, best_s, relative_gap))
+        is_new = found.choices != hint
+        hint = found.choices
+        times = asked_for(at, found.chosen)
+        if times.step_s < best_s:
+            best, best_s = (at, found), times.step_s
+        is_settled = bool(known) and times.stretches == known[-1].times.stretches
+        known.append(Known(found.choices, times))
+        stretches = list(dict.fromkeys([*stretches, *times.stretches]))
+        mixture = _best_mixture(known, stretches)
+        gap = _GAP_SHARE * (1 - bound.bound / best_s if is_new else gap)
+        enough_s = bound.bound + relative_gap * best_s
+        if n + 1 == rounds or best_s <= enough_s or mixture.step_s <= enough_s:
+            break
+        weights = _between(centre, mixture.weights, _SETTLED if is_settled else _UNSETTLED)
+        at = repriced(at, _between(weights, whole, _WORTH_A_BYTE))
+    assert best is not None and bound is not None, "there is at least one round"
+    if best[1].choices is None:
+        return best
+    plan = Timed(*best, best_s)
+    if mixture is not None:
+        plan = fastest_like(mixture, at, plan, bound.bound, relative_gap, series)
+    certificate = as_scheduled(bound, plan.step_s, relative_gap)
+    return plan.formulation, Solution(plan.solution.choices, certificate)
 
 
 def as_scheduled(certificate: Certificate, step_s: float, relative_gap: float) -> Certificate:
@@ -89,28 +100,32 @@ def as_scheduled(certificate: Certificate, step_s: float, relative_gap: float) -
     return dataclasses.replace(certificate, status=status, objective=step_s, gap=gap)
 
 
-def _weights(plans: Sequence[Timeline], sets: Sequence[tuple[Stretch, ...]]) -> tuple[StretchWeights, float]:
-    """The weights that bound the plans known so far best, and that bound, which no weights of these sets exceed."""
-    steps_s = np.array([[plan.at_least(stretches) for stretches in sets] for plan in plans])
-    scale_s = steps_s.max() or 1.0
-    # max v over theta >= 0 with sum 1, such that steps theta >= v for every plan
+def _best_mixture(plans: Sequence[Known], stretches: Sequence[Stretch]) -> Mixture:
+    """The mixture of plans that takes least, and the weights of stretches that prove it."""
+    waited_s = np.array([plan.times.waited_s(stretches) for plan in plans])
+    least_s = np.array([plan.times.least_s for plan in plans])
+    scale_s = max(np.abs(waited_s).max(), least_s.max()) or 1.0
+    starts, stops = np.array(stretches).T
+    ends = np.unique(starts)  # where stretches overlap most, one begins
+    together = (starts <= ends[:, None]) & (ends[:, None] < stops)
+    # max v over w >= 0, such that least + waited w >= v for every plan, and at most 1 of w at any operation
     found = linprog(
-        np.array([*[0.0] * len(sets), -1.0]),
-        A_ub=np.hstack([-steps_s / scale_s, np.ones((len(plans), 1))]),
-        b_ub=np.zeros(len(plans)),
-        A_eq=np.array([[*[1.0] * len(sets), 0.0]]),
-        b_eq=np.ones(1),
-        bounds=[(0, None)] * len(sets) + [(None, None)],
+        np.array([*[0.0] * len(stretches), -1.0]),
+        A_ub=np.block([[-waited_s / scale_s, np.ones((len(plans), 1))], [together, np.zeros((len(ends), 1))]]),
+        b_ub=np.concatenate([least_s / scale_s, np.ones(len(ends))]),
+        bounds=[(0, None)] * len(stretches) + [(None, None)],
     )
-    theta = np.clip(found.x[:-1], 0.0, None)
-    pairs = zip((theta / theta.sum()).tolist(), sets, strict=True)
-    return StretchWeights(tuple((w, s) for w, s in pairs if w > 0)), -found.fun * scale_s
+    shares = np.clip(-found.ineqlin.marginals[: len(plans)], 0.0, None)
+    w = np.clip(found.x[:-1], 0.0, None)
+    w /= max(1.0, (together @ w).max())  # rounding
+    weights = StretchWeights(tuple(pair for pair in zip(w.tolist(), stretches, strict=True) if pair[0] > 0))
+    return Mixture(tuple(plans), tuple((shares / shares.sum()).tolist()), weights, -found.fun * scale_s)
 
 
 def _between(one: StretchWeights, other: StretchWeights, share: float) -> StretchWeights:
     """Weights on the way from one to the other, `share` of it."""
-    shares = {s: 0.0 for w in (one, other) for _, s in w.sets}
+    found: dict[Stretch, float] = {}
     for weights, part in ((one, 1 - share), (other, share)):
-        for w, s in weights.sets:
-            shares[s] += part * w
-    return StretchWeights(tuple((w, s) for s, w in shares.items()))
+        for w, stretch in weights.stretches:
+            found[stretch] = found.get(stretch, 0.0) + part * w
+    return StretchWeights(tuple((w, stretch) for stretch, w in found.items()))

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from jax.sharding import PartitionSpec
 
@@ -25,11 +26,16 @@ from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.starts import choices_of_joined_axes, starting_choices
 from autoshard.solver.cached import solve_cached
+from autoshard.solver.driver import solve
 from autoshard.solver.io.solution_cache import SolutionCache, default_cache
 from autoshard.solver.io.solution_file import read_solution
+from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import ROUNDING, Progress, SolverOptions
-from autoshard.solver.problem import Certificate, Solution, Status
+from autoshard.solver.problem import Certificate, Problem, Solution, Status
 from autoshard.trace.annotations import fixed_of_spec
+
+AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP = 3, 0.5, 0.01
+"""How many problems are solved at most, in which share of the time limit, and how exactly, whenever gaps do not fit."""
 
 NO_MEMORY, NOT_TRIED = "does not fit the memory", "not tried: stopped"
 """Verdicts on a mesh."""
@@ -125,6 +131,7 @@ def search_meshes(
             seed=options.seed,
             work_limit=options.work_limit,
         )
+        solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
         if solution is not None:
             found = _settled(formulation, read_solution(solution, formulation.problem))
             if formulation.overlap.weights is not None:
@@ -138,15 +145,16 @@ def search_meshes(
                 started.append(why_not)
             elif question.restrict is None and len(meshes) == 1:  # else simpler meshes are searched themselves
                 any_cost = dataclasses.replace(tell, cutoff=math.inf)
-                aside = functools.partial(_solved, cache=cache, tell=any_cost, stop=stop)
+                aside = functools.partial(solve_one, tell=any_cost)
                 hint = choices_of_joined_axes(question, formulation, limits, aside)
-            solve_priced = functools.partial(_solved, limits=limits, cache=cache, tell=tell, stop=stop)
-            solve = functools.partial(solved_as_scheduled, relative_gap=options.relative_gap, solve=solve_priced)
-            solve_again = lambda tighter, solve=solve: solve(tighter, None)[1]
-            formulation, found = solve(formulation, hint)
+            series = _Series(limits, solve_one, stop)
+            formulation, found = solved_as_scheduled(formulation, hint, options.relative_gap, series)
         own_fits = False
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
-            found, own_fits = with_gaps(formulation, found, options.relative_gap, None if solution else solve_again)
+            gap = max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
+            again_in = _Series(limits.part(AGAIN_SHARE), solve_one, stop)
+            again = functools.partial(_solved_again, relative_gap=gap, series=again_in)
+            found, own_fits = with_gaps(formulation, found, options.relative_gap, None if solution else again)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
         candidates.append(MeshCandidate(axes, step_s, max(certificate.bound, 0.0), _verdict(found, cutoff)))
@@ -170,16 +178,54 @@ def _solved(
     tell: "_Teller",
     stop: StopRequest,
     hint: Sequence[int] | None = None,
+    start: LiftedStart | None = None,
 ) -> Solution:
     """The solution of one problem; one without choices if it cannot win."""
     try:
         found = solve_cached(
-            formulation.problem, limits, cache, lambda: labels_of(formulation), tell.progress, stop, hint
+            formulation.problem, limits, cache, lambda: labels_of(formulation), tell.progress, stop, hint, start
         )
     except _CannotWin as hopeless:
         p = hopeless.progress
         return Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
     return _settled(formulation, found)
+
+
+class _Series:
+    """Solves problems that differ in their costs one after another, each from where the one before ended.
+
+    All have one time limit together, or each the same limit of work.
+    """
+
+    def __init__(self, limits: SolverOptions, solve_one: Callable[..., Solution], stop: StopRequest):
+        """Starts the clock; `solve_one`: as `_solved`, given its formulation, limits, hint and start."""
+        self._limits, self._solve_one, self._stop = limits, solve_one, stop
+        self._until = limits.deadline()
+        self._start = LiftedStart()
+
+    def solve(
+        self, formulation: Formulation, *, hint: Sequence[int] | None, relative_gap: float, share: float
+    ) -> Solution:
+        """See `plans/primal_recovery.py`, `Series`."""
+        is_one_of_several = formulation.overlap.weights is not None
+        limits = dataclasses.replace(self._part(relative_gap, share), is_folding_enough=is_one_of_several)
+        return self._solve_one(formulation, limits, hint=hint, start=self._start)
+
+    def solve_part(self, problem: Problem, *, relative_gap: float, share: float) -> Solution:
+        """See `plans/primal_recovery.py`, `Series`."""
+        return solve(problem, self._part(relative_gap, share), stop=self._stop)
+
+    def _part(self, relative_gap: float, share: float) -> SolverOptions:
+        limits = dataclasses.replace(self._limits, relative_gap=relative_gap)
+        if limits.work_limit is not None:
+            return limits
+        left_s = max(self._until - time.perf_counter(), 0.0)
+        return dataclasses.replace(limits, time_limit_s=share * left_s)
+
+
+def _solved_again(formulation: Formulation, hint: Sequence[int], relative_gap: float, series: _Series) -> Solution:
+    """The solution of a problem with a tighter limit than one that was solved before."""
+    return solved_as_scheduled(formulation, hint, relative_gap, series, AGAIN_ROUNDS)[1]
 
 
 def _settled(formulation: Formulation, found: Solution) -> Solution:

@@ -1,6 +1,5 @@
 """Where the search on one mesh begins: from the layouts that the caller has, or from what a simpler mesh can do."""
 
-import dataclasses
 from collections.abc import Callable
 
 from autoshard.errors import LayoutError, PinError
@@ -29,7 +28,7 @@ def starting_choices(
         narrowed = question.formulation(formulation.mesh, starting=True)
     except (PinError, LayoutError) as error:  # such as an axis that this mesh lacks
         return None, str(error)
-    found = solve(narrowed.problem, _shorter(limits, START_SHARE), stop=stop)
+    found = solve(narrowed.problem, limits.part(START_SHARE), stop=stop)
     if found.choices is None:
         return None, f"no plan with these layouts was found on mesh {axes} within the memory limit."
     meanings = labels_of(narrowed).choices
@@ -58,7 +57,7 @@ def choices_of_joined_axes(
             joined = question.formulation(mesh)
         except (PinError, LayoutError):  # such as one that names an axis of the two
             continue
-        found = solve_one(joined, _shorter(limits, JOINED_SHARE))
+        found = solve_one(joined, limits.part(JOINED_SHARE))
         choices = None if found.choices is None else choices_apart(formulation, joined, first, found.choices)
         if choices is None:
             continue
@@ -66,8 +65,3 @@ def choices_of_joined_axes(
         if priced.feasible and (best is None or priced.objective < best[0]):
             best = priced.objective, choices
     return None if best is None else best[1]
-
-
-def _shorter(limits: SolverOptions, share: float) -> SolverOptions:
-    work_limit = None if limits.work_limit is None else share * limits.work_limit
-    return dataclasses.replace(limits, time_limit_s=share * limits.time_limit_s, work_limit=work_limit)

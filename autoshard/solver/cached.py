@@ -12,6 +12,7 @@ from autoshard.solver.evaluate import evaluate
 from autoshard.solver.io.packed import problem_digest
 from autoshard.solver.io.problem_keys import ProblemKeys, plain_keys
 from autoshard.solver.io.solution_cache import Entry, SolutionCache
+from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Problem, Solution, Status, relative_gap
 
@@ -27,6 +28,7 @@ def solve_cached(
     on_progress: Callable[[Progress], None] | None = None,
     stop: StopRequest | None = None,
     hint: Sequence[int] | None = None,
+    start: LiftedStart | None = None,
 ) -> Solution:
     """`solve` that asks `cache` first, and stores what it finds.
 
@@ -35,13 +37,13 @@ def solve_cached(
     limit the cache is not used: what others solved before must not change the answer.
 
     Args:
-      problem, options, on_progress, stop, hint: As for `solve`. A stored solution that is better than the hint takes
-        its place.
+      problem, options, on_progress, stop, hint, start: As for `solve`. A stored solution that is better than the hint
+        takes its place.
       cache: None for none.
       keys: Makes the keys of nodes and choices; by default they go by names and numbers.
     """
     if cache is None or options.work_limit is not None:
-        return solve(problem, options, hint, on_progress, stop)
+        return solve(problem, options, hint, on_progress, stop, start)
     digest = problem_digest(problem)
     stored = _trusted(cache.find(digest), problem)
     if stored is not None:
@@ -57,7 +59,7 @@ def solve_cached(
     if hint is None:
         hint = cache.nearest(problem, own)
     with contextlib.nullcontext(stop) if stop is not None else stop_on_signals() as stop:
-        found = solve(problem, options, hint, on_progress, stop)
+        found = solve(problem, options, hint, on_progress, stop, start)
     if stored is not None:
         found = _with_bound(found, stored.solution.certificate.bound, options.wanted_gap)
     if found.choices is not None:

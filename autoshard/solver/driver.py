@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.exact.mathopt_runner import MathOptRunner
 from autoshard.solver.lifted_search import search_lifted
+from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.primal_dual import PrimalDualSearch
 from autoshard.solver.problem import Problem, Solution
@@ -33,6 +34,7 @@ def solve(
     hint: Sequence[int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     stop: StopRequest | None = None,
+    start: LiftedStart | None = None,
 ) -> Solution:
     """Minimises the cost of `problem` within its capacity.
 
@@ -44,6 +46,7 @@ def solve(
       on_progress: Called with every better solution or bound.
       stop: Asks to end with the best solution so far. If None, the first Ctrl-C does, and a second one raises
         KeyboardInterrupt.
+      start: What solving problems of the same nodes, edges and usages left; takes what this one leaves.
 
     Returns:
       The best solution found and what is proven about it; never raises for lack of a solution.
@@ -59,14 +62,14 @@ def solve(
                 on_progress(Progress(0.0, math.inf, -math.inf, "compiling the solver, once a machine"))
             compile_kernels()
         with MathOptRunner(request, options.deadline()) as runner:
-            return _solve(problem, options, hint, on_progress, runner)
+            return _solve(problem, options, hint, on_progress, runner, start)
 
 
 def compile_kernels() -> None:
     """Compiles the kernels, or loads them from disk, by solving a small problem."""
     share_compilation()
     with MathOptRunner(StopRequest()) as runner:
-        _solve(warm_up_problem(), warm_up_options(), None, None, runner)
+        _solve(warm_up_problem(), warm_up_options(), None, None, runner, None)
 
 
 def _solve(
@@ -75,14 +78,16 @@ def _solve(
     hint: Sequence[int] | None,
     on_progress: Callable[[Progress], None] | None,
     runner: MathOptRunner,
+    start: LiftedStart | None,
 ) -> Solution:
     """`solve` of a checked problem, with the clock running."""
     search = Search(problem, options, on_progress, runner)
-    if hint is not None:
-        search.offer(hint, "hint")
     with search.budget.at_most(COPIES_SHARE):
-        search_lifted(search)
-    if search.done():
+        search_lifted(search, start)
+    is_enough = options.is_folding_enough and search.choices is not None
+    if hint is not None:  # not before: as good as asked for, it would keep folding from finding a better one
+        search.offer(hint, "hint")
+    if search.done() or is_enough:
         return search.solution()
     network = Network(problem)
     presolve(network, lambda: search.budget.remaining() <= 0)

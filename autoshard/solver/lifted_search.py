@@ -16,6 +16,7 @@ from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, table_entries
 from autoshard.solver.labelling import labels_cost
+from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.primal.local_search import repair
 from autoshard.solver.primal.tree_moves import descend_trees
 from autoshard.solver.reduce.colour_refinement import refine
@@ -43,6 +44,8 @@ BANDS = (0, 8, 16, 32)
 """Evenly spaced instants added, round by round."""
 PAIRS, CHUNK = 300, 25
 """Pairs of sweeps of an ascent, and between two polished solutions."""
+STALL = 0.02
+"""An ascent ends where it gains less than this share of the wanted gap."""
 TREE_ROUNDS = 8
 """Rounds of the local search over trees."""
 
@@ -50,12 +53,10 @@ TREE_ROUNDS = 8
 class _LiftedSearch:
     """The state of the search: which instants count."""
 
-    def __init__(self, search: Search) -> None:
-        self.search = search
+    def __init__(self, search: Search, start: LiftedStart) -> None:
+        self.search, self.start = search, start
         self.columns = columns_of(search.problem)
-        self.exceeded: set[int] = set()
-        self.prices: dict[int, float] = {}
-        """Latest price of each instant that counts."""
+        self.exceeded = set(start.binding)
         self.network: Network | None = None
         """The latest lifted network: what presolve has worked out for it serves the next."""
         self.whole = WholeBound(search.problem)
@@ -98,11 +99,14 @@ class _LiftedSearch:
             return np.array(network.postsolve({}))
         graph, nodes = factor_graph_of(network)
         instants = [quotient.instants[t] for t in network.instants.tolist()]
-        ascent = DualAscent(graph, np.array([self.prices.get(t, 0.0) for t in instants]))
+        own_prices = np.array([self.start.prices.get(t, 0.0) for t in instants])
+        ascent = DualAscent(
+            graph, own_prices, None if lifted is None else self.start.messages(quotient, network, graph)
+        )
         done = 0
         while done < PAIRS and not search.done():
             gap = search.objective - constant - ascent.bound
-            stall = min(5e-3 * gap, 1e-4 * abs(ascent.bound))
+            stall = min(5e-3 * gap, max(1e-4, STALL * search.options.wanted_gap) * abs(ascent.bound))
             steps = ascent.climb(CHUNK, search.objective - constant, np.inf, stall)
             search.budget.spend(3 * steps * table_entries(graph))
             done += steps
@@ -113,9 +117,11 @@ class _LiftedSearch:
             if steps < CHUNK:
                 break
         prices = dict(zip(instants, ascent.prices.tolist(), strict=True))
-        self.prices.update(prices)
+        self.start.price(prices)
         if lifted is None:
             self.whole.prove(search, quotient, ascent, prices)
+        else:
+            self.start.keep(quotient, network, graph, ascent.messages)
         return np.array(network.postsolve_labels(nodes, _decoded(graph, ascent)))
 
     def offer(self, whole: np.ndarray, phase: str) -> bool:
@@ -149,16 +155,20 @@ class _LiftedSearch:
             graph, _ = factor_graph_of(Network(quotient.tied))
             labels = whole[quotient.partition.first_node]
             floor = PENALTY * abs(labels_cost(graph, labels)) / max(self.search.problem.capacity or 0.0, 1e-300)
-            weights = np.array([max(self.prices.get(t, 0.0), floor) for t in quotient.instants])
+            weights = np.array([max(self.start.prices.get(t, 0.0), floor) for t in quotient.instants])
             if not repair(graph, labels, weights, 30, np.zeros(int(np.diff(graph.label_start).max()))):
                 return False
             whole = quotient.expanded(labels)
         return False
 
 
-def search_lifted(search: Search) -> None:
-    """Offers solutions and proves bounds by folding; does nothing where little is repeated."""
-    state = _LiftedSearch(search)
+def search_lifted(search: Search, start: LiftedStart | None = None) -> None:
+    """Offers solutions and proves bounds by folding; does nothing where little is repeated.
+
+    Args:
+      search: Is told what is found. start: Of a problem like this one; takes what this one leaves.
+    """
+    state = _LiftedSearch(search, start or LiftedStart())
     quotient = state.quotient(0)
     if quotient is None:
         return

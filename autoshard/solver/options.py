@@ -23,6 +23,7 @@ class SolverOptions:
       dual_passes: Most message-passing sweeps over the whole problem.
       ilp_entries: Largest integer program (non-zero matrix entries) that is built.
       neighbourhoods: Most integer programs over a part of the nodes, once the whole is too large or too slow.
+      is_folding_enough: Whether to stop once folding copies has found a solution, whatever its gap.
       work_limit: Limit in units of counted work, or None to go by the clock. A unit is 1e8 visited table entries, in
         the order of a second of one core; phases end when their share of it is used up.
     """
@@ -33,12 +34,18 @@ class SolverOptions:
     dual_passes: int = 2000
     ilp_entries: int = 400_000
     neighbourhoods: int = 200
+    is_folding_enough: bool = False
     work_limit: float | None = None
 
     @property
     def wanted_gap(self) -> float:
         """The relative gap from which on a solution is optimal."""
         return max(self.relative_gap, ROUNDING)
+
+    def part(self, share: float) -> "SolverOptions":
+        """The same with a share of the time, or of the work."""
+        work_limit = None if self.work_limit is None else share * self.work_limit
+        return dataclasses.replace(self, time_limit_s=share * self.time_limit_s, work_limit=work_limit)
 
     def deadline(self) -> float:
         """Value of `time.perf_counter` at which a search that begins now has to end; +inf with a work limit."""

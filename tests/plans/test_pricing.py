@@ -12,9 +12,11 @@ import pytest
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.build import repriced
 from autoshard.planner.decode import estimate
+from autoshard.planner.hidden import hidden
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.timeline import asked_for
 from autoshard.plans.pricing import solved_as_scheduled
+from autoshard.plans.relinking import relinked
 from autoshard.solver import SolverOptions, Status, evaluate, solve
 
 
@@ -48,6 +50,16 @@ def hiding(formulated, gpus):
     return formulated(train, args, gpus(4), donate=(0,), schedule=Schedule.LATENCY_HIDING)
 
 
+class Exactly:
+    """Solves problems as exactly as is asked for, without a limit of time."""
+
+    def solve(self, formulation, *, hint, relative_gap, share):
+        return solve(formulation.problem, SolverOptions(relative_gap=relative_gap), hint)
+
+    def solve_part(self, problem, *, relative_gap, share):
+        return solve(problem, SolverOptions(relative_gap=relative_gap))
+
+
 def random_picks(f, number):
     rng = np.random.default_rng(0)
     return [[int(rng.integers(len(n.costs))) for n in f.problem.nodes] for _ in range(number)]
@@ -55,19 +67,57 @@ def random_picks(f, number):
 
 def test_the_price_of_a_plan_bounds_its_step(hiding):
     n = len(hiding.program.graph.operations)
-    for sets in (((1.0, ()),), ((0.5, ()), (0.5, ((0, n),))), ((0.25, ((0, 3), (3, n))), (0.75, ((1, n - 1),)))):
-        priced = repriced(hiding, StretchWeights(sets))
+    overlapping = ((0.25, (0, 3)), (0.25, (3, n)), (0.75, (1, n - 1)))
+    for stretches in ((), ((0.5, (0, n)),), overlapping, ((1.0, (0, 5)), (0.5, (5, n)), (0.5, (7, n)))):
+        priced = repriced(hiding, StretchWeights(stretches))
         for picks in random_picks(hiding, 50):
             assert evaluate(priced.problem, picks).objective <= asked_for(hiding, picks).step_s * (1 + 1e-9)
+
+
+def test_weights_count_where_a_stretch_holds_a_collective():
+    """Of what can run beside operations 2 and 3; what can run beside nothing counts in full."""
+    weights = StretchWeights(((0.25, (0, 4)), (0.5, (2, 6)), (0.125, (3, 4))))
+    assert weights.of_collective((2, 4)) == 0.75 and weights.of_collective((1, 5)) == 0.0
+    assert weights.of_collective((0, 4)) == 0.25 and weights.of_collective((4, 4)) == 1.0
+    assert [weights.of_operation(o) for o in range(7)] == [0.25, 0.25, 0.75, 0.875, 0.5, 0.5, 0.0]
 
 
 def test_at_the_stretches_that_bind_the_price_of_a_plan_is_its_step(hiding):
     for picks in random_picks(hiding, 50):
         times = asked_for(hiding, picks)
-        priced = repriced(hiding, StretchWeights(((1.0, times.stretches),)))
+        priced = repriced(hiding, StretchWeights(tuple((1.0, stretch) for stretch in times.stretches)))
         assert evaluate(priced.problem, picks).objective == pytest.approx(times.step_s)
-        assert times.at_least(times.stretches) == pytest.approx(times.step_s)
+        assert times.least_s + times.waited_s(times.stretches).sum() == pytest.approx(times.step_s)
         assert estimate(hiding, picks, as_compiled=False).step_s == pytest.approx(times.step_s)
+
+
+def test_limits_on_waiting_are_those_of_plans(hiding):
+    """A plan is one of the limited problem if and only if it waits no longer within the stretches."""
+    n = len(hiding.program.graph.operations)
+    picked = random_picks(hiding, 200)
+    for stretches in ([(0, n)], [(0, n // 2), (n // 3, n)]):
+        waited = {tuple(picks): asked_for(hiding, picks).waited_s(stretches) for picks in picked}
+        limits_s = np.median(np.array(list(waited.values())), axis=0)
+        limited = hidden(hiding, dict(zip(stretches, limits_s.tolist(), strict=True)))
+        outcomes = set()
+        for picks, own_s in waited.items():
+            whole, part = evaluate(hiding.problem, picks), evaluate(limited, picks)
+            assert part.objective == whole.objective
+            if np.abs(own_s - limits_s).min() > 1e-9 * np.abs(limits_s).max():
+                assert part.feasible == (whole.feasible and (own_s <= limits_s).all())
+                outcomes.add(part.feasible)
+        assert outcomes == {True, False}
+    assert hidden(hiding, {(0, n): -1.0}) is None
+
+
+def test_plans_on_the_way_between_two_are_made_of_both(hiding):
+    """What is found fits, takes what it says, and does in each node what one of the two does."""
+    for one, other in itertools.pairwise(random_picks(hiding, 12)):
+        way = relinked(hiding, one, other)
+        if way is not None:
+            assert evaluate(hiding.problem, way.choices).feasible
+            assert way.step_s == asked_for(hiding, way.choices).step_s
+            assert all(c in pair for c, pair in zip(way.choices, zip(one, other, strict=True), strict=True))
 
 
 def test_repricing_changes_costs_and_nothing_else(hiding):
@@ -92,8 +142,7 @@ def test_no_plan_is_faster_than_the_bound(formulated, gpus, slow):
     assert math.prod(map(len, choices)) < 200_000
     possible = lambda picks: math.isfinite(evaluate(f.problem, picks).objective)
     fastest_s = min(asked_for(f, picks).step_s for picks in itertools.product(*choices) if possible(picks))
-    solve_one = lambda formulation, *, hint: solve(formulation.problem, SolverOptions(relative_gap=0.0), hint=hint)
-    at, found = solved_as_scheduled(f, None, 1e-6, solve_one)
+    at, found = solved_as_scheduled(f, None, 1e-6, Exactly())
     certificate = found.certificate
     assert certificate.bound <= fastest_s * (1 + 1e-9)
     assert certificate.objective == pytest.approx(asked_for(at, found.chosen).step_s)
