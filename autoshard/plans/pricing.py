@@ -31,6 +31,9 @@ from autoshard.solver.problem import Certificate, Solution, Status
 ROUNDS = 8
 """How many problems are solved at most."""
 
+_FIRST_SHARE = 0.5
+"""In which share of the time the first problem is solved: without a solution there is no other."""
+
 _FIRST_GAP, _GAP_SHARE = 0.02, 0.3
 """How exactly the first problem is solved, and each of the others, as a share of the gap that is left for the step; but
 never more exactly than half of what is wanted, so that the other half is left to the weights."""
@@ -62,7 +65,9 @@ def solved_as_scheduled(
     stretches = [stretch for _, stretch in (*centre.stretches, *whole.stretches)]
     weights, enough, gap = centre, 0.5 * relative_gap, _FIRST_GAP
     for n in range(rounds):
-        found = series.solve(at, hint=hint, relative_gap=max(gap, enough), share=1 / (rounds - n))
+        found = series.solve(
+            at, hint=hint, relative_gap=max(gap, enough), share=1 / (rounds - n) if n else _FIRST_SHARE
+        )
         if bound is None or found.certificate.bound > bound.bound:
             bound, centre = found.certificate, weights
         if found.choices is None:
