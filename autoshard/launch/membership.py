@@ -34,6 +34,8 @@ class Membership:
         """The worker at a slot was lost."""
         if self._rejoin_after_s:
             self._away_until_s[slot] = now_s + self._rejoin_after_s
+            if self._there is not None:
+                self._there.discard(slot)  # its time may be over before the next look, and it joins all the same
 
     def can_spare(self, slot: int, offered: Sequence[Slot]) -> bool:
         """Whether enough slots would be left without this one."""

@@ -20,6 +20,16 @@ def test_a_lost_slot_is_left_alone_for_a_while_where_the_size_may_change():
     assert numbers(members.usable(SLOTS)) == [0, 1, 2, 3]
 
 
+def test_a_slot_whose_time_is_over_before_anyone_looks_joins_all_the_same():
+    """As on a busy machine, where processes take longer to start than the slot is left alone."""
+    members = Membership(2, 4, rejoin_after_s=0.5)
+    assert numbers(members.joined(SLOTS, 100.0)) == []
+    members.lost(1, 100.0)
+    assert numbers(members.usable(SLOTS)) == [0, 2, 3]
+    assert numbers(members.joined(SLOTS, 103.0)) == [1]
+    assert numbers(members.joined(SLOTS, 104.0)) == []
+
+
 def test_slots_of_lost_and_new_hosts_come_and_go():
     members = Membership(1, 4, rejoin_after_s=30.0)
     assert numbers(members.joined(SLOTS[:2], 100.0)) == []
