@@ -54,7 +54,7 @@ def compare(
         typer.Option(metavar="FILE", help="Draw time and memory into this .html, .png or .svg file; needs matplotlib."),
     ] = None,
     budget_gb: Annotated[float | None, typer.Option(help="Memory for each device, in 1e9 bytes.")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds that each solve may take.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds that the search on each mesh may take.")] = None,
     work_limit: Annotated[float | None, typer.Option(help="Limit in units of counted work, not by the clock.")] = None,
     cache: Cache = None,
     devices: Devices = None,

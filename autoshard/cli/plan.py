@@ -51,7 +51,8 @@ def plan(
         float | None, typer.Option(help="Memory that the plan may use on each device, in 1e9 bytes.")
     ] = None,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds that each solve may take; two runs by the clock may end differently.")
+        float | None,
+        typer.Option(help="Seconds that the search on each mesh may take; two runs by the clock may end differently."),
     ] = None,
     work_limit: Annotated[
         float | None,

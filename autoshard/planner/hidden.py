@@ -44,7 +44,7 @@ def hidden(f: Formulation, limits_s: Mapping[Stretch, float]) -> Problem | None:
         room_s = limit_s - least_s
         if room_s <= 0:
             return None
-        amounts = _Amounts(capacity / room_s, capacity)
+        amounts = _Amounts(room_s, capacity)
         usages += [Usage(n, number, number + 1, amounts.of(a)) for n, a in enumerate(nodes) if np.ptp(a) > 0]
         pairs += [
             EdgeUsage(n, number, number + 1, amounts.of(a)) for n, a in enumerate(edges) if a is not None and np.ptp(a)
@@ -53,14 +53,15 @@ def hidden(f: Formulation, limits_s: Mapping[Stretch, float]) -> Problem | None:
 
 
 class _Amounts:
-    """What nodes and edges take, from the seconds that they add; the same array for equal ones."""
+    """What nodes and edges take of `capacity`, which stands for `room_s`; the same array for equal ones."""
 
-    def __init__(self, per_second: float, capacity: float) -> None:
-        self._per_second, self._capacity = per_second, capacity
+    def __init__(self, room_s: float, capacity: float) -> None:
+        self._room_s, self._capacity = room_s, capacity
         self._made: dict[tuple[tuple[int, ...], bytes], np.ndarray] = {}
 
     def of(self, added_s: np.ndarray) -> np.ndarray:
-        amounts = self._capacity * np.round((added_s - added_s.min()) * (self._per_second / self._capacity), _DIGITS)
+        """The amounts of what adds so many seconds."""
+        amounts = self._capacity * np.round((added_s - added_s.min()) / self._room_s, _DIGITS)
         return self._made.setdefault((amounts.shape, amounts.tobytes()), amounts)
 
 

@@ -10,12 +10,11 @@ which is sought with the plans and stretches known so far, each round adding a p
 and the stretches that bind in it (Kelley, The cutting-plane method for solving convex programs, 1960). Only part of the
 way is gone, from the weights that bounded best so far: the method alone swings from one extreme to another. The plan
 taken is the fastest of all rounds, or one that is then made of what they found (`primal_recovery.py`); the bound is the
-best. As long as the two are far apart because of the weights, a
-problem is solved no more exactly than tells where to go next.
+best. As long as the two are far apart because of the weights, a problem is solved no more exactly than tells where to
+go next.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,7 +58,7 @@ def solved_as_scheduled(
     at, centre = formulation, formulation.overlap.weights  # the weights that bound best so far
     if centre is None:
         return at, series.solve(at, hint=hint, relative_gap=relative_gap, share=1.0)
-    best, best_s, bound, mixture = None, math.inf, None, None
+    best, bound, mixture = None, None, None
     whole = StretchWeights(((1.0, (0, len(at.program.graph.operations))),))
     known: list[Known] = []
     stretches = [stretch for _, stretch in (*centre.stretches, *whole.stretches)]
@@ -71,31 +70,27 @@ def solved_as_scheduled(
         if bound is None or found.certificate.bound > bound.bound:
             bound, centre = found.certificate, weights
         if found.choices is None:
-            best = best or (at, found)
             break
         is_new = found.choices != hint
         hint = found.choices
         times = asked_for(at, found.chosen)
-        if times.step_s < best_s:
-            best, best_s = (at, found), times.step_s
+        if best is None or times.step_s < best.step_s:
+            best = Timed(at, found, times.step_s)
         is_settled = bool(known) and times.stretches == known[-1].times.stretches
         known.append(Known(found.choices, times))
         stretches = list(dict.fromkeys([*stretches, *times.stretches]))
         mixture = _best_mixture(known, stretches)
-        gap = _GAP_SHARE * (1 - bound.bound / best_s if is_new else gap)
-        enough_s = bound.bound + relative_gap * best_s
-        if n + 1 == rounds or best_s <= enough_s or mixture.step_s <= enough_s:
+        gap = _GAP_SHARE * (1 - bound.bound / best.step_s if is_new else gap)
+        enough_s = bound.bound + relative_gap * best.step_s
+        if n + 1 == rounds or best.step_s <= enough_s or mixture.step_s <= enough_s:
             break
         weights = _between(centre, mixture.weights, _SETTLED if is_settled else _UNSETTLED)
         at = repriced(at, _between(weights, whole, _WORTH_A_BYTE))
-    assert best is not None and bound is not None, "there is at least one round"
-    if best[1].choices is None:
-        return best
-    plan = Timed(*best, best_s)
-    if mixture is not None:
-        plan = fastest_like(mixture, at, plan, bound.bound, relative_gap, series)
-    certificate = as_scheduled(bound, plan.step_s, relative_gap)
-    return plan.formulation, Solution(plan.solution.choices, certificate)
+    if best is None or bound is None or mixture is None:  # the first problem has no solution
+        return at, found
+    best = fastest_like(mixture, at, best, bound.bound, relative_gap, series)
+    certificate = as_scheduled(bound, best.step_s, relative_gap)
+    return best.formulation, Solution(best.solution.choices, certificate)
 
 
 def as_scheduled(certificate: Certificate, step_s: float, relative_gap: float) -> Certificate:

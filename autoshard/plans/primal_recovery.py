@@ -117,11 +117,11 @@ def fastest_like(
       relative_gap: Nothing is sought for a plan with at most this gap.
       series: Solves problems.
     """
-    at = repriced(formulation, StretchWeights(()))
     is_enough = lambda: best.step_s * (1 - relative_gap) <= bound_s
     if is_enough() or max(mixture.shares) >= _WHOLE:
         return best
-    for one, other in list(itertools.permutations(mixture.mixed[:_RELINKED], 2)):
+    at = repriced(formulation, StretchWeights(()))
+    for one, other in itertools.permutations(mixture.mixed[:_RELINKED], 2):
         way = relinked(at, one.choices, other.choices)
         if way is not None and way.step_s < best.step_s:
             best = Timed(at, dataclasses.replace(best.solution, choices=way.choices), way.step_s)

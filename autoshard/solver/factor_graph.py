@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.solver.reduce.network import Demand, Network
+from autoshard.solver.reduce.network import Demand, Factor, Network
 
 
 class FactorGraph(NamedTuple):
@@ -97,6 +97,11 @@ class _Multiples:
         return [Demand(r.start, r.stop, self.of(r.amounts, count)) for r in demands]
 
 
+def ordered_factors(network: Network) -> list[Factor]:
+    """The factors of a network in the order in which they are laid out."""
+    return sorted(network.factors.values(), key=lambda factor: (factor.i, factor.j))
+
+
 def factor_graph_of(network: Network) -> tuple[FactorGraph, np.ndarray]:
     """Lays out the nodes still alive.
 
@@ -110,7 +115,7 @@ def factor_graph_of(network: Network) -> tuple[FactorGraph, np.ndarray]:
     number = {int(node): index for index, node in enumerate(nodes)}
     sizes = [len(network.labels[node]) for node in nodes]
     classes, tables, amounts = _Store(np.int32), _Store(np.float64), _Store(np.float64)
-    factors = sorted(network.factors.values(), key=lambda factor: (factor.i, factor.j))
+    factors = ordered_factors(network)
     source = np.array([number[factor.i] for factor in factors], np.int64)
     target = np.array([number[factor.j] for factor in factors], np.int64)
     rows = np.array([factor.table.shape[0] for factor in factors], np.int64)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autoshard.solver.factor_graph import FactorGraph, message_count
+from autoshard.solver.factor_graph import FactorGraph, message_count, ordered_factors
 from autoshard.solver.reduce.network import Factor, Network
 from autoshard.solver.reduce.quotient import Quotient
 
@@ -65,11 +65,10 @@ class LiftedStart:
 
 def _ends(network: Network, graph: FactorGraph) -> list[tuple[Factor, slice, slice, int]]:
     """Each factor, where the messages of its two ends stand, and how many copies it has."""
-    factors = sorted(network.factors.values(), key=lambda factor: (factor.i, factor.j))
     return [
         (factor, slice(source, source + rows), slice(target, target + columns), network.factor_multiplicity(factor))
         for factor, source, target, rows, columns in zip(
-            factors,
+            ordered_factors(network),
             graph.source_message.tolist(),
             graph.target_message.tolist(),
             graph.rows.tolist(),

@@ -112,8 +112,9 @@ def test_limits_on_waiting_are_those_of_plans(hiding):
 
 def test_plans_on_the_way_between_two_are_made_of_both(hiding):
     """What is found fits, takes what it says, and does in each node what one of the two does."""
-    for one, other in itertools.pairwise(random_picks(hiding, 12)):
-        way = relinked(hiding, one, other)
+    ways = [(one, other, relinked(hiding, one, other)) for one, other in itertools.pairwise(random_picks(hiding, 12))]
+    assert any(way is not None for _, _, way in ways)
+    for one, other, way in ways:
         if way is not None:
             assert evaluate(hiding.problem, way.choices).feasible
             assert way.step_s == asked_for(hiding, way.choices).step_s
