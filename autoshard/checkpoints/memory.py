@@ -76,12 +76,29 @@ class _Outcome(enum.Enum):
     FAILED = enum.auto()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Signature:
+    """What kind of state one layout holds: the pytree's structure, and each leaf's shape, type and sharding."""
+
+    structure: Any
+    leaves: tuple[tuple[tuple[int, ...], Any, Any], ...]
+
+    @staticmethod
+    def of(state: Any) -> "_Signature":
+        """That of a state."""
+        leaves, structure = jax.tree.flatten(state)
+        return _Signature(structure, tuple(map(_leaf_signature, leaves)))
+
+    def fits(self, other: "_Signature") -> bool:
+        """Whether the other's states have the same parts in the same places, however their shardings are written."""
+        return self.structure == other.structure and all(map(_fit, self.leaves, other.leaves))
+
+
 @dataclasses.dataclass(slots=True)
 class _Writing:
-    """How the states of this session are written, as long as their leaves and shardings stay what they are.
+    """How the states of this session are written.
 
     Attributes:
-        signature: the structure, shapes, types and shardings for which it was made.
         pieces: of this process, in the order of the layout.
         writer: the own slots.
         sole_bytes: of a slot, those that a neighbour is to keep too; 0 if there is none.
@@ -89,7 +106,6 @@ class _Writing:
         retry_in: commits until a neighbour that has failed is tried again.
     """
 
-    signature: Any
     pieces: tuple[Piece, ...]
     writer: SlotWriter
     sole_bytes: int
@@ -137,7 +153,7 @@ class MemoryTier:
             self._server = Server(listening_host(coordinator), self._key, self._folder)
         addresses = from_all(["", 0] if self._server is None else self._server.address)
         self._processes = [_Process(name, (at, port)) for name, (at, port) in zip(hosts, addresses, strict=True)]
-        self._staging, self._writing = Staging(), None
+        self._staging, self._signature, self._writing = Staging(), None, None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "memory-tier")
         self._pending: concurrent.futures.Future[_Outcome] | None = None
         self._num_committed = self._skip = 0
@@ -161,17 +177,14 @@ class MemoryTier:
             state: a pytree of arrays; it may be donated as soon as this returns.
         """
         self.wait()
+        self._begin_session_if_changed(_Signature.of(state))
         if self._skip:
             self._skip -= 1
             return
-        leaves, structure = jax.tree.flatten(state)
-        leaves = [words(leaf) for leaf in leaves]
-        signature = (structure, [_signature(leaf) for leaf in leaves])
+        leaves = [words(leaf) for leaf in jax.tree.leaves(state)]
         try:
-            if self._writing is None or self._writing.signature != signature:
-                if self._writing is not None:
-                    self._writing.drop_peer()
-                self._writing = self._begin_writing(signature, state, leaves)
+            if self._writing is None:
+                self._writing = self._begin_writing(state, leaves)
         except (OSError, AutoshardError) as error:
             self._writing, self._skip = None, _RETRY_COMMITS
             self._tell(NotSaved(step=step, why=f"in memory: {error}"))
@@ -210,10 +223,13 @@ class MemoryTier:
         if self._pending is None:
             return
         outcome, self._pending = self._pending.result(), None
-        if outcome is _Outcome.FAILED or self._writing is None:
-            if self._writing is not None:
-                self._writing.drop_peer()
-            self._writing = None
+        if self._writing is None:
+            return
+        if outcome is _Outcome.FAILED:
+            if self._writing.writer.is_there:  # older states are, too, and this one is all that cannot be written
+                self._skip = _RETRY_COMMITS
+            else:
+                self._stop_writing()
             return
         if outcome is _Outcome.NEIGHBOUR_LOST:
             self._writing.drop_peer()
@@ -257,7 +273,23 @@ class MemoryTier:
         self._remove_sessions_before()
         return None
 
-    def _begin_writing(self, signature: Any, state: Any, leaves: Sequence[Any]) -> _Writing:
+    def _begin_session_if_changed(self, signature: _Signature) -> None:
+        """Begins another session, in all processes alike, if states are not what they were.
+
+        What was written before stays until all have some of the new ones: it is safe, and nothing else is yet.
+        """
+        if self._signature is not None and not self._signature.fits(signature):
+            self._stop_writing()
+            self._session = checksum_of(f"what follows {self._session}".encode())
+            self._num_committed = self._skip = 0
+        self._signature = signature
+
+    def _stop_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.drop_peer()
+        self._writing = None
+
+    def _begin_writing(self, state: Any, leaves: Sequence[Any]) -> _Writing:
         """Makes the slots of this process."""
         host_of = {process: one.host for process, one in enumerate(self._processes)}
         pieces = pieces_of(leaves, host_of)
@@ -269,7 +301,7 @@ class MemoryTier:
         shutil.rmtree(self._folder / name, ignore_errors=True)
         writer = SlotWriter(self._folder / name, layout)
         has_neighbour = self._neighbour() is not None
-        return _Writing(signature, (*sole, *shared), writer, layout.sole().slot_bytes() if has_neighbour else 0)
+        return _Writing((*sole, *shared), writer, layout.sole().slot_bytes() if has_neighbour else 0)
 
     def _connect(self, writing: _Writing, step: int) -> None:
         """Asks the neighbour to keep copies, unless it does, or has failed not long ago."""
@@ -449,10 +481,20 @@ def _hosts_with(leaf: Any, host_of: Mapping[int, str]) -> dict[Box, set[str]]:
     return found
 
 
-def _signature(leaf: Any) -> Any:
+def _leaf_signature(leaf: Any) -> tuple[tuple[int, ...], Any, Any]:
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype, leaf.sharding
     return np.shape(leaf), np.asarray(leaf).dtype, None
+
+
+def _fit(one: tuple[tuple[int, ...], Any, Any], other: tuple[tuple[int, ...], Any, Any]) -> bool:
+    """Whether two leaves' shapes, types and shardings are the same."""
+    (shape, dtype, sharding), (other_shape, other_dtype, other_sharding) = one, other
+    if shape != other_shape or dtype != other_dtype:
+        return False
+    if sharding is None or other_sharding is None or sharding == other_sharding:
+        return sharding == other_sharding
+    return sharding.is_equivalent_to(other_sharding, len(shape))
 
 
 def _placed(leaf: Any, read: Any) -> Any:

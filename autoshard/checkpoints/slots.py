@@ -76,7 +76,8 @@ class Layout(Entry):
     """What the slots of one folder hold.
 
     Attributes:
-        session: names the start of the run's processes by which it was written; states of different sessions differ.
+        session: names the start of the run's processes by which it was written, and which of the shardings and types
+            that states have had since; states of different sessions differ.
         started_s: when that was, in seconds since 1970.
         leaves: of the whole state.
         pieces: what is here, first what no other host holds.
@@ -150,6 +151,11 @@ class SlotWriter:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a page that is missing later would end the process
         return np.asarray(np.memmap(path, np.uint8, "r+", shape=(size,)))  # views of a plain array are made sooner
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nobody has removed the folder."""
+        return (self._folder / "layout.json").exists()
 
     def begin(self) -> int:
         """The slot with the oldest state, which is none from now on; to be called once the new one is computed."""

@@ -1,8 +1,8 @@
 """One process of a run for test_processes.py: restores what is there, checks every number, goes on, and is cut off.
 
 Arguments: this process's number, how many there are, the coordinator's port, the base folder, the host's name, the
-tier (`memory` or `disk`), and how many steps to commit. With `full` for the tier, the disk is full when the last
-process writes its part of step 2. The last line printed is the step that was restored, and what was told.
+tier (`memory` or `disk`), how many steps to commit, and a file to write to: the step that was restored, and what was
+told. With `full` for the tier, the disk is full when the last process writes its part of step 2.
 """
 
 import json
@@ -71,7 +71,7 @@ def save_on_a_full_disk(folder: pathlib.Path, checkpoints: Checkpoints) -> int:
 
 
 def main() -> None:
-    number, count, port, base, host, tier, steps = sys.argv[1:]
+    number, count, port, base, host, tier, steps, report = sys.argv[1:]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(number))
@@ -83,7 +83,7 @@ def main() -> None:
     checkpoints = Checkpoints(folder / "disk", 2, told.append, memory)
     if tier == "full":
         step = save_on_a_full_disk(folder, checkpoints)
-        finish({"restored": step, "told": [json.loads(message.line()) for message in told]})
+        finish(report, {"restored": step, "told": [json.loads(message.line()) for message in told]})
     restored = checkpoints.restore(state_after(0))
     first = 0 if restored is None else restored.step
     if restored is not None:
@@ -98,13 +98,13 @@ def main() -> None:
         else:
             checkpoints.save(step, state_after(step), {"name": "test"})
     checkpoints.wait()
-    finish({"restored": first, "told": [json.loads(message.line()) for message in told]})
+    finish(report, {"restored": first, "told": [json.loads(message.line()) for message in told]})
 
 
-def finish(said: dict) -> None:
+def finish(report: str, said: dict) -> None:
     """Ends the process, as abruptly as a kill, once all have come here."""
     multihost_utils.sync_global_devices("all is committed")
-    print(json.dumps(said), flush=True)
+    pathlib.Path(report).write_text(json.dumps(said))  # what is printed may be mixed with what Gloo prints
     os._exit(0)
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from autoshard.checkpoints import staging
+from autoshard.checkpoints import slots, staging
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.checkpoints.exchange import Peer, Server, new_key
 from autoshard.checkpoints.memory import MemoryTier
 from autoshard.checkpoints.slots import Layout
-from autoshard.errors import FolderError, TransferError
+from autoshard.errors import FileFormatError, FolderError, TransferError
 from autoshard.launch.messages import Committed, NotSaved, Tier
 from autoshard.transfer.routes import Box
 
@@ -88,6 +88,48 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(tmp_path):
     step, found = restore(tmp_path, state_of(0))
     assert step == 3
     assert_same(found, state_of(3))
+
+
+def test_states_in_other_shardings_do_not_take_the_place_of_what_is_safe(tmp_path):
+    """The first state of a run is placed, and those that follow are as a compiled step leaves them."""
+    told: list = []
+    tier = MemoryTier(tmp_path, "here", "run", told.append)
+    steps_there = lambda: sorted(int(path.stem.removeprefix("step-")) for path in files(tmp_path, "step-*.json"))
+    tier.commit(1, state_of(1))
+    tier.commit(2, state_of(2, PartitionSpec("data")))  # really another: what is safe stays beside it
+    tier.wait()
+    assert steps_there() == [1, 2]
+    for step in (3, 4):
+        tier.commit(step, state_of(step, PartitionSpec(("data",), None)))  # the same, written otherwise
+        tier.wait()
+    assert steps_there() == [2, 3, 4] and len(files(tmp_path, "layout.json")) == 1
+    assert told == [Committed(step=step, tier=Tier.MEMORY) for step in range(1, 5)]
+    tier.close()
+    step, found = restore(tmp_path, state_of(0))
+    assert step == 4
+    assert_same(found, state_of(4))
+
+
+def test_a_state_that_cannot_be_kept_leaves_those_before_it(tmp_path, monkeypatch):
+    told: list = []
+    tier = MemoryTier(tmp_path, "here", "run", told.append)
+    for step in (1, 2):
+        tier.commit(step, state_of(step))
+    tier.wait()
+
+    def full(path: pathlib.Path, content: object) -> None:
+        raise FileFormatError(f"{path}: no space is left")
+
+    monkeypatch.setattr(slots, "write_sealed", full)
+    for step in (3, 4):
+        tier.commit(step, state_of(step))
+        tier.wait()
+    tier.close()
+    (unsaved,) = told[2:]  # one warning, not one for each step
+    assert unsaved.step == 3 and "no space is left" in unsaved.why
+    step, found = restore(tmp_path, state_of(0))
+    assert step == 2
+    assert_same(found, state_of(2))
 
 
 @pytest.mark.parametrize("pattern", ["layout.json", "step-*.json", "slot-*.bin"])

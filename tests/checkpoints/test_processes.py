@@ -23,6 +23,7 @@ def free_port() -> int:
 def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int, *before: str) -> list[dict]:
     """What the processes, one on each of `hosts`, say; fails with all their output if one fails."""
     port = free_port()
+    reports = [base.parent / f"{base.name}-{n}.json" for n in range(len(hosts))]  # `base` may be mounted for them alone
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     processes = [
         subprocess.Popen(
@@ -37,21 +38,22 @@ def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int, *before: st
                 host,
                 tier,
                 str(steps),
+                str(said),
             ],
             env=environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
-        for n, host in enumerate(hosts)
+        for n, (host, said) in enumerate(zip(hosts, reports, strict=True))
     ]
     try:
-        outputs = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * len(hosts), "\n".join(map("\n".join, outputs))
-    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    assert [process.returncode for process in processes] == [0] * len(hosts), "\n".join(outputs)
+    return [json.loads(said.read_text()) for said in reports]
 
 
 def committed(said: dict) -> list[int]:

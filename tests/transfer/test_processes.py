@@ -47,13 +47,13 @@ def test_arrays_arrive(printed):
 
 
 def test_a_process_that_stalls_is_named_and_may_still_come(printed):
-    (line,) = [line for line in printed[0].splitlines() if line.startswith("stalled:")]
+    (line,) = [line for line in printed[0].splitlines() if "stalled:" in line]
     assert "late activations must come from process 1, which has sent nothing for 0.5 s" in line
     assert "came after all: 16.0" in printed[0]
 
 
 def test_a_process_that_dies_is_named_whenever_one_waits_or_moves(printed):
-    lines = [line for line in printed[0].splitlines() if line.startswith("died:")]
+    lines = [line for line in printed[0].splitlines() if "died:" in line]
     assert len(lines) == 2
     assert all("lost gradients must come from process 1, but the transfer failed" in line for line in lines)
 
