@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoshard import baselines, elastic, errors
-    from autoshard.api import Plan, StagedPlan, compare, diff, load, plan
+    from autoshard.api import Plan, StagedPlan, compare, diff, jit, load, plan
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
     from autoshard.compiler.schedule import Schedule
@@ -41,6 +41,7 @@ __all__ = [
     "diff",
     "elastic",
     "errors",
+    "jit",
     "load",
     "logical_axes",
     "pins_from_logical_rules",
@@ -54,6 +55,7 @@ _HOMES = {
     "calibrate": "autoshard.calibration",
     "compare": "autoshard.api",
     "diff": "autoshard.api",
+    "jit": "autoshard.api",
     "load": "autoshard.api",
     "LogicalAxes": "autoshard.plans.logical",
     "logical_axes": "autoshard.plans.naming",

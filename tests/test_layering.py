@@ -24,7 +24,7 @@ FLOORS = (
         "user_cache",
     },
     {"graph", "cluster", "solver", "pipeline.schedule", "launch"},
-    {"trace", "cost", "transfer"},
+    {"trace", "cost", "transfer", "calls"},
     {"compiler", "hlo", "checkpoints", "remat"},
     {"planner", "execution"},
     {"pipeline.split"},

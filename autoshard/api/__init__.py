@@ -1,5 +1,6 @@
 """What users hold: `plan` and `load`, and plans with all that can be done with them as methods."""
 
+from autoshard.api.auto_jit import jit
 from autoshard.api.base_plan import BasePlan
 from autoshard.api.comparing import compare, diff
 from autoshard.api.planning import in_stages, plan
@@ -7,4 +8,4 @@ from autoshard.api.program import Plan
 from autoshard.api.reading import load
 from autoshard.api.staged import StagedPlan
 
-__all__ = ["Plan", "BasePlan", "StagedPlan", "compare", "diff", "in_stages", "load", "plan"]
+__all__ = ["Plan", "BasePlan", "StagedPlan", "compare", "diff", "in_stages", "jit", "load", "plan"]

@@ -1,6 +1,7 @@
 """`autoshard.plan`: a plan of one program for one mesh, or of a training step for a cluster of several slices."""
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -9,6 +10,8 @@ from jax.sharding import PartitionSpec
 
 from autoshard.api.program import Plan
 from autoshard.api.staged import StagedPlan
+from autoshard.calls.pure_call import Statics, pure_call
+from autoshard.calls.wrapped import declared
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, StageError
 from autoshard.pipeline.plan.make import plan_staged
@@ -16,6 +19,7 @@ from autoshard.pipeline.search.options import StageOptions
 from autoshard.plans.make import load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.remat_search import plan_rematerialised
+from autoshard.suggestions import suggestion
 from autoshard.train_step import TrainStep
 from autoshard.verify.closed_loop import plan_confirmed
 
@@ -35,7 +39,9 @@ def plan(
     *args: Any,
     cluster: Cluster | str | os.PathLike[str] | None = None,
     mesh: Mapping[str, int] | None = None,
-    donate_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
     memory_budget_bytes: float | None = None,
     pins: Mapping[str, PartitionSpec] | None = None,
     start: Plan | Mapping[str, PartitionSpec] | None = None,
@@ -43,6 +49,7 @@ def plan(
     solution: str | os.PathLike[str] | None = None,
     stages: StageOptions | None = None,
     configuration: str | None = None,
+    **kwargs: Any,
 ) -> Plan | StagedPlan:
     """Chooses how `fn` runs on a cluster.
 
@@ -51,11 +58,18 @@ def plan(
     `stages` is given.
 
     Args:
-      fn: Any traceable JAX function, such as a whole training step; or a `TrainStep`, called with (state, batch).
-      *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`. Nothing is allocated.
+      fn: Any traceable JAX function, such as a whole training step, also one that `jax.jit` or `nnx.jit` has wrapped;
+        or a `TrainStep`, called with (state, batch).
+      *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`, and Flax NNX modules, whole or by
+        shape (`nnx.eval_shape`), which the planned function changes in place as `fn` does. Leaves that are no arrays,
+        such as functions and strings, are constants. Nothing is allocated.
+      **kwargs: Its keyword arguments. One that has the name of an option here is bound by `functools.partial`.
       cluster: A `Cluster`, a path to a cluster file, or None for the live devices. No device is needed to plan.
       mesh: Logical mesh as axis name to size, major to minor (the last axis is the innermost); None to choose the best.
-      donate_argnums: Positional arguments whose buffers `fn` may reuse, as for `jax.jit`.
+      donate_argnums: Positional arguments whose buffers `fn` may reuse, as for `jax.jit`; by default those of a `fn`
+        that is wrapped.
+      static_argnums, static_argnames: Arguments that are constants, as for `jax.jit`; by default those of a `fn` that
+        is wrapped.
       memory_budget_bytes: Limit per device; by default the device's memory less `options.memory_reserve`;
         `math.inf` for no limit.
       pins: Shardings to insist on: argument path pattern (`state.params.*.kernel`) to PartitionSpec.
@@ -78,6 +92,7 @@ def plan(
       other plan that autoshard can express, up to the certified gap.
 
     Raises:
+      ConfigError: There is neither an option nor an argument of `fn` of that name.
       ClusterError: The cluster has devices of several kinds, and `fn` is no `TrainStep`.
       StageError: The step cannot be cut or shared out as asked; what is given fits one program only.
       MeshError, PinError, LayoutError: The inputs do not fit together.
@@ -87,12 +102,19 @@ def plan(
     """
     options = options or PlanOptions()
     hardware = load_cluster(cluster)
+    donate_argnums = declared(fn).donate_argnums if donate_argnums is None else donate_argnums
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     if stages is not None and not isinstance(fn, TrainStep):
         received = getattr(fn, "__name__", type(fn).__name__)
         raise StageError(
             f"Only a TrainStep can be cut into stages; received {received}. Write the step as "
             "autoshard.TrainStep(loss_fn, optimizer), or leave out stages=."
+        )
+    if isinstance(fn, TrainStep) and (kwargs or static_argnums is not None or static_argnames is not None):
+        received = next(iter(kwargs), "static_argnums or static_argnames")
+        raise ConfigError(
+            f"A TrainStep is planned for (state, batch) alone; received {received}. Bind what its loss function needs "
+            f"besides by functools.partial.{suggestion(received, _own_options(), quote='`')}"
         )
     searches_remat = _searches_remat(fn, args, options, is_cut(fn, hardware, stages))
     if searches_remat and isinstance(fn, TrainStep):
@@ -112,20 +134,23 @@ def plan(
         )
         return Plan.of(made)
     if not is_cut(fn, hardware, stages):
-        made = plan_function(
-            fn,
-            args,
-            hardware,
-            mesh=mesh,
-            donate_argnums=donated,
-            memory_budget_bytes=memory_budget_bytes,
-            pins=pins,
-            start=start,
-            options=options,
-            solution=solution,
-            configuration=configuration,
-            answer=functools.partial(plan_confirmed, fn=fn, args=args) if options.compile_check else plan_posed,
-        )
+        statics = Statics.of(fn, static_argnums, static_argnames)
+        with pure_call(fn, args, kwargs, statics, _own_options()) as call:
+            confirmed = functools.partial(plan_confirmed, fn=call.fn, args=call.args)
+            made = plan_function(
+                call.fn,
+                call.args,
+                hardware,
+                mesh=mesh,
+                donate_argnums=donated,
+                memory_budget_bytes=memory_budget_bytes,
+                pins=pins,
+                start=start,
+                options=options,
+                solution=solution,
+                configuration=configuration,
+                answer=confirmed if options.compile_check else plan_posed,
+            )
         return Plan.of(made)
     if options.compile_check:
         raise StageError(
@@ -152,6 +177,11 @@ def plan(
         configuration=configuration,
     )
     return StagedPlan.of(staged)
+
+
+def _own_options() -> list[str]:
+    """The options of `plan`, by name."""
+    return [p.name for p in inspect.signature(plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def _searches_remat(fn: Callable[..., Any], args: Sequence[Any], options: PlanOptions, is_staged: bool) -> bool:

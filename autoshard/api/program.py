@@ -8,10 +8,14 @@ from typing import Any, ClassVar
 import jax
 
 from autoshard.api.base_plan import BasePlan
+from autoshard.api.planned_call import PlannedCall
+from autoshard.calls.modules import as_state_maker
+from autoshard.calls.pure_call import FunctionOfArrays, PureCall, Statics, planned_call
+from autoshard.calls.wrapped import unwrapped
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
 from autoshard.errors import ConfigError, PlanMismatchError
-from autoshard.execution.jit import PlannedFunction, device_mesh
+from autoshard.execution.jit import device_mesh
 from autoshard.plans import apply
 from autoshard.plans.diff import diff
 from autoshard.plans.explain import explain
@@ -52,12 +56,20 @@ class Plan(ProgramPlan, BasePlan):
         return device_mesh(self.axes, devices)
 
     def jit(
-        self, fn: Callable[..., Any], devices: Sequence[Any] | None = None, *, cost_profile: bool = True
-    ) -> PlannedFunction:
+        self,
+        fn: Callable[..., Any],
+        devices: Sequence[Any] | None = None,
+        *,
+        cost_profile: bool = True,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Sequence[str] | None = None,
+    ) -> PlannedCall:
         """Makes `fn` run as planned; see `BasePlan.jit`.
 
         Args:
           fn, devices: As in `BasePlan.jit`.
+          static_argnums, static_argnames: Arguments that are constants, as for `autoshard.plan`; by default those of
+            the plan, unless it was read from a file.
           cost_profile: Whether, on GPUs, the first call of a plan that hides collectives compiles the program several
             times: for the least memory, by XLA's own costs, and by the plan's, which XLA's scheduler is handed as a
             profile. The fastest that fits the plan's budget runs; after `compile_check`, the one that was chosen then.
@@ -67,17 +79,43 @@ class Plan(ProgramPlan, BasePlan):
           A callable that also has `.lower(*args).compile()`; without arguments for those that the plan was made for.
           Devices of `jax.experimental.topologies` serve for ahead-of-time compilation.
         """
-        return apply.planned_function(self, fn, self.mesh(devices), cost_profile)
+        mesh = self.mesh(devices)
+        statics = self._statics(fn, static_argnums, static_argnames)
+        make = lambda pure: apply.planned_function(self, pure, mesh, cost_profile)
+        return PlannedCall(fn, self._planned_fn(fn), statics, mesh, make)
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace:
-        return apply.check(self, fn, args)
+        call = self._pure_call(fn, args)
+        return apply.check(self, call.fn, call.args)
+
+    def _planned_fn(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` as the function of arrays that was planned; itself where that is not known."""
+        kept = None if self.kept_trace is None else self.kept_trace.fn
+        return kept if isinstance(kept, FunctionOfArrays) and kept.fn is unwrapped(fn) else fn
+
+    def _statics(
+        self,
+        fn: Callable[..., Any],
+        argnums: int | Sequence[int] | None = None,
+        argnames: str | Sequence[str] | None = None,
+    ) -> Statics:
+        planned = self._planned_fn(fn)
+        if argnums is None and argnames is None and isinstance(planned, FunctionOfArrays):
+            return planned.form.statics
+        return Statics.of(fn, argnums, argnames)
+
+    def _pure_call(self, fn: Callable[..., Any], args: Sequence[Any]) -> PureCall:
+        """`fn(*args)` as a call of a pure function of arrays; without arguments, as it was planned."""
+        if not args:
+            return PureCall(self._planned_fn(fn), (), lambda result: result)
+        return planned_call(fn, args, statics=self._statics(fn))
 
     def init(
         self,
         init_fn: Callable[..., Any],
         *args: Any,
         argument: int = 0,
-        run: PlannedFunction | None = None,
+        run: PlannedCall | None = None,
         devices: Sequence[Any] | None = None,
     ) -> Any:
         """Creates an argument of the planned function already sharded; see `BasePlan.init`.
@@ -87,7 +125,8 @@ class Plan(ProgramPlan, BasePlan):
           argument: Which positional argument of the planned function is made: the state, unless told otherwise.
         """
         mesh = self.mesh(devices) if run is None else run.mesh
-        return apply.create_argument(self, mesh, init_fn, args, argument)
+        make, finish = as_state_maker(init_fn, args)
+        return finish(apply.create_argument(self, mesh, make, args, argument))
 
     def in_shardings(self, like: Any = None, argument: int | None = None, devices: Sequence[Any] | None = None) -> Any:
         """NamedShardings of the arguments, for `jax.device_put`, `jax.jit`, or restoring a checkpoint.
@@ -113,7 +152,8 @@ class Plan(ProgramPlan, BasePlan):
         raise _only_in_stages("A timeline, --timeline")
 
     def program(self, number: int, fn: Callable[..., Any], args: Sequence[Any] = ()) -> tuple[Any, tuple[Any, ...]]:
-        return fn, tuple(args) or apply.argument_shapes(self)
+        call = self._pure_call(fn, args)
+        return call.fn, call.args or apply.argument_shapes(self)
 
     def program_title(self, number: int) -> str:
         return ""
@@ -121,7 +161,8 @@ class Plan(ProgramPlan, BasePlan):
     def verify(
         self, fn: Callable[..., Any], *args: Any, target: str | None = None, time_limit_s: float | None = None
     ) -> Verification:
-        return verify(self, fn, *args, target=target, time_limit_s=time_limit_s)
+        call = self._pure_call(fn, args)
+        return verify(self, call.fn, *call.args, target=target, time_limit_s=time_limit_s)
 
     def diff(self, other: BasePlan) -> PlanDiff:
         if not isinstance(other, Plan):
@@ -135,7 +176,8 @@ class Plan(ProgramPlan, BasePlan):
         return exported(self, form_named(form), names, nearest)
 
     def compare(self, fn: Callable[..., Any], *args: Any, **settings: Any) -> Comparison:
-        return compare_program(fn, *(args or apply.argument_shapes(self)), own=self, **settings)
+        call = self._pure_call(fn, args)
+        return compare_program(call.fn, *(call.args or apply.argument_shapes(self)), own=self, **settings)
 
 
 def _only_in_stages(what: str) -> ConfigError:

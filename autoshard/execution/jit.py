@@ -1,5 +1,6 @@
 """Runs a planned function: one `jax.jit` with the plan's shardings on its interface and in its interior."""
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -119,8 +120,9 @@ class PlannedFunction:
 
         def planned(*inner):
             flat = jax.tree_util.tree_leaves(inner)
-            results = evaluator(traced.jaxpr, flat, self._interface.argument_entries)
-            moved = [evaluator.move(r, s) for r, s in zip(results, self._interface.output_steps, strict=True)]
+            with _mesh_in_place_of_another(self.mesh):
+                results = evaluator(traced.jaxpr, flat, self._interface.argument_entries)
+                moved = [evaluator.move(r, s) for r, s in zip(results, self._interface.output_steps, strict=True)]
             return jax.tree_util.tree_unflatten(traced.out_tree, moved)
 
         planned.__name__ = getattr(self._fn, "__name__", "planned")
@@ -211,10 +213,23 @@ class PlannedFunction:
         return self._prepare(args).lower(*args)
 
 
+def _mesh_in_place_of_another(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
+    """Sets the plan's mesh where the user has set another one (`jax.set_mesh`), as in explicit mode."""
+    around = jax.sharding.get_abstract_mesh()
+    if around.empty or around == mesh.abstract_mesh or AxisType.Manual in around.axis_types:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
 def _place(x: Any, sharding: NamedSharding) -> Any:
     """`x` as it is, if it lies as `sharding` says; otherwise moved there."""
     if isinstance(x, Tracer):  # called inside another transformation, which has no arrays to move
         return x
-    if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+    if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim) and not _is_typed(x):
         return x
     return jax.device_put(x, sharding)
+
+
+def _is_typed(x: jax.Array) -> bool:
+    """Whether its type tells the layout, and so would the type of what the planned function makes of it."""
+    return isinstance(x.sharding, NamedSharding) and AxisType.Explicit in x.sharding.mesh.axis_types

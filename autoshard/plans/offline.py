@@ -12,6 +12,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from autoshard.calls.pure_call import planned_call
+from autoshard.calls.wrapped import declared
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, MeshError
 from autoshard.planner.build import Formulation
@@ -31,7 +33,7 @@ def write_problem(
     *args: Any,
     cluster: Cluster | str | os.PathLike[str] | None = None,
     mesh: Mapping[str, int] | None = None,
-    donate_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = None,
     memory_budget_bytes: float | None = None,
     pins: Mapping[str, PartitionSpec] | None = None,
     options: PlanOptions | None = None,
@@ -56,11 +58,13 @@ def write_problem(
             'both. Write the problem with remat="as_written".'
         )
     started = time.perf_counter()
+    donate_argnums = declared(fn).donate_argnums if donate_argnums is None else donate_argnums
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     hardware = homogeneous_slice(load_cluster(cluster))
     name = getattr(fn, "__name__", "the function")
     report(options, started, "trace", name)
-    traced = trace(fn, args, donated, TraceOptions(options.while_trips))
+    call = planned_call(fn, args)
+    traced = trace(call.fn, call.args, donated, TraceOptions(options.while_trips))
     meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
     if len(meshes) > 1:
         raise MeshError(several_meshes("A problem file", meshes))

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
+from autoshard.calls.pure_call import planned_call
+from autoshard.calls.wrapped import declared
 from autoshard.cluster import Cluster, Slice
 from autoshard.errors import AutoshardError, LayoutError, MeshError, SolverError
 from autoshard.planner.program import Program, prepare
@@ -37,7 +39,7 @@ class Settings(TypedDict, total=False):
     cluster: Cluster | str | os.PathLike[str] | None
     mesh: Mapping[str, int] | None
     tensor_axis: str
-    donate_argnums: int | Sequence[int]
+    donate_argnums: int | Sequence[int] | None
     memory_budget_bytes: float | None
     batch_argnums: int | Sequence[int] | None
     options: PlanOptions | None
@@ -93,10 +95,12 @@ def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Setti
     Raises:
       ClusterError, LayoutError, TraceError: The inputs fit no strategy at all.
     """
-    donated = _numbers(settings.get("donate_argnums", ()))
+    given = settings.get("donate_argnums")
+    donated = _numbers(declared(fn).donate_argnums if given is None else given)
     cluster = load_cluster(settings.get("cluster"))
     batch = settings.get("batch_argnums")
-    traced = trace(fn, args, donated)
+    call = planned_call(fn, args)
+    traced = trace(call.fn, call.args, donated)
     program = prepare(traced.graph)
     return Subject(traced, program, roles_of(program, None if batch is None else _numbers(batch)), cluster, donated)
 

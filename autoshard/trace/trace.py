@@ -14,7 +14,9 @@ from autoshard.errors import TraceError
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Argument, Graph, Output, ValueKind
 from autoshard.trace.annotations import argument_layout, partitioning_metadata
+from autoshard.trace.explicit import is_explicit, typed, without_layouts
 from autoshard.trace.flatten import Flattener, TraceOptions
+from autoshard.trace.named_axes import with_axes_bound
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,33 +41,36 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 def _bare(leaf: Any) -> Any:
-    """Shape and dtype of an array leaf without its sharding, which would otherwise become part of the traced types."""
+    """Shape and dtype of an array leaf; its sharding only in explicit mode, whose programs may go by it."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak, sharding=typed(leaf))
     return leaf
 
 
 def _refuse_changes_in_place(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, refusing to lose what it writes into its arguments (an NNX module, a dictionary) without returning it."""
+    """`fn`, refusing to lose what it writes into its arguments (a dictionary, an NNX state) without returning it."""
 
     def watched(*args):
         leaves = jax.tree_util.tree_leaves_with_path
-        given = leaves(args)
-        result = fn(*args)
-        left = leaves(args)
-        if len(given) == len(left) and all(x is y and p == q for (p, x), (q, y) in zip(given, left, strict=True)):
+        own = jax.tree_util.tree_map(lambda x: x, args)  # what is merged of an NNX state keeps its variables
+        result = fn(*own)
+        before, after = (dict(leaves(x)) for x in (args, own))
+        if len(before) == len(after) and all(after.get(path) is leaf for path, leaf in before.items()):
             return result
-        before = {path_name(path): leaf for path, leaf in given}
-        after = {path_name(path): leaf for path, leaf in left}
-        changed = [name for name in {**before, **after} if before.get(name) is not after.get(name)]
-        if changed:
+        returned = {id(leaf) for leaf in jax.tree_util.tree_leaves(result)}
+        lost = [
+            path_name(path)
+            for path in {**before, **after}
+            if path not in after or (after[path] is not before.get(path) and id(after[path]) not in returned)
+        ]
+        if lost:
             raise TraceError(
                 f"A planned function must be pure, but `{getattr(fn, '__name__', 'the function')}` changes its "
-                "arguments in "
-                f"place, where the change would be lost: {', '.join(f'`{name}`' for name in changed[:3])}"
-                f"{f' and {len(changed) - 3} more' if len(changed) > 3 else ''}. Return the new state; for a Flax "
-                "NNX module "
-                "pass `nnx.state(module)`, rebuild it inside with `nnx.merge`, and return its new `nnx.state`."
+                f"arguments in place, where the change would be lost: {', '.join(f'`{name}`' for name in lost[:3])}"
+                f"{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}. Return the new state; of a Flax NNX module "
+                "that is rebuilt inside return its new `nnx.state`, or pass the module itself, which the planned "
+                "function changes in place."
             )
         return result
 
@@ -131,14 +136,17 @@ class KeptTrace:
     """The trace of a function that was planned, for the very same function and arguments of the same kind.
 
     As with `jax.jit`, a function is told by its identity: what it closes over must not change.
+
+    Attributes:
+      fn: The function.
     """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], traced: Trace):
-        self._fn, self._kind, self._traced = fn, _bare_kind(args), traced
+        self.fn, self._kind, self._traced = fn, _bare_kind(args), traced
 
     def of(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace | None:
         """The trace of `fn(*args)`; None of another function, or of arguments of another kind."""
-        return self._traced if fn is self._fn and _bare_kind(args) == self._kind else None
+        return self._traced if fn == self.fn and _bare_kind(args) == self._kind else None
 
 
 def _bare_kind(args: Sequence[Any]) -> Any:
@@ -155,8 +163,11 @@ def _kind(args: Sequence[Any]) -> Any:
 
 @collection_paused()
 def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence[int], options: TraceOptions) -> Trace:
-    watched = _refuse_changes_in_place(fn)
-    closed, out_shapes = jax.make_jaxpr(watched, return_shape=True)(*jax.tree_util.tree_map(_bare, tuple(args)))
+    bare = jax.tree_util.tree_map(_bare, tuple(args))
+    traced_with = lambda pure: jax.make_jaxpr(_refuse_changes_in_place(pure), return_shape=True)(*bare)
+    closed, out_shapes = with_axes_bound(traced_with, fn)
+    if is_explicit(jax.sharding.get_abstract_mesh()):
+        closed = without_layouts(closed)
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shapes)
     if len(in_leaves) != len(closed.jaxpr.invars):
