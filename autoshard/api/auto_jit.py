@@ -168,7 +168,7 @@ class PlannedWhenCalled:
 
     def _path(self, call: PureCall) -> pathlib.Path | None:
         """The file of the plan: named by the function, the shapes, the cluster and the options."""
-        folder = jax.config.read("jax_compilation_cache_dir")
+        folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]: JAX adds it later
         if not folder:
             return None
         given = {**self._options, "cluster": load_cluster(self._options.get("cluster"))}
