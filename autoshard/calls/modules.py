@@ -22,6 +22,11 @@ def is_module(x: Any) -> bool:
     return isinstance(x, nnx.Pytree | nnx.Variable)
 
 
+def is_leaf(x: Any) -> bool:
+    """Where to stop in a pytree: at modules, which change as a whole, states, and None."""
+    return x is None or isinstance(x, nnx.State) or is_module(x)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
     """The modules of a call, taken apart.
@@ -92,13 +97,33 @@ def _joined(states: Sequence[Any]) -> Any:
 
 
 def as_state_maker(init_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-    """A function that makes the state of the modules that `init_fn(*args)` makes, and what makes modules of the state.
+    """A function that makes what `init_fn(*args)` makes, with states in the place of modules, and the way back.
 
-    The function itself, and nothing to make, where it returns no module.
+    The function itself, and nothing to do, where it makes no module.
     """
-    abstract = nnx.eval_shape(init_fn, *args)
-    if not any(map(is_module, jax.tree_util.tree_leaves(abstract, is_leaf=is_module))):
+    leaves, tree = jax.tree_util.tree_flatten(nnx.eval_shape(init_fn, *args), is_leaf=is_leaf)
+    places = [n for n, leaf in enumerate(leaves) if is_module(leaf)]
+    if not places:
         return init_fn, lambda state: state
-    graphdef = nnx.graphdef(abstract)
-    make = functools.wraps(init_fn)(lambda *inner: nnx.state(init_fn(*inner)))
-    return make, lambda state: nnx.merge(graphdef, state)
+    graphdef = nnx.graphdef(tuple(leaves[n] for n in places))
+
+    @functools.wraps(init_fn)
+    def make(*inner: Any) -> Any:
+        parts = jax.tree_util.tree_leaves(init_fn(*inner), is_leaf=is_leaf)
+        states = nnx.state(tuple(parts[n] for n in places))
+        return tree.unflatten(_replaced(parts, places, _of_each(states, len(places))))
+
+    def finish(made: Any) -> Any:
+        parts = jax.tree_util.tree_leaves(made, is_leaf=is_leaf)
+        modules = nnx.merge(graphdef, _numbered([parts[n] for n in places]))
+        return tree.unflatten(_replaced(parts, places, modules))
+
+    return make, finish
+
+
+def _replaced(parts: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """The parts, with others in some places."""
+    found = list(parts)
+    for n, other in zip(places, others, strict=True):
+        found[n] = other
+    return found

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from autoshard.calls.modules import inside, is_module, split
+from autoshard.calls.modules import inside, is_leaf, is_module, split
 from autoshard.calls.wrapped import declared, unwrapped
 from autoshard.errors import ConfigError
 from autoshard.suggestions import suggestion
@@ -263,16 +263,12 @@ def _pure(form: _Form, flat: Sequence[Sequence[Any]], states: Sequence[Any]) -> 
     return tuple(pure)
 
 
-def _is_leaf(x: Any) -> bool:
-    return x is None or isinstance(x, nnx.State) or is_module(x)
-
-
 def _flattened(argument: Any) -> tuple[list[Any], Any]:
-    return jax.tree_util.tree_flatten(argument, is_leaf=_is_leaf)
+    return jax.tree_util.tree_flatten(argument, is_leaf=is_leaf)
 
 
 def _leaves_of(argument: Any) -> list[Any]:
-    return jax.tree_util.tree_leaves(argument, is_leaf=_is_leaf)
+    return jax.tree_util.tree_leaves(argument, is_leaf=is_leaf)
 
 
 def _leaf(x: Any, is_constant: bool) -> _Leaf:

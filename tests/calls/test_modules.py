@@ -109,6 +109,14 @@ def test_modules_by_shape_are_planned_and_made_where_they_belong():
     assert_same(model, make()[0])
     _, optimizer, metrics = make()
     plan.jit(train_step)(model, optimizer, metrics, BATCH)
+
+    def in_a_pytree(state, batch):
+        return {"model": nnx.state(state["model"]), "step": state["step"] + 1}, loss_fn(state["model"], batch)
+
+    made = autoshard.plan(in_a_pytree, {"model": abstract[0], "step": 0}, BATCH, mesh=ON_BOTH).init(
+        lambda: {"model": Block(nnx.Rngs(0)), "step": jnp.int32(3)}
+    )
+    assert isinstance(made["model"], Block) and int(made["step"]) == 3
     assert plan.jit(train_step).lower().compile() is not None  # for the planned shapes
     assert plan.check(train_step, (*abstract, BATCH)).graph.arguments
     assert "train_step" in str(autoshard.compare(train_step, *abstract, BATCH, mesh=ON_BOTH, strategies=()))
