@@ -76,6 +76,12 @@ def _formulated(fn, args, mesh, budget_bytes=None, donate=(), pins=None, **optio
     return formulate(program, mesh, budget_bytes, pins, **options)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests run first: the last one to be begun is short, and keeps no worker waiting for the other."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def mesh_of() -> Callable[..., LogicalMesh]:
     """Makes a mesh of the given sizes, axes a, b, c; the last one is fast (1 us, 10 GB/s), the others are slow."""
