@@ -34,6 +34,7 @@ def blocks(document: pathlib.Path, language: str) -> list[tuple[int, bool, str]]
     return found
 
 
+@pytest.mark.slow
 @by_name
 def test_python_blocks_run(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -117,6 +117,7 @@ def test_signals_give_the_best_so_far(tmp_path, number):
     check_lines(out, path)
 
 
+@pytest.mark.slow
 def test_the_limit_counts_from_the_start_of_the_process(tmp_path):
     path = endless(tmp_path)
     command = [sys.executable, "-c", "from autoshard.cli import main; main()", "solve", path, "--time-limit", "15"]

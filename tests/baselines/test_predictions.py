@@ -120,6 +120,7 @@ def outcomes():
     return autoshard.plan(step.fn, *args, **settings), baselines.all_baselines(step.fn, *args, **settings)
 
 
+@pytest.mark.slow
 def test_the_plan_costs_no_more_than_any_baseline(outcomes):
     plan, found = outcomes
     assert [o.strategy for o in found] == [s for s in ALL if s.spread is not Spread.EXPERTS]  # there are none

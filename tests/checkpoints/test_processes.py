@@ -1,7 +1,6 @@
 """Checkpoints of runs of several processes, which come back as fewer or more, and on hosts of which one was lost."""
 
 import json
-import os
 import pathlib
 import shutil
 import socket
@@ -24,7 +23,6 @@ def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int, *before: st
     """What the processes, one on each of `hosts`, say; fails with all their output if one fails."""
     port = free_port()
     reports = [base.parent / f"{base.name}-{n}.json" for n in range(len(hosts))]  # `base` may be mounted for them alone
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     processes = [
         subprocess.Popen(
             [
@@ -40,7 +38,6 @@ def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int, *before: st
                 str(steps),
                 str(said),
             ],
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -19,6 +19,7 @@ GPUS = Cluster.from_file(pathlib.Path(__file__).parents[2] / "configs" / "cluste
 FIELDS = ("waits_for_part", "holds_back", "holds_results", "evaluated_at")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zero3", "megatron"])
 def test_steps_of_training(name, monkeypatch):
     """What is ordered for GPUs runs on CPUs alike, of a model whose copies are all small."""

@@ -107,11 +107,12 @@ def test_wide_layers_are_split_by_columns_and_rows_in_turn():
 
 def test_two_axes_combine_both():
     step, state, data = mlp(width=8192, batch=8192)
-    plan = planned(step, state, data, mesh={"data": 2, "tensor": 4})
-    one_axis = [planned(step, state, data, mesh={"x": 8}).estimate.step_s]
+    options = autoshard.PlanOptions(schedule=autoshard.Schedule.LEAST_MEMORY)
+    plan = planned(step, state, data, mesh={"data": 2, "tensor": 4}, options=options)
+    one_axis = planned(step, state, data, mesh={"x": 8}, options=options)
     used = {axis for c in plan.estimate.communication for axis in c.axes}
     assert used == {"data", "tensor"}
-    assert plan.estimate.step_s <= 1.05 * min(one_axis)
+    assert plan.estimate.step_s <= 1.05 * one_axis.estimate.step_s
 
 
 @pytest.mark.slow

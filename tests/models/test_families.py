@@ -32,8 +32,9 @@ BY_HAND = {
 }
 """Strategies that are run in the tests: on two axes, since those of one axis split over both."""
 
-ON_ALL_MESHES = ("gpt", "moe", "dlrm", "recurrent", "graph_network")
-"""Families that the tests plan for one and three axes, too: the others take most of the time, and are the benchmark's.
+ON_ALL_MESHES = ("moe", "dlrm", "recurrent", "graph_network")
+"""Families that the tests plan for one and three axes, too; GPTs on such meshes are those of
+tests/execution/test_gpt_forms.py. The others take most of the time, and are the benchmark's.
 """
 
 
@@ -65,6 +66,7 @@ def test_a_step_moves_all_mutable_state(reference):
     assert bool(before) == (by_name(reference) == "wide_resnet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", zoo_checks.MESHES)
 def test_planned_steps_equal_plain_ones(reference, mesh):
     if len(zoo_checks.MESHES[mesh]) != 2 and by_name(reference) not in ON_ALL_MESHES:

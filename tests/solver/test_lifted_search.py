@@ -1,5 +1,6 @@
 """Quotients: tied solutions cost what they cost expanded, and bounds of the folded problem are bounds of the whole."""
 
+import functools
 import math
 
 import generate
@@ -22,6 +23,12 @@ from autoshard.solver.search import Search
 
 LINKS = ("hub", "chain", "ring")
 SEEDS = range(60)
+
+
+@functools.cache
+def repeated_optimum(seed, link):
+    """That of `generate.repeated`, by brute force; several tests need it."""
+    return brute_force(generate.repeated(seed, link))[0]
 
 
 def quotient(problem, instants, rounds=12):
@@ -72,7 +79,7 @@ def test_bounds_of_the_lifted_problem_hold_for_the_whole(link, share):
     proven = 0
     for seed in SEEDS:
         problem = generate.repeated(seed, link)
-        optimum, _ = brute_force(problem)
+        optimum = repeated_optimum(seed, link)
         every = all_instants(problem)
         instants = every[:: max(int(1 / share), 1)] if share else []
         f = quotient(problem, instants, rounds=seed % 4)
@@ -144,7 +151,7 @@ def test_messages_of_any_partition_prove_a_bound_of_the_whole(link):
     irregular = 0
     for seed in SEEDS:
         problem = generate.repeated(seed, link)
-        optimum, _ = brute_force(problem)
+        optimum = repeated_optimum(seed, link)
         f = quotient(problem, all_instants(problem)[:: 1 + seed % 3], rounds=seed % 3)
         _, bound = climbed_and_copied(problem, f)
         assert bound <= optimum + 1e-6
@@ -197,7 +204,7 @@ def test_copies_are_told_apart_by_what_counts_only():
 def test_repeated_problems_solve_to_their_optimum(link):
     for seed in SEEDS:
         problem = generate.repeated(seed, link)
-        optimum, _ = brute_force(problem)
+        optimum = repeated_optimum(seed, link)
         got = solve(problem, SolverOptions(relative_gap=0.0)).certificate
         assert got.status is (Status.INFEASIBLE if math.isinf(optimum) else Status.OPTIMAL), seed
         if math.isfinite(optimum):

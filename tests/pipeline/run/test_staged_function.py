@@ -8,7 +8,6 @@ and one that nobody reads, and a batch that is a plain array. benchmarks/staged_
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,14 +30,6 @@ from autoshard.train_step import TrainStep
 WIDTH, LENGTH = 36, 3
 FAST_1, FAST_2, SLOW_1, SLOW_2 = range(4)
 """Meshes of one and of two devices, as planning counts them."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """The programs here run a few times; what takes time is to compile them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def cluster() -> Cluster:

@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,14 +23,6 @@ from zoo_programs import PROGRAMS  # noqa: E402
 
 FACTOR = 0.5
 KEY = jax.random.key(3)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """The programs here run once; what takes time is to compile them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def programs_of(forward: Forward, cuts: LayerBoundaries, num_stages: int) -> list[StageProgram]:
