@@ -97,9 +97,14 @@ class _Form:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Returned:
-    """Stands in a result for the module of this number."""
+    """Stands in a result for what is no array: the module of this number, or a constant."""
 
-    number: int
+    leaf: _Leaf
+    number: int = -1
+
+    def of(self, modules: Sequence[Any]) -> Any:
+        """What it stands for."""
+        return modules[self.number] if self.leaf.kind is _Kind.MODULE else self.leaf.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,25 +131,24 @@ class FunctionOfArrays:
         """The result; with modules: it, what they consist of afterwards, and their states."""
         form, parts = self.form, [_leaves_of(argument) for argument in arguments]
         if form.graphdef is None:
-            return self._called(parts, ())
+            return _without_constants(self._called(parts, ()))[0]
         pairs = [pair for own, leaves in zip(parts, form.leaves, strict=True) for pair in zip(own, leaves, strict=True)]
         states = [part for part, leaf in pairs if leaf.kind is _Kind.MODULE]
 
         def body(modules: Sequence[Any]) -> tuple[Any, list[Any]]:
-            flat, tree = jax.tree_util.tree_flatten(self._called(parts, modules), is_leaf=is_module)
-            returned = [x for x in flat if is_module(x)]
-            numbers = iter(range(len(returned)))
-            return tree.unflatten([_Returned(next(numbers)) if is_module(x) else x for x in flat]), returned
+            return _without_constants(self._called(parts, modules))
 
         result, after, changed = inside(form.graphdef, states, body)
         return (result, after, *changed)
 
-    def finished(self, outcome: Any, merge: Callable[[Any, Sequence[Any]], tuple[Any, ...]]) -> Any:
+    def finished(self, outcome: Any, merge: Callable[[Any, Sequence[Any]], tuple[Any, ...]] | None = None) -> Any:
         """The user's result of what the function returned; modules are changed as it says."""
-        result, after, *changed = outcome
-        returned = merge(after, changed)
+        returned: Sequence[Any] = ()
+        if merge is not None:
+            outcome, after, *changed = outcome
+            returned = merge(after, changed)
         stands_in = lambda x: isinstance(x, _Returned)
-        return jax.tree_util.tree_map(lambda x: returned[x.number] if stands_in(x) else x, result, is_leaf=stands_in)
+        return jax.tree_util.tree_map(lambda x: x.of(returned) if stands_in(x) else x, outcome, is_leaf=stands_in)
 
     def _called(self, parts: Sequence[Sequence[Any]], modules: Sequence[Any]) -> Any:
         """Calls the function with the arguments put together again."""
@@ -188,7 +192,7 @@ def pure_call(
 
     Flax NNX modules become states, and are changed in place by `finish`. Leaves that are no arrays, such as functions
     and strings, and the arguments named by `statics` are constants of the function. Keyword arguments follow the
-    positional ones, in the order of their names.
+    positional ones, in the order of their names. Python's numbers are constants beside such leaves, and arrays else.
 
     Args:
       fn, args, kwargs, statics: The call.
@@ -211,14 +215,18 @@ def pure_call(
     flat, trees, leaves, modules = [], [], [], []
     for n, value in enumerate(values):
         own, tree = ([value], jax.tree_util.tree_structure(0)) if n in constant else _flattened(value)
-        kinds = tuple(_leaf(x, n in constant) for x in own)
+        has_numbers = not any(
+            _is_constant(x) for x in own
+        )  # else they are settings, as `equinox.filter_jit` takes them
+        kinds = tuple(_leaf(x, n in constant or not has_numbers and _is_number(x)) for x in own)
         modules += [x for x, leaf in zip(own, kinds, strict=True) if leaf.kind is _Kind.MODULE]
         flat.append(own)
         trees.append(tree)
         leaves.append(kinds)
     form = _Form((*heads, *keywords), len(args), tuple(trees), tuple(leaves), statics)
     if not modules:
-        yield PureCall(FunctionOfArrays(fn, form), _pure(form, flat, ()), lambda result: result)
+        of_arrays = FunctionOfArrays(fn, form)
+        yield PureCall(of_arrays, _pure(form, flat, ()), of_arrays.finished)
         return
     with split(modules) as taken:
         of_arrays = FunctionOfArrays(fn, dataclasses.replace(form, graphdef=taken.graphdef))
@@ -243,10 +251,7 @@ def planned_call(
 
 def has_constants_or_modules(args: Any) -> bool:
     """Whether a pytree holds modules, or leaves that are no arrays."""
-    return any(
-        leaf is not None and not isinstance(leaf, nnx.State) and (is_module(leaf) or not _is_array(leaf))
-        for leaf in _leaves_of(args)
-    )
+    return any(is_module(leaf) or _is_constant(leaf) for leaf in _leaves_of(args))
 
 
 def _pure(form: _Form, flat: Sequence[Sequence[Any]], states: Sequence[Any]) -> tuple[Any, ...]:
@@ -281,6 +286,30 @@ def _leaf(x: Any, is_constant: bool) -> _Leaf:
     except TypeError:
         return _Leaf(_Kind.STATIC, _Same(x))
     return _Leaf(_Kind.STATIC, x)
+
+
+def _without_constants(result: Any) -> tuple[Any, list[Any]]:
+    """A result with something that JAX can return in the place of modules and constants; and the modules."""
+    flat, tree = jax.tree_util.tree_flatten(result, is_leaf=is_leaf)
+    parts, modules = [], []
+    has_numbers = not any(map(_is_constant, flat))
+    for x in flat:
+        if is_module(x):
+            parts.append(_Returned(_Leaf(_Kind.MODULE), len(modules)))
+            modules.append(x)
+        else:
+            is_constant = _is_constant(x) or (not has_numbers and _is_number(x))
+            parts.append(_Returned(_leaf(x, True)) if is_constant else x)
+    return tree.unflatten(parts), modules
+
+
+def _is_constant(x: Any) -> bool:
+    """Whether a leaf can be nothing but a constant."""
+    return x is not None and not isinstance(x, nnx.State) and not is_module(x) and not _is_array(x)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic)
 
 
 def _is_array(x: Any) -> bool:

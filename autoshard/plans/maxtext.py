@@ -1,9 +1,10 @@
-"""A plan as a MaxText file of mesh and rules, which its option `custom_mesh_and_rule` reads.
+"""A plan as a configuration of MaxText, which its trainer takes in place of `base.yml`, and which inherits from that.
 
-The file holds `mesh_axes`, `data_sharding` (the mesh axes that split the dimensions of a batch) and
-`logical_axis_rules`, a list of [logical name, mesh axes], as the files of MaxText's folder
-`src/maxtext/configs/custom_mesh_and_rule` do (read in 2026). Sizes are not in it: MaxText takes them from its options
-`ici_<axis>_parallelism` and `dcn_<axis>_parallelism`, so that the mesh axes must be ones it knows.
+The file replaces MaxText's mesh and its table of logical names: `mesh_axes`, with the sizes `ici_<axis>_parallelism`;
+`data_sharding`, the mesh axes that split the dimensions of a batch; and `logical_axis_rules`, a list of [logical name,
+mesh axes], whole, since what a table lacks is not split at all. The names are those of MaxText's `base.yml` (commit
+000b810b, and release 0.2.5, whose own reader reads the file). A plan tells the layouts of weights and batches; what
+MaxText asks for in activations follows from them, as it does in `base.yml`.
 """
 
 import json
@@ -15,44 +16,69 @@ from autoshard.plans.logical import Axes, LogicalAxes
 from autoshard.plans.naming import logical_axes
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
-MESH_AXES = (
-    "data",
-    "stage",
-    "fsdp",
-    "fsdp_transpose",
-    "context",
-    "context_usp_ulysses",
-    "context_autoregressive",
-    "tensor",
-    "tensor_sequence",
-    "expert",
-    "autoregressive",
-)
-"""The mesh axes for which MaxText's `base.yml` has options of size."""
+MESH_AXES = {
+    "data": "data",
+    "stage": "pipeline",
+    "fsdp": "fsdp",
+    "fsdp_transpose": "fsdp_transpose",
+    "context": "context",
+    "context_usp_ulysses": "context_usp_ulysses",
+    "context_autoregressive": "context_autoregressive",
+    "tensor": "tensor",
+    "tensor_sequence": "tensor_sequence",
+    "expert": "expert",
+    "autoregressive": "autoregressive",
+}
+"""The mesh axes for which MaxText has an option of size, and what stands for them in its name."""
 
 BATCH, LENGTH = "activation_batch", "activation_length"
-_BATCH_NAMES = (
-    BATCH,
-    "activation_batch_moe",
-    "activation_embed_and_logits_batch",
-    "activation_embed_and_logits_batch_sequence",
-    "activation_prefill_kv_batch",
-    "activation_kv_batch",
-    "decode_batch",
-)
-_LENGTH_NAMES = (LENGTH, "activation_norm_length")
-"""MaxText's names of the batch and of the sequence in activations."""
+
+ALIASES = {
+    BATCH: (
+        "activation_batch_attn",
+        "activation_batch_moe",
+        "activation_embed_and_logits_batch",
+        "activation_kv_batch",
+        "activation_prefill_kv_batch",
+        "decode_batch",
+    ),
+    LENGTH: (
+        "activation_norm_length",
+        "activation_norm_length_moe",
+        "activation_input_length_attn",
+        "activation_length_attn",
+        "activation_length_moe",
+        "activation_q_length",
+        "prefill_activation_length",
+        "prefill_activation_norm_length",
+    ),
+    "heads": ("q_heads", "kv_heads"),
+    "mlp": ("mlp_moe", "mlp_no_fsdp", "gdn_head"),
+    "embed": ("embed_vocab", "embed_moe", "q_lora", "kv_lora"),
+}
+"""MaxText's names for the same dimension in other tensors; each is laid out as the first unless it is named itself."""
+
+ACTIVATIONS = {
+    "heads": ("activation_heads", "activation_kv"),
+    "kv_heads": ("activation_kv_heads", "activation_kv_head_dim", "cache_heads", "paged_kv_heads"),
+    "mlp": ("activation_mlp",),
+    "mlp_moe": ("activation_mlp_moe",),
+    "vocab": ("activation_vocab",),
+    "exp": ("activation_exp",),
+}
+"""Names of activations by the dimension of the weight that makes them: they are split as it is, but for the axes that
+already split the batch or the sequence."""
 
 
 def maxtext_yaml(
     plan: ProgramPlan, names: Mapping[str, Sequence[str | None]] | None = None, nearest: bool = False
 ) -> str:
-    """A plan as the text of a `custom_mesh_and_rule` file.
+    """A plan as the text of a configuration of MaxText.
 
     Args:
       plan: The plan of a training step.
       names: MaxText's names of the parameters' dimensions by path pattern, as for `logical_axes`. Without them, the
-        rules hold invented names, of which MaxText makes no use.
+        rules hold invented names, of which MaxText makes no use, and split nothing but batches there.
       nearest: As for `logical_axes`; what deviates is written into the file as comments.
 
     Raises:
@@ -89,28 +115,44 @@ def batch_of(plan: ProgramPlan) -> tuple[PlannedTensor, ...]:
 
 
 def _text(plan: ProgramPlan, axes: LogicalAxes) -> str:
-    rules = dict(axes.axes)
-    batch, length = rules.get(BATCH, ()), rules.get(LENGTH, ())
-    aliases = dict.fromkeys(_BATCH_NAMES, batch) | dict.fromkeys(_LENGTH_NAMES, length)
-    rows: dict[str, Axes] = aliases | {name: a for name, a in rules.items() if name not in aliases}
+    rows = _completed(dict(axes.axes))
+    batch, length = rows[BATCH], rows[LENGTH]
     data = [list(batch), list(length)] if length else [list(batch)]
-    sizes = " ".join(f"<net>_{name}_parallelism={size}" for name, size in plan.axes)
+    sizes = {MESH_AXES[name]: size for name, size in plan.axes}
     lines = [
         f"# Made by autoshard from its plan `{plan.name}` for {plan.num_devices} devices of cluster `{plan.cluster}`.",
-        f"# Use: custom_mesh_and_rule=<name of this file> {sizes}",
-        "# where <net> is ici within a slice or node, and dcn between them.",
+        "# Use: python3 -m maxtext.trainers.pre_train.train <this file> run_name=... and options of the model.",
+        "# Sizes are those within one slice. On several, divide one of them by their number, and set dcn_<axis>_",
+        "# parallelism to that number.",
     ]
     for deviation in axes.deviations:
         pin = f"'{deviation.path}': {partition_spec(deviation.ruled)}"
         lines += [f"# DEVIATES: {deviation}; to plan as the rules say, pin {pin}"]
     lines += [
+        "base_config: base.yml",
+        "override_logical_axis_rules: true",
         f"mesh_axes: {_quoted([name for name, _ in plan.axes])}",
+        *(f"ici_{name}_parallelism: {size}" for name, size in ({"fsdp": 1} | sizes).items()),
         f"data_sharding: {_quoted(data)}",
         "logical_axis_rules: [",
         *(f"  {_quoted([name, list(a)])}," for name, a in rows.items()),
         "]",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _completed(rules: dict[str, Axes]) -> dict[str, Axes]:
+    """Rules for all of MaxText's names that follow from those of the plan."""
+    rows: dict[str, Axes] = {BATCH: rules.get(BATCH, ()), LENGTH: rules.get(LENGTH, ())} | rules
+    for name, aliases in ALIASES.items():
+        if name in rows:
+            rows = dict.fromkeys(aliases, rows[name]) | rows
+    both = {"activation_embed_and_logits_batch_sequence": (*rows[BATCH], *rows[LENGTH])}
+    used = {*rows[BATCH], *rows[LENGTH]}
+    for name, activations in ACTIVATIONS.items():
+        if name in rows:
+            rows = dict.fromkeys(activations, tuple(axis for axis in rows[name] if axis not in used)) | rows
+    return both | rows
 
 
 def _quoted(value: object) -> str:

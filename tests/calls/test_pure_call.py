@@ -61,6 +61,25 @@ def test_leaves_that_are_no_arrays_are_constants():
     np.testing.assert_allclose(run(params, X), np.maximum(X @ X, 0), rtol=1e-6)
 
 
+def test_a_module_of_functions_and_settings_is_changed_and_returned():
+    """As Equinox's modules are: its `filter_jit` takes Python's numbers in them for constants, too."""
+
+    def step(layer, x):
+        assert isinstance(layer["padding"], float)
+        pooled = jax.lax.reduce_window(x, layer["padding"], jax.lax.max, (1, 2), (1, 2), "VALID")
+        loss, gradient = jax.value_and_grad(lambda w: jnp.sum(layer["activation"](pooled @ w)))(layer["w"])
+        return {**layer, "w": layer["w"] - gradient}, loss
+
+    layer = {"w": X[:4] / 64, "activation": jnp.tanh, "padding": -float("inf"), "name": "layer"}
+    run = autoshard.plan(step, layer, X, mesh=MESH).jit(step)
+    changed, loss = run(layer, X)
+    expected, expected_loss = step(layer, X)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    np.testing.assert_allclose(changed["w"], expected["w"], rtol=1e-5, atol=1e-6)
+    assert changed["activation"] is jnp.tanh and changed["name"] == "layer"
+    run(changed, X)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -231,17 +231,71 @@ def test_a_plan_with_the_pins_of_the_nearest_rules_keeps_to_the_names(gpt, train
 # ---- MaxText
 
 
+def megatron_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A file for weights split by columns and rows, whose rows also lie over the data axis."""
+    names = {"*.up": ("embed", "mlp"), "*.query": ("embed", "heads", "kv"), "*.table": ("vocab", "embed")}
+    plan = small(
+        ("s.params.up", (8, 8), (D, T)),
+        ("s.params.query", (8, 4, 2), (D, T, W)),
+        ("s.params.table", (8, 8), (T, D)),
+        ("b.inputs", (16, 8), (D, W)),
+    )
+    path = tmp_path / "megatron.yml"
+    path.write_text(maxtext_yaml(plan, names))
+    return path
+
+
 def test_maxtext_files():
     names = {"*.up": ("embed", "mlp")}
     batch = ("b.inputs", (16, 8), (("data", "tensor"), W))
     document = yaml.safe_load(maxtext_yaml(small(("s.params.up", (8, 8), (D, T)), batch), names))
-    assert list(document) == ["mesh_axes", "data_sharding", "logical_axis_rules"]
+    assert document["base_config"] == "base.yml" and document["override_logical_axis_rules"] is True
     assert document["mesh_axes"] == ["data", "tensor"] and document["data_sharding"] == [["data", "tensor"]]
+    sizes = {name: size for name, size in document.items() if name.startswith("ici_")}
+    assert sizes == {"ici_fsdp_parallelism": 1, "ici_data_parallelism": 4, "ici_tensor_parallelism": 2}
     rules = document["logical_axis_rules"]
     assert ["embed", ["data"]] in rules and ["mlp", ["tensor"]] in rules
     assert ["activation_batch", ["data", "tensor"]] in rules and ["activation_length", []] in rules
+    assert ["activation_mlp", []] in rules  # its axis splits the batch already
     assert len({name for name, _ in rules}) == len(rules)
     assert nn.logical_to_mesh_axes(("embed", "mlp"), as_rules(document)) == PartitionSpec("data", "tensor")
+
+
+def test_activations_in_maxtext_follow_the_weights_that_make_them(tmp_path):
+    """The tuples are those that MaxText's attention, MLP and output layer constrain their activations by."""
+    rules = as_rules(yaml.safe_load(megatron_file(tmp_path).read_text()))
+    specs = {
+        ("activation_batch_attn", "activation_length_attn", "activation_heads", "activation_kv"): (
+            "data",
+            None,
+            "tensor",
+        ),
+        ("activation_kv_batch", "activation_length_attn", "activation_kv_heads", "activation_kv_head_dim"): (
+            "data",
+            None,
+            "tensor",
+        ),
+        ("activation_batch", "activation_length", "activation_mlp"): ("data", None, "tensor"),
+        ("activation_embed_and_logits_batch", "activation_length", "activation_vocab"): ("data", None, "tensor"),
+        ("activation_batch", "activation_norm_length", "activation_embed"): ("data",),
+        ("embed", "q_heads", "kv"): ("data", "tensor"),
+        ("embed", "kv_heads", "kv_head_dim"): ("data", "tensor"),
+    }
+    for names, expected in specs.items():
+        found = [*nn.logical_to_mesh_axes(names, rules)]
+        while found and found[-1] is None:
+            found.pop()
+        assert tuple(found) == expected, names
+
+
+def test_maxtext_reads_its_files_itself(tmp_path):
+    pyconfig = pytest.importorskip("maxtext.configs.pyconfig", reason="MaxText is not installed")
+    common = ["run_name=x", f"base_output_directory={tmp_path}", "dataset_type=synthetic", "hardware=cpu"]
+    config = pyconfig.initialize(["train", str(megatron_file(tmp_path)), *common, "skip_jax_distributed_system=true"])
+    assert list(config.mesh_axes) == ["data", "tensor"] and list(config.ici_parallelism) == [4, 2]
+    rules = as_rules({"logical_axis_rules": config.logical_axis_rules})
+    assert nn.logical_to_mesh_axes(("embed", "mlp"), rules) == PartitionSpec("data", "tensor")
+    assert not any("fsdp" in (axes or ()) for _, axes in rules)  # nothing of MaxText's own table is left
 
 
 def test_maxtext_s_optimizer_state_follows_its_parameters(gpt):
