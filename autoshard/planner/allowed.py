@@ -81,8 +81,8 @@ def argument_choices(
                 if not rows:
                     raise LayoutError(
                         f"No legal layout of `{argument.name}` with shape {value.shape} on mesh {mesh} satisfies "
-                        f"the demanded sharding {fixed}: the mesh axes on a dimension must divide it, and each axis "
-                        "may appear once. Change the pin or annotation, or the mesh."
+                        f"the demanded sharding {fixed}: {_why_unfit([fixed], mesh)}. Change the pin or annotation, "
+                        "or the mesh."
                     )
         if not rows:
             raise LayoutError(f"The restrictions leave no layout for `{argument.name}` with shape {value.shape}.")
@@ -113,14 +113,25 @@ def group_choices(
         if operation.fixed_operands is not None or operation.fixed_results is not None:
             rows = _as_demanded(group, operation, table, rows, mesh)
         if not rows:
+            demanded = [*(operation.fixed_operands or ()), *(operation.fixed_results or ())]
+            of_pmap = ", or, where it is made by jax.pmap, pass the function inside and the whole batch"
             raise LayoutError(
                 f"No legal choice is left for `{operation.name}` at {operation.source or 'an unknown line'} on "
-                f"mesh {mesh}. A sharding annotation in the function names axes that the mesh lacks or that do not "
-                "divide the tensor; pass mesh= with those axes, or drop the annotation."
+                f"mesh {mesh}, which demands shardings of its own: {_why_unfit(demanded, mesh)}. Pass mesh= with the "
+                f"axes that it names, drop it{of_pmap if operation.name == 'shard_map' else ''}."
             )
         tables.append(table)
         decisions.append(GroupDecision(group.index, rows))
     return tables, decisions
+
+
+def _why_unfit(demanded: Sequence[FixedLayout | None], mesh: LogicalMesh) -> str:
+    """What is wrong with shardings that pins, annotations or regions demand."""
+    named = dict.fromkeys(axis for fixed in demanded if fixed for entry in fixed if entry for axis in entry)
+    lacking = [f"`{axis}`" for axis in named if axis not in mesh.axis_names]
+    if lacking:
+        return f"the mesh lacks {'axis' if len(lacking) == 1 else 'axes'} {', '.join(lacking)}"
+    return "the mesh axes on a dimension must divide it, and each axis may appear once"
 
 
 def _as_demanded(

@@ -32,8 +32,8 @@ def with_axes_bound(make: Callable[[Callable[..., Any]], Any], fn: Callable[...,
             bound.append(found["name"])
             warnings.warn(
                 f"`{getattr(fn, '__name__', 'the function')}` reduces over the axis `{found['name']}`, as under "
-                "jax.pmap. It is planned as the step of one device that has the whole batch: pass the whole batch, and "
-                "leave out jax.pmap.",
+                "jax.pmap. It is planned as the step of one device that has the whole batch: pass the whole batch and "
+                "one random key, and leave out jax.pmap.",
                 stacklevel=2,
             )
 

@@ -51,6 +51,7 @@ def _bare(leaf: Any) -> Any:
 def _refuse_changes_in_place(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, refusing to lose what it writes into its arguments (a dictionary, an NNX state) without returning it."""
 
+    @functools.wraps(fn)  # for JAX's errors, which name the function and its arguments
     def watched(*args):
         leaves = jax.tree_util.tree_leaves_with_path
         own = jax.tree_util.tree_map(lambda x: x, args)  # what is merged of an NNX state keeps its variables
