@@ -14,7 +14,7 @@ EPILOG = (
     "    autoshard export plan.json --to shardings --out shardings.json\n\n"
     "flax-rules: a logical name for every dimension of every argument, and rules from names to mesh axes that "
     "Linen and NNX read alike.\n\n"
-    "maxtext: a file for MaxText's option custom_mesh_and_rule.\n\n"
+    "maxtext: a configuration of MaxText, which inherits from its base.yml: mesh, sizes and all rules.\n\n"
     "shardings: JSON with the mesh axes of every dimension of every argument and output, to make NamedShardings "
     "of.\n\n"
     "Tensors of one logical name have one layout. Where a plan does not keep to that, the error names the tensors "
