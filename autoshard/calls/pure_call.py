@@ -66,6 +66,7 @@ class _Leaf:
 
     kind: _Kind
     constant: Any = None
+    constant_type: type | None = None  # 1 and True are equal, and may make different programs
 
     @property
     def value(self) -> Any:
@@ -215,9 +216,7 @@ def pure_call(
     flat, trees, leaves, modules = [], [], [], []
     for n, value in enumerate(values):
         own, tree = ([value], jax.tree_util.tree_structure(0)) if n in constant else _flattened(value)
-        has_numbers = not any(
-            _is_constant(x) for x in own
-        )  # else they are settings, as `equinox.filter_jit` takes them
+        has_numbers = not any(map(_is_constant, own))  # else numbers are settings, as for `equinox.filter_jit`
         kinds = tuple(_leaf(x, n in constant or not has_numbers and _is_number(x)) for x in own)
         modules += [x for x, leaf in zip(own, kinds, strict=True) if leaf.kind is _Kind.MODULE]
         flat.append(own)
@@ -284,8 +283,8 @@ def _leaf(x: Any, is_constant: bool) -> _Leaf:
     try:
         hash(x)
     except TypeError:
-        return _Leaf(_Kind.STATIC, _Same(x))
-    return _Leaf(_Kind.STATIC, x)
+        return _Leaf(_Kind.STATIC, _Same(x), type(x))
+    return _Leaf(_Kind.STATIC, x, type(x))
 
 
 def _without_constants(result: Any) -> tuple[Any, list[Any]]:

@@ -32,6 +32,7 @@ def test_constants_and_keywords_become_part_of_the_function():
         planned_call(scaled, (X, times), {"negative": True, "shift": 1.0}, static) for times in (2, 2, 3)
     )
     assert isinstance(one.fn, FunctionOfArrays) and one.fn == same.fn and one.fn != other.fn
+    assert planned_call(scaled, (X, True), {}, static).fn != planned_call(scaled, (X, 1), {}, static).fn
     assert one.args == (X, None, None, 1.0)  # keywords follow in the order of their names
     np.testing.assert_array_equal(one.fn(*one.args), -2 * X + 1)
 
