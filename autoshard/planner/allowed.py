@@ -1,6 +1,7 @@
 """The choices that each decision may take: all legal ones, less what pins, annotations and restrictions forbid."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from autoshard.cluster import LogicalMesh
@@ -75,7 +76,7 @@ def argument_choices(
         own, rows = cache[shape]
         if restrictions.argument is not None:
             rows = tuple(k for k in rows if restrictions.argument(i, own[k]))
-        for fixed in (argument.fixed, pins[i]):
+        for fixed in (as_held(argument.fixed, value.shape, mesh), pins[i]):
             if fixed is not None:
                 rows = tuple(k for k in rows if satisfies(own[k], fixed[: len(shape)], names))
                 if not rows:
@@ -89,6 +90,15 @@ def argument_choices(
         layouts.append(own)
         decisions.append(ArgumentDecision(i, rows))
     return layouts, decisions
+
+
+def as_held(fixed: FixedLayout | None, shape: Sequence[int], mesh: LogicalMesh) -> FixedLayout | None:
+    """An annotation of an argument, but whole where its axes do not divide the dimension, as Flax makes it, too."""
+    if fixed is None:
+        return None
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    parts = lambda entry: math.prod(sizes.get(axis, 1) for axis in entry)
+    return tuple(() if entry and length % parts(entry) else entry for entry, length in zip(fixed, shape, strict=False))
 
 
 def group_choices(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from autoshard.cluster import LogicalMesh
 from autoshard.graph.graph import Graph
+from autoshard.planner.allowed import as_held
 
 _LARGE_BYTES = 1e6
 _LARGE_SIZE = 1024
@@ -34,6 +35,23 @@ def indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
         if long:
             alike.setdefault((value.shape, tuple(long)), []).append(number)
     return tuple(_warning(graph, axes, long, numbers) for (_, long), numbers in alike.items())
+
+
+def not_held(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
+    """Warnings of annotations of arguments that split a dimension which their axes do not divide."""
+    found = []
+    for argument in graph.arguments:
+        shape = graph.values[argument.value].shape
+        held = as_held(argument.fixed, shape, mesh) or ()
+        for i, (asked, kept) in enumerate(zip(argument.fixed or (), held, strict=False)):
+            if asked != kept:
+                axes = ", ".join(asked or ())
+                found.append(
+                    f"`{argument.name}` with shape {shape} is annotated to be split over {axes} along dimension {i}, "
+                    "which that does not divide: it is kept whole there, as JAX keeps it. Pad it, or change the "
+                    "annotation."
+                )
+    return tuple(found)
 
 
 def _warning(graph: Graph, axes: Mapping[str, int], dims: tuple[int, ...], numbers: list[int]) -> str:

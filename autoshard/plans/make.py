@@ -20,7 +20,7 @@ from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, estimate
 from autoshard.planner.program import Program, prepare
 from autoshard.plans.gaps import excess
-from autoshard.plans.indivisible import indivisible
+from autoshard.plans.indivisible import indivisible, not_held
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
@@ -303,6 +303,7 @@ def plan_of_choices(
         f"No sharding rule is known for {u}; its operands and results are kept whole." for u in graph.unknown
     )
     warnings += indivisible(graph, logical)
+    warnings += not_held(graph, logical)
     figures = estimate(formulation, choices)
     if budget_bytes is not None:
         warnings += tuple(filter(None, [excess(figures, budget_bytes)]))

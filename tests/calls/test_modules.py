@@ -146,3 +146,28 @@ def test_a_state_that_is_merged_inside_is_returned_or_refused():
             return nnx.merge(graphdef, state)(x)
 
         autoshard.plan(loses, state, BATCH["x"], mesh=ON_BOTH)
+
+
+def test_an_annotation_that_an_axis_does_not_divide_keeps_the_dimension_whole():
+    class Narrow(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.wide = nnx.Linear(16, 16, kernel_metadata={"out_sharding": (None, "tensor")}, rngs=rngs)
+            self.narrow = nnx.Linear(16, 1, kernel_metadata={"out_sharding": (None, "tensor")}, rngs=rngs)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.narrow(self.wide(x))
+
+    def step(model, x):
+        return model(x)
+
+    axes = (jax.sharding.AxisType.Auto,) * 2
+    with jax.set_mesh(jax.make_mesh(tuple(ON_BOTH.values()), tuple(ON_BOTH), axis_types=axes)):
+        model = nnx.eval_shape(lambda: Narrow(nnx.Rngs(0)))
+        plan = autoshard.plan(step, model, BATCH["x"], mesh=ON_BOTH)
+    entries = {a.name: a.entries for a in plan.arguments}
+    assert entries["model.wide.kernel.value"] == ((), ("tensor",))
+    assert entries["model.narrow.kernel.value"] == ((), ())
+    (told,) = plan.warnings
+    assert (
+        "`model.narrow.kernel.value` with shape (16, 1) is annotated to be split over tensor along dimension 1" in told
+    )
