@@ -8,6 +8,7 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec, reshard
 
 import autoshard
+from autoshard.errors import LayoutError
 from autoshard.trace.explicit import without_layouts
 
 X = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)
@@ -92,6 +93,20 @@ def test_a_module_in_explicit_mode_is_changed_in_place(mesh):
     with jax.set_mesh(mesh):
         autoshard.plan(train, model, X, mesh={"data": 8}).jit(train)(model, X)
     np.testing.assert_allclose(model.kernel[...], expected.kernel[...], rtol=1e-5, atol=1e-6)
+
+
+def test_a_region_over_the_axes_of_the_plan_stays(mesh):
+    def fn(x):
+        spec = PartitionSpec("data", None)
+        shifted = lambda part: part + jax.lax.psum(part.sum(0, keepdims=True), "data")
+        return jnp.sin(jax.shard_map(shifted, mesh=mesh, in_specs=spec, out_specs=spec)(x))
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, PartitionSpec("data"))
+        found = autoshard.plan(fn, x, mesh={"data": 4, "tensor": 2}).jit(fn)(x)
+        with pytest.raises(LayoutError, match=r"`shard_map` at .*test_explicit.py.*the mesh lacks axis `data`"):
+            autoshard.plan(fn, x, mesh={"all": 8})
+        np.testing.assert_allclose(found, jax.jit(fn)(x), rtol=1e-5, atol=1e-6)
 
 
 def test_another_mesh_in_automatic_mode_does_not_disturb():
