@@ -124,7 +124,8 @@ class MemoryTier:
 
     A step is safe when every process has told `Committed` for it. Processes that are killed together lose nothing that
     is safe, as long as the hosts stay up; of hosts that are lost, no two that follow each other may be. Memory for
-    three times the state is needed, and for three times what only one host holds at its neighbour.
+    three times the state is needed, and for three times what only one host holds at its neighbour; twice that for three
+    commits where states begin to lie elsewhere than before.
     """
 
     def __init__(self, folder: pathlib.Path, host: str, run_id: str, tell: Tell, coordinator: str | None = None):
