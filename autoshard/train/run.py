@@ -9,8 +9,8 @@ import jax
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import BasePlan, Plan, StagedPlan
+from autoshard.api.planned_call import PlannedCall
 from autoshard.checkpoints.checkpoints import Checkpoints, Restored
-from autoshard.execution.jit import PlannedFunction
 from autoshard.launch.messages import Tier
 from autoshard.pipeline.run.staged_function import StagedFunction
 from autoshard.train.config import TrainConfig
@@ -36,7 +36,7 @@ class Run:
     data: TrainData
     plan: Plan | StagedPlan
     folder: pathlib.Path
-    step: PlannedFunction | StagedFunction
+    step: PlannedCall | StagedFunction
     shardings: tuple[Any, Any | None]
     one_mesh: OneMesh | None = None
 
@@ -68,7 +68,7 @@ class Run:
         Args:
             when_lowered: called when nothing but the compilation is left to do.
         """
-        if isinstance(self.step, PlannedFunction):
+        if isinstance(self.step, PlannedCall):
             state = jax.eval_shape(self.functions.init, self.config.train.seed)
             self.step.compile(state, self.data.batches.shapes(), when_lowered=when_lowered)
         else:
@@ -84,7 +84,7 @@ def _initial_state(plan: BasePlan, run: Run) -> Any:
     return plan.init(run.functions.init, run.config.train.seed, run=run.step)
 
 
-def _step(plan: BasePlan, functions: TrainFunctions) -> PlannedFunction | StagedFunction:
+def _step(plan: BasePlan, functions: TrainFunctions) -> PlannedCall | StagedFunction:
     """The training step under a plan of either kind."""
     return plan.jit(functions.step)
 

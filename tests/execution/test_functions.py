@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import autoshard
-from autoshard.errors import LayoutError, MeshError
+from autoshard.errors import ConfigError, LayoutError, MeshError
 
 MESH = {"a": 2, "b": 4}
 P = PartitionSpec
@@ -214,8 +214,9 @@ def test_lowering_and_compiling(random_plan):
     placed = [jax.device_put(v, s) for v, s in zip((x, w), planned.in_shardings((x, w)), strict=True)]
     assert_same(program(*placed), fn(x, w))
     assert program.output_shardings.spec == plan.out_specs
-    with pytest.raises(TypeError):
-        planned(x, w=w)
+    assert_same(planned(x, w=w), fn(x, w))
+    with pytest.raises(ConfigError, match="`v` is no argument of `<lambda>`, which takes `x`, `w`"):
+        planned(x, v=w)
 
 
 def test_init_makes_the_state_sharded(random_plan):

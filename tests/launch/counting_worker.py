@@ -1,7 +1,8 @@
 """A worker without JAX, for tests of the supervisor: it counts steps of 20 ms, and keeps the count in a file.
 
 Like a collective, a step needs all workers: each tells its step in a file, and waits until all have told it. The file
-`fail_at` in the run's folder holds a step at which every worker of rank 0 fails.
+`fail_at` in the run's folder holds a step at which every worker of rank 0 fails; while there is one called `wait`, no
+worker begins.
 """
 
 import os
@@ -48,6 +49,8 @@ def main(steps: int) -> None:
     marks.mkdir(exist_ok=True)
     step = int(saved.read_text()) if saved.exists() else 0
     is_first = assignment.rank == 0
+    while (folder / "wait").exists():
+        time.sleep(STEP_S)
     if is_first:
         tell(Restored(step=step, source=Tier.DISK if step else None, seconds=0.0))
     while step < steps:

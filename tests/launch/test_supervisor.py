@@ -156,8 +156,9 @@ def test_a_run_that_is_stopped_before_its_first_step_ends_at_once(tmp_path):
     def stop():
         while not of_kind(tmp_path, events.GenerationStarted):
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)  # Python needs longer than this to start a worker
+        os.kill(os.getpid(), signal.SIGTERM)
 
+    (tmp_path / "wait").touch()  # workers that have not begun have nothing to save
     threading.Thread(target=stop, daemon=True).start()
     assert launch(settings(tmp_path, 2, 2, steps=10**9)).ending is Ending.STOPPED
     assert of_kind(tmp_path, events.DrainStarted) == [] and len(of_kind(tmp_path, events.Stopped)) == 1
