@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autoshard.cluster import Cluster
     from autoshard.compiler.schedule import Schedule
     from autoshard.errors import AutoshardError
-    from autoshard.pipeline.search.options import StageOptions
+    from autoshard.pipelines.search.options import StageOptions
     from autoshard.plans.logical import LogicalAxes
     from autoshard.plans.logical_pins import pins_from_logical_rules
     from autoshard.plans.naming import logical_axes
@@ -65,7 +65,7 @@ _HOMES = {
     "PlanProgress": "autoshard.plans.options",
     "plan": "autoshard.api",
     "Schedule": "autoshard.compiler.schedule",
-    "StageOptions": "autoshard.pipeline.search.search",
+    "StageOptions": "autoshard.pipelines.search.search",
     "StagedPlan": "autoshard.api",
     "TrainState": "autoshard.train_step",
     "TrainStep": "autoshard.train_step",

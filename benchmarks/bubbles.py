@@ -126,7 +126,7 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
     from residual_mlp import training
 
     from autoshard import StagedPlan
-    from autoshard.pipeline.schedule.tasks import ScheduleKind
+    from autoshard.pipelines.schedule.tasks import ScheduleKind
     from autoshard.transfer.peers import all_gather_text
 
     quota = CpuQuota(f"autoshard-bubbles-{number}")
@@ -160,10 +160,10 @@ def planned(step, state, batch, total, count, kind):
     """A plan of one pipeline over all submeshes."""
     from autoshard import PlanOptions
     from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
-    from autoshard.pipeline.plan.make import plan_staged
-    from autoshard.pipeline.schedule.tasks import ScheduleKind
-    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
-    from autoshard.pipeline.search.options import StageOptions
+    from autoshard.pipelines.plan.make import plan_staged
+    from autoshard.pipelines.schedule.tasks import ScheduleKind
+    from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage, Submesh
+    from autoshard.pipelines.search.options import StageOptions
 
     link = Link(1e-3, 1e9, 0, "estimated")
     device = DeviceType("share of a core", (("float32", 1e10),), 2**34, 1e11, 1e-5, "estimated")
@@ -178,7 +178,7 @@ def planned(step, state, batch, total, count, kind):
 
 def compared(plan, kind, total, count, timelines):
     """What was recorded of some steps, and what the schedule predicts with the tasks' medians."""
-    from autoshard.pipeline.schedule.orders import in_flight_bound
+    from autoshard.pipelines.schedule.orders import in_flight_bound
 
     predicted = [tasks_of(with_medians(plan, timeline)) for timeline in timelines]
     recorded = [tasks_of(timeline) for timeline in timelines]
@@ -197,9 +197,9 @@ def compared(plan, kind, total, count, timelines):
 
 def with_medians(plan, timeline):
     """The plan's timeline with the medians of recorded tasks in place of its estimates."""
-    from autoshard.pipeline.schedule.durations import StepDurations
-    from autoshard.pipeline.schedule.simulate import simulate
-    from autoshard.pipeline.schedule.tasks import Phase
+    from autoshard.pipelines.schedule.durations import StepDurations
+    from autoshard.pipelines.schedule.simulate import simulate
+    from autoshard.pipelines.schedule.tasks import Phase
 
     took = collections.defaultdict(list)
     for event in tasks_of(timeline):

@@ -28,10 +28,10 @@ import autoshard
 from autoshard.execution.jit import device_mesh
 from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.module import parse
-from autoshard.pipeline.cost.stage import TracedStage, check_stage
-from autoshard.pipeline.cost.traced_model import trace_model
-from autoshard.pipeline.run.phase_functions import phase_functions
-from autoshard.pipeline.split.layer_boundaries import LayerBoundaries
+from autoshard.pipelines.cost.stage import TracedStage, check_stage
+from autoshard.pipelines.cost.traced_model import trace_model
+from autoshard.pipelines.run.phase_functions import phase_functions
+from autoshard.pipelines.split.layer_boundaries import LayerBoundaries
 from autoshard.verify.devices import devices_for, options_for
 from autoshard.verify.targets import target_of
 from autoshard.verify.verify import verify

@@ -131,8 +131,8 @@ def cluster() -> Any:
 
 def arrangement(case: Case, num_layers: int) -> Any:
     """The case for a model of so many layers on `cluster()`, whose stages may have one or two devices."""
-    from autoshard.pipeline.schedule.tasks import ScheduleKind
-    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
+    from autoshard.pipelines.schedule.tasks import ScheduleKind
+    from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage, Submesh
 
     fast_1, fast_2, slow_1, slow_2 = range(4)  # as `stage_meshes` counts them
     last = Submesh(0, 3, fast_1) if case.is_uneven else Submesh(1, 0, slow_2)
@@ -165,8 +165,8 @@ def subject_of(family: str) -> Subject:
     from autoshard_models.zoo import FAMILIES
     from zoo_programs import PROGRAMS
 
-    from autoshard.pipeline.split.forward import trace_forward
-    from autoshard.pipeline.split.layer_boundaries import find_layers
+    from autoshard.pipelines.split.forward import trace_forward
+    from autoshard.pipelines.split.layer_boundaries import find_layers
     from autoshard.train_step import TrainStep
 
     program = PROGRAMS[family]
@@ -208,8 +208,8 @@ def one_graph(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def measure(family: str, case: Case, subject: Subject) -> Cell:
     """Takes two staged steps and two plain ones, and compares them."""
     from autoshard import PlanOptions, StagedPlan
-    from autoshard.pipeline.plan.make import plan_staged
-    from autoshard.pipeline.search.options import StageOptions
+    from autoshard.pipelines.plan.make import plan_staged
+    from autoshard.pipelines.search.options import StageOptions
 
     if subject.num_layers < case.num_stages:
         return Cell(family, str(case), "too few layers", subject.num_layers)

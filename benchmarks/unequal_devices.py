@@ -249,10 +249,10 @@ def planned(step, state, batch, speeds):
     import jax
 
     from autoshard import PlanOptions, plan
-    from autoshard.pipeline.plan.make import plan_staged
-    from autoshard.pipeline.schedule.tasks import ScheduleKind
-    from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
-    from autoshard.pipeline.search.options import StageOptions
+    from autoshard.pipelines.plan.make import plan_staged
+    from autoshard.pipelines.schedule.tasks import ScheduleKind
+    from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage, Submesh
+    from autoshard.pipelines.search.options import StageOptions
 
     order = ScheduleKind.ONE_F_ONE_B
     options = PlanOptions(cache=False)

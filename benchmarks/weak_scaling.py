@@ -34,11 +34,11 @@ from autoshard_models.zoo import FAMILIES
 import autoshard
 from autoshard.cluster import Cluster, NodeGroup
 from autoshard.files import write_bytes_atomically
-from autoshard.pipeline.cost.pricing import price_layers
-from autoshard.pipeline.cost.stage_meshes import usual_devices
-from autoshard.pipeline.cost.table import CostKey, CostTable
-from autoshard.pipeline.plan.make import default_sizes
-from autoshard.pipeline.search.search import search
+from autoshard.pipelines.cost.pricing import price_layers
+from autoshard.pipelines.cost.stage_meshes import usual_devices
+from autoshard.pipelines.cost.table import CostKey, CostTable
+from autoshard.pipelines.plan.make import default_sizes
+from autoshard.pipelines.search.search import search
 from autoshard.train_step import TrainStep
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -26,20 +26,20 @@ from autoshard_models.zoo import FAMILIES
 
 from autoshard import PlanOptions
 from autoshard.cluster import Cluster, Link
-from autoshard.pipeline.cost.interval_costs import IntervalCostTable
-from autoshard.pipeline.cost.pricing import price_layers
-from autoshard.pipeline.cost.table import CostTable
-from autoshard.pipeline.schedule.peak_memory import peak_bytes
-from autoshard.pipeline.schedule.simulate import step_time
-from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
-from autoshard.pipeline.search.options import StageOptions
-from autoshard.pipeline.search.replica_group import SearchContext, arrangement_step_s
-from autoshard.pipeline.search.search import search
-from autoshard.pipeline.search.stage_memory import limits_bytes
-from autoshard.pipeline.search.step_durations import step_durations
-from autoshard.pipeline.search.topology import Topology
-from autoshard.pipeline.search.whale import cut_by_shares, even_cut, whale_order, whale_shares
+from autoshard.pipelines.cost.interval_costs import IntervalCostTable
+from autoshard.pipelines.cost.pricing import price_layers
+from autoshard.pipelines.cost.table import CostTable
+from autoshard.pipelines.schedule.peak_memory import peak_bytes
+from autoshard.pipelines.schedule.simulate import step_time
+from autoshard.pipelines.schedule.tasks import ScheduleKind
+from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage, Submesh
+from autoshard.pipelines.search.options import StageOptions
+from autoshard.pipelines.search.replica_group import SearchContext, arrangement_step_s
+from autoshard.pipelines.search.search import search
+from autoshard.pipelines.search.stage_memory import limits_bytes
+from autoshard.pipelines.search.step_durations import step_durations
+from autoshard.pipelines.search.topology import Topology
+from autoshard.pipelines.search.whale import cut_by_shares, even_cut, whale_order, whale_shares
 from autoshard.train_step import TrainStep
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -23,17 +23,17 @@ FLOORS = (
         "train_step",
         "user_cache",
     },
-    {"graph", "cluster", "solver", "pipeline.schedule", "launch"},
+    {"graph", "cluster", "solver", "pipelines.schedule", "launch"},
     {"trace", "cost", "transfer", "calls"},
     {"compiler", "hlo", "checkpoints", "remat"},
     {"planner", "execution"},
-    {"pipeline.split"},
+    {"pipelines.split"},
     {"plans"},
     {"strategies", "verify"},
-    {"comparison", "pipeline.cost"},
-    {"pipeline.search"},
-    {"pipeline.plan"},
-    {"pipeline.run"},
+    {"comparison", "pipelines.cost"},
+    {"pipelines.search"},
+    {"pipelines.plan"},
+    {"pipelines.run"},
     {"api"},
     {"baselines"},
     {"elastic"},
@@ -42,17 +42,17 @@ FLOORS = (
     {"__main__"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""
-JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "hlo", "pipeline.schedule", "launch"}
+JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "hlo", "pipelines.schedule", "launch"}
 REACHING_INTO_JAX = {"autoshard.elastic.compile_cache", "autoshard.elastic.coordination"}
 """The only modules that use what is private to JAX; each says why."""
-JAXPR_ROOMS = {"trace", "execution", "pipeline.split", "remat"}
+JAXPR_ROOMS = {"trace", "execution", "pipelines.split", "remat"}
 """The tracing and execution rooms: only these touch jaxprs."""
 
 
 def room_of(name: str) -> str:
-    """The sub-package of autoshard that a dotted name lies in; of the wing `pipeline`, its room."""
+    """The sub-package of autoshard that a dotted name lies in; of the wing `pipelines`, its room."""
     parts = name.split(".")[1:]
-    return ".".join(parts[:2] if parts[:1] == ["pipeline"] else parts[:1])
+    return ".".join(parts[:2] if parts[:1] == ["pipelines"] else parts[:1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def floor_of(room: str) -> int:
 
 
 def test_every_room_has_a_floor():
-    assert {m.room for m in MODULES} - {"", "pipeline"} <= set.union(*FLOORS)
+    assert {m.room for m in MODULES} - {"", "pipelines"} <= set.union(*FLOORS)
 
 
 def test_every_package_is_installed():

@@ -12,9 +12,9 @@ from autoshard.api.program import Plan
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
 from autoshard.errors import StageError
-from autoshard.pipeline.plan.comparison import StagedComparison
-from autoshard.pipeline.plan.diff import StagedDiff
-from autoshard.pipeline.search.options import StageOptions
+from autoshard.pipelines.plan.comparison import StagedComparison
+from autoshard.pipelines.plan.diff import StagedDiff
+from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.make import load_cluster
 from autoshard.plans.plan_diff import PlanDiff
 from autoshard.strategies.make import Settings

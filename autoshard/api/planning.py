@@ -14,8 +14,8 @@ from autoshard.calls.pure_call import Statics, pure_call
 from autoshard.calls.wrapped import declared
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, StageError
-from autoshard.pipeline.plan.make import plan_staged
-from autoshard.pipeline.search.options import StageOptions
+from autoshard.pipelines.plan.make import plan_staged
+from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.make import load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.remat_search import plan_rematerialised

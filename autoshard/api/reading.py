@@ -5,7 +5,7 @@ import os
 from autoshard.api.program import Plan
 from autoshard.api.staged import StagedPlan
 from autoshard.files import read_json
-from autoshard.pipeline.plan.files import pipeline_plan_of_document
+from autoshard.pipelines.plan.files import pipeline_plan_of_document
 from autoshard.plans.files import STAGED_FORMAT, plan_of_document
 
 

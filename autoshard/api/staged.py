@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 from autoshard.api.base_plan import BasePlan
 from autoshard.api.program import Plan
 from autoshard.errors import AutoshardError, ConfigError, PlanMismatchError, StageError
-from autoshard.pipeline.plan.comparison import StagedComparison, compare_forms
-from autoshard.pipeline.plan.diff import StagedDiff, diff_stages
-from autoshard.pipeline.plan.explain import explain, program_text
-from autoshard.pipeline.plan.export import exported_stages
-from autoshard.pipeline.plan.files import read_staged_plan, write_staged_plan
-from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.pipeline.plan.rebuild import program_function
-from autoshard.pipeline.run.agreement import plan_of_first
-from autoshard.pipeline.run.device_meshes import DeviceMeshes
-from autoshard.pipeline.run.staged_function import StagedFunction, trace_step
-from autoshard.pipeline.schedule.picture import draw_timeline
-from autoshard.pipeline.schedule.timeline_text import timeline_text
+from autoshard.pipelines.plan.comparison import StagedComparison, compare_forms
+from autoshard.pipelines.plan.diff import StagedDiff, diff_stages
+from autoshard.pipelines.plan.explain import explain, program_text
+from autoshard.pipelines.plan.export import exported_stages
+from autoshard.pipelines.plan.files import read_staged_plan, write_staged_plan
+from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
+from autoshard.pipelines.plan.rebuild import program_function
+from autoshard.pipelines.run.agreement import plan_of_first
+from autoshard.pipelines.run.device_meshes import DeviceMeshes
+from autoshard.pipelines.run.staged_function import StagedFunction, trace_step
+from autoshard.pipelines.schedule.picture import draw_timeline
+from autoshard.pipelines.schedule.timeline_text import timeline_text
 from autoshard.plans.explain import explain as explain_program
 from autoshard.plans.export import form_named
 from autoshard.train_step import TrainStep

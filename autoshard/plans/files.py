@@ -19,7 +19,7 @@ VERSION = 7
 """Changes whenever a file written before could be misread."""
 
 STAGED_FORMAT = "autoshard-staged-plan"
-"""The format of files of plans in stages, which `autoshard.pipeline.plan.files` reads."""
+"""The format of files of plans in stages, which `autoshard.pipelines.plan.files` reads."""
 
 _DERIVED = frozenset({"in_tree", "out_tree", "kept_trace", "equations"})
 

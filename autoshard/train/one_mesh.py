@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autoshard.pipeline.run.device_meshes import as_array
-from autoshard.pipeline.run.staged_function import StagedFunction
+from autoshard.pipelines.run.device_meshes import as_array
+from autoshard.pipelines.run.staged_function import StagedFunction
 
 _AXIS = "device"
 

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec
 from autoshard.api import Plan, StagedPlan, compare, plan
 from autoshard.comparison.comparison import Comparison
 from autoshard.errors import ConfigError
-from autoshard.pipeline.plan.comparison import StagedComparison
-from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.options import StageOptions
+from autoshard.pipelines.plan.comparison import StagedComparison
+from autoshard.pipelines.schedule.tasks import ScheduleKind
+from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.strategies.strategies import Strategy

@@ -12,7 +12,7 @@ from autoshard.api import BasePlan, Plan, StagedPlan
 from autoshard.api.planned_call import PlannedCall
 from autoshard.checkpoints.checkpoints import Checkpoints, Restored
 from autoshard.launch.messages import Tier
-from autoshard.pipeline.run.staged_function import StagedFunction
+from autoshard.pipelines.run.staged_function import StagedFunction
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.feed import BatchReader

@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from autoshard.pipeline.cost.stage import TracedStage, trace_stage
-from autoshard.pipeline.run.phase_functions import phase_functions
-from autoshard.pipeline.split.forward import trace_forward
-from autoshard.pipeline.split.layer_boundaries import find_layers
-from autoshard.pipeline.split.stage_program import StageSplitter
+from autoshard.pipelines.cost.stage import TracedStage, trace_stage
+from autoshard.pipelines.run.phase_functions import phase_functions
+from autoshard.pipelines.split.forward import trace_forward
+from autoshard.pipelines.split.layer_boundaries import find_layers
+from autoshard.pipelines.split.stage_program import StageSplitter
 from autoshard.train_step import TrainStep
 
 MESH = {"data": 4, "tensor": 2}

@@ -1,0 +1,314 @@
+"""`autoshard.plan` for a training step that may be cut: layers, costs, search, and a plan of every stage.
+
+TrainStep -> layers and their costs (pricing) -> arrangement (search) -> one plan a stage -> PipelinePlan
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from autoshard.cluster import Cluster, LogicalMesh
+from autoshard.errors import SolverError, StageError
+from autoshard.garbage import collection_paused
+from autoshard.pipelines.cost.interval_costs import IntervalCostTable
+from autoshard.pipelines.cost.pricing import PricedLayers, layer_cost, optimizer_ratio, price_layers, weight_total_bytes
+from autoshard.pipelines.cost.stage import TracedStage, plan_stage, stage_cost, trace_stage
+from autoshard.pipelines.cost.table import LayerCost
+from autoshard.pipelines.cost.traced_model import TracedModel
+from autoshard.pipelines.plan.parameter_owners import StageId, choose_owners
+from autoshard.pipelines.plan.pipeline_plan import PipelinePlan, PlacedMesh, SliceSummary, StageCertificate
+from autoshard.pipelines.schedule.durations import StageDurations, StepDurations
+from autoshard.pipelines.schedule.orders import in_flight_bound
+from autoshard.pipelines.schedule.simulate import step_time
+from autoshard.pipelines.search.arrangement import Arrangement, Pipeline
+from autoshard.pipelines.search.options import StageOptions
+from autoshard.pipelines.search.search import SearchResult, search
+from autoshard.pipelines.search.step_durations import step_durations
+from autoshard.pipelines.search.topology import Topology
+from autoshard.plans.gaps import fits
+from autoshard.plans.make import budget_of
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.program_plan import ProgramPlan
+from autoshard.plans.question import report
+from autoshard.trace.walk import size_bytes
+from autoshard.train_step import TrainStep, batch_size
+
+LEAST_SHARE, MOST_SHARE = 0.25, 8.0
+"""Micro-batch sizes that are tried if the caller names none: between these multiples of an equal share of the batch for
+each device. Fewer examples keep the devices idle; more leave no micro-batches to fill a pipeline with.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PlannedStage:
+    """A stage with its plan and what it costs."""
+
+    traced: TracedStage
+    plan: ProgramPlan
+    cost: LayerCost
+
+
+def plan_staged(
+    step: TrainStep,
+    state: Any,
+    batch: Any,
+    cluster: Cluster,
+    options: PlanOptions,
+    stages: StageOptions,
+    memory_budget_bytes: float | None = None,
+    arrangement: Arrangement | None = None,
+    *,
+    donates_state: bool = False,
+    configuration: str | None = None,
+) -> PipelinePlan:
+    """Plans a training step over all slices of a cluster.
+
+    Args:
+      step, state, batch, cluster: As for `autoshard.plan`.
+      options: Of each solve. stages: What is fixed of the search, and how long to look.
+      memory_budget_bytes: Limit for each device of every slice; None for what the devices have, less the reserve of
+        `options`. `stages.limits_bytes`, if given, takes its place.
+      arrangement: What to run where, if it is not to be searched; its mesh options count those of `pricing`.
+      donates_state, configuration: What the plan tells besides; see `PipelinePlan`.
+
+    Raises:
+      StageError: Nothing fits; names the slice or the layer, and what would help.
+      MemoryBudgetError: A stage cannot be planned in its memory, or the limit is not positive.
+      SolverError: A stage cannot be planned in time.
+    """
+    started = time.perf_counter()
+    examples = batch_size(batch)
+    budgets = tuple(budget_of(s.device_type, memory_budget_bytes, options) for s in cluster.slices())
+    limits = stages.limits_bytes or budgets
+    sizes = stages.micro_batch_sizes or default_sizes(examples, cluster)
+    if arrangement is not None:
+        sizes = tuple(sorted({p.micro_batch_size for p in arrangement.pipelines}))
+    priced = price_layers(step, state, batch, cluster, sizes, options, stages.most_devices_per_stage)
+    stages = dataclasses.replace(stages, limits_bytes=limits)
+    found = None
+    if arrangement is None:
+        tell = lambda text, done, total: report(options, started, "stages", f"{text} ({done} of {total})")
+        found = search(priced.layers, priced.table, cluster, examples, stages, tell)
+        arrangement = found.arrangement
+    return _plan_of_arrangement(
+        arrangement,
+        found,
+        priced,
+        state=state,
+        batch=batch,
+        cluster=cluster,
+        limits=limits,
+        options=options,
+        started=started,
+        donates_state=donates_state,
+        configuration=configuration,
+    )
+
+
+def default_sizes(examples: int, cluster: Cluster) -> tuple[int, ...]:
+    """Micro-batch sizes to try: powers of two, between `LEAST_SHARE` and `MOST_SHARE` times an equal share."""
+    share = examples / cluster.num_devices
+    powers = [2**k for k in range(examples.bit_length())]
+    most = max(1.0, min(MOST_SHARE * share, examples / len(cluster.slices())))
+    return tuple(n for n in powers if LEAST_SHARE * share <= n <= most) or (1,)
+
+
+@collection_paused()
+def _plan_of_arrangement(
+    arrangement: Arrangement,
+    found: SearchResult | None,
+    priced: PricedLayers,
+    *,
+    state: Any,
+    batch: Any,
+    cluster: Cluster,
+    limits: Sequence[float],
+    options: PlanOptions,
+    started: float,
+    donates_state: bool,
+    configuration: str | None,
+) -> PipelinePlan:
+    """Plans each distinct stage of an arrangement; `found` is None where the arrangement was given."""
+    for p, pipeline in enumerate(arrangement.pipelines):
+        _check_mutable(priced.models[pipeline.micro_batch_size], p, pipeline)
+    topology, intervals = Topology(cluster, priced.table), IntervalCostTable(priced.layers, priced.table)
+    by_layers = step_durations(intervals, topology, arrangement)
+    searched_s, bound_s = (step_time(by_layers), 0.0) if found is None else (found.step_s, found.bound_s)
+    ratio = optimizer_ratio(state)
+    planned: dict[tuple[Any, ...], _PlannedStage] = {}
+    keys: list[list[tuple[Any, ...]]] = []
+    for p, pipeline in enumerate(arrangement.pipelines):
+        keys.append([])
+        for s, stage in enumerate(pipeline.stages):
+            submesh = pipeline.submeshes[s % len(pipeline.submeshes)]
+            mesh = priced.table.options[submesh.option].mesh
+            budget = _budget(intervals, arrangement, by_layers, StageId(p, s), limits[submesh.slice])
+            key = (stage, pipeline.micro_batch_size, mesh)
+            keys[-1].append(key)
+            if key in planned:
+                continue
+            report(options, started, "plan", f"layers {stage.start} to {stage.stop - 1} on {mesh}")
+            model = priced.models[pipeline.micro_batch_size]
+            traced = trace_stage(model.forward, model.stages.program(stage.start, stage.stop), stage.rematerialise)
+            plan = fitting_plan(traced, mesh, cluster.name, budget, options)
+            cost = layer_cost(stage_cost(traced, plan), mesh, ratio, weight_total_bytes(traced))
+            planned[key] = _PlannedStage(traced, plan, cost)
+    distinct = list(planned)
+    durations = _with_plans(by_layers, [[planned[k].cost for k in row] for row in keys], len(arrangement.pipelines))
+    forward = next(iter(priced.models.values())).forward
+    owners = _owners(forward, arrangement, [[planned[k].traced for k in row] for row in keys])
+    slices = _slices(cluster, limits)
+    cuts = next(iter(priced.models.values())).stages.cuts
+    search_s = time.perf_counter() - started
+    gap = (searched_s - bound_s) / searched_s if searched_s and bound_s else math.inf
+    return PipelinePlan(
+        cluster=cluster.name,
+        slices=slices,
+        batch_size=arrangement.batch_size,
+        arrangement=arrangement,
+        layers=priced.layers,
+        starts=cuts.starts,
+        stop=cuts.stop,
+        meshes=tuple(
+            tuple(_placed_mesh(submesh, priced, slices) for submesh in p.submeshes) for p in arrangement.pipelines
+        ),
+        programs=tuple(planned[k].plan for k in distinct),
+        program_of=tuple(tuple(distinct.index(k) for k in row) for row in keys),
+        parameters=forward.params.names,
+        owners=owners,
+        durations=durations,
+        certificate=StageCertificate(searched_s, bound_s, gap, search_s),
+        considered=() if found is None else found.considered,
+        warnings=(*priced.warnings, *_left_out(arrangement, slices)),
+        donates_state=donates_state,
+        configuration=configuration,
+        shapes=jax.eval_shape(lambda *given: given, state, batch),
+    )
+
+
+BUDGETED_S = 10.0
+"""How long the best plan of a stage under its memory limit is sought, where one that fits is known already."""
+
+
+def fitting_plan(
+    stage: TracedStage, mesh: LogicalMesh, cluster_name: str, budget_bytes: float, options: PlanOptions
+) -> ProgramPlan:
+    """The plan of a stage within its memory.
+
+    Without a limit the problem is easy; so that is tried first, and then with every weight split. Only if the first
+    does not fit, the limit itself is put to the solver, which takes long: not too long, if the second fits.
+
+    Raises:
+      MemoryBudgetError, SolverError: Nothing fits, or nothing was found in time.
+    """
+    fastest = plan_stage(stage, mesh, cluster_name, math.inf, options)
+    if fits(fastest.estimate, budget_bytes):
+        return fastest
+    lean = plan_stage(stage, mesh, cluster_name, math.inf, options, shards_weights=True)
+    if not fits(lean.estimate, budget_bytes):
+        return plan_stage(stage, mesh, cluster_name, budget_bytes, options)
+    shorter = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, BUDGETED_S))
+    try:
+        limited = plan_stage(stage, mesh, cluster_name, budget_bytes, shorter)
+    except SolverError:
+        return lean
+    return min(lean, limited, key=lambda p: p.estimate.step_s)
+
+
+def _check_mutable(model: TracedModel, number: int, pipeline: Pipeline) -> None:
+    """Refuses stages of which one reads mutable state that another changes: the next micro-batch is on its way in the
+    first before this one has reached the second.
+    """
+    interfaces = [model.stages.program(stage.start, stage.stop).interface for stage in pipeline.stages]
+    changed_by = {n: s for s, interface in enumerate(interfaces) for n in interface.mutable_out}
+    for s, interface in enumerate(interfaces):
+        for n in interface.mutable_in:
+            if changed_by.get(n, s) != s:
+                raise StageError(
+                    f"The mutable state `{model.forward.mutable.names[n]}` is read by {StageId(number, s)} and changed "
+                    f"by {StageId(number, changed_by[n])}. Stages cannot share mutable state within a step; plan with "
+                    "one stage (StageOptions(num_stages=1)), or let each part of the model keep its own."
+                )
+
+
+def _budget(
+    intervals: IntervalCostTable, arrangement: Arrangement, durations: StepDurations, one: StageId, limit_bytes: float
+) -> float:
+    """Memory for one micro-batch of a stage: the limit, less what the submesh holds besides.
+
+    That is the optimizer's state, the residuals of other micro-batches in flight, and other stages of the submesh.
+    """
+    own, pipeline = durations.pipelines[one.pipeline], arrangement.pipelines[one.pipeline]
+    part, submesh = pipeline.stages[one.stage], pipeline.submeshes[one.stage % len(pipeline.submeshes)]
+    costs = intervals.costs(submesh.option, pipeline.micro_batch_size)
+    used = float(costs.optimizer_bytes[part.start, part.stop]) / len(arrangement.pipelines)
+    for s, other in enumerate(own.stages):
+        if own.schedule.submesh_of(s) == own.schedule.submesh_of(one.stage):
+            is_other = s != one.stage
+            used += max(0, in_flight_bound(own.schedule, s) - (not is_other)) * other.residual_bytes
+            used += other.fixed_bytes * is_other
+    return max(1.0, limit_bytes - used)
+
+
+def _with_plans(durations: StepDurations, costs: Sequence[Sequence[LayerCost]], num_pipelines: int) -> StepDurations:
+    """`durations` with the figures of the stages as planned in place of the sums over their layers."""
+    pipelines = []
+    for own, row in zip(durations.pipelines, costs, strict=True):
+        stages = []
+        for cost in row:
+            stages.append(
+                StageDurations(
+                    forward_s=cost.forward_s,
+                    backward_s=cost.backward_s,
+                    weight_s=cost.weight_s,
+                    residual_bytes=cost.residual_bytes,
+                    weight_residual_bytes=cost.weight_residual_bytes,
+                    fixed_bytes=cost.weight_bytes + cost.gradient_bytes + cost.optimizer_bytes / num_pipelines,
+                    working_bytes=cost.working_bytes,
+                )
+            )
+        update_s = tuple(cost.update_s / num_pipelines for cost in row)
+        pipelines.append(dataclasses.replace(own, stages=tuple(stages), update_s=update_s))
+    return StepDurations(tuple(pipelines))
+
+
+def _owners(forward: Any, arrangement: Arrangement, traced: Sequence[Sequence[TracedStage]]) -> tuple[StageId, ...]:
+    readers: list[list[StageId]] = [[] for _ in forward.params.names]
+    for p, row in enumerate(traced):
+        for s, stage in enumerate(row):
+            for n in stage.program.interface.params:
+                readers[n].append(StageId(p, s))
+    sizes = [float(size_bytes(v)) for v in forward.param_vars]
+    return choose_owners(sizes, readers, len(arrangement.pipelines))
+
+
+def _slices(cluster: Cluster, limits: Sequence[float]) -> tuple[SliceSummary, ...]:
+    found, first = [], 0
+    for part, limit in zip(cluster.slices(), limits, strict=True):
+        device = part.device_type
+        found.append(SliceSummary(part.name, device.name, part.num_devices, first, device.memory_bytes, limit))
+        first += part.num_devices
+    return tuple(found)
+
+
+def _placed_mesh(submesh: Any, priced: PricedLayers, slices: Sequence[SliceSummary]) -> PlacedMesh:
+    mesh, own = priced.table.options[submesh.option].mesh, slices[submesh.slice]
+    last = submesh.first_device + mesh.num_devices
+    name = (
+        f"{own.name}[{submesh.first_device}]" if mesh.num_devices == 1 else f"{own.name}[{submesh.first_device}:{last}]"
+    )
+    axes = tuple((axis.name, axis.size) for axis in mesh.axes)
+    return PlacedMesh(own.first_device + submesh.first_device, axes, name)
+
+
+def _left_out(arrangement: Arrangement, slices: Sequence[SliceSummary]) -> tuple[str, ...]:
+    used = {submesh.slice for p in arrangement.pipelines for submesh in p.submeshes}
+    return tuple(
+        f"Slice `{own.name}` ({own.num_devices} x {own.device}) is left out: with it the step would take longer."
+        for n, own in enumerate(slices)
+        if n not in used
+    )
