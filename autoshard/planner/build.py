@@ -84,6 +84,7 @@ class Formulation:
       overlap: What can hide behind kernels, and what counts of it.
       schedule: What the compiler is asked for. compiler: Whose laws its memory and collectives follow.
       buffers: What each usage stands for, then each usage of an edge. instants: Operation index at each instant.
+      branch: Of decisions whose choices a search has cut, those that are left.
     """
 
     program: Program
@@ -99,6 +100,7 @@ class Formulation:
     compiler: Compiler
     buffers: tuple[BufferUse, ...]
     instants: tuple[int, ...]
+    branch: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -363,5 +365,22 @@ def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
         dataclasses.replace(edge, costs=builder.move(flow).costs) if overlap.is_free(flow.value) else edge
         for flow, edge in zip(f.flows, f.problem.edges, strict=True)
     )
-    problem = dataclasses.replace(f.problem, nodes=tuple(builder.nodes()), edges=edges)
-    return dataclasses.replace(f, overlap=overlap, problem=problem)
+    nodes = _left_to_branch(builder.nodes(), f.branch)
+    return dataclasses.replace(f, overlap=overlap, problem=dataclasses.replace(f.problem, nodes=nodes, edges=edges))
+
+
+def branched(f: Formulation, decision: int, choices: Sequence[int]) -> Formulation:
+    """The same problem, in which a decision has only these of its choices; their numbers stay."""
+    branch = {**f.branch, decision: tuple(choices)}
+    problem = dataclasses.replace(f.problem, nodes=_left_to_branch(f.problem.nodes, branch))
+    return dataclasses.replace(f, problem=problem, branch=branch)
+
+
+def _left_to_branch(nodes: Sequence[Node], branch: Mapping[int, tuple[int, ...]]) -> tuple[Node, ...]:
+    """`nodes`, with an infinite cost for all choices that the branch has cut."""
+    left = list(nodes)
+    for decision, choices in branch.items():
+        costs = np.full(len(left[decision].costs), math.inf)
+        costs[list(choices)] = left[decision].costs[list(choices)]
+        left[decision] = dataclasses.replace(left[decision], costs=costs)
+    return tuple(left)

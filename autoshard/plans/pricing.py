@@ -8,14 +8,14 @@ holds for the step as scheduled (`planner/overlap.py`). The best weights are tho
 
 which is sought with the plans and stretches known so far, each round adding a plan that is best at the last weights,
 and the stretches that bind in it (Kelley, The cutting-plane method for solving convex programs, 1960). Only part of the
-way is gone, from the weights that bounded best so far: the method alone swings from one extreme to another. The plan
-taken is the fastest of all rounds, or one that is then made of what they found (`primal_recovery.py`); the bound is the
-best. As long as the two are far apart because of the weights, a problem is solved no more exactly than tells where to
-go next.
+way is gone, from the weights that bounded best so far: the method alone swings from one extreme to another. As long as
+the fastest plan and the bound are far apart because of the weights, a problem is solved no more exactly than tells
+where to go next. `as_scheduled.py` goes on from there.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import linprog
@@ -24,14 +24,15 @@ from autoshard.cost.exposure import Stretch
 from autoshard.planner.build import Formulation, repriced
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.timeline import asked_for
-from autoshard.plans.primal_recovery import Known, Mixture, Series, Timed, fastest_like
-from autoshard.solver.problem import Certificate, Solution, Status
+from autoshard.plans.primal_recovery import Known, Mixture, Series, Timed
+from autoshard.solver.problem import Certificate, Solution
 
 ROUNDS = 8
 """How many problems are solved at most."""
 
-_FIRST_SHARE = 0.5
-"""In which share of the time the first problem is solved: without a solution there is no other."""
+_FIRST_SHARE, _LATER_SHARE = 0.5, 0.5
+"""In which share of the time that is left the first problem is solved, since without a solution there is no other; and
+all others together."""
 
 _FIRST_GAP, _GAP_SHARE = 0.02, 0.3
 """How exactly the first problem is solved, and each of the others, as a share of the gap that is left for the step; but
@@ -45,30 +46,60 @@ _WORTH_A_BYTE = 0.02
 A choice of the search: bounds hold for all weights, and come out at most so much lower."""
 
 
-def solved_as_scheduled(
-    formulation: Formulation, hint: Sequence[int] | None, relative_gap: float, series: Series, rounds: int = ROUNDS
-) -> tuple[Formulation, Solution]:
-    """The best solution of a problem as scheduled, and the problem with the prices at which it was found.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Priced:
+    """What rounds of pricing have found.
+
+    Attributes:
+      formulation: The problem, priced with the weights that bounded best.
+      bound: The certificate of the best bound. found: The last solution.
+      best: The fastest plan; None if none was found. known: All plans.
+      mixture: The best of the known plans; None if there are none.
+    """
+
+    formulation: Formulation
+    bound: Certificate
+    found: Solution
+    best: Timed | None
+    known: tuple[Known, ...]
+    mixture: Mixture | None
+
+
+def priced(
+    formulation: Formulation,
+    hint: Sequence[int] | None,
+    relative_gap: float,
+    series: Series,
+    rounds: int = ROUNDS,
+    *,
+    known: Sequence[Known] = (),
+    to_beat_s: float = math.inf,
+    is_settled: Callable[[Mixture], bool] = lambda _: False,
+) -> Priced:
+    """Prices a problem whose collectives can hide, solves it, prices what binds, and so on.
 
     Args:
       formulation: The problem. hint: Choices to begin with.
       relative_gap: From which gap to the bound on a solution is optimal.
       series: Solves problems. rounds: How many prices are tried at most.
+      known: Plans of the problem that are known. to_beat_s: The step of the fastest plan elsewhere.
+      is_settled: Whether a mixture of plans is enough to know; asked from the third round on.
     """
-    at, centre = formulation, formulation.overlap.weights  # the weights that bound best so far
-    if centre is None:
-        return at, series.solve(at, hint=hint, relative_gap=relative_gap, share=1.0)
-    best, bound, mixture = None, None, None
+    at = formulation
+    centre = at.overlap.weights  # the weights that bounded best so far
+    assert centre is not None, "nothing hides"
+    bound, bounded, best, mixture = None, at, None, None
     whole = StretchWeights(((1.0, (0, len(at.program.graph.operations))),))
-    known: list[Known] = []
+    plans = list(known)
+    bound_before: list[Stretch] = []
     stretches = [stretch for _, stretch in (*centre.stretches, *whole.stretches)]
+    stretches = list(dict.fromkeys([*stretches, *(s for plan in plans for s in plan.times.stretches)]))
     weights, enough, gap = centre, 0.5 * relative_gap, _FIRST_GAP
     for n in range(rounds):
-        found = series.solve(
-            at, hint=hint, relative_gap=max(gap, enough), share=1 / (rounds - n) if n else _FIRST_SHARE
-        )
+        share = _LATER_SHARE / (rounds - n) if n or plans else _FIRST_SHARE
+        found = series.solve(at, hint=hint, relative_gap=max(gap, enough), share=share)
         if bound is None or found.certificate.bound > bound.bound:
-            bound, centre = found.certificate, weights
+            bound, bounded, centre = found.certificate, at, weights
         if found.choices is None:
             break
         is_new = found.choices != hint
@@ -76,28 +107,21 @@ def solved_as_scheduled(
         times = asked_for(at, found.chosen)
         if best is None or times.step_s < best.step_s:
             best = Timed(at, found, times.step_s)
-        is_settled = bool(known) and times.stretches == known[-1].times.stretches
-        known.append(Known(found.choices, times))
+            to_beat_s = min(to_beat_s, best.step_s)
+        is_bound_again = n > 0 and list(times.stretches) == bound_before
+        bound_before = list(times.stretches)
+        plans.append(Known(found.choices, times))
         stretches = list(dict.fromkeys([*stretches, *times.stretches]))
-        mixture = _best_mixture(known, stretches)
-        gap = _GAP_SHARE * (1 - bound.bound / best.step_s if is_new else gap)
-        enough_s = bound.bound + relative_gap * best.step_s
-        if n + 1 == rounds or best.step_s <= enough_s or mixture.step_s <= enough_s:
+        mixture = _best_mixture(plans, stretches)
+        gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0) if is_new else _GAP_SHARE * gap
+        enough_s = bound.bound + relative_gap * to_beat_s
+        if n + 1 == rounds or to_beat_s <= enough_s or mixture.step_s <= enough_s:
             break
-        weights = _between(centre, mixture.weights, _SETTLED if is_settled else _UNSETTLED)
+        if n > 1 and is_settled(mixture):
+            break
+        weights = _between(centre, mixture.weights, _SETTLED if is_bound_again else _UNSETTLED)
         at = repriced(at, _between(weights, whole, _WORTH_A_BYTE))
-    if best is None or bound is None or mixture is None:  # the first problem has no solution
-        return at, found
-    best = fastest_like(mixture, at, best, bound.bound, relative_gap, series)
-    certificate = as_scheduled(bound, best.step_s, relative_gap)
-    return best.formulation, Solution(best.solution.choices, certificate)
-
-
-def as_scheduled(certificate: Certificate, step_s: float, relative_gap: float) -> Certificate:
-    """A certificate of a problem as priced, for a plan whose step takes `step_s` as scheduled."""
-    gap = max(step_s - certificate.bound, 0.0) / step_s if step_s else 0.0
-    status = Status.OPTIMAL if gap <= relative_gap else Status.FEASIBLE
-    return dataclasses.replace(certificate, status=status, objective=step_s, gap=gap)
+    return Priced(bounded, bound, found, best, tuple(plans), mixture)
 
 
 def _best_mixture(plans: Sequence[Known], stretches: Sequence[Stretch]) -> Mixture:

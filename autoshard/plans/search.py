@@ -18,10 +18,10 @@ from autoshard.planner.labels import labels_of
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.ties import settle_ties
 from autoshard.planner.timeline import asked_for
+from autoshard.plans.as_scheduled import as_scheduled, solved_as_scheduled
 from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
-from autoshard.plans.pricing import as_scheduled, solved_as_scheduled
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.starts import choices_of_joined_axes, starting_choices

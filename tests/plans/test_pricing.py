@@ -15,7 +15,7 @@ from autoshard.planner.decode import estimate
 from autoshard.planner.hidden import hidden
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.timeline import asked_for
-from autoshard.plans.pricing import solved_as_scheduled
+from autoshard.plans.as_scheduled import solved_as_scheduled
 from autoshard.plans.relinking import relinked
 from autoshard.solver import SolverOptions, Status, evaluate, solve
 
