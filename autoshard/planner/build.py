@@ -376,6 +376,14 @@ def branched(f: Formulation, decision: int, choices: Sequence[int]) -> Formulati
     return dataclasses.replace(f, problem=problem, branch=branch)
 
 
+def whole(f: Formulation) -> Formulation:
+    """The problem of which `f` is a branch, at the same prices."""
+    if not f.branch:
+        return f
+    assert f.overlap.weights is not None, "branches are of what can hide"
+    return repriced(dataclasses.replace(f, branch={}), f.overlap.weights)
+
+
 def _left_to_branch(nodes: Sequence[Node], branch: Mapping[int, tuple[int, ...]]) -> tuple[Node, ...]:
     """`nodes`, with an infinite cost for all choices that the branch has cut."""
     left = list(nodes)

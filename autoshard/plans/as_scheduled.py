@@ -13,8 +13,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from autoshard.planner.build import Formulation, branched
+from autoshard.planner.ties import settle_ties
+from autoshard.planner.timeline import asked_for
 from autoshard.plans.pricing import ROUNDS, Priced, priced
 from autoshard.plans.primal_recovery import Mixture, Series, Timed, fastest_like
+from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Problem, Solution, Status
 
 _BRANCHINGS = 4
@@ -41,7 +44,8 @@ def solved_as_scheduled(
       series: Solves problems. rounds: How many prices are tried at most before the first branching.
     """
     if formulation.overlap.weights is None:
-        return formulation, series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
+        found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
+        return formulation, with_ties_settled(formulation, found)
     ties = lambda mixture: _tying(formulation.problem, mixture) is not None
     root = priced(formulation, hint, relative_gap, series, rounds, is_settled=ties)
     if root.best is None:  # the first problem has no solution
@@ -49,8 +53,19 @@ def solved_as_scheduled(
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
     if least.mixture is not None:
         best = fastest_like(least.mixture, least.formulation, best, least.bound.bound, relative_gap, series)
-    certificate = as_scheduled(least.bound, best.step_s, relative_gap)
-    return best.formulation, Solution(best.solution.choices, certificate)
+    choices, step_s = best.solution.chosen, best.step_s
+    settled = settle_ties(best.formulation, choices)
+    settled_s = asked_for(best.formulation, settled).step_s
+    if settled_s <= step_s * (1 + ROUNDING):  # what costs the same at prices need not take the same time
+        choices, step_s = settled, min(settled_s, step_s)
+    return best.formulation, Solution(choices, as_scheduled(least.bound, step_s, relative_gap))
+
+
+def with_ties_settled(formulation: Formulation, found: Solution) -> Solution:
+    """A solution, if it is one, with ties between layouts of arguments settled; for times that add up."""
+    if found.choices is None:
+        return found
+    return dataclasses.replace(found, choices=settle_ties(formulation, found.choices))
 
 
 def as_scheduled(certificate: Certificate, step_s: float, relative_gap: float) -> Certificate:
@@ -70,7 +85,7 @@ def _branch_and_bound(root: Priced, best: Timed, relative_gap: float, series: Se
             decision = _tying(least.formulation.problem, least.mixture)
         if decision is None or branching == _BRANCHINGS:
             break
-        leaves.remove(least)
+        leaves = [leaf for leaf in leaves if leaf is not least]
         for choices in _halves(least, decision):
             leaf = _leaf(least, decision, choices, best.step_s, relative_gap, series)
             if leaf.best is not None and leaf.best.step_s < best.step_s:

@@ -41,6 +41,10 @@ never more exactly than half of what is wanted, so that the other half is left t
 _UNSETTLED, _SETTLED = 0.5, 0.9
 """How much of the way to the best weights for the plans known so far is gone: more where the same set binds again."""
 
+_STALLED = 0.05
+"""Weights are good enough where a round brings their bound and the best mixture nearer by less than this share of what
+lies between the bound and the fastest plan."""
+
 _WORTH_A_BYTE = 0.02
 """The weight of the whole step in every round: what hides is not quite free, so that a plan does not send for nothing.
 A choice of the search: bounds hold for all weights, and come out at most so much lower."""
@@ -91,7 +95,7 @@ def priced(
     bound, bounded, best, mixture = None, at, None, None
     whole = StretchWeights(((1.0, (0, len(at.program.graph.operations))),))
     plans = list(known)
-    bound_before: list[Stretch] = []
+    before, bound_stretches = None, None
     stretches = [stretch for _, stretch in (*centre.stretches, *whole.stretches)]
     stretches = list(dict.fromkeys([*stretches, *(s for plan in plans for s in plan.times.stretches)]))
     weights, enough, gap = centre, 0.5 * relative_gap, _FIRST_GAP
@@ -108,8 +112,8 @@ def priced(
         if best is None or times.step_s < best.step_s:
             best = Timed(at, found, times.step_s)
             to_beat_s = min(to_beat_s, best.step_s)
-        is_bound_again = n > 0 and list(times.stretches) == bound_before
-        bound_before = list(times.stretches)
+        is_bound_again = times.stretches == bound_stretches
+        bound_stretches = times.stretches
         plans.append(Known(found.choices, times))
         stretches = list(dict.fromkeys([*stretches, *times.stretches]))
         mixture = _best_mixture(plans, stretches)
@@ -117,10 +121,14 @@ def priced(
         enough_s = bound.bound + relative_gap * to_beat_s
         if n + 1 == rounds or to_beat_s <= enough_s or mixture.step_s <= enough_s:
             break
-        if n > 1 and is_settled(mixture):
+        open_s = mixture.step_s - bound.bound
+        is_stalled = before is not None and before - open_s < _STALLED * (to_beat_s - bound.bound)
+        if n > 1 and (is_stalled or is_settled(mixture)):
             break
+        before = open_s
         weights = _between(centre, mixture.weights, _SETTLED if is_bound_again else _UNSETTLED)
         at = repriced(at, _between(weights, whole, _WORTH_A_BYTE))
+    assert bound is not None, rounds
     return Priced(bounded, bound, found, best, tuple(plans), mixture)
 
 

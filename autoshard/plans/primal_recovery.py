@@ -42,6 +42,9 @@ _ROUNDS = 2
 _WAITED = 0.2
 """What kernels may wait more than in the mixture, as a share of the gap that is wanted."""
 
+_LIKE = 0.5
+"""A plan is like the mixture if it takes no more than this share of the gap that is wanted longer."""
+
 _GAP, _SHARE = 5e-3, 0.125
 """How exactly each problem is solved, and in which share of the time that is left."""
 
@@ -118,6 +121,7 @@ def fastest_like(
       series: Solves problems.
     """
     is_enough = lambda: best.step_s * (1 - relative_gap) <= bound_s
+    is_like = lambda: best.step_s * (1 - _LIKE * relative_gap) <= mixture.step_s
     if is_enough() or max(mixture.shares) >= _WHOLE:
         return best
     at = repriced(formulation, StretchWeights(()))
@@ -125,7 +129,7 @@ def fastest_like(
         way = relinked(at, one.choices, other.choices)
         if way is not None and way.step_s < best.step_s:
             best = Timed(at, dataclasses.replace(best.solution, choices=way.choices), way.step_s)
-        if is_enough():
+        if is_enough() or is_like():
             return best
     stretches = [stretch for _, stretch in mixture.weights.stretches]
     for _ in range(_ROUNDS if stretches else 0):

@@ -13,12 +13,11 @@ from autoshard.cluster import LogicalMesh, Slice
 from autoshard.errors import MeshError
 from autoshard.graph.graph import Graph
 from autoshard.interrupts import StopRequest
-from autoshard.planner.build import Formulation
+from autoshard.planner.build import Formulation, whole
 from autoshard.planner.labels import labels_of
 from autoshard.planner.overlap import StretchWeights
-from autoshard.planner.ties import settle_ties
 from autoshard.planner.timeline import asked_for
-from autoshard.plans.as_scheduled import as_scheduled, solved_as_scheduled
+from autoshard.plans.as_scheduled import as_scheduled, solved_as_scheduled, with_ties_settled
 from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
@@ -133,7 +132,7 @@ def search_meshes(
         )
         solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
         if solution is not None:
-            found = _settled(formulation, read_solution(solution, formulation.problem))
+            found = with_ties_settled(formulation, read_solution(solution, formulation.problem))
             if formulation.overlap.weights is not None:
                 step_s = asked_for(formulation, found.chosen).step_s
                 certificate = as_scheduled(found.certificate, step_s, options.relative_gap)
@@ -155,6 +154,7 @@ def search_meshes(
             again_in = _Series(limits.part(AGAIN_SHARE), solve_one, stop)
             again = functools.partial(_solved_again, relative_gap=gap, series=again_in)
             found, own_fits = with_gaps(formulation, found, options.relative_gap, None if solution else again)
+        formulation = whole(formulation)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
         candidates.append(MeshCandidate(axes, step_s, max(certificate.bound, 0.0), _verdict(found, cutoff)))
@@ -182,13 +182,12 @@ def _solved(
 ) -> Solution:
     """The solution of one problem; one without choices if it cannot win."""
     try:
-        found = solve_cached(
+        return solve_cached(
             formulation.problem, limits, cache, lambda: labels_of(formulation), tell.progress, stop, hint, start
         )
     except _CannotWin as hopeless:
         p = hopeless.progress
         return Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
-    return _settled(formulation, found)
 
 
 class _Series:
@@ -226,13 +225,6 @@ class _Series:
 def _solved_again(formulation: Formulation, hint: Sequence[int], relative_gap: float, series: _Series) -> Solution:
     """The solution of a problem with a tighter limit than one that was solved before."""
     return solved_as_scheduled(formulation, hint, relative_gap, series, AGAIN_ROUNDS)[1]
-
-
-def _settled(formulation: Formulation, found: Solution) -> Solution:
-    """`found` with its ties settled."""
-    if found.choices is None:
-        return found
-    return dataclasses.replace(found, choices=settle_ties(formulation, found.choices))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

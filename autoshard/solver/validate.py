@@ -12,15 +12,18 @@ def check_problem(problem: Problem) -> None:
     Raises:
       SolverError: naming the first node, edge or usage that breaks a rule.
     """
+    costs: set[int] = set()  # equal arrays are often one object
     for node in problem.nodes:
         if node.costs.ndim != 1:
             raise SolverError(f"node {node.name!r}: costs must have one axis; received shape {node.costs.shape}")
-        if _not_cost(node.costs):
+        if id(node.costs) not in costs and _not_cost(node.costs):
             raise SolverError(f"node {node.name!r}: costs must be finite or +inf; received {node.costs.tolist()}")
+        costs.add(id(node.costs))
     seen: set[tuple[int, ...]] = set()
     tables: set[int] = set()
     for index, edge in enumerate(problem.edges):
         _check_edge(problem, index, edge, seen, tables)
+    amounts: set[int] = set()
     for usage in problem.usages:
         if not 0 <= usage.node < len(problem.nodes):
             raise SolverError(f"usage of node {usage.node}: there are {len(problem.nodes)} nodes")
@@ -30,8 +33,9 @@ def check_problem(problem: Problem) -> None:
                 f"usage of node {node.name!r}: one amount per choice is needed ({node.costs.shape[0]}); "
                 f"received shape {usage.amounts.shape}"
             )
-        if not (np.isfinite(usage.amounts).all() and (usage.amounts >= 0).all()):
+        if id(usage.amounts) not in amounts and _not_amounts(usage.amounts):
             raise SolverError(f"usage of node {node.name!r}: amounts must be finite and non-negative")
+        amounts.add(id(usage.amounts))
     for usage in problem.edge_usages:
         if not 0 <= usage.edge < len(problem.edges):
             raise SolverError(f"usage of edge {usage.edge}: there are {len(problem.edges)} edges")
@@ -40,14 +44,19 @@ def check_problem(problem: Problem) -> None:
                 f"usage of edge {usage.edge}: amounts have shape {usage.amounts.shape}, "
                 f"costs {problem.edges[usage.edge].costs.shape}; they must agree"
             )
-        if not (np.isfinite(usage.amounts).all() and (usage.amounts >= 0).all()):
+        if id(usage.amounts) not in amounts and _not_amounts(usage.amounts):
             raise SolverError(f"usage of edge {usage.edge}: amounts must be finite and non-negative")
+        amounts.add(id(usage.amounts))
     if problem.capacity is not None and not np.isfinite(problem.capacity):
         raise SolverError(f"capacity must be finite, or None where nothing limits usage; received {problem.capacity}")
 
 
 def _not_cost(costs: np.ndarray) -> bool:
     return bool(np.isnan(costs).any() or (costs == -np.inf).any())
+
+
+def _not_amounts(amounts: np.ndarray) -> bool:
+    return not (np.isfinite(amounts).all() and (amounts >= 0).all())
 
 
 def _check_edge(problem: Problem, index: int, edge: Edge, seen: set[tuple[int, ...]], tables: set[int]) -> None:
