@@ -1,5 +1,6 @@
 """Plans for a step whose collectives hide: prices bound it, and nothing that was not found is faster than the bound."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 
 from autoshard.compiler.schedule import Schedule
-from autoshard.planner.build import repriced
+from autoshard.planner.build import branched, repriced, whole
 from autoshard.planner.decode import estimate
 from autoshard.planner.hidden import hidden
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.timeline import asked_for
-from autoshard.plans.as_scheduled import solved_as_scheduled
+from autoshard.plans.as_scheduled import _tying, solved_as_scheduled
+from autoshard.plans.pricing import priced
+from autoshard.plans.primal_recovery import Known, Mixture
 from autoshard.plans.relinking import relinked
 from autoshard.solver import SolverOptions, Status, evaluate, solve
 
@@ -128,11 +131,11 @@ def test_repricing_changes_costs_and_nothing_else(hiding):
     assert again.problem.usages is hiding.problem.usages
 
 
-@pytest.mark.parametrize("slow", [1.0, 4.0, 16.0])
-def test_no_plan_is_faster_than_the_bound(formulated, gpus, slow):
-    """One layer, all of whose plans are tried, with more and more to compute beside what is sent."""
+@pytest.fixture(scope="module", params=[1.0, 4.0, 16.0])
+def one_layer(request, formulated, gpus):
+    """The problem of one layer with more and more to compute beside what is sent, and the steps of all its plans."""
     mesh = gpus(4)
-    rates = tuple((dtype, rate / slow) for dtype, rate in mesh.device_type.peak_flops_per_s)
+    rates = tuple((dtype, rate / request.param) for dtype, rate in mesh.device_type.peak_flops_per_s)
     mesh = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, peak_flops_per_s=rates))
 
     def one(w, x):
@@ -142,13 +145,49 @@ def test_no_plan_is_faster_than_the_bound(formulated, gpus, slow):
     choices = [range(len(n.costs)) for n in f.problem.nodes]
     assert math.prod(map(len, choices)) < 200_000
     possible = lambda picks: math.isfinite(evaluate(f.problem, picks).objective)
-    fastest_s = min(asked_for(f, picks).step_s for picks in itertools.product(*choices) if possible(picks))
+    return f, {picks: asked_for(f, picks).step_s for picks in itertools.product(*choices) if possible(picks)}
+
+
+def test_no_plan_is_faster_than_the_bound(one_layer):
+    f, steps_s = one_layer
+    fastest_s = min(steps_s.values())
     at, found = solved_as_scheduled(f, None, 1e-6, Exactly())
     certificate = found.certificate
     assert certificate.bound <= fastest_s * (1 + 1e-9)
     assert certificate.objective == pytest.approx(asked_for(at, found.chosen).step_s)
     assert fastest_s * (1 - 1e-9) <= certificate.objective <= fastest_s * 1.02
     assert (certificate.status is Status.OPTIMAL) == (certificate.gap <= 1e-6)
+
+
+def test_branches_bound_the_plans_that_are_theirs(one_layer):
+    """Whatever decision is cut, and wherever: a branch has its own plans, no others, and none faster than its bound."""
+    f, steps_s = one_layer
+    for decision, node in enumerate(f.problem.nodes):
+        for left in ((0,), tuple(range(1, len(node.costs)))):
+            own = {picks: step_s for picks, step_s in steps_s.items() if picks[decision] in left}
+            leaf = priced(branched(f, decision, left), None, 1e-6, Exactly())
+            assert (leaf.best is None) == (not own)
+            if own:
+                assert leaf.best.solution.choices in own
+                assert leaf.bound.bound <= min(own.values()) * (1 + 1e-9)
+                assert leaf.best.step_s >= min(own.values()) * (1 - 1e-9)
+            again = whole(leaf.formulation)
+            for picks in itertools.islice(steps_s, 20):
+                assert evaluate(again.problem, picks) == evaluate(repriced(f, again.overlap.weights).problem, picks)
+
+
+def test_what_ties_most_is_cut(hiding):
+    """Of the decisions in which the plans of a mixture differ, the one on which most edges hang."""
+    ends = collections.Counter(end for e in hiding.problem.edges for end in (e.source, e.target))
+    (most, number), *others = ends.most_common()
+    same = [0] * len(hiding.problem.nodes)
+    mixture_of = lambda *plans: Mixture(
+        tuple(Known(tuple(p), asked_for(hiding, p)) for p in plans), (0.5, 0.5), StretchWeights(()), 1.0
+    )
+    differs = lambda *nodes: [int(n in nodes) for n in range(len(same))]
+    assert _tying(hiding.problem, mixture_of(same, differs(most, others[-1][0]))) == most
+    assert _tying(hiding.problem, mixture_of(same, same)) is None
+    assert number > others[-1][1]
 
 
 def test_under_the_schedule_for_least_memory_all_times_add_up(formulated, gpus):
