@@ -4,11 +4,15 @@ This room knows nothing of JAX, except for `Cluster.detect`, which asks it for t
 """
 
 from autoshard.cluster.cluster import Cluster
-from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.device import DeviceType, Link, Wires
 from autoshard.cluster.measured import Calibration, CollectiveKind, Curve, MeasuredCollective, MeasuredRates
 from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.cluster.node_group import NodeGroup
+from autoshard.cluster.pair_speeds import PairSpeeds
 from autoshard.cluster.slices import Slice
+from autoshard.cluster.tiers import Tier
+from autoshard.cluster.uneven import Uneven
+from autoshard.cluster.wiring import Torus
 
 __all__ = [
     "AxisLevel",
@@ -23,5 +27,10 @@ __all__ = [
     "MeasuredRates",
     "MeshAxis",
     "NodeGroup",
+    "PairSpeeds",
     "Slice",
+    "Tier",
+    "Torus",
+    "Uneven",
+    "Wires",
 ]

@@ -71,24 +71,29 @@ class Cluster:
 
         A run of adjacent groups that are equal in all but name becomes one slice, with `between_groups` as a
         further level outside the nodes; every other group is a slice of its own, also where only the number
-        of nodes differs.
+        of nodes differs, or where no levels describe how its devices are joined.
         """
         runs: list[list[NodeGroup]] = []
         for group in self.groups:
-            if runs and dataclasses.replace(runs[-1][0], name=group.name) == group:
+            if runs and group.uneven is None and dataclasses.replace(runs[-1][0], name=group.name) == group:
                 runs[-1].append(group)
             else:
                 runs.append([group])
         return tuple(self._slice(run) for run in runs)
 
     def _slice(self, run: list[NodeGroup]) -> Slice:
-        levels = run[0].levels
+        group = run[0]
+        levels = group.levels
         if len(run) > 1 and self.between_groups is not None:
             if levels and levels[-1].link == self.between_groups:
                 levels = (*levels[:-1], AxisLevel(levels[-1].size * len(run), self.between_groups))
             else:
                 levels = (*levels, AxisLevel(len(run), self.between_groups))
-        return Slice("+".join(group.name for group in run), run[0].device_type, levels)
+        name, order = "+".join(group.name for group in run), group.order
+        if order and len(run) > 1:
+            order = tuple(k * group.num_devices + device for k in range(len(run)) for device in order)
+        torus = () if group.torus is None else (*((n,) if (n := group.num_nodes * len(run)) > 1 else ()), *group.torus.shape)
+        return Slice(name, group.device_type, levels, order, torus, group.rails, group.uneven)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> "Cluster":

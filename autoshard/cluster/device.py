@@ -1,6 +1,7 @@
 """One device and one link: the smallest parts that a cluster is made of."""
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 
 from autoshard.cluster.checks import require_number, require_text, require_whole
@@ -129,6 +130,17 @@ class DeviceType:
         return self.flops_per_s(dtype) * self.matmul_efficiency
 
 
+class Wires(enum.Enum):
+    """How the peers of a level are joined."""
+
+    SWITCHED = "switched"
+    """Each with all others."""
+    CLOSED = "closed"
+    """Each with its two neighbours on an axis of a torus that closes."""
+    OPEN = "open"
+    """Each with its neighbours on an axis that ends."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
     """What joins one device to its peers at one level of the hardware.
@@ -139,6 +151,8 @@ class Link:
       level: 0 inside a node, 1 between nodes, 2 and above further out.
       source: Where the two figures come from.
       collectives: What was measured of single kinds of collectives; it takes the place of the two figures.
+      wires: How the peers are joined. Along an axis of a torus the bandwidth is that of a ring along it, and a
+        collective over several such axes uses the wires of all of them at once.
     """
 
     latency_s: float
@@ -146,6 +160,7 @@ class Link:
     level: int
     source: str
     collectives: tuple[MeasuredCollective, ...] = ()
+    wires: Wires = Wires.SWITCHED
 
     def __post_init__(self) -> None:
         require_text("link", "source", self.source)

@@ -1,4 +1,5 @@
-"""Cluster files: YAML, versions 1 and 2. Version 2 may also have measured figures, and is else the same.
+"""Cluster files: YAML, versions 1 to 3. Version 2 may also have measured figures, and version 3 also tells how nodes and
+devices are joined; they are else the same.
 
     format: autoshard-cluster
     version: 1
@@ -10,6 +11,16 @@
         devices_per_node: 8
         intra_node: NVLink4        # a name from `links` below or from the catalogue, or a mapping
         inter_node: InfiniBand-NDR # may be left out if there is one node
+        torus: {shape: [4, 4, 8], wraps: [true, true, false]} # version 3: the devices of a node are wired so
+        tiers:                     # version 3: switches above the nodes, innermost first; `inter_node` joins the nodes
+          - name: rack             #   within one part of the first
+            nodes_each: 4          # or `part_of_node`: the number of each node's rack, in device order
+            oversubscription: 4    # or `link`: what joins different racks
+        rails: ...                 # version 3: the link between devices with other numbers in other nodes
+        pairs:                     # version 3: speeds of pairs of nodes, or of devices, in place of all this
+          bandwidth_bytes_per_s: [[0, 50e9], [50e9, 0]]
+          latency_s: 10e-6         # optional; one figure, or one a pair
+          source: where the figures come from
     between_groups: ...            # a link; may be left out if there is one group
     device_types:                  # optional: your own, by name; they come before the catalogue's
       My-Chip:
@@ -26,8 +37,9 @@
         source: where the figures come from
 
 `device_schema.py` describes every key of device types and links, also those of version 2, which `autoshard calibrate`
-writes. A link written in place is the same mapping with an optional `level`, by default 0 for `intra_node`, 1 for
-`inter_node` and 2 for `between_groups`. A named link takes that default. The catalogue is
+writes, and `interconnect_schema.py` those of version 3. A link written in place is the same mapping with an optional
+`level`, by default 0 for `intra_node`, 1 for `inter_node`, rising from tier to tier, and the next, at least 2, for
+`between_groups`. A named link takes that default. The catalogue is
 `autoshard/cluster/catalogue.yaml`. Unknown keys are refused.
 """
 
@@ -35,26 +47,26 @@ import os
 from typing import Any
 
 from autoshard.cluster.catalogue import catalogue
-from autoshard.cluster.device import Link
+from autoshard.cluster.device import DeviceType
 from autoshard.cluster.device_schema import DeviceTypeSchema, LinkSchema
+from autoshard.cluster.interconnect_schema import (
+    LinkInPlace,
+    LinkOrName,
+    PairsSchema,
+    TierSchema,
+    TorusSchema,
+    named_link,
+)
 from autoshard.cluster.node_group import ClusterDescription, NodeGroup
 from autoshard.cluster.schema import Schema, Text, Whole
-from autoshard.errors import FileFormatError
+from autoshard.cluster.tiers import Tier
+from autoshard.errors import ClusterError, FileFormatError
 from autoshard.files import read_yaml
 
 FORMAT = "autoshard-cluster"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 """Read. Written is the lesser one that can hold the cluster."""
 _INTRA_NODE, _INTER_NODE, _BETWEEN_GROUPS = 0, 1, 2
-
-
-class LinkInPlace(LinkSchema):
-    """A link that has no name, with its level."""
-
-    level: Whole | None = None
-
-
-LinkOrName = LinkInPlace | Text
 
 
 class GroupSchema(Schema):
@@ -66,6 +78,34 @@ class GroupSchema(Schema):
     devices_per_node: Whole
     intra_node: LinkOrName
     inter_node: LinkOrName | None = None
+    torus: TorusSchema | None = None
+    tiers: list[TierSchema] = []
+    rails: LinkOrName | None = None
+    pairs: PairsSchema | None = None
+
+    def group(self, device_type: DeviceType, links: dict[str, LinkSchema]) -> NodeGroup:
+        """The group; `links`: those that the file names."""
+        intra = named_link(self.intra_node, links, _INTRA_NODE)
+        inter = None if self.inter_node is None else named_link(self.inter_node, links, _INTER_NODE)
+        if self.tiers and inter is None:
+            raise ClusterError(f"node group {self.name!r} has tiers and so must have an inter_node link within a part.")
+        tiers: list[Tier] = []
+        within = intra if inter is None else inter
+        for tier in self.tiers:
+            tiers.append(tier.tier(self.num_nodes, within, links))
+            within = tiers[-1].link
+        return NodeGroup(
+            self.name,
+            device_type,
+            self.num_nodes,
+            self.devices_per_node,
+            intra,
+            inter,
+            None if self.torus is None else self.torus.torus(),
+            tuple(tiers),
+            None if self.rails is None else named_link(self.rails, links, _INTER_NODE),
+            None if self.pairs is None else self.pairs.pairs((inter or intra).latency_s),
+        )
 
 
 class ClusterSchema(Schema):
@@ -83,25 +123,16 @@ class ClusterSchema(Schema):
         """What the file describes, with the catalogue's figures for the names that are not its own."""
         own = {name: schema.device_type(name) for name, schema in self.device_types.items()}
         groups = tuple(
-            NodeGroup(
-                group.name,
-                own.get(group.device_type) or catalogue().device_type(group.device_type),
-                group.num_nodes,
-                group.devices_per_node,
-                self._link(group.intra_node, _INTRA_NODE),
-                None if group.inter_node is None else self._link(group.inter_node, _INTER_NODE),
-            )
+            group.group(own.get(group.device_type) or catalogue().device_type(group.device_type), self.links)
             for group in self.groups
         )
         for link in self.links.values():
             link.link(_INTRA_NODE)  # one that nothing refers to has to be right, too
-        between = None if self.between_groups is None else self._link(self.between_groups, _BETWEEN_GROUPS)
+        above = max((level.link.level + 1 for group in groups for level in group.levels), default=0)
+        between = self.between_groups
+        if between is not None:
+            between = named_link(between, self.links, max(_BETWEEN_GROUPS, above))
         return ClusterDescription(self.name, groups, between)
-
-    def _link(self, value: LinkOrName, level: int) -> Link:
-        if isinstance(value, LinkInPlace):
-            return value.link(level if value.level is None else value.level)
-        return self.links[value].link(level) if value in self.links else catalogue().link(value, level)
 
 
 def read_cluster(path: str | os.PathLike[str]) -> ClusterDescription:
@@ -120,7 +151,7 @@ def read_cluster(path: str | os.PathLike[str]) -> ClusterDescription:
         )
     if isinstance(data, dict) and (isinstance(data.get("version"), bool) or data.get("version") not in VERSIONS):
         raise FileFormatError(
-            f"{place} must have `version: {VERSIONS[0]}` or `{VERSIONS[-1]}`; received {data.get('version')!r:.60}. "
+            f"{place} must have a `version` of {VERSIONS[0]} to {VERSIONS[-1]}; received {data.get('version')!r:.60}. "
             "Rewrite the file."
         )
     return ClusterSchema.read(data, place).description()
@@ -136,15 +167,25 @@ def cluster_to_dict(cluster: ClusterDescription) -> dict[str, Any]:
             devices_per_node=group.devices_per_node,
             intra_node=LinkInPlace.model_validate(group.intra_node),
             inter_node=group.inter_node and LinkInPlace.model_validate(group.inter_node),
+            torus=TorusSchema.of(group.torus),
+            tiers=[
+                TierSchema(
+                    name=tier.name, part_of_node=list(tier.part_of_node), link=LinkInPlace.model_validate(tier.link)
+                )
+                for tier in group.tiers
+            ],
+            rails=group.rails and LinkInPlace.model_validate(group.rails),
+            pairs=PairsSchema.of(group.pairs),
         )
         for group in cluster.groups
     ]
     types = {group.device_type.name: DeviceTypeSchema.model_validate(group.device_type) for group in cluster.groups}
     links = [cluster.between_groups, *(link for g in cluster.groups for link in (g.intra_node, g.inter_node))]
     is_measured = any(own.measured for own in types.values()) or any(link and link.collectives for link in links)
+    is_joined_otherwise = any(g.torus or g.tiers or g.rails or g.pairs for g in cluster.groups)
     document = ClusterSchema(
         format=FORMAT,
-        version=VERSIONS[is_measured],
+        version=VERSIONS[2 if is_joined_otherwise else is_measured],
         name=cluster.name,
         groups=groups,
         between_groups=cluster.between_groups and LinkInPlace.model_validate(cluster.between_groups),

@@ -62,14 +62,27 @@ class LogicalMesh:
     """Devices of one type arranged in a grid with named axes, major to minor.
 
     Attributes:
-      axes: The axes; neighbours along the last one are neighbours in the hardware (row-major device order).
+      axes: The axes, with the hardware levels that each crosses when the devices are arranged so.
       device_type: What the devices are.
+      order: The number of the device at each coordinate, row-major; empty if they are in turn.
+      torus: The shape of the torus whose chips are numbered; empty where devices are numbered as JAX lists them.
     """
 
     axes: tuple[MeshAxis, ...]
     device_type: DeviceType
+    order: tuple[int, ...] = ()
+    torus: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.order == tuple(range(len(self.order))):
+            object.__setattr__(self, "order", ())
+        if self.order and sorted(self.order) != list(range(self.num_devices)):
+            raise MeshError(
+                f"the order of a logical mesh must name each of its {self.num_devices} devices once; received "
+                f"{self.order!s:.80}."
+            )
+        if self.torus and math.prod(self.torus) != self.num_devices:
+            raise MeshError(f"a torus {self.torus} must hold the {self.num_devices} devices of its logical mesh.")
         if not self.axes:
             raise MeshError("a logical mesh must have at least one axis; received none.")
         if len(set(self.axis_names)) != len(self.axes):
@@ -90,6 +103,11 @@ class LogicalMesh:
         """Names of the axes, major to minor."""
         return tuple(axis.name for axis in self.axes)
 
+    @property
+    def device_numbers(self) -> tuple[int, ...]:
+        """The number of the device at each coordinate, row-major."""
+        return self.order or tuple(range(self.num_devices))
+
     def axis(self, name: str) -> MeshAxis:
         """The axis called `name`.
 
@@ -105,36 +123,3 @@ class LogicalMesh:
         return f"{self.num_devices} x {self.device_type.name} as " + ", ".join(str(axis) for axis in self.axes)
 
 
-def split_levels(levels: tuple[AxisLevel, ...], sizes: tuple[int, ...]) -> tuple[tuple[AxisLevel, ...], ...] | None:
-    """Lays axes of the given sizes over hardware levels, in row-major device order.
-
-    Device indices count through the innermost level first, so the last axis takes its part of the innermost
-    level, the axis before it continues where that one stopped, and so on. An axis either ends inside what is
-    left of a level (its size divides it) or uses it up and goes on in the next level outwards (it is divided
-    by it); any other axis would straddle a boundary unevenly and has no hierarchical form.
-
-    Args:
-      levels: Hardware levels, innermost first.
-      sizes: Axis sizes, major to minor; their product is the number of devices.
-
-    Returns:
-      For each axis, major to minor, its levels, innermost first; None if an axis straddles a boundary.
-    """
-    pending = list(reversed(levels))
-    level, room = None, 1
-    result = []
-    for size in reversed(sizes):
-        parts = []
-        wanted = size
-        while wanted > 1:
-            if level is None or room == 1:
-                level = pending.pop()
-                room = level.size
-            taken = math.gcd(wanted, room)
-            if taken != min(wanted, room):
-                return None
-            parts.append(AxisLevel(taken, level.link))
-            wanted //= taken
-            room //= taken
-        result.append(tuple(parts))
-    return tuple(reversed(result))

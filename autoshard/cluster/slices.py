@@ -3,10 +3,12 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from autoshard.cluster.device import DeviceType
-from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis, split_levels
+from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
+from autoshard.cluster.splits import Split, row_major
+from autoshard.cluster.uneven import Uneven
 from autoshard.errors import MeshError
 
 AXIS_NAMES = (("data",), ("data", "tensor"), ("data", "fsdp", "tensor"))
@@ -22,12 +24,22 @@ class Slice:
     Attributes:
       name: The node group it is made of, or several joined by `+`.
       device_type: What the devices are.
-      levels: Hardware levels, innermost first, without levels of size 1; a single device has none.
+      levels: Hardware levels, innermost first, without levels of size 1; a single device has none. Devices lie at
+        places, which count through the innermost level first.
+      order: The number of the device at each place, in the order of the cluster; empty if they are in turn.
+      torus: The shape of the torus whose chips the devices are; empty for none.
+      rails: The link between devices with different numbers in different nodes, where it is not that of the level.
+      uneven: What levels do not tell of how the devices are joined, whose links are then the slowest; None where they
+        tell all.
     """
 
     name: str
     device_type: DeviceType
     levels: tuple[AxisLevel, ...]
+    order: tuple[int, ...] = ()
+    torus: tuple[int, ...] = ()
+    rails: Link | None = None
+    uneven: Uneven | None = None
 
     @property
     def num_devices(self) -> int:
@@ -38,7 +50,7 @@ class Slice:
         """Lays named axes over the slice.
 
         Args:
-          axes: Size of each axis, major to minor: devices are numbered row-major, so neighbours along the
+          axes: Size of each axis, major to minor: places are numbered row-major, so neighbours along the
             last axis are neighbours inside a node.
 
         Returns:
@@ -57,15 +69,25 @@ class Slice:
                 f"the axes of a mesh must multiply to the {self.num_devices} devices of slice {self.name!r}; "
                 f"received {_show(axes)}, which makes {math.prod(sizes)}. {self._suggestion(len(sizes))}"
             )
-        levels = split_levels(self.levels, sizes)
-        if levels is None:
+        split = self._row_major(sizes)
+        if split is None:
             raise MeshError(
                 f"each axis of a mesh must lie inside a node or fill it and go on across whole nodes; {_show(axes)} "
                 f"crosses a boundary of slice {self.name!r}, whose levels (innermost first) have "
                 f"{', '.join(str(level.size) for level in self.levels)} members. {self._suggestion(len(sizes))}"
             )
-        mesh_axes = tuple(MeshAxis(name, size, part) for (name, size), part in zip(axes.items(), levels, strict=True))
-        return LogicalMesh(mesh_axes, self.device_type)
+        return self.laid(tuple(axes), sizes, split)
+
+    def laid(self, names: Sequence[str], sizes: Sequence[int], split: Split) -> LogicalMesh:
+        """Axes laid over the slice as a split of its levels says."""
+        levels = split.axis_levels(self.levels, len(sizes))
+        axes = tuple(MeshAxis(*parts) for parts in zip(names, sizes, levels, strict=True))
+        places = split.places(sizes).tolist()
+        order = tuple(self.order[place] for place in places) if self.order else tuple(places)
+        return LogicalMesh(axes, self.device_type, order, self.torus)
+
+    def _row_major(self, sizes: Sequence[int]) -> Split | None:
+        return row_major([level.size for level in self.levels], sizes)
 
     def logical_meshes(self, max_axes: int = 3) -> tuple[LogicalMesh, ...]:
         """Every useful way to lay 1 to `max_axes` axes of size 2 and above over the slice.
@@ -92,13 +114,14 @@ class Slice:
         meshes = []
         seen = set()
         for names in AXIS_NAMES[:max_axes]:
-            for sizes in _ordered_factors(self.num_devices, len(names)):
-                levels = split_levels(self.levels, sizes)
-                if levels is None or _multiset(levels) in seen:
+            for sizes in ordered_factors(self.num_devices, len(names)):
+                split = self._row_major(sizes)
+                if split is None:
                     continue
-                seen.add(_multiset(levels))
-                axes = tuple(MeshAxis(*parts) for parts in zip(names, sizes, levels, strict=True))
-                meshes.append(LogicalMesh(axes, self.device_type))
+                levels = _multiset(split.axis_levels(self.levels, len(sizes)))
+                if levels not in seen:
+                    seen.add(levels)
+                    meshes.append(self.laid(names, sizes, split))
         return tuple(meshes)
 
     def _suggestion(self, num_axes: int) -> str:
@@ -122,14 +145,14 @@ def _show(axes: Mapping[str, int]) -> str:
     return "{" + ", ".join(f"{name}: {size}" for name, size in axes.items()) + "}"
 
 
-def _ordered_factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
+def ordered_factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
     """All tuples of `count` factors of at least 2 whose product is `number`, greater first factors first."""
     if count == 1:
         if number > 1:
             yield (number,)
         return
     for first in _divisors(number):
-        for rest in _ordered_factors(number // first, count - 1):
+        for rest in ordered_factors(number // first, count - 1):
             yield (first, *rest)
 
 

@@ -233,8 +233,8 @@ def test_wrong_measured_collectives_are_refused(tmp_path):
     ("keys", "value", "error", "reason"),
     [
         (["format"], ..., FileFormatError, "format: autoshard-cluster"),
-        (["version"], 3, FileFormatError, "version: 1"),
-        (["version"], True, FileFormatError, "version: 1"),
+        (["version"], 4, FileFormatError, "`version` of 1 to 3"),
+        (["version"], True, FileFormatError, "`version` of 1 to 3"),
         (["name"], ..., FileFormatError, "'name', which is missing"),
         (["name"], 7, FileFormatError, "name must be text"),
         (["groups"], ..., ClusterError, "at least one node group"),

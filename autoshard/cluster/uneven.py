@@ -1,0 +1,120 @@
+"""Units (nodes, or single devices) that some pairs of reach each other faster than others, in no even pattern.
+
+What a collective over a group of units sees is a hierarchy: pairs are sorted into tiers of about equal bandwidth, and
+the group falls into components that pairs of the fastest tier join, those into components that the next tier joins, and
+so on. Where all components of a tier are equally large, it is a level of its own, at the worst speed of the pairs of
+that tier; where not, it is one level with the next tier out, as a ring over the slower links would be.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.cluster.device import Link
+from autoshard.cluster.mesh import AxisLevel
+from autoshard.cluster.pair_speeds import PairSpeeds
+from autoshard.cluster.tiers import Tier
+
+ONE_TIER = 0.8
+"""Pairs with at least this share of the bandwidth of the fastest pair of a tier belong to it. Repeated measurements of
+one link differ by less, and links of different kinds by more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Uneven:
+    """How the devices of a slice are joined where levels cannot tell.
+
+    Attributes:
+      inside: The hardware levels within a unit, innermost first; none where a unit is a device.
+      pairs: The speed of each pair of units.
+      tier_of_pair: For each pair, 0 for those joined by the fastest links, and so on.
+      first_level: `Link.level` of pairs of tier 0; further tiers follow.
+    """
+
+    inside: tuple[AxisLevel, ...]
+    pairs: PairSpeeds
+    tier_of_pair: tuple[tuple[int, ...], ...]
+    first_level: int
+
+    @classmethod
+    def of_pairs(cls, inside: tuple[AxisLevel, ...], pairs: PairSpeeds, first_level: int) -> "Uneven":
+        """Tiers found in the bandwidths of pairs."""
+        count = pairs.num_units
+        rates = np.array(pairs.bandwidth_bytes_per_s, float).reshape(count, count)
+        tiers = np.zeros((count, count), np.int64)
+        fastest = None
+        number = -1
+        for rate in np.unique(rates[~np.eye(count, dtype=bool)])[::-1]:
+            if fastest is None or rate < ONE_TIER * fastest:
+                fastest, number = rate, number + 1
+            tiers[rates == rate] = number
+        np.fill_diagonal(tiers, 0)
+        return cls(inside, pairs, tuple(map(tuple, tiers.tolist())), first_level)
+
+    @classmethod
+    def of_tiers(
+        cls, inside: tuple[AxisLevel, ...], tiers: Sequence[Tier], innermost: Link, num_nodes: int
+    ) -> "Uneven":
+        """Nodes under switches of which some have more nodes than others; `innermost` joins those of one part."""
+        links = [innermost, *(tier.link for tier in tiers)]
+        homes = np.array([tier.part_of_node for tier in tiers]).reshape(len(tiers), num_nodes)
+        number = (homes[:, :, None] != homes[:, None, :]).sum(axis=0)  # parts nest
+        of = lambda figures: tuple(map(tuple, np.array(figures)[number].tolist()))
+        pairs = PairSpeeds(
+            of([link.bandwidth_bytes_per_s for link in links]), of([link.latency_s for link in links]), innermost.source
+        )
+        return cls(inside, pairs, tuple(map(tuple, number.tolist())), innermost.level)
+
+    @property
+    def num_units(self) -> int:
+        """Number of units."""
+        return self.pairs.num_units
+
+    @functools.cached_property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        pairs = self.pairs
+        return np.array(self.tier_of_pair), np.array(pairs.latency_s), np.array(pairs.bandwidth_bytes_per_s)
+
+    def link(self, one: int, other: int) -> Link:
+        """What joins two units."""
+        tier, pairs = self.tier_of_pair[one][other], self.pairs
+        rate, latency_s = pairs.bandwidth_bytes_per_s[one][other], pairs.latency_s[one][other]
+        return Link(latency_s, rate, self.first_level + tier, pairs.source)
+
+    def levels_of(self, units: Sequence[int]) -> tuple[AxisLevel, ...]:
+        """The levels, innermost first, of a collective among some units."""
+        chosen = np.asarray(units)
+        tier, latency_s, rate = (a[np.ix_(chosen, chosen)] for a in self._arrays)
+        count = len(chosen)
+        pairs = ~np.eye(count, dtype=bool)
+        home = np.arange(count)  # the component of each unit
+        levels: list[AxisLevel] = []
+        size, counted = 1, -1
+        for number in np.unique(tier[pairs]):
+            home = _joined(home, (tier == number) & pairs)
+            sizes = np.unique(np.unique(home, return_counts=True)[1])
+            if len(sizes) > 1 or sizes[0] == size:
+                continue
+            own = pairs & (tier > counted) & (tier <= number) & (home[:, None] == home[None, :])
+            link = Link(
+                float(latency_s[own].max()), float(rate[own].min()), self.first_level + int(number), self.pairs.source
+            )
+            levels.append(AxisLevel(int(sizes[0]) // size, link))
+            size, counted = int(sizes[0]), number
+        return tuple(levels)
+
+
+def _joined(home: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Components after those that an edge joins have become one; each is named by its least member's name."""
+    home = home.copy()
+    while True:
+        least = np.where(edges, home[None, :], len(home)).min(axis=1, initial=len(home))
+        best = np.minimum(home, least)
+        of_component = np.full(len(home), len(home))
+        np.minimum.at(of_component, home, best)
+        new = of_component[home]
+        if (new == home).all():
+            return home
+        home = new
