@@ -5,10 +5,12 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from autoshard.cluster.device import DeviceType, Link
 from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.cluster.splits import Split, row_major
-from autoshard.cluster.uneven import Uneven
+from autoshard.cluster.uneven import Uneven, hierarchy
 from autoshard.errors import MeshError
 
 AXIS_NAMES = (("data",), ("data", "tensor"), ("data", "fsdp", "tensor"))
@@ -85,6 +87,21 @@ class Slice:
         places = split.places(sizes).tolist()
         order = tuple(self.order[place] for place in places) if self.order else tuple(places)
         return LogicalMesh(axes, self.device_type, order, self.torus)
+
+    def levels_between(self, devices: Sequence[int]) -> tuple[AxisLevel, ...]:
+        """The levels, innermost first, of a collective among devices of an even slice that is no torus.
+
+        Args:
+          devices: Their numbers, in the order of the cluster.
+        """
+        number = np.asarray(devices)
+        if self.order:
+            number = np.argsort(np.array(self.order))[number]
+        tier = np.zeros((len(number), len(number)), np.int64)
+        for level in self.levels:  # how many levels two devices must go out to meet
+            tier += number[:, None] != number[None, :]
+            number = number // level.size
+        return hierarchy(tier, lambda _, farthest: self.levels[farthest - 1].link)
 
     def _row_major(self, sizes: Sequence[int]) -> Split | None:
         return row_major([level.size for level in self.levels], sizes)

@@ -8,7 +8,7 @@ that tier; where not, it is one level with the next tier out, as a ring over the
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -87,23 +87,35 @@ class Uneven:
         """The levels, innermost first, of a collective among some units."""
         chosen = np.asarray(units)
         tier, latency_s, rate = (a[np.ix_(chosen, chosen)] for a in self._arrays)
-        count = len(chosen)
-        pairs = ~np.eye(count, dtype=bool)
-        home = np.arange(count)  # the component of each unit
-        levels: list[AxisLevel] = []
-        size, counted = 1, -1
-        for number in np.unique(tier[pairs]):
-            home = _joined(home, (tier == number) & pairs)
-            sizes = np.unique(np.unique(home, return_counts=True)[1])
-            if len(sizes) > 1 or sizes[0] == size:
-                continue
-            own = pairs & (tier > counted) & (tier <= number) & (home[:, None] == home[None, :])
-            link = Link(
-                float(latency_s[own].max()), float(rate[own].min()), self.first_level + int(number), self.pairs.source
+
+        def slowest(pairs: np.ndarray, number: int) -> Link:
+            return Link(
+                float(latency_s[pairs].max()), float(rate[pairs].min()), self.first_level + number, self.pairs.source
             )
-            levels.append(AxisLevel(int(sizes[0]) // size, link))
-            size, counted = int(sizes[0]), number
-        return tuple(levels)
+
+        return hierarchy(tier, slowest)
+
+
+def hierarchy(tier: np.ndarray, slowest: Callable[[np.ndarray, int], Link]) -> tuple[AxisLevel, ...]:
+    """The levels, innermost first, of a collective among the members of a group.
+
+    Args:
+      tier: For each pair of members, how far out they are joined; int [members, members].
+      slowest: The link of a level, of the pairs that it joins (bool [members, members]) and their greatest tier.
+    """
+    pairs = ~np.eye(len(tier), dtype=bool)
+    home = np.arange(len(tier))  # the component of each member
+    levels: list[AxisLevel] = []
+    size, counted = 1, -1
+    for number in np.unique(tier[pairs]).tolist():
+        home = _joined(home, (tier == number) & pairs)
+        sizes = np.unique(np.unique(home, return_counts=True)[1])
+        if len(sizes) > 1 or sizes[0] == size:
+            continue
+        own = pairs & (tier > counted) & (tier <= number) & (home[:, None] == home[None, :])
+        levels.append(AxisLevel(int(sizes[0]) // size, slowest(own, number)))
+        size, counted = int(sizes[0]), number
+    return tuple(levels)
 
 
 def _joined(home: np.ndarray, edges: np.ndarray) -> np.ndarray:

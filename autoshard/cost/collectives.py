@@ -12,6 +12,8 @@ For n devices on one level with hop latency a (s) and one-way bandwidth w (bytes
 Over several levels an all-gather runs the slowest level first, on the smallest pieces, and a reduce-scatter runs it
 last: what crosses the slow links is what must cross them. Each collective is a kernel, and pays a launch (`launched`).
 
+Levels that are axes of a torus work at once and count as one (`torus.py`).
+
 Where a link has measured figures for a kind of collective and a number of devices (`Link.figures`), these are its a and
 w, so that the formula gives the measured time; it stays linear in B. Levels of one such link count as one level, since
 what was measured is a group of devices, and not a hierarchy of groups.
@@ -29,6 +31,7 @@ import math
 from collections.abc import Sequence
 
 from autoshard.cluster import AxisLevel, CollectiveKind, DeviceType, MeshAxis
+from autoshard.cost.torus import as_one_ring, exchanged_s_per_byte, is_torus
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,9 +78,17 @@ def sent_share(kind: CollectiveKind, num_devices: int) -> float:
     return passes * (num_devices - 1) / num_devices
 
 
-def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
-    """All levels of the axes, fastest first; those of one measured link as one."""
+def rings(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
+    """All levels of the axes as rings, fastest first; those of one measured link as one, and those of a torus."""
     levels = [level for axis in axes for level in axis.levels if level.size > 1]
+    torus = [level for level in levels if is_torus(level)]
+    if len(torus) > 1:
+        levels = [as_one_ring(torus), *(level for level in levels if not is_torus(level))]
+    return _measured_as_one(levels)
+
+
+def _measured_as_one(levels: list[AxisLevel]) -> list[AxisLevel]:
+    """Levels, fastest first; those of one measured link as one."""
     levels.sort(key=lambda l: (-l.link.bandwidth_bytes_per_s, l.link.latency_s))
     merged: list[AxisLevel] = []
     for level in levels:
@@ -93,7 +104,7 @@ def _ring(
 ) -> Collective:
     fixed_s = sending_s = separate_s = wire_bytes = 0.0
     buffer_bytes = whole_bytes
-    for level in _levels(axes):
+    for level in rings(axes):
         n = level.size
         figures = level.link.figures(kind, n)
         if is_inner and figures.inner_bytes_per_s is not None:
@@ -136,14 +147,18 @@ def all_to_all(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     """Every device exchanges its `local_bytes` in equal parts with all devices along `axes`."""
     fixed_s = sending_s = separate_s = wire_bytes = 0.0
     reach, all_devices = 1, math.prod(axis.size for axis in axes)  # devices within reach so far, and in the end
-    for level in _levels(axes):
+    levels = [level for axis in axes for level in axis.levels if level.size > 1]
+    for level in rings(axes):
         wider = reach * level.size
         sent = (wider - reach) / all_devices * local_bytes
         figures = level.link.figures(CollectiveKind.ALL_TO_ALL, level.size)
         hops_s = (level.size - 1) * figures.latency_s
         fixed_s += hops_s
         separate_s += hops_s * figures.separate_share
-        sending_s += sent / figures.bandwidth_bytes_per_s
+        if is_torus(level):
+            sending_s += wider / all_devices * local_bytes * exchanged_s_per_byte(list(filter(is_torus, levels)))
+        else:
+            sending_s += sent / figures.bandwidth_bytes_per_s
         if figures.inner_bytes_per_s is not None:
             sending_s += local_bytes / figures.inner_bytes_per_s
         wire_bytes += sent
@@ -154,7 +169,7 @@ def all_to_all(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
 
 def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     """Every device sends its `local_bytes` to one other; the slowest link of `axes` decides."""
-    slowest = _levels(axes)[-1]
+    slowest = _measured_as_one([level for axis in axes for level in axis.levels if level.size > 1])[-1]
     figures = slowest.link.figures(CollectiveKind.PERMUTE, slowest.size)
     names, fixed_s = tuple(a.name for a in axes), figures.latency_s
     time_s, separate_s = fixed_s + local_bytes / figures.bandwidth_bytes_per_s, fixed_s * figures.separate_share
