@@ -25,7 +25,7 @@ FLOORS = (
     },
     {"graph", "cluster", "solver", "pipelines.schedule", "launch"},
     {"trace", "cost", "transfer", "calls"},
-    {"compiler", "hlo", "checkpoints", "remat"},
+    {"compiler", "hlo", "checkpoints", "remat", "placement"},
     {"planner", "execution"},
     {"pipelines.split"},
     {"plans"},
@@ -42,7 +42,7 @@ FLOORS = (
     {"__main__"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""
-JAX_FREE_ROOMS = {"graph", "solver", "cluster", "compiler", "hlo", "pipelines.schedule", "launch"}
+JAX_FREE_ROOMS = {"graph", "solver", "cluster", "placement", "compiler", "hlo", "pipelines.schedule", "launch"}
 REACHING_INTO_JAX = {"autoshard.elastic.compile_cache", "autoshard.elastic.coordination"}
 """The only modules that use what is private to JAX; each says why."""
 JAXPR_ROOMS = {"trace", "execution", "pipelines.split", "remat"}

@@ -53,7 +53,7 @@ class Plan(ProgramPlan, BasePlan):
 
     def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
         """The device mesh of the plan over `devices` (default: all live devices)."""
-        return device_mesh(self.axes, devices)
+        return device_mesh(self.axes, devices, self.logical_mesh.order, self.logical_mesh.torus)
 
     def jit(
         self,

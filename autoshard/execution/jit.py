@@ -24,21 +24,62 @@ from autoshard.trace.trace import Trace
 _LOGGER = logging.getLogger(__name__)
 
 
-def device_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[Any] | None) -> Mesh:
+def device_mesh(
+    axes: Sequence[tuple[str, int]],
+    devices: Sequence[Any] | None,
+    order: Sequence[int] = (),
+    torus: Sequence[int] = (),
+) -> Mesh:
     """A mesh of `devices` (default: all live ones) with the plan's axes, major to minor, all of type Auto.
 
+    Args:
+      axes: (name, size) of each. devices: In the order of the cluster, the order of `jax.devices()`.
+      order, torus: Which device is at which coordinate; see `LogicalMesh`.
+
     Raises:
-      MeshError: If the number of devices is not the product of the axis sizes.
+      MeshError: If the number of devices is not the product of the axis sizes, or they are another torus.
     """
-    chosen = np.asarray(jax.devices() if devices is None else devices, dtype=object).reshape(-1)
+    chosen = list(jax.devices() if devices is None else devices)
     needed = int(np.prod([n for _, n in axes]))
-    if chosen.size != needed:
+    if len(chosen) != needed:
         raise MeshError(
-            f"The plan is for {needed} devices ({', '.join(f'{a}={n}' for a, n in axes)}), but {chosen.size} are "
+            f"The plan is for {needed} devices ({', '.join(f'{a}={n}' for a, n in axes)}), but {len(chosen)} are "
             "given. "
             "Pass devices= with that many, or plan again for the devices at hand."
         )
-    return Mesh(chosen.reshape([n for _, n in axes]), [a for a, _ in axes], axis_types=(AxisType.Auto,) * len(axes))
+    return mesh_in_order(axes, chosen, order, torus)
+
+
+def mesh_in_order(
+    axes: Sequence[tuple[str, int]], devices: Sequence[Any], order: Sequence[int], torus: Sequence[int]
+) -> Mesh:
+    """A mesh of exactly as many devices as its axes hold; arguments and errors are those of `device_mesh`."""
+    numbered = by_coordinates(devices, torus) if torus else list(devices)
+    placed = np.empty(len(numbered), dtype=object)
+    placed[:] = [numbered[n] for n in order] if order else numbered
+    return Mesh(placed.reshape([n for _, n in axes]), [a for a, _ in axes], axis_types=(AxisType.Auto,) * len(axes))
+
+
+def by_coordinates(devices: Sequence[Any], torus: Sequence[int]) -> list[Any]:
+    """The chips of a torus, numbered row-major by their coordinates; devices without coordinates stay as listed.
+
+    Raises:
+      MeshError: If the coordinates are not those of such a torus.
+    """
+    if not all(hasattr(d, "coords") for d in devices):
+        return list(devices)
+    slices = sorted({getattr(d, "slice_index", 0) or 0 for d in devices})
+    key = lambda d: (slices.index(getattr(d, "slice_index", 0) or 0), *d.coords)
+    lowest = [min(coordinates) for coordinates in zip(*map(key, devices), strict=True)]
+    spans = [max(coordinates) - low + 1 for coordinates, low in zip(zip(*map(key, devices), strict=True), lowest, strict=True)]
+    wanted = tuple(n for n in torus if n > 1)
+    if tuple(n for n in spans if n > 1) != wanted:
+        raise MeshError(
+            f"The plan is for a torus of {'x'.join(map(str, torus))} chips, but the given devices span "
+            f"{'x'.join(map(str, spans))} (slices, then coordinates). Describe the slice in the cluster file as it is "
+            "(torus: shape), and plan again."
+        )
+    return sorted(devices, key=key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from autoshard.plans.gaps import excess
 from autoshard.plans.indivisible import indivisible, not_held
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
+from autoshard.plans.placing import placement_summary
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
 from autoshard.plans.search import Found, logical_meshes, search, several_meshes
@@ -96,6 +97,7 @@ def plan_found(posed: Posed, found: Found) -> ProgramPlan:
         budget_bytes=None if math.isinf(question.budget_bytes) else question.budget_bytes,
         candidates=found.candidates,
         warnings=found.warnings,
+        hardware=question.hardware,
     )
 
 
@@ -243,7 +245,7 @@ def pose(
     meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
-    question = Question(traced, program, budget_bytes, pins, options, restrict, started, start)
+    question = Question(traced, program, budget_bytes, pins, options, restrict, started, start, hardware=hardware)
     return Posed(question, meshes, Origin(name, cluster.name, donate_argnums, configuration), solution)
 
 
@@ -274,11 +276,13 @@ def plan_of_choices(
     budget_bytes: float | None = None,
     candidates: tuple[MeshCandidate, ...] = (),
     warnings: tuple[str, ...] = (),
+    hardware: Slice | None = None,
 ) -> ProgramPlan:
     """The plan that a vector of choices says.
 
     Args:
       traced: The program. formulation: Its problem on one mesh. choices: One of each node of the problem.
+      hardware: The slice whose devices were put in order; None where they were not.
       All others: What the plan tells besides; see `ProgramPlan`.
     """
     graph, logical = traced.graph, formulation.mesh
@@ -329,6 +333,7 @@ def plan_of_choices(
         candidates=candidates,
         warnings=warnings,
         configuration=origin.configuration,
+        placement=placement_summary(hardware, figures, logical),
         in_tree=traced.in_tree,
         out_tree=traced.out_tree,
     )

@@ -21,6 +21,7 @@ from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import Estimate
 from autoshard.plans.confirmation import Confirmation
+from autoshard.plans.placement_summary import PlacementSummary
 from autoshard.plans.remat_choice import RematChoice
 from autoshard.solver.problem import Certificate
 from autoshard.trace.trace import KeptTrace
@@ -57,13 +58,15 @@ class CloseChoice:
 class MeshCandidate:
     """One logical mesh that was considered: its axes, the best step time found on it, and the proven bound.
 
-    `step_s` is None where the bound alone ruled the mesh out, or where nothing fits the memory.
+    `step_s` is None where the bound alone ruled the mesh out, or where nothing fits the memory. `hardware`: the mesh with
+    the links that its axes cross, as text; those of one mesh differ by the order of its devices.
     """
 
     axes: tuple[tuple[str, int], ...]
     step_s: float | None
     bound_s: float
     verdict: str
+    hardware: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ class ProgramPlan:
       name: What produced it (`autoshard`, or a baseline's name).
       cluster: Name of the cluster. device: Name of its device type.
       axes: (name, size) of the mesh axes, major to minor.
-      logical_mesh: The same axes with the links that they cross, and the kind of device: what prices the plan.
+      logical_mesh: The same axes with the links that they cross, the kind of device, and which device is at which
+        coordinate: what prices the plan.
       arguments, outputs: The planned leaves, flattened.
       output_steps: For each output, the layouts that it passes through at the end; empty if it is made in its own.
       shardings: What each equation enforces, by equation number: layouts, and what must be ordered or kept.
@@ -88,6 +92,7 @@ class ProgramPlan:
       warnings: What was kept whole for want of knowledge, and the like.
       configuration: The training configuration that the plan was made from, as JSON; None for a function of one's own.
       confirmation: What the compiler made of it; None where it was not asked (`PlanOptions.compile_check`).
+      placement: What the order of its devices gains; None where nothing is sent, or where the order was not sought.
       remat: What its layers keep for the backward pass; None where that was not searched.
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
       kept_trace: The trace that it was made from, so that running the function need not trace it again; None in a plan
@@ -116,6 +121,7 @@ class ProgramPlan:
     configuration: str | None = None
     confirmation: Confirmation | None = None
     remat: RematChoice | None = None
+    placement: PlacementSummary | None = None
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     kept_trace: KeptTrace | None = dataclasses.field(default=None, compare=False, repr=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from jax.sharding import PartitionSpec
 
-from autoshard.cluster import DeviceType, LogicalMesh
+from autoshard.cluster import DeviceType, LogicalMesh, Slice
 from autoshard.compiler.backends import schedules_of
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.allowed import Restrictions
@@ -38,6 +38,7 @@ class Question:
       lowered_bytes: Lower budgets of single meshes, by their axes (name, size), each under one schedule: where a
         compiled plan took more than
         was predicted.
+      hardware: The slice whose devices are put in order; None to keep the order of each mesh.
     """
 
     traced: Trace
@@ -51,6 +52,7 @@ class Question:
     schedule: Schedule = Schedule.LEAST_MEMORY
     to_beat_s: float = math.inf
     lowered_bytes: Mapping[tuple[Schedule, Axes], float] = dataclasses.field(default_factory=dict)
+    hardware: Slice | None = None
 
     def budget_on(self, axes: Axes) -> float:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""

@@ -13,6 +13,7 @@ from autoshard.cluster import LogicalMesh, Slice
 from autoshard.errors import MeshError
 from autoshard.graph.graph import Graph
 from autoshard.interrupts import StopRequest
+from autoshard.placement.candidates import candidate_meshes
 from autoshard.planner.build import Formulation, whole
 from autoshard.planner.labels import labels_of
 from autoshard.planner.overlap import StretchWeights
@@ -21,9 +22,10 @@ from autoshard.plans.as_scheduled import as_scheduled, solved_as_scheduled, with
 from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
+from autoshard.plans.placing import MOST_ROUNDS, better_order
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
-from autoshard.plans.starts import choices_of_joined_axes, starting_choices
+from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
 from autoshard.solver.driver import solve
 from autoshard.solver.io.solution_cache import SolutionCache, default_cache
@@ -88,9 +90,30 @@ def search(
     """
     found = Found(None, (), ())
     for schedule in question.schedules(meshes[0].device_type):
-        found = search_meshes(dataclasses.replace(question, schedule=schedule), meshes, solution, stop)
+        asked = dataclasses.replace(question, schedule=schedule)
+        found = search_meshes(asked, meshes, solution, stop)
         if found.best is not None or solution is not None or stop.requested:
-            break
+            return found if solution is not None else _placed(asked, found, stop)
+    return found
+
+
+def _placed(question: Question, found: Found, stop: StopRequest) -> Found:
+    """The outcome after the devices of the best plan were put in order, and it was made again, as often as that helps.
+
+    Each mesh in a new order is one more candidate, and what was found for it takes the place of the best if it is faster.
+    """
+    for _ in range(MOST_ROUNDS):
+        if question.hardware is None or found.best is None or stop.requested:
+            return found
+        formulation, chosen = found.best
+        mesh = better_order(question.hardware, formulation, chosen)
+        if mesh is None:
+            return found
+        again = search_meshes(question, [mesh], None, stop, after=(formulation, chosen))
+        candidates = (*found.candidates, *again.candidates)
+        if again.best is None or again.cost_s >= found.cost_s:
+            return dataclasses.replace(found, candidates=candidates)
+        found = dataclasses.replace(found, best=again.best, candidates=candidates)
     return found
 
 
@@ -99,8 +122,14 @@ def search_meshes(
     meshes: Sequence[LogicalMesh],
     solution: str | os.PathLike[str] | None,
     stop: StopRequest,
+    after: tuple[Formulation, Solution] | None = None,
 ) -> Found:
     """Solves the problem of each mesh, or reads its solution from a file.
+
+    Args:
+      question, meshes, solution, stop: As for `search`.
+      after: A problem on a mesh with the same axes, and a solution of it to begin with; without one, each mesh begins
+        where `plans/starts.py` says.
 
     Raises:
       FileFormatError: If `solution` is none of the problem.
@@ -115,7 +144,7 @@ def search_meshes(
     for n, mesh in enumerate(meshes, 1):
         axes = axes_of(mesh)
         if stop.requested:
-            candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED))
+            candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED, str(mesh)))
             continue
         # a mesh that could win by less than the wanted gap is not worth its time
         cutoff = question.to_beat_s
@@ -138,16 +167,18 @@ def search_meshes(
                 certificate = as_scheduled(found.certificate, step_s, options.relative_gap)
                 found = dataclasses.replace(found, certificate=certificate)
         else:
-            hint = None
-            if question.start is not None:
-                hint, why_not = starting_choices(question, formulation, limits, stop)
+            first = None
+            if after is not None:
+                first = same_choices(formulation, after[0], after[1].chosen)
+            elif question.start is not None:
+                first, why_not = starting_choices(question, formulation, limits, stop)
                 started.append(why_not)
             elif question.restrict is None and len(meshes) == 1:  # else simpler meshes are searched themselves
                 any_cost = dataclasses.replace(tell, cutoff=math.inf)
                 aside = functools.partial(solve_one, tell=any_cost)
-                hint = choices_of_joined_axes(question, formulation, limits, aside)
+                first = choices_of_joined_axes(question, formulation, limits, aside)
             series = _Series(limits, solve_one, stop)
-            formulation, found = solved_as_scheduled(formulation, hint, options.relative_gap, series)
+            formulation, found = solved_as_scheduled(formulation, first, options.relative_gap, series)
         own_fits = False
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
             gap = max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
@@ -157,7 +188,8 @@ def search_meshes(
         formulation = whole(formulation)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
-        candidates.append(MeshCandidate(axes, step_s, max(certificate.bound, 0.0), _verdict(found, cutoff)))
+        bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
+        candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
         if found.choices is not None and _is_better(found, own_fits, best, fits):
             best, fits, weights = (formulation, found), own_fits, formulation.overlap.weights
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
@@ -268,7 +300,7 @@ def logical_meshes(
     """
     if mesh is not None:
         return [hardware.logical_mesh(mesh)]
-    meshes = sorted(hardware.logical_meshes(max_axes=options.max_mesh_axes), key=lambda m: _unlikeliness(m, hardware))
+    meshes = sorted(candidate_meshes(hardware, options.max_mesh_axes), key=lambda m: _unlikeliness(m, hardware))
     fixed = [a.fixed for a in graph.arguments]
     fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
     fixed += [fixed_of_spec(as_spec(pattern, spec), len(spec)) for pattern, spec in (pins or {}).items()]

@@ -1,6 +1,6 @@
 """Where the search on one mesh begins: from the layouts that the caller has, or from what a simpler mesh can do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autoshard.errors import LayoutError, PinError
 from autoshard.interrupts import StopRequest
@@ -31,12 +31,16 @@ def starting_choices(
     found = solve(narrowed.problem, limits.part(START_SHARE), stop=stop)
     if found.choices is None:
         return None, f"no plan with these layouts was found on mesh {axes} within the memory limit."
-    meanings = labels_of(narrowed).choices
-    choices = tuple(
-        own.index(theirs[choice])
-        for own, theirs, choice in zip(labels_of(formulation).choices, meanings, found.choices, strict=True)
-    )
-    return choices, None
+    return same_choices(formulation, narrowed, found.choices), None
+
+
+def same_choices(formulation: Formulation, other: Formulation, choices: Sequence[int]) -> tuple[int, ...] | None:
+    """The choices of one problem that mean what `choices` mean in another one of the same program and axes; None where
+    it lacks one of them.
+    """
+    wanted = [theirs[choice] for theirs, choice in zip(labels_of(other).choices, choices, strict=True)]
+    pairs = list(zip(labels_of(formulation).choices, wanted, strict=True))
+    return tuple(own.index(one) for own, one in pairs) if all(one in own for own, one in pairs) else None
 
 
 def choices_of_joined_axes(

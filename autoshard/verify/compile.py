@@ -61,7 +61,7 @@ def compile_step(
       VerificationError: The compiler refuses the program, or takes longer than it may. It cannot be stopped within this
         process, and then goes on in the background.
     """
-    run = planned_function(plan, fn, device_mesh(plan.axes, devices))
+    run = planned_function(plan, fn, device_mesh(plan.axes, devices, plan.logical_mesh.order, plan.logical_mesh.torus))
     lowered = run.lower(*args)
     platform, started = devices[0].platform, time.perf_counter()
 
