@@ -73,6 +73,7 @@ def _side(plan: ProgramPlan) -> Side:
         e.peak_bytes,
         plan.budget_bytes,
         "as written" if plan.remat is None or plan.remat.policy is None else str(plan.remat.policy),
+        plan.logical_mesh.order,
     )
 
 

@@ -7,7 +7,8 @@ import dataclasses
 class Side:
     """The figures of one of the plans; see `ProgramPlan` and `Estimate`. Times in seconds a step, bytes a device.
 
-    `remat` tells what layers keep for the backward pass.
+    `remat` tells what layers keep for the backward pass. `order`: the device at each coordinate of the mesh; empty if they
+    are in turn.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Side:
     peak_bytes: float
     budget_bytes: float | None
     remat: str
+    order: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from autoshard.compiler.schedule import Schedule
+from autoshard.plans.placement_text import placement_line, print_placement
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import is_companion, layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
@@ -19,6 +20,7 @@ def explain(plan: ProgramPlan) -> str:
     _summary(console, plan)
     _tensors(console, plan)
     _communication(console, plan)
+    print_placement(console, plan)
     _compute(console, plan)
     _memory(console, plan)
     _orders(console, plan)
@@ -50,6 +52,8 @@ def _summary(console: Console, plan: ProgramPlan) -> None:
         f"(gap {gap}), found in {c.solve_s:.1f} s"
     )
     console.print(f"  price    {_price(plan)}")
+    if line := placement_line(plan):
+        console.print(f"  order    {line}")
     console.print(f"  figures  {plan.figures}")
     console.print()
 
@@ -244,6 +248,8 @@ def _meshes(console: Console, plan: ProgramPlan) -> None:
     )
     for c in sorted(plan.candidates, key=lambda c: (c.step_s is None, c.step_s or 0.0, c.bound_s)):
         mesh = ", ".join(f"{a}={n}" for a, n in c.axes)
+        if c.hardware and len({other.hardware for other in plan.candidates if other.axes == c.axes}) > 1:
+            mesh = c.hardware.partition(" as ")[2]
         rows.add_row(
             mesh,
             seconds(c.step_s) if c.step_s is not None else "-",

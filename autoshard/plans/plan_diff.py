@@ -17,6 +17,9 @@ from autoshard.plans.differences import (
 )
 from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
 
+_MOST_DEVICES = 8
+"""Of an order of devices, how many are shown."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanDiff:
@@ -175,6 +178,8 @@ def _summary(console: Console, found: PlanDiff) -> None:
     rows.add_row("plan", a.name, b.name, "", "")
     rows.add_row("cluster", a.cluster, b.cluster, "", "")
     rows.add_row("mesh", _axes(a), _axes(b), "", "")
+    if a.order != b.order:
+        rows.add_row("devices", _order(a), _order(b), "", "")
     for name, field, unit in (
         ("step", "step_s", seconds),
         ("computation", "compute_s", seconds),
@@ -201,6 +206,12 @@ def _summary(console: Console, found: PlanDiff) -> None:
 
 def _axes(side: Side) -> str:
     return ", ".join(f"{name}={size}" for name, size in side.axes)
+
+
+def _order(side: Side) -> str:
+    if not side.order:
+        return "in turn"
+    return " ".join(map(str, side.order[:_MOST_DEVICES])) + (" ..." if side.order[_MOST_DEVICES:] else "")
 
 
 def _table(
