@@ -92,7 +92,8 @@ class Cluster:
         name, order = "+".join(group.name for group in run), group.order
         if order and len(run) > 1:
             order = tuple(k * group.num_devices + device for k in range(len(run)) for device in order)
-        torus = () if group.torus is None else (*((n,) if (n := group.num_nodes * len(run)) > 1 else ()), *group.torus.shape)
+        num_nodes = group.num_nodes * len(run)
+        torus = () if group.torus is None else (*((num_nodes,) if num_nodes > 1 else ()), *group.torus.shape)
         return Slice(name, group.device_type, levels, order, torus, group.rails, group.uneven)
 
     @classmethod

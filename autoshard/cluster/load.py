@@ -1,5 +1,5 @@
-"""Cluster files: YAML, versions 1 to 3. Version 2 may also have measured figures, and version 3 also tells how nodes and
-devices are joined; they are else the same.
+"""Cluster files: YAML, versions 1 to 3. Version 2 may also have measured figures, and version 3 also tells how nodes
+and devices are joined; they are else the same.
 
     format: autoshard-cluster
     version: 1

@@ -121,5 +121,3 @@ class LogicalMesh:
 
     def __str__(self) -> str:
         return f"{self.num_devices} x {self.device_type.name} as " + ", ".join(str(axis) for axis in self.axes)
-
-

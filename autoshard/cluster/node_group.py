@@ -110,12 +110,17 @@ class NodeGroup:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The device at each place of the levels; empty if they are in turn."""
-        if self.uneven is not None or not self.tiers:
+        """The device at each place of the levels, near ones side by side; empty if they are in turn."""
+        uneven = self.uneven
+        if uneven is not None:
+            units = uneven.sorted_units()
+        elif self.tiers:
+            units = sorted_nodes(self.tiers, self.num_nodes)
+        else:
             return ()
-        nodes = sorted_nodes(self.tiers, self.num_nodes)
-        size = self.devices_per_node
-        return () if nodes == tuple(range(self.num_nodes)) else tuple(n * size + k for n in nodes for k in range(size))
+        size = self.num_devices // len(units)
+        in_turn = units == tuple(range(len(units)))
+        return () if in_turn else tuple(unit * size + k for unit in units for k in range(size))
 
     @property
     def uneven(self) -> Uneven | None:

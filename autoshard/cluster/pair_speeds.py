@@ -36,7 +36,7 @@ class PairSpeeds:
                 )
             checked = [
                 [
-                    0.0 if i == j else require_number(f"pairs, row {i}, column {j}", field, x, zero_allowed=not is_least)
+                    0.0 if i == j else require_number(f"pairs[{i}][{j}]", field, x, zero_allowed=not is_least)
                     for j, x in enumerate(row)
                 ]
                 for i, row in enumerate(rows)

@@ -11,6 +11,7 @@ from autoshard.cluster.device import DeviceType, Link
 from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.cluster.splits import Split, row_major
 from autoshard.cluster.uneven import Uneven, hierarchy
+from autoshard.cluster.wiring import part_of_level
 from autoshard.errors import MeshError
 
 AXIS_NAMES = (("data",), ("data", "tensor"), ("data", "fsdp", "tensor"))
@@ -89,19 +90,67 @@ class Slice:
         return LogicalMesh(axes, self.device_type, order, self.torus)
 
     def levels_between(self, devices: Sequence[int]) -> tuple[AxisLevel, ...]:
-        """The levels, innermost first, of a collective among devices of an even slice that is no torus.
+        """The levels, innermost first, of a collective among any devices.
+
+        On a torus these are the parts of its axes that the devices take, while all other such parts are as busy; a
+        group that is no grid of equal strides is priced as a line along the slowest axis.
 
         Args:
-          devices: Their numbers, in the order of the cluster.
+          devices: Their numbers: in the order of the cluster, on a torus row-major by coordinates.
         """
-        number = np.asarray(devices)
-        if self.order:
-            number = np.argsort(np.array(self.order))[number]
-        tier = np.zeros((len(number), len(number)), np.int64)
-        for level in self.levels:  # how many levels two devices must go out to meet
-            tier += number[:, None] != number[None, :]
-            number = number // level.size
-        return hierarchy(tier, lambda _, farthest: self.levels[farthest - 1].link)
+        chosen = np.asarray(devices)
+        if self.uneven is not None:
+            return self._levels_of_units(self.uneven, chosen)
+        places = np.argsort(np.array(self.order))[chosen] if self.order else chosen
+        if self.torus:
+            return self._parts_of_torus(places)
+        return hierarchy(self._tiers(self.levels, places), lambda _, farthest: self.levels[farthest - 1].link)
+
+    @staticmethod
+    def _tiers(levels: Sequence[AxisLevel], places: np.ndarray) -> np.ndarray:
+        """For each pair of places, how many levels they must go out to meet."""
+        tier = np.zeros((len(places), len(places)), np.int64)
+        for level in levels:
+            tier += places[:, None] != places[None, :]
+            places = places // level.size
+        return tier
+
+    def _levels_of_units(self, uneven: Uneven, devices: np.ndarray) -> tuple[AxisLevel, ...]:
+        size = self.num_devices // uneven.num_units
+        units, inside = devices // size, self._tiers(uneven.inside, devices % size)
+        one_unit = units[:, None] == units[None, :]
+        depth = len(uneven.inside) + 1
+        tier = np.where(one_unit, inside, depth + np.array(uneven.tier_of_pair)[np.ix_(units, units)])
+
+        def slowest(pairs: np.ndarray, farthest: int) -> Link:
+            if farthest < depth:
+                return uneven.inside[farthest - 1].link
+            crossing = np.argwhere(pairs & ~one_unit).tolist()
+            links = {uneven.link(int(units[i]), int(units[j])) for i, j in crossing}
+            return Link(
+                max(link.latency_s for link in links),
+                min(link.bandwidth_bytes_per_s for link in links),
+                uneven.first_level + farthest - depth,
+                uneven.pairs.source,
+            )
+
+        return hierarchy(tier, slowest)
+
+    def _parts_of_torus(self, places: np.ndarray) -> tuple[AxisLevel, ...]:
+        found, left = [], places
+        for level in self.levels:
+            own = np.unique(left % level.size)
+            left = left // level.size
+            strides = np.unique(np.diff(own))
+            if len(strides) > 1 or (len(own) > 1 and level.size % (int(strides[0]) * len(own))):
+                break
+            if len(own) > 1:
+                found.append(part_of_level(level, int(strides[0]), len(own)))
+        else:
+            if math.prod(part.size for part in found) == len(places):
+                return tuple(found)
+        slowest = min(self.levels, key=lambda level: level.link.bandwidth_bytes_per_s)
+        return (AxisLevel(len(places), slowest.link),)
 
     def _row_major(self, sizes: Sequence[int]) -> Split | None:
         return row_major([level.size for level in self.levels], sizes)

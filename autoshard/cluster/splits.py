@@ -43,7 +43,7 @@ class Split:
         stride = 1
         for parts in self.parts:
             for axis, size in parts:
-                steps = np.arange(size) * stride  # of two digits of a coordinate, that of the level further out counts more
+                steps = np.arange(size) * stride  # parts further out are the greater digits of a coordinate
                 offsets[axis] = np.add.outer(steps, offsets[axis]).reshape(-1)
                 stride *= size
         grid = np.zeros((), np.int64)

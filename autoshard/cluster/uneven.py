@@ -83,6 +83,18 @@ class Uneven:
         rate, latency_s = pairs.bandwidth_bytes_per_s[one][other], pairs.latency_s[one][other]
         return Link(latency_s, rate, self.first_level + tier, pairs.source)
 
+    def sorted_units(self) -> tuple[int, ...]:
+        """The units such that those of one component stand side by side, at every tier; larger components first."""
+        tier = self._arrays[0]
+        keys: list[list[tuple[int, int]]] = [[] for _ in range(self.num_units)]
+        home = np.arange(self.num_units)
+        for number in np.unique(tier).tolist():
+            home = _joined(home, tier <= number)
+            sizes = np.bincount(home, minlength=self.num_units)
+            for unit, own in enumerate(home.tolist()):
+                keys[unit].insert(0, (-int(sizes[own]), own))
+        return tuple(sorted(range(self.num_units), key=lambda unit: (keys[unit], unit)))
+
     def levels_of(self, units: Sequence[int]) -> tuple[AxisLevel, ...]:
         """The levels, innermost first, of a collective among some units."""
         chosen = np.asarray(units)

@@ -1,8 +1,8 @@
 """Collectives over several axes of a torus, which use the wires of all of them at once.
 
 A collective of B bytes is cut into shares, each of which goes through the axes in another order, so that all axes are
-busy all the time. Gathered along axes of n_1, ..., n_k devices in some order, what an axis carries of a share depends on
-which axes went before; the loads that can be reached by mixing orders are those x with
+busy all the time. Gathered along axes of n_1, ..., n_k devices in some order, what an axis carries of a share depends
+on which axes went before; the loads that can be reached by mixing orders are those x with
 
     x(S) <= f(S) = B (1 - 1 / prod_{i in S} n_i)   for all sets S of axes, with equality for all axes together
 

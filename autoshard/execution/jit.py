@@ -70,8 +70,7 @@ def by_coordinates(devices: Sequence[Any], torus: Sequence[int]) -> list[Any]:
         return list(devices)
     slices = sorted({getattr(d, "slice_index", 0) or 0 for d in devices})
     key = lambda d: (slices.index(getattr(d, "slice_index", 0) or 0), *d.coords)
-    lowest = [min(coordinates) for coordinates in zip(*map(key, devices), strict=True)]
-    spans = [max(coordinates) - low + 1 for coordinates, low in zip(zip(*map(key, devices), strict=True), lowest, strict=True)]
+    spans = [max(along) - min(along) + 1 for along in zip(*map(key, devices), strict=True)]
     wanted = tuple(n for n in torus if n > 1)
     if tuple(n for n in spans if n > 1) != wanted:
         raise MeshError(

@@ -21,7 +21,7 @@ _KINDS = (
     "ragged-all-to-all",
     "collective-broadcast",
 )
-_LIKE = {"ragged-all-to-all": "all-to-all", "collective-broadcast": "collective-permute"}
+LIKE = {"ragged-all-to-all": "all-to-all", "collective-broadcast": "collective-permute"}
 """What kinds that no plan has are counted as."""
 _EQUATION = re.compile(r"\beqn(\d+)\b")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
@@ -60,6 +60,8 @@ class CompiledCollective:
       pieces: What it moves.
       name: The instruction's name in the compiled program.
       only_sliced: Whether all that reads its result are slices, so that most of it was moved in vain.
+      groups: The positions in the mesh (row-major) that take part together, int [groups, devices in each]; of a
+        permutation, who sends to whom.
     """
 
     kind: str
@@ -69,6 +71,7 @@ class CompiledCollective:
     pieces: tuple[Piece, ...]
     name: str
     only_sliced: bool = False
+    groups: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2), int), compare=False, repr=False)
 
     @property
     def wire_bytes(self) -> float:
@@ -133,6 +136,7 @@ def _read(module: HloModule, run: Run, kind: str, axes: Sequence[tuple[str, int]
         tuple(pieces),
         instruction.name,
         kind == "all-gather" and _only_sliced(module, computation, instruction.name),
+        groups,
     )
 
 
@@ -205,7 +209,7 @@ def _is_slice_of(body: Computation, fusion: Instruction, name: str) -> bool:
 def _sent_bytes(kind: str, num_devices: int, operand_bytes: float) -> float:
     """Bytes that each device sends, as predictions count them, given those it puts in."""
     whole_bytes = num_devices * operand_bytes if kind == "all-gather" else operand_bytes
-    return sent_share(CollectiveKind(_LIKE.get(kind, kind)), num_devices) * whole_bytes
+    return sent_share(CollectiveKind(LIKE.get(kind, kind)), num_devices) * whole_bytes
 
 
 def _origin(module: HloModule, run: Run, made: Run) -> tuple[tuple[int, ...], str]:

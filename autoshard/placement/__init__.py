@@ -1,3 +1,3 @@
-"""Which device plays which coordinate of a mesh: the traffic of a plan, its price under an order of the devices, and the
+"""Which device plays which coordinate of a mesh: a plan's traffic, its price under an order of the devices, and the
 search for the order that makes it least.
 """

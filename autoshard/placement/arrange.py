@@ -1,11 +1,12 @@
 """Arrangements of things at the positions of a grid, of which one with the least cost is sought.
 
-    minimise cost(x)   over all x: positions -> classes in which class c has the positions count_c
+    minimise cost(x)   over all x: positions -> classes in which class c has count_c positions
 
-Things of one class are alike: nodes under one switch, or slots of a pipeline that any block of devices may take. The
-cost does not change when the indices along one axis of the grid are renumbered, so that arrangements are looked at only
-if the first position has the first class, and classes do not fall along the lines through it. Where these are few, all
-are tried; else a descent by swaps from several starts finds one that no swap improves.
+Things of one class are alike: nodes under one switch. Positions are those of a mesh, or places in pipelines that blocks
+of devices may take. On a mesh the cost does not change when the indices along one axis are renumbered, so that
+arrangements are looked at only if the first position has the first class, and classes do not fall along the lines
+through it. Where these are few, all are tried; else a descent by swaps from several starts finds one that no swap
+improves.
 """
 
 import itertools
@@ -34,22 +35,29 @@ class Best(NamedTuple):
     is_exact: bool
 
 
-def best_arrangement(shape: Sequence[int], starts: Sequence[Arrangement], cost: Cost) -> Best:
+def best_arrangement(
+    shape: Sequence[int] | None,
+    starts: Sequence[Arrangement],
+    cost: Cost,
+    most_tried: int = MOST_TRIED,
+    most_swaps: int = MOST_SWAPS,
+) -> Best:
     """The best arrangement of the classes that every start has.
 
     Args:
-      shape: Of the grid. starts: Where descents begin; the first of equally good ones is kept.
-      cost: To be minimised; it must not change when indices along an axis are renumbered.
+      shape: Of the mesh, whose indices along an axis can be renumbered; None where all positions differ.
+      starts: Where descents begin; the first of equally good ones is kept.
+      cost: To be minimised. most_tried, most_swaps: How often it is asked for at most, in either way.
     """
     start = min(starts, key=cost)
     best = Best(start, cost(start), False)
-    every = list(itertools.islice(arrangements(shape, sorted(start)), MOST_TRIED + 1))
-    if len(every) <= MOST_TRIED:
+    every = list(itertools.islice(arrangements(shape, sorted(start)), most_tried + 1))
+    if len(every) <= most_tried:
         for x in every:
             if (seconds := cost(x)) < best.cost:
                 best = Best(x, seconds, True)
         return best._replace(is_exact=True)
-    swaps_left = MOST_SWAPS
+    swaps_left = most_swaps
     random_numbers = random.Random(0)
     for n in range(len(starts) + RESTARTS):
         first = starts[n] if n < len(starts) else _shaken(best.arrangement, random_numbers)
@@ -59,14 +67,11 @@ def best_arrangement(shape: Sequence[int], starts: Sequence[Arrangement], cost: 
     return best
 
 
-def arrangements(shape: Sequence[int], things: Sequence[int]) -> Iterator[Arrangement]:
-    """All arrangements of `things` (classes, each as often as it occurs), up to the order along each axis."""
-    strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
-    before: list[int | None] = []  # of each position, the one before it on a line through the first, from its second on
-    for position in range(math.prod(shape)):
-        on = [a for a, stride in enumerate(strides) if position // stride % shape[a]]
-        earlier = position - strides[on[0]] if len(on) == 1 else 0
-        before.append(earlier or None)
+def arrangements(shape: Sequence[int] | None, things: Sequence[int]) -> Iterator[Arrangement]:
+    """All arrangements of `things` (classes, each as often as it occurs), up to the order along each axis if there are
+    any.
+    """
+    before = [None] * len(things) if shape is None else _earlier_on_lines(shape)
     counts = {c: things.count(c) for c in sorted(set(things))}
     chosen: list[int] = []
 
@@ -75,7 +80,7 @@ def arrangements(shape: Sequence[int], things: Sequence[int]) -> Iterator[Arrang
             yield tuple(chosen)
             return
         earlier = before[position]
-        for c in list(counts)[:1] if position == 0 else counts:
+        for c in list(counts)[:1] if position == 0 and shape is not None else counts:
             if counts[c] and (earlier is None or chosen[earlier] <= c):
                 counts[c] -= 1
                 chosen.append(c)
@@ -84,6 +89,16 @@ def arrangements(shape: Sequence[int], things: Sequence[int]) -> Iterator[Arrang
                 counts[c] += 1
 
     yield from fill(0)
+
+
+def _earlier_on_lines(shape: Sequence[int]) -> list[int | None]:
+    """For each position on an axis through the first position, from the second one there on, the one before it."""
+    strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
+    before: list[int | None] = []
+    for position in range(math.prod(shape)):
+        on = [a for a, stride in enumerate(strides) if position // stride % shape[a]]
+        before.append((position - strides[on[0]] if len(on) == 1 else 0) or None)
+    return before
 
 
 def _descended(start: Arrangement, cost: Cost, swaps_left: int) -> tuple[Best, int]:

@@ -1,16 +1,16 @@
 """What no order of the devices can beat.
 
 Flow by flow: a group of n devices cannot be packed more tightly than innermost links first. Let C_t be the most devices
-that links of tiers up to t join to one, and s_t = min(n, C_t). Under every order, the pieces of a group that links up to
-t join have at most s_t devices each, so what crosses tier t is at least that of the hierarchy s_1, s_2, ...:
+that links of tiers up to t join to one, and s_t = min(n, C_t). Under every order, the pieces of a group that links up
+to t join have at most s_t devices each, so what crosses tier t is at least that of the hierarchy s_1, s_2, ...:
 
     gathered or scattered   B sum_t (1/s_{t-1} - 1/s_t) / w_t         (all-reduce: twice)
     all-to-all              B sum_t (s_t - s_{t-1}) / n / w_t
     permute                 B / w_1
 
-with w_t the best bandwidth of tier t or of those further out, so that w falls with t and both sums fall as any s_t grows. Where devices differ, the
-one that is worst off counts, for its group does. Along a torus the bound is the least of all splits of its axes, each
-flow by itself. Latencies are left out.
+with w_t the best bandwidth of tier t or of those further out, so that w falls with t and both sums fall as any s_t
+grows. Where devices differ, the one that is worst off counts, for its group does. Along a torus the bound is the least
+of all splits of its axes, each flow by itself. Latencies are left out.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """The meshes that a search goes over, each with its devices in an order that suits its axes.
 
 Before a plan is known, so is not its traffic. Where levels are plain, row-major order over all sizes of axes gives each
-axis its turn at the fastest links (`Slice.logical_meshes`). Where they are not (a torus, several tiers of switches, uneven
-nodes), an axis may be laid over the hardware in many ways, some of which are worse than others for all axes. What is
-left is thinned out: for each choice of sizes the order that suits one axis most, for each axis in turn.
+axis its turn at the fastest links (`Slice.logical_meshes`). Where they are not (a torus, several tiers of switches,
+uneven nodes), an axis may be laid over the hardware in many ways, some of which are worse than others for all axes.
+What is left is thinned out: for each choice of sizes the order that suits one axis most, for each axis in turn.
 """
 
 from collections.abc import Iterable, Iterator

@@ -5,8 +5,8 @@
 over the ways to lay the mesh over the hardware. Where levels tell all (nodes under even switches, a torus), these are
 the splits of the levels among the axes (`cluster/splits.py`); all are tried. Where they do not (racks of different
 sizes, speeds of single pairs), the inside of the units is split likewise, and the units are arranged on the grid that
-is left (`arrange.py`): exactly where they are few, else by a descent. The order of the devices as listed is always among
-what is compared, and a bound tells what no order can beat (`bound.py`).
+is left (`arrange.py`): exactly where they are few, else by a descent. The order of the devices as listed is always
+among what is compared, and a bound tells what no order can beat (`bound.py`).
 """
 
 import dataclasses

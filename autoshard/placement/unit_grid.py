@@ -7,7 +7,6 @@ an axis run at the same time, so that the slowest of them rules it: it has the l
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -120,7 +119,7 @@ class UnitGrid:
         """Arrangements to begin with: the units as listed, and sorted by whom they reach fastest, with each of the axes
         taking neighbours first.
         """
-        near = [self.classes[unit] for unit in _sorted_by_nearness(self.uneven)]
+        near = [self.classes[unit] for unit in self.uneven.sorted_units()]
         found = [self.classes]
         for axis in range(len(self.shape)):
             major = [a for a in range(len(self.shape)) if a != axis]
@@ -138,17 +137,3 @@ class UnitGrid:
         places = self.split.places(self.sizes)
         order = [units[place // inside] * inside + place % inside for place in places.tolist()]
         return LogicalMesh(self.axes(arrangement), self.hardware.device_type, tuple(order))
-
-
-def _sorted_by_nearness(uneven: Uneven) -> list[int]:
-    """Units such that those of one component stand side by side, at every tier; larger components first."""
-    tier = np.array(uneven.tier_of_pair)
-    joined = lambda number: (tier <= number) | np.eye(len(tier), dtype=bool)
-    keys: list[list[tuple[int, int]]] = [[] for _ in range(len(tier))]
-    for number in sorted(set(tier.reshape(-1).tolist()), reverse=True):
-        reach = joined(number)
-        while ((further := (reach.astype(np.int64) @ reach.astype(np.int64)) > 0) != reach).any():
-            reach = further
-        for unit, row in enumerate(reach):
-            keys[unit].append((-int(row.sum()), int(row.argmax())))
-    return sorted(range(len(tier)), key=lambda unit: (keys[unit], unit))

@@ -1,4 +1,5 @@
-"""A plan and the order of its devices, in turn: the order is sought for the plan's traffic, then the plan for the order.
+"""A plan and the order of its devices, in turn: the order is sought for the plan's traffic, then the plan for the
+order.
 
 The problem of a mesh prices collectives by the links that each axis crosses, which depend on the order of the devices.
 So the search goes over meshes in orders that suit one axis or another (`placement/candidates.py`), and for its best
@@ -6,17 +7,16 @@ plan the order is sought under which that very plan sends least; on the mesh in 
 from the plan. No round can make the plan worse, and the rounds end when none makes it better.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from autoshard.cluster import CollectiveKind, LogicalMesh, Slice
-from autoshard.planner.decode import estimate
-from autoshard.planner.estimate import CommunicationItem, Estimate
 from autoshard.placement.flows import Flow, flow_of, joined_flows, total_s
 from autoshard.placement.place import place
+from autoshard.planner.build import Formulation
+from autoshard.planner.decode import estimate
+from autoshard.planner.estimate import CommunicationItem, Estimate
 from autoshard.plans.placement_summary import PlacementSummary
 from autoshard.solver.problem import Solution
-from autoshard.planner.build import Formulation
 
 MOST_ROUNDS = 3
 """How often a plan is made again for a better order of its devices."""

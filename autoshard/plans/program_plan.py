@@ -58,8 +58,8 @@ class CloseChoice:
 class MeshCandidate:
     """One logical mesh that was considered: its axes, the best step time found on it, and the proven bound.
 
-    `step_s` is None where the bound alone ruled the mesh out, or where nothing fits the memory. `hardware`: the mesh with
-    the links that its axes cross, as text; those of one mesh differ by the order of its devices.
+    `step_s` is None where the bound alone ruled the mesh out, or where nothing fits the memory. `hardware`: the mesh
+    with the links that its axes cross, as text; those of one mesh differ by the order of its devices.
     """
 
     axes: tuple[tuple[str, int], ...]

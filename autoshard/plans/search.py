@@ -100,7 +100,8 @@ def search(
 def _placed(question: Question, found: Found, stop: StopRequest) -> Found:
     """The outcome after the devices of the best plan were put in order, and it was made again, as often as that helps.
 
-    Each mesh in a new order is one more candidate, and what was found for it takes the place of the best if it is faster.
+    Each mesh in a new order is one more candidate, and what was found for it takes the place of the best if it is
+    faster.
     """
     for _ in range(MOST_ROUNDS):
         if question.hardware is None or found.best is None or stop.requested:

@@ -3,7 +3,7 @@
 import math
 
 from autoshard.cluster import LogicalMesh, Slice
-from autoshard.cluster.mesh import AxisLevel
+from autoshard.cluster.wiring import part_of_level
 
 
 def usual_devices(part: Slice) -> int:
@@ -41,7 +41,7 @@ def sub_slice(part: Slice, num_devices: int) -> Slice | None:
         taken = min(left, level.size)
         if left % taken or level.size % taken:
             return None
-        levels.append(AxisLevel(taken, level.link))
+        levels.append(part_of_level(level, 1, taken))
         left //= taken
         if taken < level.size and left > 1:
             return None

@@ -57,6 +57,7 @@ def _shardings(plan: PipelinePlan) -> str:
                 {
                     "layers": [part.start, part.stop],
                     "first_device": mesh.first_device,
+                    "devices": list(mesh.devices),
                     "mesh": [list(axis) for axis in mesh.axes],
                     "program": plan.program_of[p][s],
                 }

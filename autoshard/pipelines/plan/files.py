@@ -24,7 +24,7 @@ from autoshard.pipelines.search.arrangement import Pipeline
 from autoshard.plans.files import STAGED_FORMAT, checked_document, plan_document, plan_of_document
 from autoshard.plans.program_plan import ProgramPlan
 
-VERSION = 2
+VERSION = 3
 """Changes whenever a file written before could be misread."""
 
 _OWN_FORM = frozenset({"programs", "durations", "shapes"})
@@ -192,6 +192,13 @@ def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | os.PathLike[s
                 f"mesh `{mesh.name}` of {where} must lie within slice `{part.name}`, which has {part.num_devices} "
                 f"devices from {part.first_device} on, but it has {mesh.num_devices} from {mesh.first_device} on",
             )
+            whole = range(part.first_device, part.first_device + part.num_devices)
+            hold(
+                len(set(mesh.devices)) == mesh.num_devices == len(mesh.devices)
+                and all(n in whole for n in mesh.devices),
+                f"mesh `{mesh.name}` of {where} must have {mesh.num_devices} devices of slice `{part.name}`, each "
+                f"once, but has {mesh.devices!s:.60}",
+            )
             taken.append((mesh.first_device, mesh.first_device + mesh.num_devices, mesh.name))
         for s, number in enumerate(plan.program_of[p]):
             hold(0 <= number < len(programs), f"stage {s} of {where} has program {number}, which is none")
@@ -203,6 +210,8 @@ def _check(plan: Any, programs: Sequence[ProgramPlan], path: str | os.PathLike[s
     taken.sort()
     for (_, stop, one), (start, _, other) in zip(taken, taken[1:], strict=False):
         hold(stop <= start, f"device {start} belongs to `{one}` and to `{other}`")
+    used_devices = [n for row in plan.meshes for mesh in row for n in mesh.devices]
+    hold(len(set(used_devices)) == len(used_devices), "a device belongs to two meshes")
     used = {number for row in plan.program_of for number in row}
     hold(len(used) == len(programs), f"{len(programs)} programs, of which {len(used)} are run")
     hold(

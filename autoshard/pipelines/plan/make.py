@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from autoshard.cluster import Cluster, LogicalMesh
+from autoshard.cluster import Cluster, LogicalMesh, Slice
 from autoshard.errors import SolverError, StageError
 from autoshard.garbage import collection_paused
 from autoshard.pipelines.cost.interval_costs import IntervalCostTable
@@ -24,7 +24,7 @@ from autoshard.pipelines.plan.pipeline_plan import PipelinePlan, PlacedMesh, Sli
 from autoshard.pipelines.schedule.durations import StageDurations, StepDurations
 from autoshard.pipelines.schedule.orders import in_flight_bound
 from autoshard.pipelines.schedule.simulate import step_time
-from autoshard.pipelines.search.arrangement import Arrangement, Pipeline
+from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Submesh
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.search.search import SearchResult, search
 from autoshard.pipelines.search.step_durations import step_durations
@@ -174,7 +174,8 @@ def _plan_of_arrangement(
         starts=cuts.starts,
         stop=cuts.stop,
         meshes=tuple(
-            tuple(_placed_mesh(submesh, priced, slices) for submesh in p.submeshes) for p in arrangement.pipelines
+            tuple(_placed_mesh(submesh, priced, slices, cluster.slices()) for submesh in p.submeshes)
+            for p in arrangement.pipelines
         ),
         programs=tuple(planned[k].plan for k in distinct),
         program_of=tuple(tuple(distinct.index(k) for k in row) for row in keys),
@@ -290,19 +291,29 @@ def _slices(cluster: Cluster, limits: Sequence[float]) -> tuple[SliceSummary, ..
     found, first = [], 0
     for part, limit in zip(cluster.slices(), limits, strict=True):
         device = part.device_type
-        found.append(SliceSummary(part.name, device.name, part.num_devices, first, device.memory_bytes, limit))
+        found.append(
+            SliceSummary(part.name, device.name, part.num_devices, first, device.memory_bytes, limit, part.torus)
+        )
         first += part.num_devices
     return tuple(found)
 
 
-def _placed_mesh(submesh: Any, priced: PricedLayers, slices: Sequence[SliceSummary]) -> PlacedMesh:
+def _placed_mesh(
+    submesh: Submesh, priced: PricedLayers, slices: Sequence[SliceSummary], hardware: Sequence[Slice]
+) -> PlacedMesh:
     mesh, own = priced.table.options[submesh.option].mesh, slices[submesh.slice]
+    device_at = hardware[submesh.slice].order
+    places = [submesh.first_device + n for n in mesh.device_numbers]
+    order = tuple(own.first_device + (device_at[place] if device_at else place) for place in places)
+    first = own.first_device + submesh.first_device
+    if order == tuple(range(first, first + mesh.num_devices)):
+        order = ()
     last = submesh.first_device + mesh.num_devices
     name = (
         f"{own.name}[{submesh.first_device}]" if mesh.num_devices == 1 else f"{own.name}[{submesh.first_device}:{last}]"
     )
     axes = tuple((axis.name, axis.size) for axis in mesh.axes)
-    return PlacedMesh(own.first_device + submesh.first_device, axes, name)
+    return PlacedMesh(first, axes, name, order)
 
 
 def _left_out(arrangement: Arrangement, slices: Sequence[SliceSummary]) -> tuple[str, ...]:

@@ -27,20 +27,32 @@ class SliceSummary:
     first_device: int
     memory_bytes: float
     limit_bytes: float
+    torus: tuple[int, ...] = ()
+    """The shape of the torus whose chips they are, by their coordinates; empty for none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlacedMesh:
-    """The devices of a submesh, counted over the whole cluster, and the axes that are laid over them."""
+    """The devices of a submesh, counted over the whole cluster, and the axes that are laid over them.
+
+    Its places count from `first_device` on; `order` tells the device at each coordinate of the mesh, and is empty where
+    that is the place.
+    """
 
     first_device: int
     axes: tuple[tuple[str, int], ...]
     name: str
+    order: tuple[int, ...] = ()
 
     @property
     def num_devices(self) -> int:
         """Number of devices."""
         return math.prod(size for _, size in self.axes)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device at each coordinate of the mesh, row-major."""
+        return self.order or tuple(range(self.first_device, self.first_device + self.num_devices))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

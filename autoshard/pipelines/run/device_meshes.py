@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autoshard.errors import MeshError
+from autoshard.execution.jit import by_coordinates
 from autoshard.pipelines.plan.parameter_owners import StageId
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan, PlacedMesh
 from autoshard.transfer.cross_mesh import CrossMeshTransfer
@@ -32,6 +33,10 @@ class DeviceMeshes:
                 f"{len(chosen)} are given. Pass devices= with that many, slice after slice, or plan again for the "
                 "devices at hand."
             )
+        for part in plan.slices:
+            if part.torus:
+                own = slice(part.first_device, part.first_device + part.num_devices)
+                chosen[own] = by_coordinates(chosen[own], part.torus)
         self.devices = chosen
         self.meshes: list[Mesh] = []
         self._submesh_of: dict[tuple[int, int], int] = {}
@@ -84,7 +89,7 @@ class DeviceMeshes:
 
 def _mesh(placed: PlacedMesh, devices: Sequence[Any]) -> Mesh:
     own = np.empty(placed.num_devices, dtype=object)
-    own[:] = devices[placed.first_device : placed.first_device + placed.num_devices]
+    own[:] = [devices[n] for n in placed.devices]
     names, sizes = [a for a, _ in placed.axes], [n for _, n in placed.axes]
     return Mesh(own.reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))
 

@@ -23,6 +23,7 @@ from autoshard.pipelines.search.infeasible import memory_reason, why_infeasible
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.search.partition import StagePartition
 from autoshard.pipelines.search.partition_bounds import CLOSE
+from autoshard.pipelines.search.place_submeshes import placed_submeshes
 from autoshard.pipelines.search.replica_group import SearchContext, arrangement_step_s
 from autoshard.pipelines.search.slice_sequences import BestOfSequence, search_sequence, slice_sequences
 from autoshard.pipelines.search.stage_memory import limits_bytes
@@ -116,8 +117,9 @@ def search(
     tell("done", num_forms, num_forms)
     if best is None:
         raise StageError(why_infeasible(context, batch_size, options, sizes, considered))
-    step_s = arrangement_step_s(context, best.arrangement)
-    return SearchResult(best.arrangement, step_s, min(bound_s, step_s), tuple(considered))
+    arrangement = placed_submeshes(context, best.arrangement)
+    step_s = arrangement_step_s(context, arrangement)
+    return SearchResult(arrangement, step_s, min(bound_s, step_s), tuple(considered))
 
 
 def _sizes(table: CostTable, batch_size: int, options: StageOptions) -> tuple[int, ...]:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import numpy as np
 
-from autoshard.cluster import Cluster, CollectiveKind, Link, Slice
+from autoshard.cluster import Cluster, CollectiveKind, Link, Slice, Uneven
 from autoshard.pipelines.cost.table import CostTable
 from autoshard.pipelines.search.arrangement import Submesh
 
@@ -79,15 +80,39 @@ class Topology:
         return Submesh(self.table.options[option].slice, first, option)
 
     def speed(self, one: Submesh, other: Submesh) -> LinkSpeed:
-        """The link between two submeshes: that of the smallest level that holds both, or the one between groups."""
+        """The link between two submeshes: that of the smallest level that holds both, or the one between groups.
+
+        Where levels do not tell, the slowest of any pair of their units; where nodes have rails, no faster than the
+        link between devices with other numbers, unless both submeshes have the same numbers in their nodes.
+        """
         if one.slice != other.slice:
             assert self._between is not None, "a cluster of several groups has a link between them"
             return self._between
+        part = self.slices[one.slice]
+        if part.uneven is not None:
+            return self._between_units(part, part.uneven, one, other)
         blocks = self._blocks[one.slice]
         first = min(one.first_device, other.first_device)
         last = max(one.first_device + self._sizes[one.option], other.first_device + self._sizes[other.option]) - 1
         level = next((k for k, block in enumerate(blocks) if first // block == last // block), len(blocks) - 1)
-        return self._speeds[one.slice][level]
+        speed = self._speeds[one.slice][level]
+        if part.rails is not None and level > 0 and self._numbers(one, blocks[0]) != self._numbers(other, blocks[0]):
+            return _slower(speed, _speed(part.rails))
+        return speed
+
+    def _numbers(self, submesh: Submesh, node: int) -> tuple[int, int]:
+        """The first number that a submesh has in its nodes, and how many."""
+        return submesh.first_device % node, min(self._sizes[submesh.option], node)
+
+    def _between_units(self, part: Slice, uneven: Uneven, one: Submesh, other: Submesh) -> LinkSpeed:
+        size = part.num_devices // uneven.num_units
+        units = []
+        for submesh in (one, other):
+            places = range(submesh.first_device, submesh.first_device + self._sizes[submesh.option])
+            units.append({(part.order[p] if part.order else p) // size for p in places})
+        crossing = [_speed(uneven.link(a, b)) for a in units[0] for b in units[1] if a != b]
+        crossing += [_speed(uneven.inside[-1].link)] if units[0] & units[1] and uneven.inside else []
+        return functools.reduce(_slower, crossing)
 
     def near_s_per_byte(self, option: int) -> np.ndarray:
         """[r]: seconds a byte to send something to the r nearest other submeshes of the same option, one after the
@@ -96,6 +121,11 @@ class Topology:
         if option not in self._near:
             first, number = self.submesh(option, 0), self.num_submeshes(option)
             speeds = [self.speed(first, self.submesh(option, k)) for k in range(1, number)]
+            part = self.slices[first.slice]
+            if speeds and (part.uneven is not None or part.rails is not None):  # the first submesh need not be typical
+                every = itertools.combinations([self.submesh(option, k) for k in range(number)], 2)
+                best = max((self.speed(*pair) for pair in every), key=lambda s: s.bandwidth_bytes_per_s)
+                speeds = [best] * (number - 1)
             each = sorted(1 / (self._sizes[option] * s.bandwidth_bytes_per_s) for s in speeds)
             self._near[option] = np.concatenate([[0.0], np.cumsum(each)])
         return self._near[option]
@@ -116,6 +146,11 @@ class Topology:
                 return block, -(-size // inner) * inner
             inner = block
         return 0, size
+
+
+def _slower(one: LinkSpeed, other: LinkSpeed) -> LinkSpeed:
+    """The greater latency and the lesser bandwidth of two."""
+    return LinkSpeed(max(one.latency_s, other.latency_s), min(one.bandwidth_bytes_per_s, other.bandwidth_bytes_per_s))
 
 
 def _speed(link: Link) -> LinkSpeed:
