@@ -2,8 +2,9 @@
 
 What a collective over a group of units sees is a hierarchy: pairs are sorted into tiers of about equal bandwidth, and
 the group falls into components that pairs of the fastest tier join, those into components that the next tier joins, and
-so on. Where all components of a tier are equally large, it is a level of its own, at the worst speed of the pairs of
-that tier; where not, it is one level with the next tier out, as a ring over the slower links would be.
+so on. Where all components of a tier are equally large, it is a level of its own, at the worst speed of any pair that
+it joins, since the slowest pair rules a collective; where not, it is one level with the next tier out, as a ring over
+the slower links would be.
 """
 
 import dataclasses
@@ -116,17 +117,17 @@ def hierarchy(tier: np.ndarray, slowest: Callable[[np.ndarray, int], Link]) -> t
       slowest: The link of a level, of the pairs that it joins (bool [members, members]) and their greatest tier.
     """
     pairs = ~np.eye(len(tier), dtype=bool)
-    home = np.arange(len(tier))  # the component of each member
+    home = inner = np.arange(len(tier))  # the component of each member, now and within the level before
     levels: list[AxisLevel] = []
-    size, counted = 1, -1
+    size = 1
     for number in np.unique(tier[pairs]).tolist():
         home = _joined(home, (tier == number) & pairs)
         sizes = np.unique(np.unique(home, return_counts=True)[1])
         if len(sizes) > 1 or sizes[0] == size:
             continue
-        own = pairs & (tier > counted) & (tier <= number) & (home[:, None] == home[None, :])
+        own = (home[:, None] == home[None, :]) & (inner[:, None] != inner[None, :])
         levels.append(AxisLevel(int(sizes[0]) // size, slowest(own, number)))
-        size, counted = int(sizes[0]), number
+        size, inner = int(sizes[0]), home
     return tuple(levels)
 
 

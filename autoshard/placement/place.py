@@ -21,7 +21,7 @@ from autoshard.cost.torus import is_torus
 from autoshard.placement.arrange import best_arrangement
 from autoshard.placement.bound import least_s, reaches
 from autoshard.placement.flows import Flow, total_s
-from autoshard.placement.unit_grid import UnitGrid
+from autoshard.placement.unit_grid import UnitGrid, slowest_of
 
 MOST_GRIDS = 4
 """Ways to share out the inside of units for which the units are arranged: those that look best before."""
@@ -53,7 +53,7 @@ def place(hardware: Slice, mesh: LogicalMesh, flows: Sequence[Flow]) -> Placemen
       flows: The traffic of a plan on that mesh.
     """
     names, sizes, flows = mesh.axis_names, mesh.shape, tuple(flows)
-    listed = listed_mesh(hardware, names, sizes, flows)
+    listed = listed_mesh(hardware, names, sizes)
     known = [m for m in (listed, mesh) if m is not None]
     best = min(known, key=lambda m: total_s(flows, m.axes))
     is_exact = True
@@ -107,32 +107,24 @@ def _grids(hardware: Slice, names: Sequence[str], sizes: Sequence[int], flows: t
     return sorted(every, key=lambda grid: min(map(grid.seconds, grid.starts())))[:MOST_GRIDS]
 
 
-def listed_mesh(
-    hardware: Slice, names: Sequence[str], sizes: Sequence[int], flows: Sequence[Flow] = ()
-) -> LogicalMesh | None:
+def listed_mesh(hardware: Slice, names: Sequence[str], sizes: Sequence[int]) -> LogicalMesh | None:
     """The mesh with devices in the order in which they are listed, row-major; None where its axes straddle nodes.
 
     On a torus devices are listed by their coordinates.
     """
-    if hardware.uneven is not None:
-        levels = [*(level.size for level in hardware.uneven.inside), hardware.uneven.num_units]
-        split = row_major(levels, sizes)
-        if split is None:
-            return None
-        grid = UnitGrid(hardware, tuple(names), tuple(sizes), split, tuple(flows))
-        return LogicalMesh(grid.axes(grid.classes), hardware.device_type)
-    split = row_major([level.size for level in hardware.levels], sizes)
+    uneven = hardware.uneven
+    levels = hardware.levels if uneven is None else uneven.inside
+    across = [] if uneven is None else [uneven.num_units]
+    split = row_major([*(level.size for level in levels), *across], sizes)
     if split is None:
         return None
-    if not hardware.order:
+    if uneven is None and not hardware.order:
         return hardware.laid(names, sizes, split)
     numbers = np.arange(hardware.num_devices).reshape(tuple(sizes))
     axes = []
     for a, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        lines = np.moveaxis(numbers, a, -1).reshape(-1, size)
-        every = {hardware.levels_between(line) for line in lines.tolist()} if size > 1 else {()}
-        own = [MeshAxis(name, size, levels) for levels in every]
-        axes.append(max(own, key=lambda axis: (total_s(flows, [axis]), str(axis))))
+        lines = np.moveaxis(numbers, a, -1).reshape(-1, size).tolist()
+        axes.append(slowest_of([MeshAxis(name, size, hardware.levels_between(line)) for line in lines]))
     return LogicalMesh(tuple(axes), hardware.device_type)
 
 

@@ -1,19 +1,24 @@
 """Units (nodes, or devices) that are not joined evenly, arranged along the axes of a mesh.
 
 Every axis of the mesh is a part inside a unit, shared out like a hardware level, and a part across units. The groups of
-an axis run at the same time, so that the slowest of them rules it: it has the levels of the group that takes longest.
+an axis run at the same time, so that the slowest of them rules it: an axis has the levels of the group in which much
+data takes longest to gather.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from autoshard.cluster import AxisLevel, LogicalMesh, MeshAxis, Slice, Uneven
 from autoshard.cluster.splits import Split
+from autoshard.cost.collectives import all_gather
 from autoshard.placement.arrange import Arrangement
 from autoshard.placement.flows import Flow, total_s
+
+_MUCH_BYTES = 1e9
 
 
 def alike_units(uneven: Uneven) -> tuple[int, ...]:
@@ -36,6 +41,11 @@ def alike_units(uneven: Uneven) -> tuple[int, ...]:
             found.append(len(first))
             first.append(unit)
     return tuple(found)
+
+
+def slowest_of(groups: Sequence[MeshAxis]) -> MeshAxis:
+    """Of an axis as it is for each of its groups, that in which much data takes longest to gather."""
+    return max(dict.fromkeys(groups), key=lambda axis: all_gather([axis], _MUCH_BYTES).time_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,17 +96,16 @@ class UnitGrid:
         return [np.moveaxis(grid, a, -1).reshape(-1, n) for a, n in enumerate(self.shape)]
 
     @functools.cached_property
-    def _known(self) -> dict[tuple[int, tuple[int, ...]], tuple[float, tuple[AxisLevel, ...]]]:
+    def _known(self) -> dict[tuple[int, tuple[int, ...]], MeshAxis]:
         return {}
 
-    def _group(self, axis: int, classes: tuple[int, ...]) -> tuple[float, tuple[AxisLevel, ...]]:
-        """What the flows of an axis take within a group of units of these classes, and its levels."""
+    def _group(self, axis: int, classes: tuple[int, ...]) -> MeshAxis:
+        """An axis as it is for a group of units of these classes."""
         key = axis, classes
         if key not in self._known:
             units = [self._members[c][classes[:k].count(c)] for k, c in enumerate(classes)]
             levels = (*self._inside[axis], *self.uneven.levels_of(units))
-            own = MeshAxis(self.names[axis], self.sizes[axis], levels)
-            self._known[key] = total_s(self.flows, [own]), levels
+            self._known[key] = MeshAxis(self.names[axis], self.sizes[axis], levels)
         return self._known[key]
 
     def axes(self, arrangement: Arrangement) -> tuple[MeshAxis, ...]:
@@ -104,11 +113,10 @@ class UnitGrid:
         found = []
         for axis, lines in enumerate(self._lines):
             if self.shape[axis] == 1:
-                levels = self._inside[axis]
+                found.append(MeshAxis(self.names[axis], self.sizes[axis], self._inside[axis]))
             else:
                 groups = {tuple(sorted(arrangement[p] for p in line)) for line in lines.tolist()}
-                levels = max((self._group(axis, group) for group in sorted(groups)), key=lambda g: g[0])[1]
-            found.append(MeshAxis(self.names[axis], self.sizes[axis], levels))
+                found.append(slowest_of([self._group(axis, group) for group in sorted(groups)]))
         return tuple(found)
 
     def seconds(self, arrangement: Arrangement) -> float:
