@@ -245,7 +245,8 @@ def pose(
     meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
-    question = Question(traced, program, budget_bytes, pins, options, restrict, started, start, hardware=hardware)
+    placed = hardware if options.device_order == "sought" else None
+    question = Question(traced, program, budget_bytes, pins, options, restrict, started, start, hardware=placed)
     return Posed(question, meshes, Origin(name, cluster.name, donate_argnums, configuration), solution)
 
 

@@ -50,6 +50,8 @@ class PlanOptions:
         `jax.checkpoint` included. "search": the fastest policy that fits the memory; `jax.checkpoint` in the program is
         then one candidate of several (`autoshard/plans/remat_search.py`). It takes a plan for each policy that is
         tried, up to a dozen where memory is short.
+      device_order: Which device is at which coordinate of the mesh. "sought": the order under which the plan's traffic
+        takes least. "listed": as the cluster lists them, row-major.
       on_progress: Called as the work goes on.
     """
 
@@ -67,4 +69,5 @@ class PlanOptions:
     compile_check: bool = False
     compile_check_rounds: int = 4
     remat: Literal["as_written", "search"] = "as_written"
+    device_order: Literal["sought", "listed"] = "sought"
     on_progress: Callable[[PlanProgress], None] | None = None

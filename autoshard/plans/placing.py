@@ -21,9 +21,6 @@ from autoshard.solver.problem import Solution
 MOST_ROUNDS = 3
 """How often a plan is made again for a better order of its devices."""
 
-_WORTH = 1e-3
-"""The share of the step by which its traffic must get faster for the plan to be made again."""
-
 
 def flows_of(communication: Sequence[CommunicationItem], mesh: LogicalMesh) -> tuple[Flow, ...]:
     """The traffic of a plan on `mesh`."""
@@ -32,13 +29,20 @@ def flows_of(communication: Sequence[CommunicationItem], mesh: LogicalMesh) -> t
     )
 
 
-def better_order(hardware: Slice, formulation: Formulation, found: Solution) -> LogicalMesh | None:
-    """The mesh of a plan with its devices in an order under which the plan's traffic takes less; None for none."""
-    figures, mesh = estimate(formulation, found.chosen), formulation.mesh
+def better_order(hardware: Slice, formulation: Formulation, found: Solution, relative_gap: float) -> LogicalMesh | None:
+    """The mesh of a plan with its devices in an order under which the plan's traffic takes less; None where that cannot
+    save more than a share `relative_gap` of the step.
+    """
+    mesh = formulation.mesh
+    if len({level.link for axis in mesh.axes for level in axis.levels}) < 2 and hardware.uneven is None:
+        return None  # all devices are equally far from each other
+    figures = estimate(formulation, found.chosen)
+    if figures.exposed_s <= relative_gap * figures.step_s:
+        return None
     flows = flows_of(figures.communication, mesh)
     placed = place(hardware, mesh, flows)
     saved_s = total_s(flows, mesh.axes) - placed.comm_s
-    return placed.mesh if saved_s > _WORTH * figures.step_s else None
+    return placed.mesh if saved_s > relative_gap * figures.step_s else None
 
 
 def placement_summary(hardware: Slice | None, figures: Estimate, mesh: LogicalMesh) -> PlacementSummary | None:

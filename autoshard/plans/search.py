@@ -14,6 +14,7 @@ from autoshard.errors import MeshError
 from autoshard.graph.graph import Graph
 from autoshard.interrupts import StopRequest
 from autoshard.placement.candidates import candidate_meshes
+from autoshard.placement.place import listed_mesh
 from autoshard.planner.build import Formulation, whole
 from autoshard.planner.labels import labels_of
 from autoshard.planner.overlap import StretchWeights
@@ -107,7 +108,7 @@ def _placed(question: Question, found: Found, stop: StopRequest) -> Found:
         if question.hardware is None or found.best is None or stop.requested:
             return found
         formulation, chosen = found.best
-        mesh = better_order(question.hardware, formulation, chosen)
+        mesh = better_order(question.hardware, formulation, chosen, question.options.relative_gap)
         if mesh is None:
             return found
         again = search_meshes(question, [mesh], None, stop, after=(formulation, chosen))
@@ -299,9 +300,14 @@ def logical_meshes(
     Raises:
       MeshError: If the mesh does not fit the devices, or none has the named axes.
     """
+    in_turn = options.device_order == "listed"
     if mesh is not None:
-        return [hardware.logical_mesh(mesh)]
-    meshes = sorted(candidate_meshes(hardware, options.max_mesh_axes), key=lambda m: _unlikeliness(m, hardware))
+        return [_as_listed(hardware, hardware.logical_mesh(mesh)) if in_turn else hardware.logical_mesh(mesh)]
+    if in_turn:
+        every = [_as_listed(hardware, m) for m in hardware.logical_meshes(options.max_mesh_axes)]
+    else:
+        every = list(candidate_meshes(hardware, options.max_mesh_axes))
+    meshes = sorted(every, key=lambda m: _unlikeliness(m, hardware))
     fixed = [a.fixed for a in graph.arguments]
     fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
     fixed += [fixed_of_spec(as_spec(pattern, spec), len(spec)) for pattern, spec in (pins or {}).items()]
@@ -315,6 +321,11 @@ def logical_meshes(
             "they mean."
         )
     return fitting
+
+
+def _as_listed(hardware: Slice, mesh: LogicalMesh) -> LogicalMesh:
+    """A mesh with its devices in the order in which the cluster lists them."""
+    return listed_mesh(hardware, mesh.axis_names, mesh.shape) or mesh
 
 
 def _unlikeliness(mesh: LogicalMesh, hardware: Slice) -> float:

@@ -17,11 +17,11 @@ CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 
 
 def planned(family, config, batch_size, cluster, mesh, optimizer):
-    """The plan of a training step, and the entries of each argument by its path."""
+    """The plan of a training step, and the entries of each argument by its path; the last axis lies inside nodes."""
     functions = train_step.build(config, optimizer)
     state = jax.eval_shape(functions.init, 0)
     batch = FAMILIES[family].batch_shapes(config, batch_size)
-    options = autoshard.PlanOptions(cache=False, schedule=Schedule.LEAST_MEMORY)
+    options = autoshard.PlanOptions(cache=False, schedule=Schedule.LEAST_MEMORY, device_order="listed")
     file = CLUSTERS / f"{cluster}.yaml"
     plan = autoshard.plan(functions.step, state, batch, cluster=file, mesh=mesh, donate_argnums=0, options=options)
     return plan, {a.name: a.entries for a in plan.arguments}

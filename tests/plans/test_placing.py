@@ -1,0 +1,140 @@
+"""Plans whose devices were put in order: faster than as listed, the same for a cluster by any name, kept, told, and
+run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import autoshard
+from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup, PairSpeeds, Tier, Torus
+from autoshard.hlo.collectives import compiled_collectives
+from autoshard.hlo.module import parse
+from autoshard.placement.level_bytes import level_bytes
+from autoshard.plans.placing import flows_of
+from autoshard.verify.level_traffic import level_traffic
+
+CHIP = DeviceType("Chip", {"float32": 1e12}, 32e9, 1e12, 1e-8, "example")
+INTRA = Link(1e-8, 100e9, 0, "example")
+INTER = Link(1e-8, 20e9, 1, "example")
+SPINE = Link(1e-8, 1e9, 2, "example")
+OPTIONS = autoshard.PlanOptions(cache=False, memory_reserve=0.0)
+MESH = {"data": 2, "tensor": 4}
+BATCH, WIDTH = 512, 256
+
+
+def spines(*part_of_node):
+    group = NodeGroup("group", CHIP, 4, 2, INTRA, INTER, tiers=(Tier("spine", part_of_node, SPINE),))
+    return Cluster("two spines", (group,))
+
+
+def pair_cluster():
+    """Single devices: 0, 3, 5, 6 reach each other fast, and so do the others."""
+    near = {0, 3, 5, 6}
+    rates = tuple(tuple(50e9 if (i in near) == (j in near) else 1e9 for j in range(8)) for i in range(8))
+    pairs = PairSpeeds(rates, ((1e-8,) * 8,) * 8, "example")
+    return Cluster("pairs", (NodeGroup("group", CHIP, 8, 1, INTRA, INTER, pairs=pairs),))
+
+
+def torus():
+    return Cluster("torus", (NodeGroup("chips", CHIP, 1, 8, INTRA, torus=Torus((2, 4), (True, True))),))
+
+
+def init(seed):
+    up, down = jax.random.split(jax.random.key(seed))
+    return {
+        "up": jax.random.normal(up, (WIDTH, 4 * WIDTH)) / 8,
+        "down": jax.random.normal(down, (4 * WIDTH, WIDTH)) / 16,
+    }
+
+
+def step(params, x):
+    def loss(p):
+        return jnp.mean((jnp.tanh(x @ p["up"]) @ p["down"] - x) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+def planned(cluster, mesh=MESH, device_order="sought"):
+    options = autoshard.PlanOptions(cache=False, memory_reserve=0.0, device_order=device_order)
+    shapes = jax.eval_shape(init, 0), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    return autoshard.plan(step, *shapes, cluster=cluster, mesh=mesh, donate_argnums=0, options=options)
+
+
+@pytest.mark.parametrize(("part_of_node", "share"), [((0, 1, 0, 1), 1.005), ((1, 0, 0, 1), 0.8)])
+def test_nodes_listed_in_turn_cost_what_sorted_ones_do(part_of_node, share):
+    """In the first case the axes only change their roles; in the second, as listed, both of them cross the spine."""
+    best, found = planned(spines(0, 0, 1, 1)), planned(spines(*part_of_node))
+    listed = planned(spines(*part_of_node), device_order="listed")
+    assert found.estimate.step_s == pytest.approx(best.estimate.step_s, rel=1e-3)
+    assert found.estimate.step_s < share * listed.estimate.step_s
+    assert listed.logical_mesh.order == () and listed.placement is None
+    groups = np.array(found.logical_mesh.order).reshape(2, 4) // 2
+    assert {frozenset(np.array(part_of_node)[group].tolist()) for group in groups} == {frozenset({0}), frozenset({1})}
+    assert found.placement.comm_s < found.placement.listed_s
+
+
+def test_all_meshes_are_searched_with_their_best_orders():
+    found, listed = planned(pair_cluster(), mesh=None), planned(pair_cluster(), mesh=None, device_order="listed")
+    assert found.estimate.step_s <= listed.estimate.step_s * (1 + OPTIONS.relative_gap)
+    assert len({c.hardware for c in found.candidates}) == len(found.candidates)
+
+
+def test_a_plan_in_order_comes_back_as_it_was(tmp_path):
+    plan = planned(spines(0, 1, 1, 0))
+    plan.save(tmp_path / "plan.json")
+    again = autoshard.load(tmp_path / "plan.json")
+    assert again == plan and again.logical_mesh.order == plan.logical_mesh.order != ()
+
+
+def test_explain_and_diff_tell_the_order():
+    plan, listed = planned(spines(0, 1, 1, 0)), planned(spines(0, 1, 1, 0), device_order="listed")
+    text = " ".join(str(plan).split())
+    assert "devices in an order of their own: collectives take" in text and "as listed (-" in text
+    assert "What each device sends over each level of the hardware" in text
+    assert " ".join(map(str, plan.logical_mesh.order[:4])) in text
+    told = str(autoshard.diff(listed, plan))
+    assert "in turn" in told and "0 1 6 7" in told
+    assert autoshard.diff(plan, plan).is_empty and not autoshard.diff(listed, plan).is_empty
+
+
+@pytest.mark.parametrize("cluster", [spines(0, 1, 1, 0), spines(0, 1, 0, 0), pair_cluster(), torus()], ids=str)
+def test_the_step_runs_in_the_order_and_equals_that_of_one_device(cluster):
+    plan = planned(cluster)
+    assert plan.estimate.communication
+    devices = jax.devices()[:8]
+    run = plan.jit(step, devices=devices)
+    batch = jax.random.normal(jax.random.key(7), (BATCH, WIDTH))
+    placed = jax.device_put(
+        init(0), jax.tree.map(lambda s: jax.sharding.NamedSharding(plan.mesh(devices), s), plan.in_specs[0])
+    )
+    numbers = [devices.index(d) for d in plan.mesh(devices).devices.flat]
+    assert tuple(numbers) == plan.logical_mesh.device_numbers
+    after, loss = run(placed, batch)
+    expected, wanted = jax.jit(step)(init(0), batch)
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    for name in after:
+        np.testing.assert_allclose(after[name], expected[name], rtol=1e-4, atol=1e-5)
+        assert [devices.index(d) for d in after[name].sharding.mesh.devices.flat] == numbers
+
+
+@pytest.mark.parametrize("cluster", [spines(0, 1, 1, 0), spines(0, 1, 0, 0), pair_cluster()], ids=str)
+def test_bytes_over_each_level_are_those_of_the_compiled_program(cluster):
+    """Groups of the compiled program, mapped to devices by the plan's order, and to levels by the cluster."""
+    plan = planned(cluster)
+    assert plan.estimate.communication
+    compiled = (
+        plan.jit(step, devices=jax.devices()[:8])
+        .lower(jax.eval_shape(init, 0), jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32))
+        .compile()
+    )
+    assigned = [device.id for device in compiled.runtime_executable().local_devices()]
+    assert assigned == [jax.devices()[n].id for n in plan.logical_mesh.device_numbers]
+    collectives = compiled_collectives(parse(compiled.as_text()), plan.axes)
+    (hardware,) = cluster.slices()
+    found = level_traffic(collectives, plan.logical_mesh, hardware)
+    wanted = level_bytes(flows_of(plan.estimate.communication, plan.logical_mesh), plan.logical_mesh.axes)
+    assert [level.level for level in found] == [level.level for level in wanted]
+    for own, ours in zip(found, wanted, strict=True):
+        assert own.sent_bytes == pytest.approx(ours.sent_bytes, rel=0.05)
