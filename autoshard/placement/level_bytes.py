@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from autoshard.cluster import AxisLevel, CollectiveKind, MeshAxis
 from autoshard.cost.collectives import rings, sent_share
+from autoshard.cost.torus import is_torus
 from autoshard.placement.flows import Flow
 
 
@@ -15,7 +16,8 @@ class LevelBytes:
 
     Attributes:
       level: As in `Link`: 0 inside a node, 1 between nodes, and so on.
-      bandwidth_bytes_per_s: The least that any of these collectives has there.
+      bandwidth_bytes_per_s: The least that any of these collectives has there. Collectives over other parts of a torus,
+        with other wires, are counted apart.
       sent_bytes: By each device.
     """
 
@@ -26,15 +28,23 @@ class LevelBytes:
 
 def level_bytes(flows: Sequence[Flow], axes: Sequence[MeshAxis]) -> tuple[LevelBytes, ...]:
     """What the flows send over each level, innermost first."""
-    found: dict[int, LevelBytes] = {}
+    sent = []
     for flow in flows:
         own = [axis for axis in axes if axis.name in flow.axes and axis.size > 1]
-        for ring, share in sent_shares(flow.kind, rings(own)) if own else ():
-            level, rate = ring.link.level, ring.link.bandwidth_bytes_per_s
-            known = found.get(level, LevelBytes(level, rate, 0.0))
-            sent_bytes = known.sent_bytes + share * flow.size_bytes
-            found[level] = LevelBytes(level, min(rate, known.bandwidth_bytes_per_s), sent_bytes)
-    return tuple(found[level] for level in sorted(found))
+        if own:
+            sent += [(ring, share * flow.size_bytes) for ring, share in sent_shares(flow.kind, rings(own))]
+    return tallied(sent)
+
+
+def tallied(sent: Sequence[tuple[AxisLevel, float]]) -> tuple[LevelBytes, ...]:
+    """The bytes that devices send over rings, by the level that these are on."""
+    found: dict[tuple[int, float], LevelBytes] = {}
+    for ring, sent_bytes in sent:
+        level, rate = ring.link.level, ring.link.bandwidth_bytes_per_s
+        key = level, round(rate) if is_torus(ring) else 0.0
+        known = found.get(key, LevelBytes(level, rate, 0.0))
+        found[key] = LevelBytes(level, min(rate, known.bandwidth_bytes_per_s), known.sent_bytes + sent_bytes)
+    return tuple(sorted(found.values(), key=lambda row: (row.level, -row.bandwidth_bytes_per_s)))
 
 
 def sent_shares(kind: CollectiveKind, levels: Sequence[AxisLevel]) -> list[tuple[AxisLevel, float]]:

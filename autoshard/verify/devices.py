@@ -27,8 +27,10 @@ lets several processes compile at once, since none of them touches a TPU.
 """
 
 
-def devices_for(target: Target, axes: Sequence[tuple[str, int]], devices_per_node: int | None) -> Sequence[Any]:
-    """As many devices of a kind as a mesh of `axes` (name, size) has, in its order.
+def devices_for(
+    target: Target, axes: Sequence[tuple[str, int]], devices_per_node: int | None, torus: Sequence[int] = ()
+) -> Sequence[Any]:
+    """As many devices of a kind as a mesh of `axes` (name, size) has, in its order; `torus`: the shape of their slice.
 
     Raises:
       MissingExtraError: The compiler of this kind is not installed.
@@ -39,7 +41,7 @@ def devices_for(target: Target, axes: Sequence[tuple[str, int]], devices_per_nod
         case GpuTarget():
             return gpu_devices(target, num_devices, min(devices_per_node or _NODE, num_devices))
         case TpuTarget():
-            return _tpu_devices(target, axes, num_devices)
+            return _tpu_devices(target, axes, num_devices, torus)
         case _:
             return _cpu_devices(num_devices)
 
@@ -79,7 +81,9 @@ def gpu_devices(target: GpuTarget, num_devices: int, devices_per_node: int) -> S
         raise VerificationError(f"XLA:GPU does not compile for {target.name} ({topology}): {_first(error)}") from error
 
 
-def _tpu_devices(target: TpuTarget, axes: Sequence[tuple[str, int]], num_devices: int) -> Sequence[Any]:
+def _tpu_devices(
+    target: TpuTarget, axes: Sequence[tuple[str, int]], num_devices: int, torus: Sequence[int]
+) -> Sequence[Any]:
     if not _is_installed("libtpu"):
         raise MissingExtraError(
             f"Compiling for {target.name} needs XLA's TPU compiler (no TPU), which is not installed: "
@@ -87,7 +91,11 @@ def _tpu_devices(target: TpuTarget, axes: Sequence[tuple[str, int]], num_devices
         )
     for key, value in _TPU_ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    name = target.topology(num_devices)
+    name = (
+        f"{target.generation}:{'x'.join(map(str, torus))}"
+        if len(torus) == target.num_dims
+        else target.topology(num_devices)
+    )
     options = {"chip_config_name": target.chip_config} if target.chip_config else {}
     try:
         topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)

@@ -4,7 +4,6 @@ A compiled program names positions in the mesh. The plan's order tells which dev
 these devices are joined; so what is counted here depends neither on the plan's own view of its axes nor on its prices.
 """
 
-import collections
 import math
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ import numpy as np
 from autoshard.cluster import AxisLevel, CollectiveKind, LogicalMesh, MeshAxis, Slice
 from autoshard.cost.collectives import rings, sent_share
 from autoshard.hlo.collectives import LIKE, CompiledCollective
-from autoshard.placement.level_bytes import LevelBytes, sent_shares
+from autoshard.placement.level_bytes import LevelBytes, sent_shares, tallied
 
 
 def level_traffic(
@@ -27,8 +26,7 @@ def level_traffic(
     """
     numbers = np.array(mesh.device_numbers)
     known: dict[tuple[int, ...], tuple[AxisLevel, ...]] = {}
-    sent: dict[int, float] = collections.defaultdict(float)
-    slowest: dict[int, float] = {}
+    sent: list[tuple[AxisLevel, float]] = []
     for collective in collectives:
         kind = CollectiveKind(LIKE.get(collective.kind, collective.kind))
         every = []
@@ -39,11 +37,8 @@ def level_traffic(
         size = len(collective.groups[0])
         size_bytes = collective.wire_bytes / sent_share(kind, size)
         shares = [sent_shares(kind, _rings(levels)) for levels in set(every)]
-        for ring, share in max(shares, key=_seconds):
-            level, rate = ring.link.level, ring.link.bandwidth_bytes_per_s
-            sent[level] += share * size_bytes
-            slowest[level] = min(rate, slowest.get(level, math.inf))
-    return tuple(LevelBytes(level, slowest[level], sent[level]) for level in sorted(sent))
+        sent += [(ring, share * size_bytes) for ring, share in max(shares, key=_seconds)]
+    return tallied(sent)
 
 
 def _rings(levels: tuple[AxisLevel, ...]) -> list[AxisLevel]:

@@ -58,7 +58,7 @@ def verify(
     args = args or argument_shapes(plan)
     chosen = target_of(plan) if target is None else target_named(target)
     devices_per_node = plan.devices_per_node if chosen.name == plan.device else None  # nodes of other devices differ
-    devices = devices_for(chosen, plan.axes, devices_per_node)
+    devices = devices_for(chosen, plan.axes, devices_per_node, plan.logical_mesh.torus)
     started = time.perf_counter()
     say("tracing")
     traced = check(plan, fn, args)
