@@ -66,7 +66,7 @@ class Planned:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--table", action="store_true", help="write the table of what is on file, and plan nothing")
     parser.add_argument("--compile", action="store_true", help="compile the plans on given meshes, and recount bytes")
     parser.add_argument("--only", type=int, default=None, help="one case, by its number from 0 on")
@@ -90,7 +90,7 @@ def main() -> int:
 
 def planned(cluster: str, mesh: Mapping[str, int] | None, order: str, compiles: bool) -> Planned:
     """Plans a case with the devices in one order."""
-    config = dataclasses.replace(preset("gpt", "1.3b"), num_layers=LAYERS)
+    config = preset("1.3b", num_layers=LAYERS)
     functions = train_step.build(config, optimizers.adamw())
     state, batch = jax.eval_shape(functions.init, 0), FAMILIES["gpt"].batch_shapes(config, BATCH)
     hardware = Cluster.from_file(ROOT / "configs" / "clusters" / f"{cluster}.yaml")

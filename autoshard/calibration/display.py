@@ -17,6 +17,7 @@ def calibrate_visibly(
     out: str | os.PathLike[str],
     cluster: str | os.PathLike[str] | None,
     quick: bool,
+    pairs: bool,
     console: rich.console.Console,
 ) -> str | None:
     """Calibrates, showing progress on `console`; see `calibrate` for the rest.
@@ -40,7 +41,7 @@ def calibrate_visibly(
 
     try:
         with progress:
-            made = calibrate(out, cluster=cluster, quick=quick, on_progress=show)
+            made = calibrate(out, cluster=cluster, quick=quick, pairs=pairs, on_progress=show)
     except KeyboardInterrupt:
         console.print(
             f"Stopped. What was timed is in {side_file(out)}; the same command goes on from there.",

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 import jax
 
 from autoshard.calibration.figures import measured_cluster
+from autoshard.calibration.pairs import are_alike, exchange, missing, pair_speeds, pairs_of
 from autoshard.calibration.partial import Setting, Times, read_times, side_file, write_times
 from autoshard.calibration.probes import Probe, probes
 from autoshard.calibration.programs import Program, program, typical_and_spread
-from autoshard.cluster import Calibration, Cluster, Slice
+from autoshard.cluster import Calibration, Cluster, PairSpeeds, Slice
 from autoshard.errors import ClusterError
 from autoshard.interrupts import StopRequest, stop_on_signals
 
@@ -52,6 +53,7 @@ def calibrate(
     *,
     cluster: Cluster | str | os.PathLike[str] | None = None,
     quick: bool = False,
+    pairs: bool = False,
     on_progress: Callable[[CalibrationProgress], None] | None = None,
 ) -> Calibrated:
     """Measures the live devices and writes a cluster file with the measured figures.
@@ -64,6 +66,8 @@ def calibrate(
       cluster: What the devices are, with the figures that stand where nothing is measured; a `Cluster`, a cluster file,
         or None to recognise them by the catalogue.
       quick: Fewer sizes and repetitions: sooner, and less sure.
+      pairs: Also measure every pair of devices, for plans to decide which device is where (`docs/guide_placement.md`).
+        The file has them only if they differ.
       on_progress: Called as the work goes on.
 
     Returns:
@@ -87,15 +91,36 @@ def calibrate(
         for name, seconds in _timed(wanted, times, hardware, quick, stop, on_progress):
             times[name] = (*times.get(name, ()), *seconds)
             write_times(path, setting, times)
+        for name, pair, size_bytes in missing(times, len(devices)) if pairs else ():
+            if stop.requested:
+                break
+            if on_progress is not None:
+                on_progress(CalibrationProgress(len(times), len(wanted) + 1 + len(pairs_of(len(devices))), name))
+            times[name] = exchange(devices, pair, size_bytes).seconds(QUICK_TARGET_S, REPEATS)
+            write_times(path, setting, times)
         if stop.requested:
             raise KeyboardInterrupt
     found = _summary(wanted, times)
     spread = round(statistics.median(spread for _, _, spread in found), 3)
     calibration = Calibration(datetime.date.today().isoformat(), jax.__version__, devices[0].device_kind, spread)
     after = measured_cluster(before, found, calibration)
+    if pairs:
+        speeds = pair_speeds(times, len(devices), calibration.date)
+        after = after if are_alike(speeds) else _with_pairs(after, speeds)
     after.to_file(out)
     path.unlink(missing_ok=True)
     return Calibrated(after, before, found)
+
+
+def _with_pairs(cluster: Cluster, speeds: PairSpeeds) -> Cluster:
+    """A cluster of one group with the speeds of its devices, which take the place of all links."""
+    if len(cluster.groups) > 1:
+        raise ClusterError(
+            f"pairs are measured of the devices of one node group; cluster {cluster.name!r} has {len(cluster.groups)}. "
+            "Leave --pairs out, or calibrate each group alone."
+        )
+    own = dataclasses.replace(cluster.groups[0], pairs=speeds, tiers=(), rails=None, torus=None)
+    return dataclasses.replace(cluster, groups=(own,))
 
 
 def _hardware(cluster: Cluster | str | os.PathLike[str] | None) -> tuple[Cluster, Slice]:

@@ -28,6 +28,9 @@ def calibrate(
         typer.Option(help="Describe the devices by this cluster file, where the catalogue does not know them."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions: sooner, and less sure.")] = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Also measure every pair of devices, so that plans decide which is where.")
+    ] = False,
     devices: Devices = None,
     traceback: Traceback = False,
 ) -> None:
@@ -39,7 +42,7 @@ def calibrate(
         use_cpu_devices(devices)
         from autoshard.calibration.display import calibrate_visibly
 
-        table = calibrate_visibly(out, cluster, quick, rich.console.Console(stderr=True))
+        table = calibrate_visibly(out, cluster, quick, pairs, rich.console.Console(stderr=True))
         if table is None:
             raise typer.Exit(INTERRUPTED)
         typer.echo(table, nl=False)

@@ -98,7 +98,7 @@ def test_ctrl_c_gives_one_message(small, tmp_path, monkeypatch):
 
     monkeypatch.setattr("autoshard.calibration.display.calibrate", stopped)
     console = rich.console.Console(file=io.StringIO())
-    assert calibrate_visibly(tmp_path / "c.yaml", None, True, console) is None
+    assert calibrate_visibly(tmp_path / "c.yaml", None, True, False, console) is None
     assert "the same command goes on from there" in console.file.getvalue()
 
 
