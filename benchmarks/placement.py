@@ -42,8 +42,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LAYERS, BATCH = 2, 128
 CASES: tuple[tuple[str, Mapping[str, int] | None], ...] = (
+    ("h100x128-two-spines", {"data": 8, "fsdp": 16}),
+    ("h100x128-two-spines", {"data": 4, "fsdp": 32}),
     ("h100x128-two-spines", {"data": 16, "tensor": 8}),
-    ("h100x128-two-spines", {"data": 4, "tensor": 32}),
     ("h100x128-two-spines", None),
     ("tpu-v4-4x4x8", {"data": 8, "tensor": 16}),
     ("tpu-v4-4x4x8", {"data": 32, "tensor": 4}),
