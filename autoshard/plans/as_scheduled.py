@@ -58,7 +58,10 @@ def solved_as_scheduled(
     settled_s = asked_for(best.formulation, settled).step_s
     if settled_s <= step_s * (1 + ROUNDING):  # what costs the same at prices need not take the same time
         choices, step_s = settled, min(settled_s, step_s)
-    return best.formulation, Solution(choices, as_scheduled(least.bound, step_s, relative_gap))
+    certificate = as_scheduled(least.bound, step_s, relative_gap)
+    # with more memory another branch may be the one that bounds least
+    certificate = dataclasses.replace(certificate, capacity_price=root.bound.capacity_price)
+    return best.formulation, Solution(choices, certificate)
 
 
 def with_ties_settled(formulation: Formulation, found: Solution) -> Solution:
