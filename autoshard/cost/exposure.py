@@ -16,6 +16,7 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 Stretch = tuple[int, int]
 """The kernels `start <= k < stop`."""
@@ -33,6 +34,20 @@ class Hideable:
     time_s: float
 
 
+class Piece(NamedTuple):
+    """A part of a collective that runs beside a kernel.
+
+    Attributes:
+      collective, kernel: Their numbers.
+      start_share, stop_share: When, as shares of the kernel's time.
+    """
+
+    collective: int
+    kernel: int
+    start_share: float
+    stop_share: float
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exposure:
     """What kernels wait.
@@ -40,10 +55,12 @@ class Exposure:
     Attributes:
       exposed_s: For each collective, the part of its time that kernels wait for.
       stretches: Where more is to be sent than hides: the stretches of the formula, ascending.
+      pieces: What runs beside kernels, in order of time.
     """
 
     exposed_s: tuple[float, ...]
     stretches: tuple[Stretch, ...]
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def total_s(self) -> float:
@@ -64,6 +81,7 @@ def exposure(kernels_s: Sequence[float], collectives: Sequence[Hideable], share:
     by_start = sorted(range(len(collectives)), key=lambda c: collectives[c].start)
     sent_until: list[float] = []  # of each kernel, the latest `stop` of what runs beside it; +inf if the link is idle
     stretches: list[Stretch] = []
+    pieces: list[Piece] = []
     known: list[tuple[int, int]] = []  # a heap of (stop, collective)
     following = 0
     for k in range(len(kernels_s) + 1):
@@ -85,14 +103,16 @@ def exposure(kernels_s: Sequence[float], collectives: Sequence[Hideable], share:
             stretches.append((start, k))
         if k == len(kernels_s):
             break
-        room_s, latest = share * kernels_s[k], 0.0
+        whole_s = room_s = share * kernels_s[k]
+        latest = 0.0
         while room_s > 0 and known:
             stop, c = known[0]
             sent_s = min(room_s, left_s[c])
+            pieces.append(Piece(c, k, 1 - room_s / whole_s, 1 - (room_s - sent_s) / whole_s))
             room_s -= sent_s
             left_s[c] -= sent_s
             latest = stop
             if left_s[c] <= 0:
                 heapq.heappop(known)
         sent_until.append(math.inf if room_s > 0 else latest)
-    return Exposure(tuple(exposed_s), tuple(stretches))
+    return Exposure(tuple(exposed_s), tuple(stretches), tuple(pieces))

@@ -23,7 +23,7 @@ from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.peak import counted_bytes, peak
 from autoshard.planner.solution_reader import SolutionReader
-from autoshard.planner.timeline import timeline
+from autoshard.planner.timeline import Timeline, timeline
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,7 +231,52 @@ def _held_as_compiled(
     return f.compiler.live_buffers(solved, f.buffers, counted_bytes(f, picks, spared))
 
 
-def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> Estimate:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A solution as the compiler has it: when what runs, and when what is in memory.
+
+    Attributes:
+      reader: The solution. times: Its timeline. held: Its buffers.
+      reserved_bytes: What must be there for the program to run, with the gaps that stay between buffers.
+    """
+
+    reader: SolutionReader
+    times: Timeline
+    held: LiveBuffers
+    reserved_bytes: float
+
+    @property
+    def compute_order(self) -> list[int]:
+        """The positions in `times.compute`, longest first."""
+        return sorted(range(len(self.times.compute)), key=lambda n: -self.times.compute[n].compute_s)
+
+    @property
+    def communication_order(self) -> list[int]:
+        """The positions in `times.communication`, longest exposed first."""
+        items = self.times.communication
+        return sorted(range(len(items)), key=lambda n: (-items[n].exposed_s, -items[n].time_s))
+
+    @property
+    def estimate(self) -> Estimate:
+        """Its figures."""
+        times, (peak_bytes, peak_at, memory) = self.times, peak(self.reader.f, self.held)
+        return Estimate(
+            times.step_s,
+            times.compute_s,
+            times.comm_s,
+            sum(c.wire_bytes for c in times.communication),
+            peak_bytes,
+            sum(c.flops for c in times.compute),
+            peak_at,
+            tuple([times.compute[n] for n in self.compute_order]),
+            tuple([times.communication[n] for n in self.communication_order]),
+            memory,
+            self.reserved_bytes,
+            times.hidden_s,
+        )
+
+
+def evaluate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> Evaluation:
     """Predicts time, traffic and memory of the solution `picks`.
 
     Args:
@@ -248,18 +293,9 @@ def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
         held = _held_as_compiled(f, picks, solved, emitted)
     else:
         held = live_buffers(f.buffers, spans_of(f.buffers), counted_bytes(f, picks))
-    peak_bytes, peak_at, memory = peak(f, held)
-    return Estimate(
-        times.step_s,
-        times.compute_s,
-        times.comm_s,
-        sum(c.wire_bytes for c in times.communication),
-        peak_bytes,
-        sum(c.flops for c in times.compute),
-        peak_at,
-        tuple(sorted(times.compute, key=lambda c: -c.compute_s)),
-        tuple(sorted(times.communication, key=lambda c: (-c.exposed_s, -c.time_s))),
-        memory,
-        f.compiler.reserved_bytes(solved, held),
-        times.hidden_s,
-    )
+    return Evaluation(reader, times, held, f.compiler.reserved_bytes(solved, held))
+
+
+def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> Estimate:
+    """The figures of the solution `picks`; see `evaluate`."""
+    return evaluate(f, picks, as_compiled).estimate

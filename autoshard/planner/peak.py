@@ -37,13 +37,19 @@ def peak(f: Formulation, held: LiveBuffers) -> tuple[float, str, tuple[MemoryIte
     usage = np.cumsum(total)[:-1]
     at = int(np.argmax(usage))
     alive = np.flatnonzero((starts <= at) & (at < stops) & (sizes_bytes != 0))
-    state = {graph.arguments[o.successor_of].value for o in graph.outputs if o.successor_of is not None}
-    items = [_item(f, held.uses[k], float(sizes_bytes[k]), state) for k in alive.tolist()]
+    items = memory_items(f, held, alive.tolist())
     peak_at = ""
     if len(held.instants) and graph.operations:
         operation = graph.operations[held.instants[at]]
         peak_at = f"{operation.name} at {operation.source}" if operation.source else operation.name
     return float(usage[at]), peak_at, tuple(sorted(items, key=lambda m: -m.size_bytes))
+
+
+def memory_items(f: Formulation, held: LiveBuffers, buffers: Sequence[int]) -> list[MemoryItem]:
+    """What these buffers of `held` hold."""
+    graph = f.program.graph
+    state = {graph.arguments[o.successor_of].value for o in graph.outputs if o.successor_of is not None}
+    return [_item(f, held.uses[k], float(held.sizes_bytes[k]), state) for k in buffers]
 
 
 def _item(f: Formulation, use: BufferUse, size_bytes: float, state: Set[int]) -> MemoryItem:

@@ -18,15 +18,35 @@ from autoshard.planner.overlap import Window
 from autoshard.planner.solution_reader import SolutionReader
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sending:
+    """What a collective is about.
+
+    Attributes:
+      value: The value that it sums or moves. before: Its layout, None of a sum of partial results. after: What it gets.
+      waiting: The operations that wait for it, each for an equal part; the number of operations where the end does.
+      hideable: Its parts among those that can run beside kernels.
+    """
+
+    value: int
+    before: Layout | None
+    after: Layout
+    waiting: tuple[int, ...]
+    hideable: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Timeline:
     """The times of a step.
 
     Attributes:
       compute: The kernels of each group. communication: The collectives, each with what hides of it.
+      kernels: For each of `compute`, its group and the operation in whose place it runs.
+      sendings: What each of `communication` is about.
       kernels_s: The time of the kernels in the place of each operation. share: What of it collectives make use of.
       hideable: The collectives that can run beside kernels.
       stretches: Of operations, in which there is more to send than hides (`cost/exposure.py`).
+      found: What of `hideable` runs beside which kernels.
     """
 
     compute: tuple[ComputeItem, ...]
@@ -35,6 +55,9 @@ class Timeline:
     share: float
     hideable: tuple[Hideable, ...]
     stretches: tuple[Stretch, ...]
+    kernels: tuple[tuple[int, int], ...]
+    sendings: tuple[Sending, ...]
+    found: Exposure
 
     @functools.cached_property
     def compute_s(self) -> float:
@@ -99,6 +122,7 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
     f, operations = reader.f, reader.graph.operations
     kernels_s, compute = [0.0] * len(operations), []
     communication: list[tuple[CommunicationItem, Sequence[Window]]] = []
+    kernels, sendings, end = [], [], len(operations)
     moved: set[tuple[int, Layout, float, int]] = set()  # copies that are no larger are shared wherever they can be
     for group, table in zip(f.program.groups, f.tables, strict=True):
         row = reader.rows[reader.first + group.index]
@@ -106,13 +130,16 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         flops, compute_s = group.trips * float(table.flops[row]), group.trips * float(table.compute_s[row])
         if compute_s or flops:
             compute.append(ComputeItem(operation.name, operation.equation, operation.source, flops, compute_s))
-            kernels_s[f.overlap.kernel(group)] += compute_s
+            kernels.append((group.index, f.overlap.kernel(group)))
+            kernels_s[kernels[-1][1]] += compute_s
         if steps := emitted.sums[group.index]:
             value, last = group.writes[0].value, group.writes[-1].value
             terms = f.overlap.of_group(group, reader.graph.values[last].shape)
             windows = [f.overlap.window(last, None)] if f.overlap.is_reduced_freely(group) else []
             label, trips = _label(reader, value, operation.name), emitted.trips[group.index]
+            about = Sending(last, None, reader.layout[last], _waiting(f, windows) or (group.operations[-1] + 1,))
             for step in terms.whole.counted(steps, solved.sums[group.index]):
+                sendings.append(about)
                 communication.append((_item(step, reader, label, value, operation, trips), windows))
     for flow, move, own in zip(f.flows, solved.moves, emitted.moves, strict=True):
         value, target = flow.value, move.target
@@ -131,7 +158,9 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
                 continue
         terms = f.overlap.of_flow(value, reader.graph.values[value].shape, flow.makings)
         windows = [f.overlap.window(value, o) for o in readers] if f.overlap.is_free(value) else []
+        about = Sending(value, reader.layout[value], target, _waiting(f, windows) or tuple(readers) or (end,))
         for step in terms.whole.counted(own):
+            sendings.append(about)
             communication.append((_item(step, reader, label, value, operation, times), windows))
     own = [
         (n, Hideable(*window, c.time_s / len(windows)))
@@ -145,7 +174,29 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         found = exposure(kernels_s, hideable, f.overlap.share)
         for (n, c), exposed_s in zip(own, found.exposed_s, strict=True):
             items[n] = dataclasses.replace(items[n], hidden_s=items[n].hidden_s + c.time_s - exposed_s)
-    return Timeline(tuple(compute), tuple(items), tuple(kernels_s), f.overlap.share, hideable, found.stretches)
+        parts: dict[int, list[int]] = {}
+        for part, (n, _) in enumerate(own):
+            parts.setdefault(n, []).append(part)
+        sendings = [
+            dataclasses.replace(about, hideable=tuple(parts[n])) if n in parts else about
+            for n, about in enumerate(sendings)
+        ]
+    return Timeline(
+        tuple(compute),
+        tuple(items),
+        tuple(kernels_s),
+        f.overlap.share,
+        hideable,
+        found.stretches,
+        tuple(kernels),
+        tuple(sendings),
+        found,
+    )
+
+
+def _waiting(f: Formulation, windows: Sequence[Window]) -> tuple[int, ...]:
+    """The operations that wait for a collective with these windows, each for its part; none if nothing hides."""
+    return () if f.overlap.weights is None else tuple([stop for _, stop in windows])
 
 
 def _label(reader: SolutionReader, value: int, name: str) -> str:

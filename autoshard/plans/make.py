@@ -17,7 +17,8 @@ from autoshard.graph.layout import spec_entries
 from autoshard.interrupts import stop_on_signals
 from autoshard.planner.build import Formulation
 from autoshard.planner.close import close_choices
-from autoshard.planner.decode import decode, estimate
+from autoshard.planner.decode import decode, evaluate
+from autoshard.planner.profile import step_profile
 from autoshard.planner.program import Program, prepare
 from autoshard.plans.gaps import excess
 from autoshard.plans.indivisible import indivisible, not_held
@@ -309,7 +310,8 @@ def plan_of_choices(
     )
     warnings += indivisible(graph, logical)
     warnings += not_held(graph, logical)
-    figures = estimate(formulation, choices)
+    evaluation = evaluate(formulation, choices)
+    figures = evaluation.estimate
     if budget_bytes is not None:
         warnings += tuple(filter(None, [excess(figures, budget_bytes)]))
     near = tuple(CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, choices))
@@ -329,6 +331,7 @@ def plan_of_choices(
         schedule=formulation.schedule,
         budget_bytes=budget_bytes,
         estimate=figures,
+        profile=step_profile(evaluation),
         certificate=certificate,
         close_choices=near,
         candidates=candidates,
