@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autoshard.plans.naming import logical_axes
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
+    from autoshard.report.write import write_report
     from autoshard.train_step import TrainState, TrainStep
 
 __version__ = "0.2.0"
@@ -47,6 +48,7 @@ __all__ = [
     "pins_from_logical_rules",
     "plan",
     "write_problem",
+    "write_report",
 ]
 
 _HOMES = {
@@ -70,6 +72,7 @@ _HOMES = {
     "TrainState": "autoshard.train_step",
     "TrainStep": "autoshard.train_step",
     "write_problem": "autoshard.plans.offline",
+    "write_report": "autoshard.report.write",
 }
 """Where each public name lives; names not listed here are sub-packages."""
 

@@ -35,7 +35,7 @@ FLOORS = (
     {"pipelines.plan"},
     {"pipelines.run"},
     {"api"},
-    {"baselines"},
+    {"baselines", "report"},
     {"elastic"},
     {"train", "calibration", "solve_file"},
     {"cli"},

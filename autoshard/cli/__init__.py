@@ -15,6 +15,7 @@ from autoshard.cli import (
     export,
     launch,
     plan,
+    report,
     scale,
     solve,
     status,
@@ -32,7 +33,22 @@ app = typer.Typer(
         "Start here, on any machine, with eight CPU devices:\n\n    autoshard train configs/quickstart.yaml --devices 8"
     ),
 )
-for command in (train, launch, status, scale, check, plan, explain, compare, verify, diff, export, calibrate, solve):
+for command in (
+    train,
+    launch,
+    status,
+    scale,
+    check,
+    plan,
+    explain,
+    report,
+    compare,
+    verify,
+    diff,
+    export,
+    calibrate,
+    solve,
+):
     app.command(epilog=command.EPILOG)(getattr(command, command.__name__.rpartition(".")[2]))
 
 

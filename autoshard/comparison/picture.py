@@ -17,16 +17,16 @@ from autoshard.printing import amount, seconds
 
 FORMATS = ("html", "png", "svg")
 
-_COMPUTE = "computation"
-_TIME_COLOURS = {
-    _COMPUTE: "#b8c0cc",
+COMPUTE = "computation"
+TIME_COLOURS = {
+    COMPUTE: "#b8c0cc",
     "all-reduce": "#d55e00",
     "all-gather": "#0072b2",
     "reduce-scatter": "#009e73",
     "all-to-all": "#cc79a7",
     "collective-permute": "#e69f00",
 }
-_MEMORY_COLOURS = {
+MEMORY_COLOURS = {
     "state": "#0072b2",
     "intermediates": "#e69f00",
     "inputs": "#56b4e9",
@@ -113,7 +113,7 @@ def drawn(comparison: Comparison, form: str) -> bytes:
             left,
             shown,
             [_times(c) for c in shown],
-            _TIME_COLOURS,
+            TIME_COLOURS,
             seconds,
             "predicted time of one step",
             None if own is None else _CUT * own.estimate.step_s,
@@ -123,7 +123,7 @@ def drawn(comparison: Comparison, form: str) -> bytes:
             right,
             shown,
             [c.memory_bytes for c in shown],
-            _MEMORY_COLOURS,
+            MEMORY_COLOURS,
             amount,
             "memory of one device at the peak",
             None if limit is None else _CUT * limit,
@@ -159,7 +159,7 @@ def _times(contender: Contender) -> dict[str, float]:
     if contender.plan is None:
         return {}
     waits = {kind: time_s for kind, (time_s, _) in contender.communication.items()}
-    return {_COMPUTE: contender.plan.estimate.compute_s} | waits
+    return {COMPUTE: contender.plan.estimate.compute_s} | waits
 
 
 def _bars(

@@ -20,7 +20,7 @@ from autoshard.printing import duration
 
 FORMATS = ("png", "svg")
 
-_COLOURS = {
+ACTIVITY_COLOURS = {
     Activity.PRODUCTIVE: "#009e73",
     Activity.STARTUP: "#f0e442",
     Activity.PLANNING: "#cc79a7",
@@ -144,7 +144,7 @@ def _draw_time(axes: Any, events: Sequence[Event], generations: dict[int, str], 
                 [span.end_s - span.start_s for span in spans],
                 left=[span.start_s - start_s for span in spans],
                 height=0.8,
-                color=_COLOURS[activity],
+                color=ACTIVITY_COLOURS[activity],
                 label=f"{activity.value}: {duration(measured.seconds(activity))}",
             )
             bars[0].set_zorder(2)

@@ -217,7 +217,9 @@ class _Arguments:
         self._origin = {a.value: i for i, a in enumerate(graph.arguments) if graph.values[a.value].shape}
         for operation in graph.operations:
             known = [self._origin[o] for o in operation.operands if o in self._origin]
-            others = [o for o in operation.operands if o is not None and graph.values[o].shape and o not in self._origin]
+            others = [
+                o for o in operation.operands if o is not None and graph.values[o].shape and o not in self._origin
+            ]
             if known and not others and len(set(known)) == 1 and self._passes_on(operation):
                 self._origin.update(dict.fromkeys([r for r in operation.results if r is not None], known[0]))
         succeeded = {o.successor_of for o in graph.outputs if o.successor_of is not None}
