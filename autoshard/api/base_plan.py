@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 
 class BasePlan(abc.ABC):
-    """What `Plan` and `StagedPlan` have in common. Printing a plan explains it.
+    """What `Plan` and `StagedPlan` have in common. Printing a plan explains it on one screen.
 
     Both also tell `cluster`, `device_types`, `num_devices`, `device_flops`, `programs`, `warnings` and `configuration`;
     see `ProgramPlan` and `PipelinePlan` for these and for what each kind tells besides.
@@ -62,11 +62,12 @@ class BasePlan(abc.ABC):
         """Writes the plan as versioned JSON; the file appears whole or not at all."""
 
     @abc.abstractmethod
-    def explain(self, program: int | None = None) -> str:
-        """The plan for people.
+    def explain(self, program: int | None = None, full: bool = False) -> str:
+        """The plan for people, on one screen.
 
         Args:
           program: Of a plan in stages, the number of a program, to explain that alone.
+          full: All there is to tell, however long.
 
         Raises:
           ConfigError: There is no such program.

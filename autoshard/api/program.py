@@ -143,10 +143,10 @@ class Plan(ProgramPlan, BasePlan):
         """
         return apply.argument_shardings(self, self.mesh(devices), like, argument)
 
-    def explain(self, program: int | None = None) -> str:
+    def explain(self, program: int | None = None, full: bool = False) -> str:
         if program is not None:
             raise _only_in_stages("program=, --program")
-        return explain(self)
+        return explain(self, full)
 
     def draw_timeline(self, path: str | os.PathLike[str]) -> str:
         raise _only_in_stages("A timeline, --timeline")

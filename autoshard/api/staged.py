@@ -90,15 +90,15 @@ class StagedPlan(PipelinePlan, BasePlan):
             )
         return run.init(init_fn, *args)
 
-    def explain(self, program: int | None = None) -> str:
+    def explain(self, program: int | None = None, full: bool = False) -> str:
         if program is None:
-            return explain(self)
+            return explain(self, full)
         if not 0 <= program < len(self.programs):
             raise ConfigError(
                 f"program=, --program: the plan has the programs 0 to {len(self.programs) - 1}; received {program}. "
                 "Choose one of them."
             )
-        return explain_program(self.programs[program])
+        return explain_program(self.programs[program], full)
 
     def draw_timeline(self, path: str | os.PathLike[str]) -> str:
         draw_timeline(self.timeline, pathlib.Path(path), f"Step on cluster {self.cluster}, as planned")

@@ -57,8 +57,10 @@ def _item(f: Formulation, use: BufferUse, size_bytes: float, state: Set[int]) ->
     graph = f.program.graph
     match use.kind:
         case BufferKind.OPERAND_COPY:
-            tensor = graph.values[f.flows[use.owner].value]
-            return MemoryItem(f"copy of {tensor.name}", _CLASSES[use.kind], tensor.shape, size_bytes)
+            value = f.flows[use.owner].value
+            tensor, operation = graph.values[value], f.program.analysis.chains.producer[value]
+            name = tensor.name if operation is None else f"{operation.name} at {operation.source}"
+            return MemoryItem(f"copy of {name}", _CLASSES[use.kind], tensor.shape, size_bytes)
         case BufferKind.VALUE:
             tensor, operation = graph.values[use.owner], f.program.analysis.chains.producer[use.owner]
             if operation is None:

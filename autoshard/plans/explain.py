@@ -1,8 +1,12 @@
-"""A plan as text that answers, in a terminal: what was chosen, why, what it costs, and how good it is proven to be."""
+"""A plan as text that answers, in a terminal: what was chosen, why, what it costs, and how good it is proven to be.
+
+On one screen, the most important of it; in full, every table.
+"""
 
 import collections
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -13,16 +17,40 @@ from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import is_companion, layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
 
+MORE = "More of it: explain(full=True), `autoshard explain PLAN --full`; as a page: `autoshard report PLAN`."
+"""The last line of one screen."""
 
-def explain(plan: ProgramPlan) -> str:
-    """The whole explanation."""
-    console = TextConsole()
+_MOST_WARNINGS, _MOST_LETTERS = 3, 230
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rows:
+    """How many rows tables have at most."""
+
+    tensors: int
+    communication: int
+    compute: int
+    memory: int
+
+
+_SCREEN, _FULL = _Rows(7, 5, 3, 3), _Rows(10**6, 14, 8, 12)
+
+
+def explain(plan: ProgramPlan, full: bool = False) -> str:
+    """The explanation: about 40 lines with what matters most, or all there is."""
+    console, most = TextConsole(), _FULL if full else _SCREEN
     _summary(console, plan)
-    _tensors(console, plan)
-    _communication(console, plan)
+    _tensors(console, plan, most.tensors)
+    _communication(console, plan, most.communication)
     print_placement(console, plan)
-    _compute(console, plan)
-    _memory(console, plan)
+    _compute(console, plan, most.compute)
+    _memory(console, plan, most.memory)
+    if not full:
+        if plan.confirmation is not None:
+            console.print(f"Compiled ahead of time: {str(plan.confirmation).splitlines()[0]}")
+        print_warnings(console, plan.warnings)
+        console.print(MORE)
+        return console.text
     _orders(console, plan)
     _near_ties(console, plan)
     _meshes(console, plan)
@@ -32,6 +60,14 @@ def explain(plan: ProgramPlan) -> str:
     if plan.confirmation is not None:
         console.print(f"Compiled ahead of time: {plan.confirmation}")
     return console.text
+
+
+def print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    """The first warnings, in a line or two each."""
+    for warning in warnings[:_MOST_WARNINGS]:
+        console.print(f"warning: {textwrap.shorten(warning, _MOST_LETTERS, placeholder=' ...')}")
+    if warnings[_MOST_WARNINGS:]:
+        console.print(f"and {len(warnings) - _MOST_WARNINGS} more warnings")
 
 
 def _summary(console: Console, plan: ProgramPlan) -> None:
@@ -89,13 +125,23 @@ def _rows(plan: ProgramPlan) -> list[_Row]:
     return [_Row(*key, count) for key, count in counts.items()]
 
 
+def _largest(leaders: list[tuple[_Row, list[_Row]]], most: int) -> list[tuple[_Row, list[_Row]]]:
+    """Up to `most` rows, in their order: the largest of each of the function's arguments, then the largest of all."""
+    ranked = sorted(range(len(leaders)), key=lambda n: -leaders[n][0].count * math.prod(leaders[n][0].shape))
+    first = {leaders[n][0].path.partition(".")[0]: n for n in reversed(ranked)}
+    chosen = [*first.values(), *(n for n in ranked if n not in first.values())][:most]
+    return [leaders[n] for n in sorted(chosen)]
+
+
 def _follows(row: _Row, leader: _Row) -> bool:
     """Whether `row` is a companion of `leader`: an optimizer's moment of a parameter."""
     return row.shape == leader.shape and is_companion(row.path, leader.path)
 
 
-def _tensors(console: Console, plan: ProgramPlan) -> None:
-    """One line a kind of argument; optimizer moments stand behind the parameter that they belong to."""
+def _tensors(console: Console, plan: ProgramPlan, most: int) -> None:
+    """One line a kind of argument, of more than `most` the largest; moments stand behind the parameter that they belong
+    to.
+    """
     leaders: list[tuple[_Row, list[_Row]]] = []
     for row in _rows(plan):
         home = next((companions for leader, companions in leaders if _follows(row, leader)), None)
@@ -107,11 +153,13 @@ def _tensors(console: Console, plan: ProgramPlan) -> None:
         "What each group of arguments does: the mesh axes that shard each dimension",
         [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left"), ("its optimizer state", "left")],
     )
-    for row, companions in leaders:
+    for row, companions in _largest(leaders, most):
         layouts = list(dict.fromkeys(c.layout for c in companions))
         state = "" if not layouts else "same" if layouts == [row.layout] else ", ".join(layouts)
         rows.add_row(row.path, str(row.count), "x".join(map(str, row.shape)), row.layout, state)
     console.print(rows)
+    if len(leaders) > most:
+        console.print(f"and {len(leaders) - most} more kinds, which are smaller")
     scalars = sum(not a.shape for a in plan.arguments)
     if scalars:
         console.print(f"and {scalars} scalars, replicated")
@@ -125,7 +173,7 @@ def _grouped(items: Iterable, key, weight) -> list[tuple]:
     return sorted(((k, v) for k, v in groups.items()), key=lambda kv: -sum(map(weight, kv[1])))
 
 
-def _communication(console: Console, plan: ProgramPlan, most: int = 14) -> None:
+def _communication(console: Console, plan: ProgramPlan, most: int) -> None:
     groups = _grouped(
         plan.estimate.communication,
         lambda c: (c.kind, c.axes, pattern(c.value), c.source),
@@ -171,7 +219,7 @@ def _rest(console: Console, groups: Sequence[tuple], weight) -> None:
     console.print()
 
 
-def _compute(console: Console, plan: ProgramPlan, most: int = 8) -> None:
+def _compute(console: Console, plan: ProgramPlan, most: int) -> None:
     groups = _grouped(plan.estimate.compute, lambda c: (c.name, c.source), lambda c: c.compute_s)
     rows = table(
         "Where computation goes",
@@ -189,7 +237,7 @@ def _compute(console: Console, plan: ProgramPlan, most: int = 8) -> None:
     _rest(console, groups[most:], lambda c: c.compute_s)
 
 
-def _memory(console: Console, plan: ProgramPlan, most: int = 12) -> None:
+def _memory(console: Console, plan: ProgramPlan, most: int) -> None:
     e = plan.estimate
     classes = _grouped(e.memory, lambda m: m.memory_class, lambda m: m.size_bytes)
     shares = ", ".join(f"{kind} {amount(sum(m.size_bytes for m in items))}" for kind, items in classes)

@@ -10,7 +10,7 @@ import markupsafe
 from bokeh.embed import json_item
 from bokeh.resources import Resources
 
-import autoshard
+from autoshard import __version__
 from autoshard.api.staged import StagedPlan
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.report.compared_view import compared_parts, compared_subtitle
@@ -126,7 +126,7 @@ def html_page(page: Page) -> str:
     script = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
     return environment.get_template("page.html").render(
         page=page,
-        version=autoshard.__version__,
+        version=__version__,
         style=markupsafe.Markup((_STATIC / "report.css").read_text()),
         bokeh=markupsafe.Markup(script),
         script=markupsafe.Markup((_STATIC / "report.js").read_text()),

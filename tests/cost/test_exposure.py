@@ -63,3 +63,10 @@ def test_what_is_exposed_is_the_formula(seed):
     assert found.total_s == pytest.approx(best_of_all(kernels_s, collectives, share))
     assert of_stretches(kernels_s, collectives, share, found.stretches) == pytest.approx(found.total_s)
     assert all(0 <= e <= c.time_s for e, c in zip(found.exposed_s, collectives, strict=True))
+    for c, (hideable, exposed_s) in enumerate(zip(collectives, found.exposed_s, strict=True)):
+        own = [piece for piece in found.pieces if piece.collective == c]
+        sent_s = sum(share * kernels_s[piece.kernel] * (piece.stop_share - piece.start_share) for piece in own)
+        assert sent_s + exposed_s == pytest.approx(hideable.time_s), "what is not waited for runs beside kernels"
+        assert all(hideable.start <= piece.kernel < hideable.stop for piece in own)
+    for one, following in itertools.pairwise(found.pieces):
+        assert (one.kernel, one.stop_share) <= (following.kernel, following.start_share + 1e-12), "one at a time"

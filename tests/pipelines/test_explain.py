@@ -9,6 +9,7 @@ from autoshard.pipelines.plan.explain import explain
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan, StageCertificate
 from autoshard.pipelines.schedule.durations import StageDurations, TransferDurations
 from autoshard.pipelines.search.alternative import Alternative
+from autoshard.plans.explain import MORE
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_the_whole_account(plan):
     task: at 17 ms. The gradients of stage 1 are added at 14.5 + 1, before that; the longest update takes 2 ms. The
     submeshes compute for 6 + 2, 12 + 1 and 6 + 1 ms of these 19. A device holds 5 MB, and 1 MB while a task runs.
     """
-    head, _, programs = explain(plan).partition("Program 0")
+    head, _, programs = explain(plan, full=True).partition("Program 0")
     assert head == HEAD
     lines = programs.splitlines()
     assert lines[0].startswith(" (1 x): layers 0-2: layer0 (1) .. layer1, 2 examples, 1 x CPU-generic as data=1")
@@ -94,8 +95,14 @@ pipeline  submesh    owned   copies  weights in  gradients in  update
 """
 
 
+def test_one_screen_is_the_beginning_of_the_account(plan):
+    screen = explain(plan)
+    own = HEAD[: HEAD.index("What crosses the boundaries")]
+    assert screen == f"{own}warning: Watch out.\n{MORE}\n"
+
+
 def test_lines_fit_a_terminal(plan):
-    assert max(map(len, explain(plan).splitlines())) <= 118
+    assert max(map(len, (explain(plan) + explain(plan, full=True)).splitlines())) <= 118
 
 
 def test_a_given_arrangement_has_no_proof(subject):

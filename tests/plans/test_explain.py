@@ -16,7 +16,7 @@ from autoshard.compiler.orders import Order, OrderKind
 from autoshard.planner.allowed import ArgumentDecision
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
-from autoshard.plans.explain import explain
+from autoshard.plans.explain import MORE, explain
 from autoshard.plans.make import Origin, plan_of_choices
 from autoshard.plans.text import layout_text, pattern
 from autoshard.printing import amount, seconds
@@ -46,8 +46,7 @@ def deep_plan():
 
 
 def test_the_key_facts_are_there(plan):
-    text, e = plan.explain(), plan.estimate
-    assert str(plan) == text
+    text, e = plan.explain(full=True), plan.estimate
     first = text.splitlines()[0]
     assert first.startswith("Plan `autoshard` for cluster `cpux8`: 8 x CPU-generic as ")
     for axis, size in plan.axes:
@@ -68,11 +67,21 @@ def test_the_key_facts_are_there(plan):
 
 def test_lines_fit_a_terminal(plan, deep_plan):
     for p in (plan, deep_plan):
-        assert max(map(len, p.explain().splitlines())) <= WIDTH
+        assert max(map(len, (p.explain() + p.explain(full=True)).splitlines())) <= WIDTH
+
+
+def test_one_screen_is_the_beginning_of_each_part(plan, deep_plan):
+    for p in (plan, deep_plan):
+        screen, whole = p.explain().splitlines(), p.explain(full=True).splitlines()
+        assert str(p) == p.explain() and len(screen) <= 46
+        assert screen[: screen.index("")] == whole[: whole.index("")], "the summary is the same"
+        words = lambda lines: {" ".join(line.split()) for line in lines if not re.match(r"and \d+ more", line)}
+        assert screen[-1] == MORE and words(screen[:-1]) <= words(whole), "every row is one of the whole's"
+    assert {row.split(".")[0] for row in deep_plan.explain().splitlines()} >= {"state", "batch"}
 
 
 def test_layers_fall_together(deep_plan):
-    lines = deep_plan.explain().splitlines()
+    lines = deep_plan.explain(full=True).splitlines()
     assert len(lines) <= 110
     (row,) = [
         l for l in lines if "state.params.blocks.*.mlp.up.kernel" in l and "32x128" in l and " 24 " in l and "same" in l
@@ -129,10 +138,10 @@ def test_orders_are_summed_by_kind_with_the_largest_tensor(plan):
         for rows, name in ((1, "mul"), (2, "tanh"))
     ]
     waiting = Order(OrderKind.WAITS, "0.params.up.kernel", (32, 64), 1e3, "m.py:7", 7)
-    lines = explain(dataclasses.replace(plan, orders=(*stored, waiting))).splitlines()
+    lines = explain(dataclasses.replace(plan, orders=(*stored, waiting)), full=True).splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("What the compiler is made to order or keep"))
     assert [re.split(r"\s{2,}", line.strip()) for line in lines[start + 2 : start + 4]] == [
         ["2", OrderKind.MATERIALIZED.value, "8 kB", "result of tanh 8x2", "m.py:2"],
         ["1", OrderKind.WAITS.value, "1 kB", "*.params.up.kernel 32x64", "m.py:7"],
     ]
-    assert "order or keep" not in explain(dataclasses.replace(plan, orders=()))
+    assert "order or keep" not in explain(dataclasses.replace(plan, orders=()), full=True)

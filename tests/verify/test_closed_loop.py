@@ -170,7 +170,7 @@ def test_files_hold_what_the_compiler_said(corrected, tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = autoshard.Plan.load(tmp_path / "plan.json")
     assert loaded.confirmation == plan.confirmation and isinstance(loaded.confirmation, Confirmation)
-    said = " ".join(loaded.explain().split())
+    said = " ".join(loaded.explain(full=True).split())
     assert f"confirmed by XLA:CPU of jax {jax.__version__}" in said and "forbidden, since compiled otherwise" in said
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from autoshard.pipelines.plan.equal_pipelines import EqualPipelines, crossing, equal_pipelines, weights_of
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.schedule.timeline import UPDATE, Timeline
+from autoshard.plans.explain import MORE, print_warnings
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
@@ -16,15 +17,28 @@ from autoshard.printing import TextConsole, amount, seconds, table
 _MOST_LAYOUTS = 8
 
 
-def explain(plan: PipelinePlan) -> str:
-    """The whole explanation."""
+_MOST_LINES, _MOST_CONSIDERED = 20, 4
+"""On one screen: of stages, and of forms that were considered."""
+
+
+def explain(plan: PipelinePlan, full: bool = False) -> str:
+    """The explanation: about 40 lines with what matters most, or all there is."""
     console = TextConsole()
     timeline, groups = plan.timeline, equal_pipelines(plan)
     _summary(console, plan, timeline)
     _slices(console, plan)
-    _considered(console, plan)
-    for group in groups:
+    _considered(console, plan, None if full else _MOST_CONSIDERED)
+    lines = 0
+    for n, group in enumerate(groups):
+        lines += len(plan.pipeline(group.first).stages) + 3
+        if n and lines > _MOST_LINES and not full:
+            console.print(f"and {len(groups) - n} more kinds of pipelines\n")
+            break
         _stages(console, plan, timeline, group)
+    if not full:
+        print_warnings(console, plan.warnings)
+        console.print(MORE)
+        return console.text
     _boundaries(console, plan, groups)
     _weights(console, plan, groups)
     _programs(console, plan)
@@ -98,17 +112,19 @@ def _slices(console: Console, plan: PipelinePlan) -> None:
     console.print()
 
 
-def _considered(console: Console, plan: PipelinePlan) -> None:
+def _considered(console: Console, plan: PipelinePlan, most: int | None) -> None:
     if not plan.considered:
         return
     console.print("What was considered, by the costs of single layers")
     rows = table("", [("step", "right"), ("vs plan", "right"), ("arrangement", "left")])
     searched_s = plan.certificate.searched_s
-    for one in sorted(plan.considered, key=lambda c: (c.step_s is None, c.step_s or 0.0)):
+    for one in sorted(plan.considered, key=lambda c: (c.step_s is None, c.step_s or 0.0))[:most]:
         step = "-" if one.step_s is None else seconds(one.step_s)
         versus = f"{one.step_s / searched_s:.2f} x" if one.step_s is not None and searched_s else "-"
         rows.add_row(step, versus, one.description + (f": {one.reason}" if one.reason else ""))
     console.print(rows)
+    if most is not None and len(plan.considered) > most:
+        console.print(f"and {len(plan.considered) - most} more")
     console.print()
 
 
