@@ -87,7 +87,7 @@ def _of_plan(plan: AnyPlan, others: Sequence[tuple[str, ProgramPlan]]) -> list[S
         lead = "Which submesh does what and when, what crosses between them, and how full they are."
         sections.append(Section("pipelines", "Pipelines", lead, pipeline_parts(plan)))
         lead = "Other arrangements that the search looked at."
-        sections.append(Section("forms-considered", "What was considered", lead, considered_in_stages(plan)))
+        sections.append(Section("forms-considered", "Forms of the step", lead, considered_in_stages(plan)))
     else:
         sections.append(Section("overview", "Overview", "", overview_parts(plan)))
     sections.append(Section("step", "A step over time", _STEP_LEAD, (Panel("step"),)))

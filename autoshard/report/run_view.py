@@ -86,13 +86,16 @@ def _curves(metrics: Sequence[StepMetrics]) -> tuple[Figure, ...]:
             Figure(
                 "throughput",
                 f"Throughput by step: {label}, of all devices",
-                *_line(timed, [m.items_per_s for m in timed], label),
+                *_line(timed, [m.items_per_s for m in timed], label, from_zero=True),
             )
         )
     return tuple(found)
 
 
-def _line(metrics: Sequence[StepMetrics], values: Sequence[Any], label: str) -> tuple[Any, tuple[tuple[str, str], ...]]:
+def _line(
+    metrics: Sequence[StepMetrics], values: Sequence[Any], label: str, from_zero: bool = False
+) -> tuple[Any, tuple[tuple[str, str], ...]]:
+    """Values over steps, in a colour for each generation; and the legend."""
     made = plain_figure(260, x_range=DataRange1d(bounds="auto"))
     generations = sorted({m.generation for m in metrics})
     legend = []
@@ -108,6 +111,8 @@ def _line(metrics: Sequence[StepMetrics], values: Sequence[Any], label: str) -> 
         HoverTool(tooltips=[("step", "@step"), (label, "@value")], mode="vline"), BoxZoomTool(dimensions="width")
     )
     made.xaxis.axis_label, made.yaxis.axis_label = "step", label
+    if from_zero:
+        made.y_range.start = 0
     return made, tuple(legend)
 
 
@@ -116,7 +121,9 @@ def _goodput(events: Sequence[Event], measured: Goodput) -> tuple[Part, ...]:
         return (Paragraph("Nothing was measured yet."),)
     begin_s, end_s = measured.spans[0].start_s, measured.spans[-1].end_s
     unit = time_unit(end_s - begin_s)
-    names = [f"{n}" for n in dict.fromkeys(s.generation for s in measured.spans)]
+    first = min((s.generation for s in measured.spans if s.generation), default=0)
+    row = lambda generation: f"{generation or first}"  # what comes before the first one belongs to it
+    names = list(dict.fromkeys(row(s.generation) for s in measured.spans))
     made = plain_figure(
         70 + min(26 * max(len(names), 2), 600),
         x_range=Range1d(0, (end_s - begin_s) / unit.size, bounds="auto"),
@@ -124,7 +131,7 @@ def _goodput(events: Sequence[Event], measured: Goodput) -> tuple[Part, ...]:
     )
     columns: dict[str, list] = {"y": [], "left": [], "right": [], "colour": [], "tip": []}
     for span in measured.spans:
-        columns["y"].append(f"{span.generation}")
+        columns["y"].append(row(span.generation))
         columns["left"].append((span.start_s - begin_s) / unit.size)
         columns["right"].append((span.end_s - begin_s) / unit.size)
         columns["colour"].append(ACTIVITY_COLOURS[span.activity])
@@ -133,10 +140,10 @@ def _goodput(events: Sequence[Event], measured: Goodput) -> tuple[Part, ...]:
         y="y", left="left", right="right", height=0.8, fill_color="colour", line_color=None,
         source=ColumnDataSource(columns),
     )  # fmt: skip
-    lost = [e for e in events if isinstance(e, WorkerLost) and f"{e.generation}" in names]
+    lost = [e for e in events if isinstance(e, WorkerLost) and row(e.generation) in names]
     made.scatter(
         [(e.time - begin_s) / unit.size for e in lost],
-        [f"{e.generation}" for e in lost],
+        [row(e.generation) for e in lost],
         marker="x", size=12, line_width=3, color=LIMIT,
     )  # fmt: skip
     made.add_tools(HoverTool(renderers=[bars], tooltips=[("", "@tip")]), BoxZoomTool(dimensions="width"))

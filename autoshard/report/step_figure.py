@@ -41,7 +41,7 @@ def step_figure() -> Any:
     work.xaxis.name = "time axis"
     for made in (memory, work):
         made.min_border_left = _LEFT
-        made.add_layout(Span(location=0, dimension="height", line_width=2, name="cursor"))
+        made.add_layout(Span(location=0, dimension="height", line_width=1, name="cursor"))
         made.add_tools(BoxZoomTool(dimensions="width"))
     memory.name, work.name = "memory figure", "work figure"
     return column(memory, work, sizing_mode="stretch_width")

@@ -64,9 +64,8 @@ async function draw(place) {
   if (documents.has(name)) return documents.get(name);
   documents.set(name, (async () => {
     const item = JSON.parse(find(`#figure-${CSS.escape(name)}`).textContent);
-    const before = Bokeh.documents.length;
-    await Bokeh.embed.embed_item(item, place);
-    const drawn = Bokeh.documents[before];
+    const [view] = await Bokeh.embed.embed_item(item, place);
+    const drawn = view.model.document;
     place.style.minHeight = "";
     paint(drawn);
     return drawn;
