@@ -102,8 +102,8 @@ def _memory(v: Verification) -> Table:
     if v.predicted_reserved_bytes is not None:
         pairs.append(("reserved, with gaps", v.predicted_reserved_bytes, v.reserved_bytes))
     rows = [(what, amount(a), amount(b), _difference(a, b)) for what, a, b in pairs]
-    work = v.predicted_flops, v.compiled_flops
-    rows.append(("work of products", *(amount(f, "FLOP") for f in work), _difference(*work)))
+    work, done = v.predicted_flops, v.compiled_flops
+    rows.append(("work of products", amount(work, "FLOP"), amount(done, "FLOP"), _difference(work, done)))
     columns = ("", "predicted", "compiled", "difference")
     return Table(f"Memory and work of one device, {v.target}", columns, tuple(rows), frozenset({1, 2, 3}))
 

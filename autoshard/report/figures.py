@@ -1,8 +1,9 @@
 """Figures of Bokeh in one style. Colours of axes and grids are set by the page's script, for light and dark screens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from bokeh.models import ColumnDataSource, FactorRange, Range1d, Span
 from bokeh.plotting import figure
 
@@ -31,6 +32,18 @@ def plain_figure(height: int, **settings: Any) -> Any:
     return made
 
 
+def source_of(columns: Mapping[str, Sequence[Any] | np.ndarray], name: str | None = None) -> Any:
+    """The data of a figure, by column."""
+    make: Any = ColumnDataSource  # its types know no columns that are lists
+    return make(dict(columns), name=name)
+
+
+def axis_range(start: float, end: float, **settings: Any) -> Any:
+    """What an axis spans."""
+    make: Any = Range1d  # its types know no numbers without names
+    return make(start, end, **settings)
+
+
 def stacked_bars(
     names: Sequence[str], parts: Sequence[dict[str, float]], colours: dict[str, str], unit: Unit, limit: float | None
 ) -> tuple[Any, tuple[tuple[str, str], ...]]:
@@ -47,7 +60,7 @@ def stacked_bars(
     starts = [0.0] * len(names)
     for kind in kinds:
         ends = [start + part.get(kind, 0.0) / unit.size for start, part in zip(starts, parts, strict=True)]
-        source = ColumnDataSource({"y": labels, "left": starts, "right": ends})
+        source = source_of({"y": labels, "left": starts, "right": ends})
         made.hbar(y="y", left="left", right="right", height=0.7, color=colours.get(kind, OTHER), source=source)
         starts = ends
     end = max(starts, default=1.0) or 1.0
@@ -56,7 +69,7 @@ def stacked_bars(
         made.add_layout(
             Span(location=limit / unit.size, dimension="height", line_color=LIMIT, line_width=2, line_dash="dashed")
         )
-    made.x_range = Range1d(0, 1.06 * end)
+    made.x_range = axis_range(0, 1.06 * end)
     made.xaxis.axis_label = unit.name
     made.ygrid.visible = False
     legend = [(kind, colours.get(kind, OTHER)) for kind in kinds]

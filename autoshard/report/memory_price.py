@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from bokeh.models import ColumnDataSource, Range1d, Span
+from bokeh.models import Span
 
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.printing import amount, seconds
 from autoshard.report.colours import BOUND, LIMIT, OTHERS, OWN
-from autoshard.report.figures import plain_figure
+from autoshard.report.figures import axis_range, plain_figure, source_of
 from autoshard.report.parts import Figure, Paragraph, Part, Table
 from autoshard.report.units import byte_unit, time_unit
 
@@ -106,9 +106,9 @@ def _figure(plan: ProgramPlan, tangents: Sequence[Tangent], found: Sequence[Pric
     bound_s = [least_step_s(tangents, c) for c in corners]
     most_s = max([*bound_s, *(p.step_s for p in found)])
     time, memory = time_unit(most_s), byte_unit(high)
-    made = plain_figure(280, x_range=Range1d(low / memory.size, high / memory.size))
-    made.y_range = Range1d(0, 1.12 * most_s / time.size)
-    line = ColumnDataSource({"x": corners / memory.size, "y": np.array(bound_s) / time.size})
+    made = plain_figure(280, x_range=axis_range(low / memory.size, high / memory.size))
+    made.y_range = axis_range(0, 1.12 * most_s / time.size)
+    line = source_of({"x": corners / memory.size, "y": np.array(bound_s) / time.size})
     made.varea(x="x", y1=0, y2="y", fill_color=BOUND, fill_alpha=0.18, source=line)
     made.line(x="x", y="y", line_color=BOUND, line_width=2, source=line)
     for is_own, colour, size in ((False, OTHERS, 9), (True, OWN, 13)):

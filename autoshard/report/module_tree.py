@@ -96,8 +96,8 @@ _Leaf = tuple[tuple[str, ...], PlannedTensor, Costs, str]
 def _children(leaves: list[_Leaf], above: str) -> tuple[Module, ...]:
     """The modules and tensors of one level, in their order; `above` is the path so far."""
     groups: dict[str, list[_Leaf]] = {}
-    for names, *rest in leaves:
-        groups.setdefault(names[0], []).append((names[1:], *rest))
+    for names, tensor, cost, source in leaves:
+        groups.setdefault(names[0], []).append((names[1:], tensor, cost, source))
     made = []
     for name, inner in groups.items():
         path = f"{above}.{name}" if above else name

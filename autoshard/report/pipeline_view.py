@@ -3,14 +3,14 @@
 import math
 from typing import Any
 
-from bokeh.models import BoxZoomTool, ColumnDataSource, HoverTool, Range1d
+from bokeh.models import BoxZoomTool, HoverTool
 from bokeh.models.tickers import FixedTicker
 
 from autoshard.pipeline.plan.equal_pipelines import crossing, equal_pipelines
 from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
 from autoshard.pipeline.schedule.gantt import GanttChart, gantt_chart, meaning, short_name
 from autoshard.printing import amount, seconds
-from autoshard.report.figures import plain_figure, unique_labels
+from autoshard.report.figures import axis_range, plain_figure, source_of, unique_labels
 from autoshard.report.parts import Figure, Paragraph, Part, Table
 from autoshard.report.units import time_unit
 
@@ -47,8 +47,8 @@ def _lanes(chart: GanttChart) -> Any:
     unit = time_unit(chart.step_s)
     made = plain_figure(
         60 + _ROW_PIXELS * len(chart.rows),
-        x_range=Range1d(0, chart.step_s / unit.size, bounds=(0, chart.step_s / unit.size)),
-        y_range=Range1d(len(chart.rows), 0),
+        x_range=axis_range(0, chart.step_s / unit.size, bounds=(0, chart.step_s / unit.size)),
+        y_range=axis_range(len(chart.rows), 0),
     )
     columns: dict[str, list] = {c: [] for c in ("left", "right", "top", "bottom", "colour", "tip")}
     for n, row in enumerate(chart.rows):
@@ -65,7 +65,7 @@ def _lanes(chart: GanttChart) -> Any:
                 columns["tip"].append(bar.tip.replace("\n", ": ") or "a share of time")
     made.quad(
         left="left", right="right", top="top", bottom="bottom", fill_color="colour", line_color=None,
-        source=ColumnDataSource(columns),
+        source=source_of(columns),
     )  # fmt: skip
     made.add_tools(HoverTool(tooltips=[("", "@tip")]), BoxZoomTool(dimensions="width"))
     labels = unique_labels([short_name(row.submesh.name) for row in chart.rows], 16)

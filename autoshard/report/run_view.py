@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bokeh.models import BoxZoomTool, ColumnDataSource, DataRange1d, FactorRange, HoverTool, Range1d
+from bokeh.models import BoxZoomTool, DataRange1d, FactorRange, HoverTool
 
 from autoshard.launch.events import Event, PhaseStarted, StepCommitted, WorkerLost, read_events
 from autoshard.launch.goodput import Activity, Goodput, goodput
@@ -15,7 +15,7 @@ from autoshard.launch.picture import ACTIVITY_COLOURS, heading
 from autoshard.launch.report import event_words
 from autoshard.printing import amount, duration, seconds
 from autoshard.report.colours import LIMIT, SERIES
-from autoshard.report.figures import plain_figure, time_bars
+from autoshard.report.figures import axis_range, plain_figure, source_of, time_bars
 from autoshard.report.parts import Figure, Figures, Paragraph, Part, Section, Table
 from autoshard.report.units import time_unit
 
@@ -102,7 +102,7 @@ def _line(
     for place, generation in enumerate(generations):
         colour = SERIES[place % len(SERIES)]
         own = [(m.step, v) for m, v in zip(metrics, values, strict=True) if m.generation == generation]
-        source = ColumnDataSource({"step": [s for s, _ in own], "value": [v for _, v in own]})
+        source = source_of({"step": [s for s, _ in own], "value": [v for _, v in own]})
         made.line(x="step", y="value", line_color=colour, line_width=2, source=source)
         made.scatter(x="step", y="value", color=colour, size=4 if len(own) < 200 else 0, source=source)
         if len(generations) > 1 and place < len(SERIES):
@@ -126,7 +126,7 @@ def _goodput(events: Sequence[Event], measured: Goodput) -> tuple[Part, ...]:
     names = list(dict.fromkeys(row(s.generation) for s in measured.spans))
     made = plain_figure(
         70 + min(26 * max(len(names), 2), 600),
-        x_range=Range1d(0, (end_s - begin_s) / unit.size, bounds="auto"),
+        x_range=axis_range(0, (end_s - begin_s) / unit.size, bounds="auto"),
         y_range=FactorRange(factors=names[::-1]),
     )
     columns: dict[str, list] = {"y": [], "left": [], "right": [], "colour": [], "tip": []}
@@ -138,7 +138,7 @@ def _goodput(events: Sequence[Event], measured: Goodput) -> tuple[Part, ...]:
         columns["tip"].append(f"{span.activity.value}, {duration(span.end_s - span.start_s)}")
     bars = made.hbar(
         y="y", left="left", right="right", height=0.8, fill_color="colour", line_color=None,
-        source=ColumnDataSource(columns),
+        source=source_of(columns),
     )  # fmt: skip
     lost = [e for e in events if isinstance(e, WorkerLost) and row(e.generation) in names]
     made.scatter(
@@ -190,8 +190,5 @@ def _events(events: Sequence[Event]) -> tuple[Part, ...]:
         f" The first {left} events are left out." if left else ""
     )
     emphasised = frozenset(n for n, e in enumerate(shown) if isinstance(e, WorkerLost))
-    return (
-        Table(
-            "Events", ("time", "since start", "generation", "what happened"), rows, frozenset({1, 2}), emphasised, note
-        ),
-    )
+    columns = ("time", "since start", "generation", "what happened")
+    return (Table("What happened when", columns, rows, frozenset({1, 2}), emphasised, note),)

@@ -3,11 +3,11 @@
 from typing import Any
 
 from bokeh.layouts import column
-from bokeh.models import BoxZoomTool, ColumnDataSource, Range1d, Span
+from bokeh.models import BoxZoomTool, Span
 from bokeh.models.tickers import FixedTicker
 
 from autoshard.report.colours import LIMIT, MEMORY, OTHER
-from autoshard.report.figures import plain_figure
+from autoshard.report.figures import axis_range, plain_figure, source_of
 
 LANES = ("products", "other kernels", "waited for", "hidden")
 """Of the second figure, from top to bottom: kernels run one after another; collectives are waited for, or hide."""
@@ -17,9 +17,9 @@ _LEFT = 92
 
 def step_figure() -> Any:
     """Both figures, empty; their models are found by name."""
-    span = Range1d(0, 1, name="time", bounds=(0, 1))
-    memory = plain_figure(300, x_range=span, y_range=Range1d(0, 1, name="bytes"))
-    edges = ColumnDataSource({"t": [], **{f"e{k}": [] for k in range(_MOST_CLASSES + 1)}}, name="memory")
+    span = axis_range(0, 1, name="time", bounds=(0, 1))
+    memory = plain_figure(300, x_range=span, y_range=axis_range(0, 1, name="bytes"))
+    edges = source_of({"t": [], **{f"e{k}": [] for k in range(_MOST_CLASSES + 1)}}, name="memory")
     colours = [*MEMORY.values()]
     for k in range(_MOST_CLASSES):
         colour = colours[k] if k < len(colours) else OTHER
@@ -29,8 +29,8 @@ def step_figure() -> Any:
     )
     memory.yaxis.axis_label = "memory"
     memory.yaxis.name = "bytes axis"
-    work = plain_figure(190, x_range=span, y_range=Range1d(len(LANES), 0))
-    runs = ColumnDataSource({c: [] for c in ("left", "right", "top", "bottom", "colour", "alpha")}, name="runs")
+    work = plain_figure(190, x_range=span, y_range=axis_range(len(LANES), 0))
+    runs = source_of({c: [] for c in ("left", "right", "top", "bottom", "colour", "alpha")}, name="runs")
     work.quad(
         left="left", right="right", top="top", bottom="bottom", fill_color="colour", fill_alpha="alpha",
         line_color=None, source=runs,

@@ -165,7 +165,7 @@ def test_a_collective_leads_to_its_tensor_and_its_time(open_page):
     path = link.inner_text().removeprefix("Show ").removesuffix(" in the model")
     link.click()
     row = page.evaluate("document.activeElement.innerText")
-    assert row.strip().startswith(path.split(".")[-1]) and "float32" in row
+    assert row.strip().startswith(path.split(".")[-1]) and ("float32" in row or "int32" in row)
     page.click("#collective-table .detail button:has-text('over time')")
     assert page.evaluate("document.activeElement.id") == "cursor"
     page.wait_for_timeout(100)
