@@ -155,5 +155,9 @@ class BasePlan(abc.ABC):
             knows the name alone. A plan in stages needs none: the forms that its search looked at are in it.
         """
 
+    @abc.abstractmethod
+    def _repr_html_(self) -> str:
+        """The plan as a notebook shows it: HTML without scripts."""
+
     def __str__(self) -> str:
         return self.explain()

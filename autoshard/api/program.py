@@ -21,6 +21,7 @@ from autoshard.plans.diff import diff
 from autoshard.plans.explain import explain
 from autoshard.plans.export import exported, form_named
 from autoshard.plans.files import read_plan, write_plan
+from autoshard.plans.notebook import plan_html
 from autoshard.plans.plan_diff import PlanDiff
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.trace.trace import Trace
@@ -147,6 +148,9 @@ class Plan(ProgramPlan, BasePlan):
         if program is not None:
             raise _only_in_stages("program=, --program")
         return explain(self, full)
+
+    def _repr_html_(self) -> str:
+        return plan_html(self)
 
     def draw_timeline(self, path: str | os.PathLike[str]) -> str:
         raise _only_in_stages("A timeline, --timeline")

@@ -14,6 +14,7 @@ from autoshard.pipelines.plan.diff import StagedDiff, diff_stages
 from autoshard.pipelines.plan.explain import explain, program_text
 from autoshard.pipelines.plan.export import exported_stages
 from autoshard.pipelines.plan.files import read_staged_plan, write_staged_plan
+from autoshard.pipelines.plan.notebook import staged_plan_html
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.plan.rebuild import program_function
 from autoshard.pipelines.run.agreement import plan_of_first
@@ -99,6 +100,9 @@ class StagedPlan(PipelinePlan, BasePlan):
                 "Choose one of them."
             )
         return explain_program(self.programs[program], full)
+
+    def _repr_html_(self) -> str:
+        return staged_plan_html(self)
 
     def draw_timeline(self, path: str | os.PathLike[str]) -> str:
         draw_timeline(self.timeline, pathlib.Path(path), f"Step on cluster {self.cluster}, as planned")

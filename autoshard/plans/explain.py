@@ -138,10 +138,8 @@ def _follows(row: _Row, leader: _Row) -> bool:
     return row.shape == leader.shape and is_companion(row.path, leader.path)
 
 
-def _tensors(console: Console, plan: ProgramPlan, most: int) -> None:
-    """One line a kind of argument, of more than `most` the largest; moments stand behind the parameter that they belong
-    to.
-    """
+def _leaders(plan: ProgramPlan) -> list[tuple[_Row, list[_Row]]]:
+    """Kinds of arguments; moments stand behind the parameter that they belong to."""
     leaders: list[tuple[_Row, list[_Row]]] = []
     for row in _rows(plan):
         home = next((companions for leader, companions in leaders if _follows(row, leader)), None)
@@ -149,17 +147,33 @@ def _tensors(console: Console, plan: ProgramPlan, most: int) -> None:
             leaders.append((row, []))
         else:
             home.append(row)
+    return leaders
+
+
+def tensor_rows(plan: ProgramPlan, most: int) -> list[tuple[str, ...]]:
+    """Path, number, shape, layout and layout of the optimizer's state of each kind of argument: of more than `most`,
+    those that tell most.
+    """
+    rows = []
+    for row, companions in _largest(_leaders(plan), most):
+        layouts = list(dict.fromkeys(c.layout for c in companions))
+        state = "" if not layouts else "same" if layouts == [row.layout] else ", ".join(layouts)
+        rows.append((row.path, str(row.count), "x".join(map(str, row.shape)), row.layout, state))
+    return rows
+
+
+def _tensors(console: Console, plan: ProgramPlan, most: int) -> None:
+    """One line a kind of argument."""
+    kinds = len(_leaders(plan))
     rows = table(
         "What each group of arguments does: the mesh axes that shard each dimension",
         [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left"), ("its optimizer state", "left")],
     )
-    for row, companions in _largest(leaders, most):
-        layouts = list(dict.fromkeys(c.layout for c in companions))
-        state = "" if not layouts else "same" if layouts == [row.layout] else ", ".join(layouts)
-        rows.add_row(row.path, str(row.count), "x".join(map(str, row.shape)), row.layout, state)
+    for row in tensor_rows(plan, most):
+        rows.add_row(*row)
     console.print(rows)
-    if len(leaders) > most:
-        console.print(f"and {len(leaders) - most} more kinds, which are smaller")
+    if kinds > most:
+        console.print(f"and {kinds - most} more kinds, which are smaller")
     scalars = sum(not a.shape for a in plan.arguments)
     if scalars:
         console.print(f"and {scalars} scalars, replicated")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import html.parser
 import json
 import math
 import re
@@ -13,7 +14,8 @@ import autoshard
 from autoshard.cli import app
 from autoshard.comparison.comparison import Comparison, Contender
 from autoshard.errors import ConfigError, FileFormatError
-from autoshard.pipeline.plan.comparison import compare_forms
+from autoshard.pipelines.plan.comparison import compare_forms
+from autoshard.printing import amount, seconds
 from autoshard.report.compared_view import compared_parts
 from autoshard.report.comparison_file import read_comparison
 from autoshard.report.hardware_view import link_traffic
@@ -190,3 +192,17 @@ def test_what_cannot_be_shown_is_refused(gpt, tmp_path):
 def test_a_plan_without_a_profile_is_shown_as_far_as_it_goes(gpt):
     page = page_of((Named("gpt", dataclasses.replace(gpt, profile=None)),))
     assert not json.loads(page.programs[0].data)["has_profile"] and "<h2" in html_page(page)
+
+
+def test_notebooks_show_both_kinds_without_scripts(gpt, staged):
+    evil = dataclasses.replace(gpt, name="<script>alert(1)</script>")
+    for plan, facts in (
+        (evil, (amount(gpt.estimate.peak_bytes), seconds(gpt.estimate.step_s), "state.params.blocks.*.mlp.up.kernel")),
+        (staged, (seconds(staged.step_s), "Pipeline 0", staged.timeline.submeshes[0].name)),
+    ):
+        shown = plan._repr_html_()
+        parser = html.parser.HTMLParser()
+        parser.feed(shown)
+        assert "<script" not in shown and all(html.escape(fact) in shown for fact in facts)
+        assert shown.count("<table") == shown.count("</table>") == 2 and len(shown) < 40_000
+        assert html.escape(plan.explain(full=True)) in shown
