@@ -176,22 +176,6 @@ def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     return Collective(CollectiveKind.PERMUTE, names, local_bytes, time_s, fixed_s, local_bytes, separate_s)
 
 
-def sent_by_level(kind: CollectiveKind, axes: Sequence[MeshAxis]) -> tuple[tuple[AxisLevel, float], ...]:
-    """The levels that a collective over `axes` crosses, fastest first, and the share of `wire_bytes` that goes over
-    each.
-    """
-    levels = _levels(axes)
-    if kind is CollectiveKind.PERMUTE:
-        return tuple((level, float(level == levels[-1])) for level in levels)
-    sent, reach = [], 1
-    for level in levels:
-        wider = reach * level.size
-        is_exchange = kind is CollectiveKind.ALL_TO_ALL
-        sent.append(float(wider - reach) if is_exchange else (level.size - 1) / level.size / reach)
-        reach = wider
-    return tuple((level, one / sum(sent)) for level, one in zip(levels, sent, strict=True))
-
-
 def launched(collective: Collective, device: DeviceType) -> Collective:
     """The collective with the launch of its kernel on `device` added to its time."""
     launch_s = device.launch_overhead_s

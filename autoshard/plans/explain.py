@@ -42,7 +42,8 @@ def explain(plan: ProgramPlan, full: bool = False) -> str:
     _summary(console, plan)
     _tensors(console, plan, most.tensors)
     _communication(console, plan, most.communication)
-    print_placement(console, plan)
+    if full:
+        print_placement(console, plan)
     _compute(console, plan, most.compute)
     _memory(console, plan, most.memory)
     if not full:

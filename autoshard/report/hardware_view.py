@@ -3,11 +3,11 @@
 import collections
 import dataclasses
 import itertools
-import math
-from collections.abc import Sequence
 
-from autoshard.cluster import CollectiveKind, LogicalMesh
-from autoshard.cost.collectives import sent_by_level
+from autoshard.cluster import LogicalMesh
+from autoshard.placement.level_bytes import level_bytes
+from autoshard.plans.placement_text import placement_line
+from autoshard.plans.placing import flows_of
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.printing import amount, seconds
 from autoshard.report.colours import COLLECTIVES
@@ -22,13 +22,12 @@ class LinkTraffic:
     """What a device sends in a step over links of one level, for the collectives over some mesh axes.
 
     Attributes:
-      axes: Of the mesh. level: Of the hardware; 0 inside a node. size: Devices that these links join.
+      axes: Of the mesh. level: Of the hardware; 0 inside a node.
       bandwidth_bytes_per_s: One-way, of one device. sent_bytes: By kind of collective.
     """
 
     axes: tuple[str, ...]
     level: int
-    size: int
     bandwidth_bytes_per_s: float
     sent_bytes: tuple[tuple[str, float], ...]
 
@@ -40,22 +39,14 @@ class LinkTraffic:
 
 def link_traffic(plan: ProgramPlan) -> tuple[LinkTraffic, ...]:
     """The traffic of a program by mesh axes and hardware level, most first; its sum is `estimate.comm_bytes`."""
-    sums: dict[tuple, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
-    for item in plan.estimate.communication:
-        axes = [plan.logical_mesh.axis(name) for name in item.axes]
-        for level, share in sent_by_level(CollectiveKind(item.kind), axes):
-            sums[item.axes, level.link.level, level.link.bandwidth_bytes_per_s][item.kind] += share * item.wire_bytes
-    found = [
-        LinkTraffic(axes, level, _joined(plan.logical_mesh, axes, level), bandwidth, tuple(kinds.items()))
-        for (axes, level, bandwidth), kinds in sums.items()
-    ]
+    mesh, items = plan.logical_mesh, plan.estimate.communication
+    sums: dict[tuple, dict[str, float]] = collections.defaultdict(dict)
+    for axes, kind in dict.fromkeys((item.axes, item.kind) for item in items):
+        flows = flows_of([item for item in items if (item.axes, item.kind) == (axes, kind)], mesh)
+        for level in level_bytes(flows, mesh.axes):
+            sums[axes, level.level, level.bandwidth_bytes_per_s][kind] = level.sent_bytes
+    found = [LinkTraffic(*key, tuple(kinds.items())) for key, kinds in sums.items()]
     return tuple(sorted(found, key=lambda t: -t.total_bytes))
-
-
-def _joined(mesh: LogicalMesh, axes: Sequence[str], level: int) -> int:
-    """How many devices along `axes` the links of a level join."""
-    levels = [l for name in axes for l in mesh.axis(name).levels]
-    return math.prod(l.size for l in levels if l.link.level == level)
 
 
 def level_name(level: int) -> str:
@@ -67,6 +58,8 @@ def hardware_parts(plan: ProgramPlan, name: str) -> tuple[Part, ...]:
     """The drawing of the mesh, and the traffic; `name` is put before the names of figures."""
     traffic = link_traffic(plan)
     parts: list[Part] = [_devices(plan.logical_mesh, plan.devices_per_node)]
+    if line := placement_line(plan):
+        parts.append(Paragraph(line[:1].upper() + line[1:] + "."))
     if not traffic:
         return *parts, Paragraph("Nothing is sent: every device works by itself.")
     labels = [f"{'+'.join(t.axes)} {level_name(t.level)}" for t in traffic]
@@ -79,7 +72,6 @@ def hardware_parts(plan: ProgramPlan, name: str) -> tuple[Part, ...]:
         (
             "+".join(t.axes),
             level_name(t.level),
-            str(t.size),
             f"{amount(t.bandwidth_bytes_per_s)}/s",
             amount(t.total_bytes),
             seconds(t.total_bytes / t.bandwidth_bytes_per_s),
@@ -88,24 +80,24 @@ def hardware_parts(plan: ProgramPlan, name: str) -> tuple[Part, ...]:
         )
         for t in traffic
     )
-    columns = ("mesh axes", "link", "devices joined", "bandwidth", "sent", "at least", "of step", "by collective")
+    columns = ("mesh axes", "link", "bandwidth", "sent", "at least", "of step", "by collective")
     note = "`at least` is the time that the bytes take at the link's stated bandwidth, without latencies."
     parts.append(
-        Table("What each link carries in a step, for one device", columns, rows, frozenset({2, 3, 4, 5, 6}), note=note)
+        Table("What each link carries in a step, for one device", columns, rows, frozenset({2, 3, 4, 5}), note=note)
     )
     return tuple(parts)
 
 
 def _devices(mesh: LogicalMesh, per_node: int) -> Devices:
     """The first nodes, with the coordinates of their devices."""
-    coordinates = itertools.product(*(range(axis.size) for axis in mesh.axes))
-    shown = min(mesh.num_devices, max(per_node, 1) * _MOST_NODES, _MOST_DEVICES)
-    texts = [
-        ", ".join(f"{axis.name} {at}" for axis, at in zip(mesh.axes, place, strict=True) if axis.size > 1) or "alone"
-        for place in itertools.islice(coordinates, shown)
-    ]
+    coordinates = list(itertools.product(*(range(axis.size) for axis in mesh.axes)))
+    at = {device: place for place, device in zip(coordinates, mesh.order or range(mesh.num_devices), strict=True)}
     size = max(per_node, 1)
+    shown = min(mesh.num_devices, size * _MOST_NODES, _MOST_DEVICES)
+    texts = [
+        ", ".join(f"{axis.name} {k}" for axis, k in zip(mesh.axes, at[device], strict=True) if axis.size > 1) or "alone"
+        for device in range(shown)
+    ]
     nodes = tuple((f"node {start // size}", tuple(texts[start : start + size])) for start in range(0, shown, size))
     left = mesh.num_devices - shown
-    note = f"and {left} more devices, in the same order" if left else ""
-    return Devices(f"{mesh}", nodes, note)
+    return Devices(f"{mesh}", nodes, f"and {left} more devices" if left else "")

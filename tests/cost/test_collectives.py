@@ -13,7 +13,6 @@ from autoshard.cost.collectives import (
     joined,
     permute,
     reduce_scatter,
-    sent_by_level,
 )
 
 FAST = Link(latency_s=1e-6, bandwidth_bytes_per_s=100e9, level=0, source="test")
@@ -114,21 +113,3 @@ def test_what_is_joined_pays_its_share_of_what_is_paid_once(axes, price, size_by
         assert joined(c, count).time_s == pytest.approx(sending_s + share * c.fixed_s)
     else:
         assert joined(c, count) == c
-
-
-@pytest.mark.parametrize("make", [all_gather, reduce_scatter, all_reduce, all_to_all])
-def test_what_each_level_carries_is_what_is_sent_without_the_other(make):
-    """800 kB over 4 x 2, by hand: inside 600 kB of 700 kB gathered, or of an exchange 3 of 7 parts; the rest between.
-    With the slow link's bandwidth halved, the time grows by what crosses it."""
-    found = make([BOTH], 800e3)
-    (fast, inside), (slow, between) = sent_by_level(found.kind, [BOTH])
-    assert (fast.link, slow.link) == (FAST, SLOW) and inside + between == pytest.approx(1)
-    assert inside == pytest.approx(3 / 7 if make is all_to_all else 6 / 7)
-    halved = Link(SLOW.latency_s, SLOW.bandwidth_bytes_per_s / 2, 1, "test")
-    slower = make([MeshAxis("both", 8, (AxisLevel(4, FAST), AxisLevel(2, halved)))], 800e3)
-    assert (slower.time_s - found.time_s) * SLOW.bandwidth_bytes_per_s == pytest.approx(between * found.wire_bytes)
-
-
-def test_a_permutation_goes_over_the_slowest_link():
-    shares = sent_by_level(CollectiveKind.PERMUTE, [INSIDE, ACROSS])
-    assert [(level.link, share) for level, share in shares] == [(FAST, 0.0), (SLOW, 1.0)]
