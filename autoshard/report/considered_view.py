@@ -2,7 +2,7 @@
 
 import math
 
-from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
+from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import pattern
 from autoshard.printing import amount, seconds

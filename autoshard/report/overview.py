@@ -2,7 +2,7 @@
 
 import math
 
-from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
+from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.printing import amount, seconds
 from autoshard.report.parts import Figures, Paragraph, Part

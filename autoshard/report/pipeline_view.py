@@ -6,9 +6,9 @@ from typing import Any
 from bokeh.models import BoxZoomTool, HoverTool
 from bokeh.models.tickers import FixedTicker
 
-from autoshard.pipeline.plan.equal_pipelines import crossing, equal_pipelines
-from autoshard.pipeline.plan.pipeline_plan import PipelinePlan
-from autoshard.pipeline.schedule.gantt import GanttChart, gantt_chart, meaning, short_name
+from autoshard.pipelines.plan.equal_pipelines import crossing, equal_pipelines
+from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
+from autoshard.pipelines.schedule.gantt import GanttChart, gantt_chart, meaning, short_name
 from autoshard.printing import amount, seconds
 from autoshard.report.figures import axis_range, plain_figure, source_of, unique_labels
 from autoshard.report.parts import Figure, Paragraph, Part, Table

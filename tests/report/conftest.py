@@ -11,10 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from autoshard.pipeline.plan.make import plan_staged
-from autoshard.pipeline.schedule.tasks import ScheduleKind
-from autoshard.pipeline.search.arrangement import Arrangement, Pipeline, Stage, Submesh
-from autoshard.pipeline.search.options import StageOptions
 from autoshard_models import train_step
 from autoshard_models.presets import preset
 
@@ -32,6 +28,10 @@ from autoshard.launch.events import (
     WorkerLost,
 )
 from autoshard.launch.messages import Phase
+from autoshard.pipelines.plan.make import plan_staged
+from autoshard.pipelines.schedule.tasks import ScheduleKind
+from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage, Submesh
+from autoshard.pipelines.search.options import StageOptions
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
 from autoshard.plans.make import Origin, plan_of_choices
