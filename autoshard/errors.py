@@ -82,3 +82,7 @@ class TransferError(AutoshardError):
 
 class ElasticError(AutoshardError):
     """A supervised run cannot go on, or what is asked of it is not possible."""
+
+
+class ShareError(AutoshardError):
+    """Jobs cannot share a cluster as asked: a jobs file, a trace or a footprint is wrong, or nothing fits."""

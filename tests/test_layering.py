@@ -38,6 +38,7 @@ FLOORS = (
     {"baselines", "report"},
     {"elastic"},
     {"train", "calibration", "solve_file"},
+    {"share"},
     {"cli"},
     {"__main__"},
 )
@@ -145,7 +146,7 @@ def test_imports_point_down(module):
 @pytest.mark.parametrize(
     ("what", "rooms"),
     [
-        ("ortools", {"solver"}),
+        ("ortools", {"solver", "share"}),
         ("numba", {"solver", "compiler"}),
         ("jax.extend", JAXPR_ROOMS),
         ("jax._src", {"elastic"}),

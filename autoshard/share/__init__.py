@@ -1,0 +1,1 @@
+"""Several jobs on one cluster: who gets which devices, decided, simulated, and carried out."""

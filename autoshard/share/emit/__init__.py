@@ -1,0 +1,1 @@
+"""The decision in the words of Kueue and Slurm, for those who run these."""
