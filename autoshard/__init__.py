@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoshard import baselines, elastic, errors
+    from autoshard.annotations.scopes import pipeline, replicate, split, stage
     from autoshard.api import Plan, StagedPlan, compare, diff, jit, load, plan
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
@@ -46,7 +47,11 @@ __all__ = [
     "load",
     "logical_axes",
     "pins_from_logical_rules",
+    "pipeline",
     "plan",
+    "replicate",
+    "split",
+    "stage",
     "write_problem",
     "write_report",
 ]
@@ -63,10 +68,14 @@ _HOMES = {
     "logical_axes": "autoshard.plans.naming",
     "pins_from_logical_rules": "autoshard.plans.logical_pins",
     "Plan": "autoshard.api",
+    "pipeline": "autoshard.annotations.scopes",
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",
     "plan": "autoshard.api",
+    "replicate": "autoshard.annotations.scopes",
     "Schedule": "autoshard.compiler.schedule",
+    "split": "autoshard.annotations.scopes",
+    "stage": "autoshard.annotations.scopes",
     "StageOptions": "autoshard.pipelines.search.search",
     "StagedPlan": "autoshard.api",
     "TrainState": "autoshard.train_step",

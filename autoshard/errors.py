@@ -32,6 +32,10 @@ class PinError(AutoshardError):
     """A pin (a sharding the user insists on) is malformed, matches nothing, or contradicts another."""
 
 
+class AnnotationError(AutoshardError):
+    """What annotations in a program ask for cannot be had, or contradicts itself; the message shows the lines."""
+
+
 class LayoutError(AutoshardError):
     """A layout is not legal for the tensor it is given to."""
 

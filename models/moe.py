@@ -143,8 +143,9 @@ class Experts(nnx.Module):
         combine = routing.combine.astype(config.dtype)
         dispatch = (routing.combine > 0).astype(config.dtype)
         received = jnp.einsum("bsec,bsd->ebcd", dispatch, x)
-        hidden = jax.nn.gelu(jnp.einsum("ebcd,edf->ebcf", received, self.up.astype(config.dtype)))
-        answered = jnp.einsum("ebcf,efd->ebcd", hidden, self.down.astype(config.dtype))
+        with jax.named_scope("experts"):
+            hidden = jax.nn.gelu(jnp.einsum("ebcd,edf->ebcf", received, self.up.astype(config.dtype)))
+            answered = jnp.einsum("ebcf,efd->ebcd", hidden, self.down.astype(config.dtype))
         return jnp.einsum("bsec,ebcd->bsd", combine, answered), routing
 
 

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from .layers import made, types_of
 from .losses import cross_entropy
-from .objective import Metrics, Objective, nnx_objective
+from .objective import Batch, Metrics, Objective, nnx_objective
 
 EXPANSION = 4
 """Channels that a block gives, divided by its stage's base channels (He et al. 2015, table 1)."""
@@ -140,14 +140,21 @@ class WideResNet(nnx.Module):
         run_block = nnx.remat(Block.__call__, static_argnums=2) if self.config.remat else Block.__call__
         for block in self.blocks:
             x = run_block(block, x, is_training)
-        return self.head(jnp.mean(x, axis=(1, 2)))
+        x = jnp.mean(x, axis=(1, 2))
+        with jax.named_scope("classifier"):
+            return self.head(x)
 
 
 def objective(config: WideResNetConfig) -> Objective:
     """Classification of images; see `batch_shapes`."""
 
     def loss_of(is_training: bool) -> Callable[..., tuple[jax.Array, Metrics]]:
-        return lambda model, batch, _: (cross_entropy(model(batch["images"], is_training), batch["labels"]), {})
+        def loss(model: WideResNet, batch: Batch, _: jax.Array | None) -> tuple[jax.Array, Metrics]:
+            logits = model(batch["images"], is_training)
+            with jax.named_scope("classifier"):
+                return cross_entropy(logits, batch["labels"]), {}
+
+        return loss
 
     return nnx_objective(lambda rngs: WideResNet(config, rngs=rngs), loss_of(True), evaluate=loss_of(False))
 

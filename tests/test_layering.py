@@ -11,6 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
     {
+        "annotations",
         "errors",
         "files",
         "folders",

@@ -16,7 +16,8 @@ from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, StageError
 from autoshard.pipelines.plan.make import plan_staged
 from autoshard.pipelines.search.options import StageOptions
-from autoshard.plans.make import load_cluster, plan_function, plan_posed
+from autoshard.plans.annotated import StagesAskedError
+from autoshard.plans.make import Request, load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.remat_search import plan_rematerialised
 from autoshard.suggestions import suggestion
@@ -54,8 +55,8 @@ def plan(
     """Chooses how `fn` runs on a cluster.
 
     Any function on devices of one kind is planned as one program over one mesh. A `TrainStep` can also be cut into
-    stages and shared out over pipelines: that is done where the cluster has devices of several kinds, and wherever
-    `stages` is given.
+    stages and shared out over pipelines: that is done where the cluster has devices of several kinds, wherever
+    `stages` is given, and where annotations in it ask for stages (`autoshard.pipeline`).
 
     Args:
       fn: Any traceable JAX function, such as a whole training step, also one that `jax.jit` or `nnx.jit` has wrapped;
@@ -96,6 +97,7 @@ def plan(
       ClusterError: The cluster has devices of several kinds, and `fn` is no `TrainStep`.
       StageError: The step cannot be cut or shared out as asked; what is given fits one program only.
       MeshError, PinError, LayoutError: The inputs do not fit together.
+      AnnotationError: What annotations in `fn` ask for cannot be had.
       MemoryBudgetError: No plan fits; tells the least budget that would do, and what is alive at the peak.
       SolverError: Nothing was found within the time limit.
       FileFormatError: `solution` does not belong to this problem, or does not solve it.
@@ -116,42 +118,48 @@ def plan(
             f"A TrainStep is planned for (state, batch) alone; received {received}. Bind what its loss function needs "
             f"besides by functools.partial.{suggestion(received, _own_options(), quote='`')}"
         )
-    searches_remat = _searches_remat(fn, args, options, is_cut(fn, hardware, stages))
-    if searches_remat and isinstance(fn, TrainStep):
-        made = plan_rematerialised(
-            fn,
-            args,
-            hardware,
-            mesh=mesh,
-            donate_argnums=donated,
-            memory_budget_bytes=memory_budget_bytes,
-            pins=pins,
-            start=start,
-            options=options,
-            solution=solution,
-            configuration=configuration,
-            answer=lambda step: functools.partial(plan_confirmed, fn=step, args=args),
-        )
-        return Plan.of(made)
-    if not is_cut(fn, hardware, stages):
-        statics = Statics.of(fn, static_argnums, static_argnames)
-        with pure_call(fn, args, kwargs, statics, _own_options()) as call:
-            confirmed = functools.partial(plan_confirmed, fn=call.fn, args=call.args)
-            made = plan_function(
-                call.fn,
-                call.args,
+    is_staged = is_cut(fn, hardware, stages)
+    searches_remat = _searches_remat(fn, args, options, is_staged)
+    one_program: Request = {
+        "mesh": mesh,
+        "memory_budget_bytes": memory_budget_bytes,
+        "pins": pins,
+        "solution": solution,
+        "configuration": configuration,
+    }
+    try:
+        if searches_remat and isinstance(fn, TrainStep):
+            made = plan_rematerialised(
+                fn,
+                args,
                 hardware,
-                mesh=mesh,
                 donate_argnums=donated,
-                memory_budget_bytes=memory_budget_bytes,
-                pins=pins,
                 start=start,
                 options=options,
-                solution=solution,
-                configuration=configuration,
-                answer=confirmed if options.compile_check else plan_posed,
+                answer=lambda step: functools.partial(plan_confirmed, fn=step, args=args),
+                **one_program,
             )
-        return Plan.of(made)
+            return Plan.of(made)
+        if not is_staged:
+            statics = Statics.of(fn, static_argnums, static_argnames)
+            with pure_call(fn, args, kwargs, statics, _own_options()) as call:
+                confirmed = functools.partial(plan_confirmed, fn=call.fn, args=call.args)
+                made = plan_function(
+                    call.fn,
+                    call.args,
+                    hardware,
+                    donate_argnums=donated,
+                    start=start,
+                    options=options,
+                    answer=confirmed if options.compile_check else plan_posed,
+                    **one_program,
+                )
+            return Plan.of(made)
+    except StagesAskedError:
+        if not isinstance(fn, TrainStep):
+            raise
+        _searches_remat(fn, args, options, is_staged=True)
+    assert isinstance(fn, TrainStep)  # all else has a plan of one program, or none
     if options.compile_check:
         raise StageError(
             "options.compile_check (--check, plan.check) is for plans of one program; this step is planned in stages. "
@@ -162,7 +170,8 @@ def plan(
     if unfit:
         raise StageError(
             f"{', '.join(unfit)} speak of one program on one mesh, but a training step on cluster `{hardware.name}` is "
-            "planned in stages, each on a mesh of its own. Leave them out, or plan for a cluster of one kind of device."
+            "planned in stages, each on a mesh of its own. Leave them out, or plan for a cluster of one kind of device "
+            "without stages, also in annotations."
         )
     if len(args) != 2:
         raise StageError(f"A TrainStep is planned for (state, batch); received {len(args)} arguments. Pass both.")

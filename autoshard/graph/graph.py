@@ -11,6 +11,8 @@ import dataclasses
 import enum
 import math
 
+from autoshard.annotations.block import Block
+
 
 class ValueKind(enum.Enum):
     """Where a value comes from."""
@@ -165,6 +167,7 @@ class Operation(OperandsAndResults):
       fixed_results: A layout that the program itself demands of each result; None where it demands nothing.
       fixed_operands: Likewise for operands.
       slot: Which input of the equation's body a carry or slice is, or which result a stack or join is; 0 otherwise.
+      blocks: The annotated blocks that it stands in, the outermost first.
     """
 
     index: int
@@ -179,6 +182,7 @@ class Operation(OperandsAndResults):
     fixed_results: tuple[FixedLayout | None, ...] | None = None
     fixed_operands: tuple[FixedLayout | None, ...] | None = None
     slot: int = 0
+    blocks: tuple[Block, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

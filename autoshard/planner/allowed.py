@@ -5,10 +5,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from autoshard.cluster import LogicalMesh
-from autoshard.errors import LayoutError
+from autoshard.errors import AnnotationError, LayoutError
 from autoshard.graph.graph import FixedLayout, Operation
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import Layout, all_layouts
+from autoshard.planner.asked import Asked, Demands, obeying
 from autoshard.planner.choices import ChoiceTable, choice_table, satisfies
 from autoshard.planner.program import Program
 
@@ -20,10 +21,12 @@ class Restrictions:
     Attributes:
       argument: (argument index, layout) -> allowed; None where all are.
       group: (group index, assignment, scatter) -> allowed; None where all are.
+      asked: What annotated blocks ask for; None for nothing.
     """
 
     argument: Callable[[int, Layout], bool] | None = None
     group: Callable[[int, Layout, Layout], bool] | None = None
+    asked: Asked | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,12 +122,23 @@ def group_choices(
         if restrictions.group is not None:
             allowed = restrictions.group
             rows = tuple(k for k in rows if allowed(group.index, table.choices[k].assignment, table.choices[k].scatter))
+        demands: Demands = ()
+        if restrictions.asked is not None and (demands := restrictions.asked.of_groups[group.index]):
+            assignments = [choice.assignment for choice in table.choices]
+            rows = obeying(demands, assignments, rows, mesh.shape, must=group.index in restrictions.asked.binding)
         operation = program.graph.operations[group.operations[0]]
         if operation.fixed_operands is not None or operation.fixed_results is not None:
             rows = _as_demanded(group, operation, table, rows, mesh)
         if not rows:
             demanded = [*(operation.fixed_operands or ()), *(operation.fixed_results or ())]
             of_pmap = ", or, where it is made by jax.pmap, pass the function inside and the whole batch"
+            if demands:
+                asking = " and ".join(d.block.at_line for d in demands)
+                raise AnnotationError(
+                    f"Annotations contradict a sharding that the program demands itself: {asking} ask for something "
+                    f"else than `{operation.name}` at {operation.source or 'an unknown line'} on mesh {mesh}. Drop one "
+                    "of them."
+                )
             raise LayoutError(
                 f"No legal choice is left for `{operation.name}` at {operation.source or 'an unknown line'} on "
                 f"mesh {mesh}, which demands shardings of its own: {_why_unfit(demanded, mesh)}. Pass mesh= with the "

@@ -241,7 +241,7 @@ def choice_table(shape: GroupShape, mesh: LogicalMesh) -> ChoiceTable:
     reading = tuple(dict.fromkeys(dims for dims, _, _ in shape.reads))
     writing = tuple(dict.fromkeys(dims for dims, _, _ in shape.writes))
     rows: dict[tuple, tuple[Choice, float, float, tuple[Collective, ...], float]] = {}
-    for assignment, scatters in _legal_choices(shape, sizes):
+    for assignment, scatters in legal_choices(shape, sizes):
         reads = {dims: layout_of(dims, assignment) for dims in reading}
         local = {dims: layout_of(dims, assignment) for dims in writing}
         compute_s, flops = _compute(shape, assignment, reads, local, mesh, sizes)
@@ -283,7 +283,7 @@ def scatter_order(scatter: Layout) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(axes) for axes in sorted(together.values(), key=lambda axes: -axes[-1]))
 
 
-def _legal_choices(shape: GroupShape, sizes: tuple[int, ...]) -> Iterator[tuple[Assignment, list[Layout]]]:
+def legal_choices(shape: GroupShape, sizes: tuple[int, ...]) -> Iterator[tuple[Assignment, list[Layout]]]:
     """All assignments that split every factor evenly and keep every piece contiguous, with their resolutions."""
     factor_sizes = tuple(f.size for f in shape.factors)
     accesses = tuple(dict.fromkeys(dims for dims, _, _ in (*shape.reads, *shape.writes)))

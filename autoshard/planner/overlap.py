@@ -181,7 +181,7 @@ class Overlap:
             loops = () if made is None else chains.loop_nest[made.index]
             stop = graph.loops[loops[-1]].stop if loops else len(graph.operations)
             return min(start, stop), stop
-        loops = chains.loop_nest[reader]
+        loops = chains.loop_nest[reader] if reader < len(chains.loop_nest) else ()  # what is returned unchanged
         return (graph.loops[loops[-1]].start if loops else 0), reader
 
     def _free(self, num_elements: int, windows: Sequence[Window]) -> Terms:

@@ -15,7 +15,7 @@ Nothing is told by names. The roles follow from how dimensions are tied and wher
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from autoshard.errors import LayoutError
 from autoshard.graph.graph import Graph
@@ -58,13 +58,16 @@ class Roles:
     matrix_reads: tuple[tuple[int, ...], ...]
 
 
-def roles_of(program: Program, batch_argnums: Sequence[int] | None = None) -> Roles:
+def roles_of(
+    program: Program, batch_argnums: Sequence[int] | None = None, *, batch_leaves: Collection[int] | None = None
+) -> Roles:
     """Finds the roles in `program`.
 
     Args:
       program: The prepared program.
       batch_argnums: The positional arguments that hold the batch; by default those leaves that have no successor
         among the results.
+      batch_leaves: The same leaf by leaf, as indices into `graph.arguments`.
 
     Raises:
       LayoutError: If nothing tells the batch from the state.
@@ -72,7 +75,9 @@ def roles_of(program: Program, batch_argnums: Sequence[int] | None = None) -> Ro
     graph = program.graph
     tensors = {i for i, a in enumerate(graph.arguments) if _is_tensor(graph, a.value)}
     succeeded = {o.successor_of for o in graph.outputs if o.successor_of is not None}
-    if batch_argnums is None:
+    if batch_leaves is not None:
+        batch = tensors.intersection(batch_leaves)
+    elif batch_argnums is None:
         if not succeeded:
             raise LayoutError(
                 "The function returns no new version of any of its arguments, so nothing tells its parameters "

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from autoshard.compiler.schedule import Schedule
+from autoshard.planner.obeyed import Obeyed
 from autoshard.plans.placement_text import placement_line, print_placement
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import is_companion, layout_text, pattern
@@ -40,6 +41,7 @@ def explain(plan: ProgramPlan, full: bool = False) -> str:
     """The explanation: about 40 lines with what matters most, or all there is."""
     console, most = TextConsole(), _FULL if full else _SCREEN
     _summary(console, plan)
+    print_asked(console, plan.obeyed)
     _tensors(console, plan, most.tensors)
     _communication(console, plan, most.communication)
     if full:
@@ -92,6 +94,21 @@ def _summary(console: Console, plan: ProgramPlan) -> None:
     if line := placement_line(plan):
         console.print(f"  order    {line}")
     console.print(f"  figures  {plan.figures}")
+    console.print()
+
+
+def print_asked(console: Console, obeyed: Sequence[Obeyed]) -> None:
+    """What annotations asked for, and the mesh axes that carry it."""
+    if not obeyed:
+        return
+    rows = table(
+        "Asked for by annotations; all else is the planner's choice",
+        [("annotation", "left"), ("axes", "left"), ("obeyed by", "right"), ("cannot", "right"), ("line", "left")],
+    )
+    for block in obeyed:
+        axes = "+".join(block.axes) or "-"
+        rows.add_row(block.asked, axes, f"{block.groups} groups", str(block.free or "-"), block.line)
+    console.print(rows)
     console.print()
 
 

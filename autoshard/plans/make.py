@@ -15,11 +15,14 @@ from autoshard.errors import ClusterError, MemoryBudgetError, MeshError
 from autoshard.garbage import collection_paused
 from autoshard.graph.layout import spec_entries
 from autoshard.interrupts import stop_on_signals
+from autoshard.planner.asked import Asked
 from autoshard.planner.build import Formulation
 from autoshard.planner.close import close_choices
 from autoshard.planner.decode import decode, evaluate
+from autoshard.planner.obeyed import obeyed
 from autoshard.planner.profile import step_profile
 from autoshard.planner.program import Program, prepare
+from autoshard.plans.annotated import asked_on, refuse_stages
 from autoshard.plans.gaps import excess
 from autoshard.plans.indivisible import indivisible, not_held
 from autoshard.plans.no_plan import no_plan_error
@@ -99,6 +102,7 @@ def plan_found(posed: Posed, found: Found) -> ProgramPlan:
         candidates=found.candidates,
         warnings=found.warnings,
         hardware=question.hardware,
+        asked=question.asked,
     )
 
 
@@ -243,11 +247,16 @@ def pose(
     started = time.perf_counter() if started is None else started
     hardware = homogeneous_slice(cluster)
     budget_bytes = budget_of(hardware.device_type, memory_budget_bytes, options)
-    meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
+    meshes, asked = logical_meshes(traced.graph, hardware, mesh, pins, options), None
+    if restrict is None:  # a baseline does what its own strategy says
+        refuse_stages(traced.graph)
+        asked, meshes = asked_on(program, meshes, mesh)
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
     placed = hardware if options.device_order == "sought" else None
-    question = Question(traced, program, budget_bytes, pins, options, restrict, started, start, hardware=placed)
+    question = Question(
+        traced, program, budget_bytes, pins, options, restrict, started, start, hardware=placed, asked=asked
+    )
     return Posed(question, meshes, Origin(name, cluster.name, donate_argnums, configuration), solution)
 
 
@@ -279,12 +288,14 @@ def plan_of_choices(
     candidates: tuple[MeshCandidate, ...] = (),
     warnings: tuple[str, ...] = (),
     hardware: Slice | None = None,
+    asked: Asked | None = None,
 ) -> ProgramPlan:
     """The plan that a vector of choices says.
 
     Args:
       traced: The program. formulation: Its problem on one mesh. choices: One of each node of the problem.
       hardware: The slice whose devices were put in order; None where they were not.
+      asked: What annotated blocks ask for.
       All others: What the plan tells besides; see `ProgramPlan`.
     """
     graph, logical = traced.graph, formulation.mesh
@@ -338,6 +349,7 @@ def plan_of_choices(
         warnings=warnings,
         configuration=origin.configuration,
         placement=placement_summary(hardware, figures, logical),
+        obeyed=() if asked is None else obeyed(formulation, decoded.choices, asked),
         in_tree=traced.in_tree,
         out_tree=traced.out_tree,
     )

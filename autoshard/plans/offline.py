@@ -18,10 +18,10 @@ from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, MeshError
 from autoshard.planner.build import Formulation
 from autoshard.planner.program import prepare
-from autoshard.plans.make import budget_of, homogeneous_slice, load_cluster
+from autoshard.plans.make import load_cluster, pose
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.question import Question, report
-from autoshard.plans.search import logical_meshes, several_meshes
+from autoshard.plans.question import report
+from autoshard.plans.search import several_meshes
 from autoshard.solver.io.problem_file import ProblemFile, write_problem_file
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import trace
@@ -60,18 +60,25 @@ def write_problem(
     started = time.perf_counter()
     donate_argnums = declared(fn).donate_argnums if donate_argnums is None else donate_argnums
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    hardware = homogeneous_slice(load_cluster(cluster))
     name = getattr(fn, "__name__", "the function")
     report(options, started, "trace", name)
     call = planned_call(fn, args)
     traced = trace(call.fn, call.args, donated, TraceOptions(options.while_trips))
-    meshes = logical_meshes(traced.graph, hardware, mesh, pins, options)
+    report(options, started, "formulate", f"{len(traced.graph.equations)} equations")
+    posed = pose(
+        traced,
+        prepare(traced.graph),
+        load_cluster(cluster),
+        mesh=mesh,
+        memory_budget_bytes=memory_budget_bytes,
+        pins=pins,
+        options=options,
+        started=started,
+    )
+    question, meshes = posed.question, posed.meshes
     if len(meshes) > 1:
         raise MeshError(several_meshes("A problem file", meshes))
-    report(options, started, "formulate", f"{len(traced.graph.equations)} equations")
-    budget_bytes = budget_of(hardware.device_type, memory_budget_bytes, options)
-    question = Question(traced, prepare(traced.graph), budget_bytes, pins, options, None, started)
-    schedule = question.schedules(hardware.device_type)[0]
+    schedule, budget_bytes = question.schedules(meshes[0].device_type)[0], question.budget_bytes
     formulation = dataclasses.replace(question, schedule=schedule).formulation(meshes[0])
     title = f"{name} on {meshes[0]}, at most {budget_bytes / 1e9:.4g} GB per device; costs in seconds, usage in bytes"
     write_problem_file(ProblemFile(formulation.problem, title, instant_texts(formulation)), path)

@@ -20,6 +20,7 @@ from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.planner.estimate import Estimate
+from autoshard.planner.obeyed import Obeyed
 from autoshard.planner.profile import StepProfile
 from autoshard.plans.confirmation import Confirmation
 from autoshard.plans.placement_summary import PlacementSummary
@@ -96,6 +97,7 @@ class ProgramPlan:
       placement: What the order of its devices gains; None where nothing is sent, or where the order was not sought.
       profile: The step over time: what runs, and what is in memory, with lines of code; None if it was left out.
       remat: What its layers keep for the backward pass; None where that was not searched.
+      obeyed: What became of the annotated blocks of the program, outer ones first.
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
       kept_trace: The trace that it was made from, so that running the function need not trace it again; None in a plan
         read from a file.
@@ -125,6 +127,7 @@ class ProgramPlan:
     profile: StepProfile | None = dataclasses.field(default=None, repr=False)
     remat: RematChoice | None = None
     placement: PlacementSummary | None = None
+    obeyed: tuple[Obeyed, ...] = ()
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     kept_trace: KeptTrace | None = dataclasses.field(default=None, compare=False, repr=False)

@@ -11,6 +11,7 @@ from autoshard.cluster import DeviceType, LogicalMesh, Slice
 from autoshard.compiler.backends import schedules_of
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.allowed import Restrictions
+from autoshard.planner.asked import Asked
 from autoshard.planner.build import Formulation, formulate
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.program import Program
@@ -35,6 +36,7 @@ class Question:
       start: Layouts to start from, as for `plan`.
       schedule: What the compiler is asked for.
       to_beat_s: A plan of at least this step is of no use; +inf if any is.
+      asked: What annotated blocks of the program ask for; None for nothing.
       lowered_bytes: Lower budgets of single meshes, by their axes (name, size), each under one schedule: where a
         compiled plan took more than
         was predicted.
@@ -53,6 +55,7 @@ class Question:
     to_beat_s: float = math.inf
     lowered_bytes: Mapping[tuple[Schedule, Axes], float] = dataclasses.field(default_factory=dict)
     hardware: Slice | None = None
+    asked: Asked | None = None
 
     def budget_on(self, axes: Axes) -> float:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""
@@ -78,6 +81,7 @@ class Question:
             wanted = resolve_pins(self.traced.graph, self.start, axes)
             layouts = tuple(l if w is None else w for w, l in zip(wanted, layouts, strict=True))
         restrictions = self.restrict(self.program, mesh) if self.restrict else Restrictions()
+        restrictions = dataclasses.replace(restrictions, asked=self.asked)
         budget_bytes = self.budget_on(axes_of(mesh))
         limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
         overlap = self.options.overlap

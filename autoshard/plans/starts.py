@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from autoshard.errors import LayoutError, PinError
+from autoshard.errors import AnnotationError, LayoutError, PinError
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation
 from autoshard.planner.joined_axes import choices_apart, joined_meshes
@@ -59,7 +59,7 @@ def choices_of_joined_axes(
         report(question.options, question.started, "start", axes_text([(axis.name, axis.size) for axis in mesh.axes]))
         try:
             joined = question.formulation(mesh)
-        except (PinError, LayoutError):  # such as one that names an axis of the two
+        except (PinError, LayoutError, AnnotationError):  # such as one that names or asks for an axis of the two
             continue
         found = solve_one(joined, limits.part(JOINED_SHARE))
         choices = None if found.choices is None else choices_apart(formulation, joined, first, found.choices)

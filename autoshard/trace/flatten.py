@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex
 import numpy as np
 
+from autoshard.annotations.block import Block, joined_blocks
 from autoshard.graph.graph import (
     Argument,
     Factor,
@@ -29,6 +30,7 @@ from autoshard.graph.graph import (
     ValueKind,
 )
 from autoshard.trace.annotations import shard_map_layouts
+from autoshard.trace.blocks import Blocks
 from autoshard.trace.leaves import Leaf, Leaves, describe
 from autoshard.trace.source import SourceLines
 from autoshard.trace.walk import (
@@ -89,6 +91,7 @@ class _Draft(NamedTuple):
     fixed_results: tuple[FixedLayout | None, ...] | None = None
     fixed_operands: tuple[FixedLayout | None, ...] | None = None
     slot: int = 0
+    blocks: tuple[Block, ...] = ()
 
 
 class Flattener:
@@ -110,6 +113,9 @@ class Flattener:
         self.reported: set[int] = set()
         """The signatures among `unknown`: each is told of once."""
         self.callers: list[str] = []
+        self.blocks = Blocks()
+        self.around: tuple[Block, ...] = ()
+        """The annotated blocks around the program at hand."""
         self.controls: dict[int, int] = {}
         """For a carry or join, the value that decides how often the loop runs or which branch does."""
 
@@ -146,6 +152,7 @@ class Flattener:
             values.append(Value(index, f"%{index}", *leaf.results[slot], ValueKind.INTERMEDIATE))
             made.append(index)
         results, number, source = tuple(made), len(self.equations), self.source(equation)
+        blocks = self.blocks_of(equation)
         if leaf.is_unknown and leaf.number not in self.reported:
             self.reported.add(leaf.number)
             self.unknown.append(f"{leaf.name} at {source or 'an unknown line'}")
@@ -160,15 +167,23 @@ class Flattener:
                 trips,
                 source,
                 leaf.fixed_results,
+                blocks=blocks,
             )
         )
-        self.equations.append(leaf.text)
+        self.equations.append(_told(leaf.text, blocks))
         return results
+
+    def blocks_of(self, equation: jex.JaxprEqn) -> tuple[Block, ...]:
+        """The annotated blocks that an equation stands in, the outermost first."""
+        own = self.blocks.of(equation)
+        return joined_blocks(self.around, own) if own else self.around
 
     def nesting(self, equation: jex.JaxprEqn, operands: tuple[int | None, ...], trips: float) -> Sequence[int | None]:
         """Flattens an equation that nests other programs."""
         number, around, self.starts = len(self.equations), self.starts, []
+        blocks_around, self.around = self.around, self.blocks_of(equation)
         results = self.nested(equation, number, operands, trips)
+        self.around = blocks_around
         if self.starts:
             is_inlined = kind_of(equation) is EquationKind.CALL and not is_checkpoint(equation)
             name, starts, stop = equation.primitive.name, tuple(self.starts), len(self.equations)
@@ -224,7 +239,7 @@ class Flattener:
     def opaque(
         self, equation: jex.JaxprEqn, number: int, operands: tuple[int | None, ...], trips: float
     ) -> tuple[int | None, ...]:
-        self.equations.append(describe(equation))
+        self.equations.append(_told(describe(equation), self.around))
         source = self.source(equation)
         results = tuple(None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars)
         if equation.primitive.name == "shard_map":
@@ -245,6 +260,7 @@ class Flattener:
                 source,
                 fixed_results,
                 fixed_operands,
+                blocks=self.around,
             )
         )
         return results
@@ -267,6 +283,7 @@ class Flattener:
                 trips,
                 source,
                 slot=slot,
+                blocks=self.around,
             )
         )
         return index, inside, after
@@ -301,7 +318,16 @@ class Flattener:
             rule = _stack_rule(shape_of(v), True)
             self.operations.append(
                 _Draft(
-                    number, OperationKind.SCAN_SLICE, "scan_slice", (whole,), (piece,), rule, trips, source, slot=slot
+                    number,
+                    OperationKind.SCAN_SLICE,
+                    "scan_slice",
+                    (whole,),
+                    (piece,),
+                    rule,
+                    trips,
+                    source,
+                    slot=slot,
+                    blocks=self.around,
                 )
             )
             slices.append(piece)
@@ -327,6 +353,7 @@ class Flattener:
                     inner_trips,
                     source,
                     slot=slot,
+                    blocks=self.around,
                 )
             )
             outputs.append(whole)
@@ -380,6 +407,7 @@ class Flattener:
                     trips,
                     self.source(equation),
                     slot=k,
+                    blocks=self.around,
                 )
             )
             outputs.append(joined)
@@ -437,6 +465,11 @@ class Flattener:
                 if index in self.controls:
                     value[self.controls[index]] = 1
         return keep
+
+
+def _told(text: str, blocks: tuple[Block, ...]) -> str:
+    """The signature of an equation with what is asked for it: a plan that obeys other annotations is another plan."""
+    return f"{text} in {' / '.join(map(str, blocks))}" if blocks else text
 
 
 def _region_rule(equation: jex.JaxprEqn, operands: Sequence[FixedLayout], results: Sequence[FixedLayout]) -> FactorRule:

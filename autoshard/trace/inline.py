@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from autoshard.trace.blocks import standing_in
 from autoshard.trace.walk import is_checkpoint
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
@@ -40,8 +41,11 @@ def _inline(
     consts: dict[Any, Any],
     opens_checkpoints: bool,
     is_top: bool = False,
+    around: Any = None,
 ) -> Callable[[Any], Any]:
     """Appends the equations of `jaxpr` with its variables renamed; returns the renaming.
+
+    They keep the scopes of the call that they come from: `around`, a name stack.
 
     A cached jaxpr is the same object in every call, so each call of it gets variables of its own.
     """
@@ -53,6 +57,8 @@ def _inline(
         return names[v] if v in names else outer(v)
 
     for equation in jaxpr.eqns:
+        if around is not None:
+            equation = standing_in(equation, around)
         operands = [read(v) for v in equation.invars]
         held = _CALLS.get(equation.primitive.name)
         if opens_checkpoints and is_checkpoint(equation):
@@ -64,7 +70,8 @@ def _inline(
             for v, value in zip(inner.constvars, getattr(nested, "consts", ()), strict=True):
                 inputs[v] = jex.Var(v.aval)
                 consts[inputs[v]] = value
-            inside = _inline(inner, inputs.__getitem__, equations, consts, opens_checkpoints)
+            scopes = equation.source_info.name_stack
+            inside = _inline(inner, inputs.__getitem__, equations, consts, opens_checkpoints, around=scopes)
             for v, result in zip(equation.outvars, inner.outvars, strict=True):
                 names[v] = result if isinstance(result, jex.Literal) else inside(result)
             continue

@@ -129,6 +129,7 @@ class StagesSection(_Section):
     Attributes:
         num_stages: stages of each pipeline; 1 for replicas of the whole model only.
         num_micro_batches: micro-batches of the pipeline that takes most.
+        num_pipelines: pipelines side by side.
         micro_batch_sizes: numbers of examples of a micro-batch that are tried.
         schedules: orders of the tasks that are tried: `gpipe`, `1f1b`, `interleaved`, `zb-h1`.
         most_devices_per_stage: devices of a stage, at most.
@@ -137,10 +138,35 @@ class StagesSection(_Section):
 
     num_stages: PositiveInt | None = None
     num_micro_batches: PositiveInt | None = None
+    num_pipelines: PositiveInt | None = None
     micro_batch_sizes: list[PositiveInt] | None = Field(default=None, min_length=1)
     schedules: list[Literal["gpipe", "1f1b", "interleaved", "zb-h1"]] | None = Field(default=None, min_length=1)
     most_devices_per_stage: PositiveInt | None = None
     most_chunks: PositiveInt | None = None
+
+
+class AnnotationSection(_Section):
+    """What the planner is asked for, as by annotations in the model's code; see docs/guide_annotations.md.
+
+    Attributes:
+        scope: pattern of the names of scopes in the model (`jax.named_scope`) that it is for; null for all of the loss.
+        replicate: replicas, each with its part of the examples.
+        split: parts into which what is inside is split; one of `replicate` and `split` is given.
+        dims: lengths of the dimensions that `split` may split, by a name for people.
+        colocate: whether `split` takes the devices of the `replicate` around it.
+    """
+
+    scope: str | None = None
+    replicate: PositiveInt | None = None
+    split: PositiveInt | None = None
+    dims: dict[str, PositiveInt] = Field(default_factory=dict)
+    colocate: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _asks_for_one(self) -> "AnnotationSection":
+        if (self.replicate is None) == (self.split is None) or (self.replicate is not None and self.colocate):
+            raise ValueError("be either `replicate`, or `split` with `dims` and `colocate`")
+        return self
 
 
 class PlanSection(_Section):
@@ -159,6 +185,7 @@ class PlanSection(_Section):
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
         start: an earlier plan file, relative to the configuration file, from whose layouts the search starts; or null.
+        annotations: what the planner is asked for, the outermost first: replicas, and splits of parts of the model.
         stages: cut the step into stages, with what this section fixes (`{}`: nothing); null for one program on one
             mesh, except where the cluster has devices of several kinds, which needs stages.
     """
@@ -173,6 +200,7 @@ class PlanSection(_Section):
     remat: Literal["as_written", "search"] = "as_written"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None
+    annotations: list[AnnotationSection] = Field(default_factory=list)
     stages: StagesSection | None = None
 
 

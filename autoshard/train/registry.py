@@ -15,11 +15,13 @@ from autoshard_models.loss_scaling import LossScaling
 from autoshard_models.train_step import StepOptions, TrainFunctions, build
 from autoshard_models.zoo import FAMILIES, objective_of
 
+from autoshard.annotations.block import Block, BlockKind
 from autoshard.api import in_stages
 from autoshard.errors import ConfigError
 from autoshard.plans.make import load_cluster
+from autoshard.trace.scoped_blocks import with_blocks
 from autoshard.trace.trace import TracedOnce
-from autoshard.train.config import TrainConfig
+from autoshard.train.config import AnnotationSection, TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.data.batches import Batch, Batches, Examples, Part, drawn
 from autoshard.train.data.clicks import click_batch
@@ -214,7 +216,7 @@ def whole_functions(config: TrainConfig) -> TrainFunctions:
     except ValueError as error:
         raise ConfigError(f"model.overrides: the model cannot be built: {error} Change one of them.") from error
     functions = functions._replace(evaluate=TracedOnce(functions.evaluate))
-    if config.plan.remat == "search":
+    if config.plan.remat == "search" or config.plan.annotations:
         return functions._replace(step=_step_with_open_loss(config))
     return functions._replace(step=TracedOnce(functions.step))
 
@@ -240,16 +242,26 @@ def _step_with_open_loss(config: TrainConfig) -> TrainStep:
     section = config.optimizer
     if section.num_micro_batches != 1:
         raise ConfigError(
-            "optimizer.num_micro_batches: plan.remat `search` is for a batch in one part; received "
-            f"{section.num_micro_batches}. Leave it out, or set plan.remat to `as_written`."
+            "optimizer.num_micro_batches: plan.remat `search` and plan.annotations are for a batch in one part; "
+            f"received {section.num_micro_batches}. Leave it out, or them."
         )
     objective = objective_of(model_config(config.model))
 
     def loss(params: Any, mutable: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
         return objective.loss(params, mutable, batch, key if objective.is_random else None)
 
+    if config.plan.annotations:
+        loss = with_blocks(loss, [(a.scope, _block(n, a)) for n, a in enumerate(config.plan.annotations)])
     scaling = LossScaling() if section.loss_scaling else None
     return TrainStep(loss, make_optimizer(section, config.train.steps), has_mutable=True, scaling=scaling)
+
+
+def _block(number: int, section: AnnotationSection) -> Block:
+    """What an entry of `plan.annotations` asks for."""
+    kind = BlockKind.SPLIT if section.replicate is None else BlockKind.REPLICATE
+    dims = tuple(section.dims.items())
+    line, degree = f"plan.annotations.{number}", section.split or section.replicate
+    return Block(kind, line, (number,), degree, dims, section.colocate)
 
 
 def _check_micro_batches(config: TrainConfig) -> None:

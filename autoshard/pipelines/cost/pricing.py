@@ -8,21 +8,24 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from autoshard.cluster import Cluster, DeviceType, LogicalMesh, MeshAxis
-from autoshard.errors import AutoshardError, StageError
+from autoshard.errors import AnnotationError, AutoshardError, StageError
 from autoshard.pipelines.cost.layers import Activation, Layers, SharedWeight
 from autoshard.pipelines.cost.stage import StageCost, TracedStage, plan_stage, stage_cost, trace_stage
 from autoshard.pipelines.cost.stage_meshes import stage_meshes, usual_devices
 from autoshard.pipelines.cost.table import CostKey, CostTable, LayerCost, MeshOption
 from autoshard.pipelines.cost.traced_model import TracedModel, trace_model
 from autoshard.pipelines.split.layer_boundaries import LayerBoundaries
+from autoshard.planner.asked import check_binding
+from autoshard.plans.annotated import stacks
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
+from autoshard.trace.blocks import program_blocks
 from autoshard.trace.walk import size_bytes
 from autoshard.train_step import TrainStep
 
@@ -66,13 +69,8 @@ def price_layers(
       StageError: No layer can be planned with any of the micro-batch sizes.
     """
     started = time.perf_counter()
-    most = max_devices_per_stage
-    fast = [
-        MeshOption(k, mesh)
-        for k, part in enumerate(cluster.slices())
-        for mesh in stage_meshes(part, most or usual_devices(part))
-    ]
-    lean = [dataclasses.replace(o, shards_weights=True) for o in fast if o.num_devices > 1]
+    fast: list[MeshOption] = []
+    lean: list[MeshOption] = []
     models: dict[int, TracedModel] = {}
     costs: dict[CostKey, LayerCost] = {}
     ratio = optimizer_ratio(state)
@@ -87,6 +85,10 @@ def price_layers(
             continue
         cuts = model.stages.cuts
         traced, kinds_here = _kinds(model)
+        if not fast:
+            check_binding([stage.asked for stage in traced if stage.asked is not None])
+            fast = _mesh_options(cluster, max_devices_per_stage, traced)
+            lean = [dataclasses.replace(o, shards_weights=True) for o in fast if o.num_devices > 1]
         kinds = kinds or kinds_here
         if kinds_here != kinds:
             failures.append(f"micro-batches of {size} make other kinds of layers")
@@ -103,6 +105,8 @@ def price_layers(
                     known[key] = pricer.lean(option.mesh, before) if option.shards_weights else pricer.fast(option.mesh)
                 if (cost := known[key]) is not None:
                     costs[CostKey(kind, n, size)] = cost
+    if models:
+        _check_asked(next(iter(models.values())), kinds, costs, failures)
     if not costs:
         raise StageError(
             f"No layer of the model can be planned for micro-batches of {list(micro_batch_sizes)}: "
@@ -111,6 +115,31 @@ def price_layers(
     model = next(iter(models.values()))
     warnings = (model.stages.cuts.warning,) if model.stages.cuts.warning else ()
     return PricedLayers(models, _layers(model, kinds), CostTable((*fast, *lean), costs), warnings)
+
+
+def _mesh_options(cluster: Cluster, most: int | None, traced: Sequence[TracedStage]) -> list[MeshOption]:
+    """The meshes of stages; where annotations ask for degrees inside a stage, also those that have axes for them."""
+    nested = [blocks for stage in traced if stage.asked is not None for blocks in stacks(stage.trace.graph)]
+    return [
+        MeshOption(k, mesh)
+        for k, part in enumerate(cluster.slices())
+        for mesh in stage_meshes(part, most or usual_devices(part), nested)
+    ]
+
+
+def _check_asked(
+    model: TracedModel, kinds: Sequence[int], costs: Mapping[CostKey, LayerCost], failures: Sequence[str]
+) -> None:
+    """Refuses annotations that no mesh of a stage can obey."""
+    priced = {key.kind for key in costs}
+    unpriced = next((layer for layer, kind in enumerate(kinds) if kind not in priced), None)
+    asking = [text for text in dict.fromkeys(failures) if "annotation" in text]
+    if unpriced is not None and asking:
+        raise AnnotationError(
+            f"The layer `{model.stages.cuts.names[unpriced]}` cannot do what annotations ask of it on any mesh that a "
+            f"stage may have: {asking[0]} Choose degrees that divide the micro-batch and its dimensions, and whose "
+            "product is the devices of a stage."
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,7 +187,8 @@ def _kinds(model: TracedModel) -> tuple[list[TracedStage], tuple[int, ...]]:
         shapes = [(s.shape, s.dtype) for s in (*program.interface.inputs, *program.interface.outputs)]
         own = program.interface
         counts = len(own.params), len(own.mutable_in), len(own.batch), len(own.inputs), len(own.mutable_out)
-        text = _LITERAL.sub("#", _ADDRESS.sub("", f"{program.forward}{shapes}{counts}"))
+        asked = [[f"{b} {b.line}" for b in blocks] for blocks in program_blocks(program.forward)]
+        text = _LITERAL.sub("#", _ADDRESS.sub("", f"{program.forward}{shapes}{counts}{asked}"))
         if text not in numbers:
             numbers[text] = len(traced)
             traced.append(trace_stage(model.forward, program))

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from autoshard.cluster.mesh import LogicalMesh
+from autoshard.errors import AnnotationError
 from autoshard.graph.layout import Layout, all_layouts, shard_bytes, spec_shard_bytes
 from autoshard.pipelines.split.forward import Forward
 from autoshard.pipelines.split.joint_function import JointFunction, joint_arguments, joint_function
@@ -18,6 +19,7 @@ from autoshard.pipelines.split.phase_partition import PhasePartition, partition_
 from autoshard.pipelines.split.residual_layouts import residual_layouts
 from autoshard.pipelines.split.stage_program import StageProgram
 from autoshard.planner.allowed import Restrictions
+from autoshard.planner.asked import Asked, asked_of, refusals
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.program import Program, prepare
 from autoshard.plans.apply import check
@@ -55,6 +57,7 @@ class TracedStage:
     Attributes:
       program: The layers. function, arguments: The joint function, and the shapes that it takes.
       trace: Its trace. slots: Where its leaves are. prepared: Its graph, grouped.
+      asked: What annotated blocks ask for in it; None for nothing.
       fused_backward, split_backward: Its phases, with the gradients of weights in the backward phase, and apart.
     """
 
@@ -66,6 +69,7 @@ class TracedStage:
     prepared: Program = dataclasses.field(repr=False)
     fused_backward: PhasePartition = dataclasses.field(repr=False)
     split_backward: PhasePartition = dataclasses.field(repr=False)
+    asked: Asked | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,15 +92,31 @@ def trace_stage(forward: Forward, program: StageProgram, rematerialise: bool = F
     """Traces forward and backward pass of a stage."""
     function = joint_function(forward, program, rematerialise)
     arguments = joint_arguments(forward, program)
-    return _traced_stage(program, function, arguments, trace(function, arguments, (0,)))
+    traced = trace(function, arguments, (0,))
+    return _traced_stage(program, function, arguments, traced, forward.micro_batch_size)
 
 
 def _traced_stage(
-    program: StageProgram, function: JointFunction, arguments: tuple[Any, ...], traced: Trace
+    program: StageProgram,
+    function: JointFunction,
+    arguments: tuple[Any, ...],
+    traced: Trace,
+    micro_batch_size: int,
 ) -> TracedStage:
     slots = _slots(arguments, jax.eval_shape(function, *arguments))
     parts = [parts_of(traced, slots, splits_backward) for splits_backward in (False, True)]
-    return TracedStage(program, function, arguments, traced, slots, prepare(traced.graph), *parts)
+    prepared = prepare(traced.graph)
+    asked = asked_of(prepared, _of_examples(traced, slots, micro_batch_size))
+    return TracedStage(program, function, arguments, traced, slots, prepared, *parts, asked=asked)
+
+
+def _of_examples(traced: Trace, slots: LeafPositions, micro_batch_size: int) -> list[int]:
+    """The arguments whose first dimension is the examples, or is made of them and others: the batch, and of the values
+    that cross the stage's borders all but those of another length.
+    """
+    shapes = [traced.graph.values[a.value].shape for a in traced.graph.arguments]
+    crossing = [n for n in (*slots.inputs, *slots.gradients) if shapes[n] and shapes[n][0] % micro_batch_size == 0]
+    return [*slots.batch, *crossing]
 
 
 def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, plan: ProgramPlan) -> TracedStage:
@@ -107,7 +127,8 @@ def check_stage(forward: Forward, program: StageProgram, rematerialise: bool, pl
     """
     function = joint_function(forward, program, rematerialise)
     arguments = joint_arguments(forward, program)
-    return _traced_stage(program, function, arguments, check(plan, function, arguments))
+    traced = check(plan, function, arguments)
+    return _traced_stage(program, function, arguments, traced, forward.micro_batch_size)
 
 
 def parts_of(traced: Trace, slots: LeafPositions, splits_backward: bool) -> PhasePartition:
@@ -151,7 +172,11 @@ def plan_stage(
       MemoryBudgetError, SolverError: As for `autoshard.plan`.
     """
     restrict = _weights_split(stage) if shards_weights else None
-    question = Question(stage.trace, stage.prepared, budget_bytes, None, options, restrict, time.perf_counter())
+    if stage.asked is not None and (reason := next(refusals(stage.prepared, mesh, stage.asked), None)) is not None:
+        raise AnnotationError(f"Every product inside an annotation must obey it, but {reason}, on {mesh}.")
+    question = Question(
+        stage.trace, stage.prepared, budget_bytes, None, options, restrict, time.perf_counter(), asked=stage.asked
+    )
     return plan_posed(Posed(question, [mesh], Origin(stage.function.__name__, cluster_name, (0,))))
 
 

@@ -1,9 +1,12 @@
 """The meshes that a stage may have on a slice of the cluster."""
 
 import math
+from collections.abc import Sequence
 
+from autoshard.annotations.block import Block
 from autoshard.cluster import LogicalMesh, Slice
 from autoshard.cluster.wiring import part_of_level
+from autoshard.plans.annotated import has_degrees
 
 
 def usual_devices(part: Slice) -> int:
@@ -13,9 +16,13 @@ def usual_devices(part: Slice) -> int:
     return part.num_devices if len(part.levels) < 2 else 2 * part.levels[0].size
 
 
-def stage_meshes(part: Slice, max_devices: int) -> list[LogicalMesh]:
+def stage_meshes(part: Slice, max_devices: int, nested: Sequence[Sequence[Block]] = ()) -> list[LogicalMesh]:
     """The meshes that a stage on a slice may have: part of a node, or whole nodes, as one axis or as one for each
     hardware level.
+
+    Args:
+      part: The slice. max_devices: Of a mesh.
+      nested: Annotated blocks inside one another; meshes of up to three axes that have their degrees come too.
     """
     counts = [n for n in range(1, part.num_devices + 1) if n <= max_devices and part.num_devices % n == 0]
     inner = part.levels[0].size if part.levels else 1
@@ -29,6 +36,10 @@ def stage_meshes(part: Slice, max_devices: int) -> list[LogicalMesh]:
         if len(sub.levels) > 1:
             sizes = [math.prod(level.size for level in sub.levels[1:]), sub.levels[0].size]
             meshes.append(sub.logical_mesh(dict(zip(("data", "tensor"), sizes, strict=True))))
+        for mesh in sub.logical_meshes(max_axes=3) if nested else ():
+            is_new = all([a.levels for a in mesh.axes] != [a.levels for a in other.axes] for other in meshes)
+            if is_new and any(has_degrees(mesh.shape, blocks) for blocks in nested):
+                meshes.append(mesh)
     return meshes
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from autoshard.pipelines.plan.equal_pipelines import EqualPipelines, crossing, equal_pipelines, weights_of
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.schedule.timeline import UPDATE, Timeline
-from autoshard.plans.explain import MORE, print_warnings
+from autoshard.plans.explain import MORE, print_asked, print_warnings
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
@@ -26,6 +26,7 @@ def explain(plan: PipelinePlan, full: bool = False) -> str:
     console = TextConsole()
     timeline, groups = plan.timeline, equal_pipelines(plan)
     _summary(console, plan, timeline)
+    _asked(console, plan)
     _slices(console, plan)
     _considered(console, plan, None if full else _MOST_CONSIDERED)
     lines = 0
@@ -45,6 +46,20 @@ def explain(plan: PipelinePlan, full: bool = False) -> str:
     for warning in plan.warnings:
         console.print(f"warning: {warning}")
     return console.text
+
+
+def _asked(console: Console, plan: PipelinePlan) -> None:
+    """What annotations of pipelines and stages asked for."""
+    if not plan.obeyed:
+        return
+    rows = table(
+        "Asked for by annotations; what is asked inside stages stands with their programs",
+        [("annotation", "left"), ("got", "left"), ("line", "left")],
+    )
+    for block in plan.obeyed:
+        rows.add_row(block.asked, block.got, block.line)
+    console.print(rows)
+    console.print()
 
 
 def _summary(console: Console, plan: PipelinePlan, timeline: Timeline) -> None:
@@ -237,6 +252,7 @@ def _programs(console: Console, plan: PipelinePlan) -> None:
         console.print(program_text(plan, number))
         traffic = f"{amount(e.comm_bytes)} sent in {seconds(e.comm_s)}" if e.comm_bytes else "no communication"
         console.print(f"{seconds(e.compute_s)} compute, {traffic}, {amount(e.flops, 'FLOP')} per device")
+        print_asked(console, program.obeyed)
         _layouts(console, program)
 
 

@@ -24,7 +24,7 @@ from autoshard.pipelines.search.arrangement import Pipeline
 from autoshard.plans.files import STAGED_FORMAT, checked_document, plan_document, plan_of_document
 from autoshard.plans.program_plan import ProgramPlan
 
-VERSION = 3
+VERSION = 4
 """Changes whenever a file written before could be misread."""
 
 _OWN_FORM = frozenset({"programs", "durations", "shapes"})

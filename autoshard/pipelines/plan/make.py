@@ -19,16 +19,19 @@ from autoshard.pipelines.cost.pricing import PricedLayers, layer_cost, optimizer
 from autoshard.pipelines.cost.stage import TracedStage, plan_stage, stage_cost, trace_stage
 from autoshard.pipelines.cost.table import LayerCost
 from autoshard.pipelines.cost.traced_model import TracedModel
+from autoshard.pipelines.plan.asked import obeyed_stages, with_asked
 from autoshard.pipelines.plan.parameter_owners import StageId, choose_owners
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan, PlacedMesh, SliceSummary, StageCertificate
 from autoshard.pipelines.schedule.durations import StageDurations, StepDurations
 from autoshard.pipelines.schedule.orders import in_flight_bound
 from autoshard.pipelines.schedule.simulate import step_time
 from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Submesh
+from autoshard.pipelines.search.asked_stages import asked_stages
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.search.search import SearchResult, search
 from autoshard.pipelines.search.step_durations import step_durations
 from autoshard.pipelines.search.topology import Topology
+from autoshard.pipelines.split.forward import trace_forward
 from autoshard.plans.gaps import fits
 from autoshard.plans.make import budget_of
 from autoshard.plans.options import PlanOptions
@@ -84,15 +87,19 @@ def plan_staged(
     examples = batch_size(batch)
     budgets = tuple(budget_of(s.device_type, memory_budget_bytes, options) for s in cluster.slices())
     limits = stages.limits_bytes or budgets
-    sizes = stages.micro_batch_sizes or default_sizes(examples, cluster)
+    forward = trace_forward(step, state, batch, 1)
+    stages = with_asked(stages, forward.asked)
+    sizes = stages.micro_batch_sizes or default_sizes(examples, cluster, stages)
     if arrangement is not None:
         sizes = tuple(sorted({p.micro_batch_size for p in arrangement.pipelines}))
     priced = price_layers(step, state, batch, cluster, sizes, options, stages.most_devices_per_stage)
     stages = dataclasses.replace(stages, limits_bytes=limits)
+    model = next(iter(priced.models.values()))
+    asked = asked_stages(model.forward.asked, model.stages.cuts, cluster)
     found = None
     if arrangement is None:
         tell = lambda text, done, total: report(options, started, "stages", f"{text} ({done} of {total})")
-        found = search(priced.layers, priced.table, cluster, examples, stages, tell)
+        found = search(priced.layers, priced.table, cluster, examples, stages, tell, asked)
         arrangement = found.arrangement
     return _plan_of_arrangement(
         arrangement,
@@ -109,8 +116,18 @@ def plan_staged(
     )
 
 
-def default_sizes(examples: int, cluster: Cluster) -> tuple[int, ...]:
-    """Micro-batch sizes to try: powers of two, between `LEAST_SHARE` and `MOST_SHARE` times an equal share."""
+def default_sizes(examples: int, cluster: Cluster, stages: StageOptions) -> tuple[int, ...]:
+    """Micro-batch sizes to try: powers of two, between `LEAST_SHARE` and `MOST_SHARE` times an equal share.
+
+    Where the number of micro-batches is fixed, those with which pipelines have that many, and equal shares.
+    """
+    if stages.num_micro_batches is not None:
+        most = max(1, cluster.num_devices // (stages.num_stages or 1))
+        counts = range(1, most + 1) if stages.num_pipelines is None else [stages.num_pipelines]
+        shares = [stages.num_micro_batches * count for count in counts]
+        exact = tuple(sorted({examples // share for share in shares if examples % share == 0}))
+        if exact:
+            return exact
     share = examples / cluster.num_devices
     powers = [2**k for k in range(examples.bit_length())]
     most = max(1.0, min(MOST_SHARE * share, examples / len(cluster.slices())))
@@ -185,6 +202,7 @@ def _plan_of_arrangement(
         certificate=StageCertificate(searched_s, bound_s, gap, search_s),
         considered=() if found is None else found.considered,
         warnings=(*priced.warnings, *_left_out(arrangement, slices)),
+        obeyed=obeyed_stages(forward.asked, arrangement, slices),
         donates_state=donates_state,
         configuration=configuration,
         shapes=jax.eval_shape(lambda *given: given, state, batch),

@@ -72,6 +72,15 @@ class StageCertificate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ObeyedStage:
+    """What became of a block that asks for pipelines or a stage: what it asks for, where it stands, what it got."""
+
+    asked: str
+    line: str
+    got: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PipelinePlan:
     """A plan of a training step over several meshes.
 
@@ -85,6 +94,7 @@ class PipelinePlan:
       parameters: Paths of the parameters. owners: Where each lives.
       durations: What everything in a step takes. certificate: How good it is. considered: What else was looked at.
       warnings: What the user should know.
+      obeyed: What became of annotations that ask for pipelines and stages; of those inside stages, the programs tell.
       donates_state: Whether a step may reuse the buffers of the state that it is given.
       configuration: The training configuration that it was made from, as JSON; None for a function of one's own.
       shapes: State and batch that it was made for, by shape; None in a plan read from a file.
@@ -106,6 +116,7 @@ class PipelinePlan:
     certificate: StageCertificate
     considered: tuple[Alternative, ...] = ()
     warnings: tuple[str, ...] = ()
+    obeyed: tuple[ObeyedStage, ...] = ()
     donates_state: bool = False
     configuration: str | None = None
     shapes: Any = dataclasses.field(default=None, compare=False, repr=False)

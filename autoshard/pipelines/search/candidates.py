@@ -196,6 +196,8 @@ class CandidateSet:
             is_wanted = (bound_s < below_s) & (stages <= num_layers) & is_held
             if options.num_stages is not None:
                 is_wanted &= stages == options.num_stages
+            if self.context.asked is not None:
+                is_wanted &= [self._may_hold(row, chunks) for row in counts]
             if kind is ScheduleKind.INTERLEAVED or kind is ScheduleKind.ZERO_BUBBLE:
                 is_wanted &= total > 1
             wanted = np.flatnonzero(is_wanted)
@@ -218,6 +220,14 @@ class CandidateSet:
                     )
                 )
         return found, rest_s
+
+    def _may_hold(self, counts: np.ndarray, chunks: int) -> bool:
+        """Whether every stage is on a slice that it may be on, with so many submeshes of each part."""
+        stages = np.repeat([self._slice(o) for o in self.options], counts).tolist() * chunks
+        asked = self.context.asked
+        if asked is None or len(stages) != len(asked.slices):
+            return True
+        return all(self.context.may_hold(stage, index) for stage, index in enumerate(stages))
 
     def _memory(
         self, counts: np.ndarray, num_pipelines: int, number: int, kind: ScheduleKind, chunks: int

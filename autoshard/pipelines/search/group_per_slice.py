@@ -223,7 +223,7 @@ def _join(
         most = max(n for group in of_groups for n in group)
         if options.num_micro_batches is None or most == options.num_micro_batches:
             arrangement = _arrangement(context, joint, of_groups)
-            if arrangement is not None:
+            if arrangement is not None and options.num_pipelines in (None, len(arrangement.pipelines)):
                 found.append((name, arrangement, arrangement_step_s(context, arrangement, MOST_REPLICAS)))
     return found
 

@@ -97,7 +97,7 @@ def _fixed(options: StageOptions, sizes: Sequence[int]) -> str:
     return ", ".join([*told, f"micro-batches of {', '.join(map(str, sizes))}"])
 
 
-_FIXABLE = ("num_stages", "num_micro_batches", "most_devices_per_stage")
+_FIXABLE = ("num_stages", "num_micro_batches", "num_pipelines", "most_devices_per_stage")
 """Options that leave no choice if they are given."""
 
 

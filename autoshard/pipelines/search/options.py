@@ -32,6 +32,7 @@ class StageOptions:
       limits_bytes: For each slice, what one device may hold; None: its memory less `PlanOptions.memory_reserve`.
       most_candidates: Candidates to cut, at most, in each kind of arrangement.
       partition_effort: How long to look at each.
+      num_pipelines: Pipelines side by side, each with its share of the batch; None: any number.
     """
 
     num_stages: int | None = None
@@ -48,3 +49,4 @@ class StageOptions:
     limits_bytes: tuple[float, ...] | None = None
     most_candidates: int = 60
     partition_effort: PartitionEffort = PartitionEffort(most_enumerated=300, most_simulated=3)
+    num_pipelines: int | None = None

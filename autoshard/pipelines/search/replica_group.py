@@ -9,6 +9,7 @@ from autoshard.pipelines.schedule.durations import StepDurations
 from autoshard.pipelines.schedule.simulate import step_time
 from autoshard.pipelines.schedule.tasks import ScheduleKind
 from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage, Submesh
+from autoshard.pipelines.search.asked_stages import AskedStages
 from autoshard.pipelines.search.step_durations import step_durations
 from autoshard.pipelines.search.topology import Topology
 
@@ -20,11 +21,17 @@ class SearchContext:
     Attributes:
       intervals: Costs of the layers. topology: Where submeshes lie.
       limits_bytes: For each slice, what one device may hold.
+      asked: What annotations ask of the stages; None for nothing.
     """
 
     intervals: IntervalCostTable
     topology: Topology
     limits_bytes: tuple[float, ...]
+    asked: AskedStages | None = None
+
+    def may_hold(self, stage: int, slice_index: int) -> bool:
+        """Whether a stage may be on a slice."""
+        return self.asked is None or slice_index in self.asked.slices[stage]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from autoshard.pipelines.cost.layers import Layers
 from autoshard.pipelines.cost.table import CostTable
 from autoshard.pipelines.search.alternative import Alternative
 from autoshard.pipelines.search.arrangement import Arrangement
+from autoshard.pipelines.search.asked_stages import AskedStages
 from autoshard.pipelines.search.group_per_slice import group_per_slice
 from autoshard.pipelines.search.infeasible import memory_reason, why_infeasible
 from autoshard.pipelines.search.options import StageOptions
@@ -58,6 +59,7 @@ def search(
     batch_size: int,
     options: StageOptions | None = None,
     progress: Progress | None = None,
+    asked: AskedStages | None = None,
 ) -> SearchResult:
     """Finds the arrangement with the least step time.
 
@@ -66,6 +68,7 @@ def search(
       batch_size: Examples of one step.
       options: What is fixed.
       progress: Told how far the search is.
+      asked: What annotations ask of the stages, as many as `options.num_stages`; None for nothing.
 
     Raises:
       StageError: If there is none: more stages than layers, a batch that cannot be shared out, too little memory.
@@ -79,7 +82,7 @@ def search(
             f"limits_bytes has one entry for each of the {len(topology.slices)} slices; received {len(limits)}. "
             "Give them in the order of Cluster.slices()."
         )
-    context = SearchContext(IntervalCostTable(layers, table), topology, limits)
+    context = SearchContext(IntervalCostTable(layers, table), topology, limits, asked)
     sizes = _sizes(table, batch_size, options)
     _check(context, batch_size, options, sizes)
     considered: list[Alternative] = []

@@ -133,6 +133,8 @@ def _device_s(context: SearchContext, option: int, size: int) -> float:
 def _replicas(num_micro_batches: int, most: int, options: StageOptions) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of replicas, and micro-batches of the busiest: of equally busy ones, the fewest replicas."""
     replicas = np.arange(1, min(most, num_micro_batches) + 1)
+    if options.num_pipelines is not None:
+        replicas = replicas[replicas == options.num_pipelines]
     numbers = -(-num_micro_batches // replicas) if len(replicas) else replicas
     numbers, first = np.unique(numbers, return_index=True)
     replicas = replicas[first]

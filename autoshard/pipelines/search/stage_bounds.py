@@ -50,6 +50,8 @@ def _stage_bounds(context: SearchContext, group: ReplicaGroup, stage: int, share
     most = group.num_micro_batches[0]
     is_split = kind is ScheduleKind.ZERO_BUBBLE
     is_plain, is_allowed = _memory(context, group, stage, costs, submesh, shares_memory)
+    if context.asked is not None:
+        is_allowed = is_allowed & context.asked.runs[stage][rows, columns] & context.may_hold(stage, submesh.slice)
     needs_remat = ~is_plain
     forward_s = costs.forward_s
     backward_s = costs.backward_s + np.where(needs_remat, forward_s, 0.0)

@@ -13,6 +13,8 @@ import jax
 import jax.extend.core as jex
 
 from autoshard.garbage import collection_paused
+from autoshard.pipelines.split.annotated_stages import AskedPipeline, asked_pipeline
+from autoshard.trace.blocks import without_blocks
 from autoshard.trace.inline import inlined
 from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep
@@ -35,6 +37,7 @@ class Forward:
       params, mutable, batch, metrics: The leaves, in the order of the jaxpr's inputs and outputs.
       micro_batch_size: Examples of the micro-batch that it was traced for.
       main: Indices of the main equations, in program order.
+      asked: The pipeline and stages that annotations ask for; None for none.
     """
 
     closed: jex.ClosedJaxpr = dataclasses.field(repr=False)
@@ -44,6 +47,7 @@ class Forward:
     metrics: NamedLeaves
     micro_batch_size: int
     main: tuple[int, ...] = dataclasses.field(repr=False)
+    asked: AskedPipeline | None = None
 
     @property
     def jaxpr(self) -> jex.Jaxpr:
@@ -112,7 +116,12 @@ def trace_forward(step: TrainStep, state: Any, batch: Any, micro_batch_size: int
     closed, shapes = jax.make_jaxpr(loss_of, return_shape=True)(params, mutable, part, key)
     closed = _without_dead(inlined(closed))
     names = _leaves(params), _leaves(mutable), _leaves(part), _leaves(shapes[2])
-    return Forward(closed, *names, micro_batch_size, _main(closed.jaxpr, len(names[0].names), len(names[1].names)))
+    main = _main(closed.jaxpr, len(names[0].names), len(names[1].names))
+    asked = asked_pipeline(closed.jaxpr, main)
+    if asked is not None and asked.outer:  # they speak of pipelines, not of what runs in a stage
+        equations = [without_blocks(e, asked.outer) for e in closed.jaxpr.eqns]
+        closed = jex.ClosedJaxpr(closed.jaxpr.replace(eqns=equations), closed.consts)
+    return Forward(closed, *names, micro_batch_size, main, asked)
 
 
 def _leaves(tree: Any) -> NamedLeaves:

@@ -4,9 +4,13 @@ Between two heavy equations (products, convolutions, loops, checkpointed functio
 the fewest bytes are alive. Such a cut begins a layer if only one value crosses it, or if it is a valley: on neither
 side, up to the next higher cut, do fewer bytes cross. In a residual network these are the submeshes between its blocks
 and between their branches, where nothing but the residual stream is alive.
+
+Where annotations ask for stages, a layer begins between any two of them: where the fewest bytes cross.
 """
 
+import bisect
 import dataclasses
+import itertools
 
 import jax.extend.core as jex
 
@@ -55,8 +59,17 @@ def find_layers(forward: Forward) -> LayerBoundaries:
     for before, after in zip(heavy, heavy[1:], strict=False):
         # of equal submeshes the first: a cut lies right behind what makes the value that crosses it
         gaps.append(min(range(before + 1, after + 1), key=lambda i: (crossing[i], i)))
+    borders: list[int] = []
     kept = [g for k, g in enumerate(gaps) if counts[g] == 1 or _is_valley([crossing[x] for x in gaps], k)]
-    starts = (0, *kept)
+    spans = forward.asked.spans if forward.asked is not None else ()
+    for (_, last), (first, _) in itertools.pairwise(spans):
+        if not any(last < start <= first for start in kept):
+            border = min(range(last + 1, first + 1), key=lambda i: (crossing[i], i))
+            same_gap = bisect.bisect_left(heavy, border)  # its cut is there now
+            kept = [start for start in kept if start in borders or bisect.bisect_left(heavy, start) != same_gap]
+            kept.append(border)
+            borders.append(border)
+    starts = tuple(sorted({0, *kept}))
     warning = None
     if len(heavy) < 2:  # of several, there is a lowest place between two
         warning = (

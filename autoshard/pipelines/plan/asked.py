@@ -1,0 +1,51 @@
+"""What annotations fix of the search of stages, joined with what the caller fixes."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from autoshard.errors import AnnotationError
+from autoshard.pipelines.plan.pipeline_plan import ObeyedStage, SliceSummary
+from autoshard.pipelines.search.arrangement import Arrangement
+from autoshard.pipelines.search.options import StageOptions
+from autoshard.pipelines.split.annotated_stages import AskedPipeline
+
+
+def with_asked(stages: StageOptions, asked: AskedPipeline | None) -> StageOptions:
+    """The caller's options with what annotations ask for.
+
+    Raises:
+      AnnotationError: They ask for something else than the caller.
+    """
+    if asked is None:
+        return stages
+    told = {
+        "num_stages": asked.num_stages,
+        "num_micro_batches": asked.pipeline.num_micro_batches,
+        "num_pipelines": asked.num_pipelines,
+    }
+    fixed = {name: number for name, number in told.items() if number is not None}
+    for name, number in fixed.items():
+        given = getattr(stages, name)
+        if given not in (None, number):
+            block = asked.outer[0] if name == "num_pipelines" else asked.pipeline
+            raise AnnotationError(
+                f"Annotations and options must agree, but {block.at_line} asks for {name}={number} and StageOptions "
+                f"(plan.stages) for {given}. Leave one of them out."
+            )
+    return dataclasses.replace(stages, **fixed)
+
+
+def obeyed_stages(
+    asked: AskedPipeline | None, arrangement: Arrangement, slices: Sequence[SliceSummary]
+) -> tuple[ObeyedStage, ...]:
+    """What became of the blocks that ask for pipelines and stages, the outermost first."""
+    if asked is None:
+        return ()
+    pipelines = arrangement.pipelines
+    rows = [(block, f"{len(pipelines)} pipelines") for block in asked.outer]
+    most = max(p.num_micro_batches for p in pipelines)
+    rows.append((asked.pipeline, f"{len(pipelines[0].stages)} stages, {most} micro-batches"))
+    for number, block in enumerate(asked.stages):
+        held = {p.submeshes[number % len(p.submeshes)].slice for p in pipelines}
+        rows.append((block, f"stage {number} on {', '.join(slices[n].device for n in sorted(held))}"))
+    return tuple(ObeyedStage(str(block), block.line, got) for block, got in rows)
