@@ -195,7 +195,8 @@ def _collective_kinds(plan: ProgramPlan, sources: _Texts) -> tuple[tuple[Collect
         argument = profile.parameter_of[n] if profile is not None else -1
         made_by = before = after = ""
         if cause is not None:
-            made_by, after = pattern(cause.made_by), layout_text(cause.after)
+            is_line = " at " in cause.made_by
+            made_by, after = cause.made_by if is_line else pattern(cause.made_by), layout_text(cause.after)
             before = "partial sums" if cause.before is None else layout_text(cause.before)
         path = "" if argument < 0 else pattern(plan.arguments[argument].name)
         shape = "x".join(map(str, c.shape))

@@ -385,6 +385,11 @@ function running(runs, tick) {
   return run && tick < run[2] ? run : null;
 }
 
+/** A path that may be broken behind its dots. */
+function breakable(path) {
+  return path.split(/(?<=\.)/).flatMap((part, k) => (k ? [make("wbr"), part] : [part]));
+}
+
 function described(what, tensor, source) {
   return make("p", {}, `${what}${tensor ? `: ${tensor}` : ""} `, source ? make("code", {text: source}) : "");
 }
@@ -583,7 +588,7 @@ class CollectivesPanel {
     const element = make("tr", {}, make("td", {}, button),
       make("td", {class: "number", text: seconds(exposed)}), make("td", {class: "number", text: seconds(hidden)}),
       make("td", {class: "number", text: bytes(sent)}), make("td", {class: "number", text: threeFigures(count)}),
-      make("td", {text: axes}), make("td", {class: "path", text: `${argument || tensor} ${shape}`}),
+      make("td", {text: axes}), make("td", {class: "path"}, ...breakable(`${argument || tensor} ${shape}`)),
       make("td", {class: "line", text: this.program.sources[source]}));
     return element;
   }
