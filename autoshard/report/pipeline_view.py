@@ -24,7 +24,11 @@ def pipeline_parts(plan: PipelinePlan) -> tuple[Part, ...]:
     legend = tuple((meaning(colour), colour.value) for colour in chart.colours)
     caption = f"Step of {seconds(timeline.step_s)}, as simulated: a lane for each submesh"
     parts: list[Part] = [Figure("lanes", caption, _lanes(chart), legend)]
-    parts += [Paragraph(note) for note in chart.notes]
+    parts += [Paragraph(note) for note in chart.notes if not note.startswith("Numbers")]  # none are written here
+    if not chart.is_summed:
+        paler = any(bar.fade for row in chart.rows for bar in row.work)
+        told = " Paler tasks are those of later stages on the same submesh." if paler else ""
+        parts.append(Paragraph(f"Move over a task to see which micro-batch and stage it is of.{told}"))
     rows = tuple(
         (
             str(s.pipeline),
