@@ -397,7 +397,8 @@ function described(what, tensor, source) {
 function tableOf(columns, rows) {
   return make("table", {},
     make("thead", {}, make("tr", {}, ...columns.map(([name, kind]) => make("th", {scope: "col", class: kind, text: name})))),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(([text, kind]) => make("td", {class: kind, text}))))));
+    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(([text, kind]) =>
+      make("td", {class: kind}, ...(kind === "path" ? breakable(text) : [text])))))));
 }
 
 /* ---- the model ---- */
