@@ -182,7 +182,7 @@ def measured(key, step, args, subject, keep) -> Cell:
         folder = keep / "-".join(key)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hlo.txt").write_text(compiled.text)
-        (folder / "plan.txt").write_text(str(plan))
+        (folder / "plan.txt").write_text(plan.explain(full=True))
         plan.save(folder / "plan.json")
     predicted, found = collections.Counter(), collections.Counter()
     for c in plan.estimate.communication:

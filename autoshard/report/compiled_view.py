@@ -10,6 +10,8 @@ from autoshard.verify.report import Failure, Report
 from autoshard.verify.verification import Verification
 
 _MOST_STRAYS = 40
+_UNNAMED = "\N{ZERO WIDTH SPACE}"
+"""So many of it are the name of a bar that shows none, as the bar above has it."""
 
 
 def confirmation_parts(plan: ProgramPlan) -> tuple[Part, ...]:
@@ -47,9 +49,12 @@ def _verification(v: Verification, name: str) -> list[Part]:
     if v.flows:
         labels = [f"{f.kind}, {'+'.join(f.axes) or 'no axis'}" for f in v.flows]
         pairs = [
-            (f"{label}: {side}", {side: size})
-            for label, f in zip(labels, v.flows, strict=True)
-            for side, size in (("predicted", f.predicted_bytes), ("compiled", f.compiled_bytes))
+            (name, {side: size})
+            for n, (label, f) in enumerate(zip(labels, v.flows, strict=True))
+            for name, side, size in (
+                (label, "predicted", f.predicted_bytes),
+                (_UNNAMED * (n + 1), "compiled", f.compiled_bytes),
+            )
         ]
         model, legend = byte_bars(
             [label for label, _ in pairs], [part for _, part in pairs], {"predicted": OTHERS, "compiled": OWN}

@@ -18,16 +18,19 @@ from autoshard.pipelines.plan.comparison import compare_forms
 from autoshard.printing import amount, seconds
 from autoshard.report.compared_view import compared_parts
 from autoshard.report.comparison_file import read_comparison
+from autoshard.report.compiled_view import verification_parts
 from autoshard.report.hardware_view import link_traffic
 from autoshard.report.memory_price import Tangent, least_step_s, memory_price_parts, tangent_of
 from autoshard.report.module_tree import Costs, module_tree
 from autoshard.report.page import html_page, page_of
-from autoshard.report.parts import Figure, Table
+from autoshard.report.parts import Figure, Paragraph, Table
 from autoshard.report.program_view import program_view
 from autoshard.report.reading import Named, read_material
 from autoshard.report.run_view import RunRecord, read_run, run_sections
 from autoshard.report.units import time_unit
+from autoshard.verify.figures import Flow, MemoryFigures, ScheduleFigures, StepTimes
 from autoshard.verify.report import Failure, Report
+from autoshard.verify.verification import Verification
 
 
 def leaves(modules):
@@ -176,6 +179,25 @@ def test_a_verification_is_shown_with_what_failed(gpt, tmp_path):
     result = CliRunner().invoke(app, [str(part) for part in run])
     assert result.exit_code == 0 and result.stdout.startswith(f"{out}: "), result.output
     assert "tpu-v5e: could not be verified: no compiler" in out.read_text()
+
+
+def test_a_verification_shows_both_sides_of_every_flow():
+    memory = MemoryFigures(1e9, 1e9, 9e8, 5e9, 7e9)
+    times = StepTimes(0.5, 0.49, 0.02, 0.01)
+    flows = (Flow("all-gather", ("data",), 48, 24, 4e9, 4.1e9), Flow("all-reduce", ("tensor",), 0, 2, 0, 5e8))
+    found = Verification(
+        plan="spread", cluster="h100x16", target="h100", axes=(("data", 4), ("tensor", 4)), flows=flows, strays=(),
+        rematerialised=(), predicted_memory=memory, compiled_memory=memory, reserved_bytes=7e9, predicted_flops=1e12,
+        compiled_flops=1e12, estimated_cycles=None, compile_s=1.0, jax_version="0", predicted_reserved_bytes=7e9,
+        schedule=ScheduleFigures(times, times, "", (), (), ()),
+    )  # fmt: skip
+    parts = verification_parts(Report((found,)), "v")
+    (bars,) = [p for p in parts if isinstance(p, Figure)]
+    assert len(bars.model.y_range.factors) == 4 and [name for name, _ in bars.legend] == ["predicted", "compiled"]
+    table = next(p for p in parts if isinstance(p, Table))
+    assert [row[-1] for row in table.rows] == ["+2.5%", "not predicted"]
+    warnings = [p.text for p in parts if isinstance(p, Paragraph) and p.is_warning]
+    assert any("no collective over tensor was predicted" in text for text in warnings)
 
 
 def test_what_cannot_be_shown_is_refused(gpt, tmp_path):
