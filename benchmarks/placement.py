@@ -73,7 +73,6 @@ def main() -> int:
     parser.add_argument("--only", type=int, default=None, help="one case, by its number from 0 on")
     options = parser.parse_args()
     on_file = RESULTS / "placement.jsonl"
-    rows = [json.loads(line) for line in on_file.read_text().splitlines()] if on_file.exists() else []
     chosen = [] if options.table else CASES if options.only is None else CASES[options.only : options.only + 1]
     for cluster, mesh in chosen:
         name = ", ".join(f"{a}={n}" for a, n in (mesh or {}).items()) or "searched"
@@ -81,12 +80,18 @@ def main() -> int:
         row: dict[str, Any] = {"cluster": cluster, "mesh": name}
         for order in ("listed", "sought"):
             row[order] = dataclasses.asdict(planned(cluster, mesh, order, options.compile and mesh is not None))
-        rows = [r for r in rows if (r["cluster"], r["mesh"]) != (cluster, name)] + [row]
+        rows = [r for r in known(on_file) if (r["cluster"], r["mesh"]) != (cluster, name)] + [row]
         write_bytes_atomically(on_file, "".join(json.dumps(r) + "\n" for r in rows).encode())
+    rows = known(on_file)
     rank = {(c, ", ".join(f"{a}={n}" for a, n in (m or {}).items()) or "searched"): k for k, (c, m) in enumerate(CASES)}
     rows.sort(key=lambda r: rank[r["cluster"], r["mesh"]])
     write_bytes_atomically(RESULTS / "placement.md", report(rows).encode())
     return 0
+
+
+def known(on_file: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows that are on file."""
+    return [json.loads(line) for line in on_file.read_text().splitlines()] if on_file.exists() else []
 
 
 def planned(cluster: str, mesh: Mapping[str, int] | None, order: str, compiles: bool) -> Planned:

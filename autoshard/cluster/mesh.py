@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from autoshard.cluster.checks import require_text, require_whole
-from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.device import DeviceType, Link, Wires
 from autoshard.errors import ClusterError, MeshError
 
 
@@ -22,6 +22,15 @@ class AxisLevel:
 
     def __post_init__(self) -> None:
         require_whole("axis level", "size", self.size, least=2)
+
+    def __str__(self) -> str:
+        match self.link.wires:
+            case Wires.CLOSED:
+                return f"ring of {self.size}"
+            case Wires.OPEN:
+                return f"line of {self.size}"
+            case Wires.SWITCHED:
+                return f"{self.size} at level {self.link.level}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class MeshAxis:
             )
 
     def __str__(self) -> str:
-        levels = " x ".join(f"{level.size} at level {level.link.level}" for level in self.levels)
+        levels = " x ".join(map(str, self.levels))
         return f"{self.name}={self.size}" + (f" ({levels})" if levels else "")
 
 

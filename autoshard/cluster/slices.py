@@ -198,7 +198,7 @@ class Slice:
         return f"These would fit: {shown}{'; ...' if len(fitting) > _NUM_SUGGESTIONS else ''}."
 
     def __str__(self) -> str:
-        levels = " x ".join(f"{level.size} at level {level.link.level}" for level in self.levels)
+        levels = " x ".join(map(str, self.levels))
         return f"{self.name}: {self.num_devices} x {self.device_type.name}" + (f" ({levels})" if levels else "")
 
 
