@@ -40,17 +40,18 @@ from autoshard.verify.targets import target_of
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-LAYERS, BATCH = 2, 128
-CASES: tuple[tuple[str, Mapping[str, int] | None], ...] = (
-    ("h100x128-two-spines", {"data": 8, "fsdp": 16}),
-    ("h100x128-two-spines", {"data": 4, "fsdp": 32}),
-    ("h100x128-two-spines", {"data": 16, "tensor": 8}),
-    ("h100x128-two-spines", None),
-    ("tpu-v4-4x4x8", {"data": 8, "tensor": 16}),
-    ("tpu-v4-4x4x8", {"data": 32, "tensor": 4}),
-    ("tpu-v4-4x4x8", None),
+LAYERS = 2
+CASES: tuple[tuple[str, int, Mapping[str, int] | None], ...] = (
+    ("h100x128-two-spines", 128, {"data": 16, "tensor": 8}),
+    ("h100x128-two-spines", 16, {"data": 8, "tensor": 16}),
+    ("h100x128-two-spines", 16, {"data": 4, "tensor": 32}),
+    ("h100x128-two-spines", 16, None),
+    ("tpu-v4-4x4x8", 16, {"data": 8, "tensor": 16}),
+    ("tpu-v4-4x4x8", 16, {"data": 4, "tensor": 32}),
+    ("tpu-v4-4x4x8", 16, None),
 )
-"""Clusters, and meshes; None: all with one or two axes are searched."""
+"""Clusters, sequences in a batch, and meshes; None: all with one or two axes are searched. With fewer sequences than
+devices a weight's axis has traffic of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +75,20 @@ def main() -> int:
     options = parser.parse_args()
     on_file = RESULTS / "placement.jsonl"
     chosen = [] if options.table else CASES if options.only is None else CASES[options.only : options.only + 1]
-    for cluster, mesh in chosen:
+    for cluster, batch_size, mesh in chosen:
         name = ", ".join(f"{a}={n}" for a, n in (mesh or {}).items()) or "searched"
         print(f"{cluster}, {name}", file=sys.stderr, flush=True)
-        row: dict[str, Any] = {"cluster": cluster, "mesh": name}
+        row: dict[str, Any] = {"cluster": cluster, "batch_size": batch_size, "mesh": name}
         for order in ("listed", "sought"):
-            row[order] = dataclasses.asdict(planned(cluster, mesh, order, options.compile and mesh is not None))
+            row[order] = dataclasses.asdict(
+                planned(cluster, batch_size, mesh, order, options.compile and mesh is not None)
+            )
         rows = [r for r in known(on_file) if (r["cluster"], r["mesh"]) != (cluster, name)] + [row]
         write_bytes_atomically(on_file, "".join(json.dumps(r) + "\n" for r in rows).encode())
     rows = known(on_file)
-    rank = {(c, ", ".join(f"{a}={n}" for a, n in (m or {}).items()) or "searched"): k for k, (c, m) in enumerate(CASES)}
+    rank = {
+        (c, ", ".join(f"{a}={n}" for a, n in (m or {}).items()) or "searched"): k for k, (c, _, m) in enumerate(CASES)
+    }
     rows.sort(key=lambda r: rank[r["cluster"], r["mesh"]])
     write_bytes_atomically(RESULTS / "placement.md", report(rows).encode())
     return 0
@@ -94,11 +99,11 @@ def known(on_file: pathlib.Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in on_file.read_text().splitlines()] if on_file.exists() else []
 
 
-def planned(cluster: str, mesh: Mapping[str, int] | None, order: str, compiles: bool) -> Planned:
+def planned(cluster: str, batch_size: int, mesh: Mapping[str, int] | None, order: str, compiles: bool) -> Planned:
     """Plans a case with the devices in one order."""
     config = preset("1.3b", num_layers=LAYERS)
     functions = train_step.build(config, optimizers.adamw())
-    state, batch = jax.eval_shape(functions.init, 0), FAMILIES["gpt"].batch_shapes(config, BATCH)
+    state, batch = jax.eval_shape(functions.init, 0), FAMILIES["gpt"].batch_shapes(config, batch_size)
     hardware = Cluster.from_file(ROOT / "configs" / "clusters" / f"{cluster}.yaml")
     options = autoshard.PlanOptions(
         cache=False, schedule=Schedule.LEAST_MEMORY, device_order="sought" if order == "sought" else "listed"
@@ -124,18 +129,18 @@ def report(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Which device is where",
         "",
-        f"{LAYERS} layers of GPT 1.3B, {BATCH} sequences of 2,048 tokens, by",
+        f"{LAYERS} layers of GPT 1.3B, sequences of 2,048 tokens, by",
         "`python benchmarks/placement.py --compile`. Times are predictions, in milliseconds.",
         "",
-        "| cluster | mesh | as listed: step | collectives | in order: step | collectives | step | collectives |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| cluster | sequences | mesh | listed: step | sending | in order: step | sending | step | sending |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     ms = lambda seconds: f"{seconds * 1e3:.2f}"
     for row in rows:
         a, b = row["listed"], row["sought"]
         gains = " | ".join(f"{b[key] / a[key] - 1:+.1%}" for key in ("step_s", "comm_s"))
         own = " | ".join(f"{ms(p['step_s'])} | {ms(p['comm_s'])}" for p in (a, b))
-        lines.append(f"| {row['cluster']} | {row['mesh']} | {own} | {gains} |")
+        lines.append(f"| {row['cluster']} | {row['batch_size']} | {row['mesh']} | {own} | {gains} |")
     lines += [
         "",
         "What each device sends over each level: predicted, and recounted from the compiled program.",

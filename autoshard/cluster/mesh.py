@@ -9,16 +9,36 @@ from autoshard.errors import ClusterError, MeshError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TorusPart:
+    """Which chips of an axis of a torus a level takes.
+
+    Attributes:
+      axis: The number of the axis. axis_size: Chips along it.
+      stride: How far apart the chips lie.
+      ring: A ring along the whole axis.
+    """
+
+    axis: int
+    axis_size: int
+    stride: int
+    ring: Link
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class AxisLevel:
     """A run of `size` peers joined by one kind of link.
 
     Attributes:
       size: Number of peers, at least 2.
       link: What joins them.
+      torus: Which chips they are, on a torus; None where they are behind switches.
+      most: How many peers there are at the level, where several axes may count the same ones; 0 where they do not.
     """
 
     size: int
     link: Link
+    torus: TorusPart | None = None
+    most: int = 0
 
     def __post_init__(self) -> None:
         require_whole("axis level", "size", self.size, least=2)

@@ -104,7 +104,12 @@ class Slice:
         places = np.argsort(np.array(self.order))[chosen] if self.order else chosen
         if self.torus:
             return self._parts_of_torus(places)
-        return hierarchy(self._tiers(self.levels, places), lambda _, farthest: self.levels[farthest - 1].link)
+        found = hierarchy(self._tiers(self.levels, places), lambda _, farthest: self.levels[farthest - 1].link)
+        room = {level.link: level.size for level in self.levels}
+        return tuple(
+            dataclasses.replace(level, most=room[level.link]) if level.size <= room[level.link] else level
+            for level in found
+        )
 
     @staticmethod
     def _tiers(levels: Sequence[AxisLevel], places: np.ndarray) -> np.ndarray:

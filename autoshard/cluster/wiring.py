@@ -12,10 +12,11 @@ way round has two ways to go. With `w` the rate of a ring along the whole closed
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from autoshard.cluster.checks import require_whole
 from autoshard.cluster.device import Link, Wires
-from autoshard.cluster.mesh import AxisLevel
+from autoshard.cluster.mesh import AxisLevel, TorusPart
 from autoshard.errors import ClusterError
 
 
@@ -46,7 +47,14 @@ class Torus:
             (size, Wires.CLOSED if wraps and size > 2 else Wires.OPEN)
             for size, wraps in zip(self.shape, self.wraps, strict=True)
         ]
-        return tuple(AxisLevel(size, _wired(link, wires)) for size, wires in reversed(axes) if size > 1)
+        return tuple(
+            _whole_axis(number, *axes[number], link) for number in reversed(range(len(axes))) if axes[number][0] > 1
+        )
+
+
+def _whole_axis(number: int, size: int, wires: Wires, link: Link) -> AxisLevel:
+    ring = _wired(link, wires)
+    return AxisLevel(size, ring, TorusPart(number, size, 1, ring))
 
 
 def _wired(link: Link, wires: Wires) -> Link:
@@ -60,16 +68,35 @@ def part_of_level(level: AxisLevel, stride: int, size: int) -> AxisLevel:
 
     `stride` x `size` divides the size of the level.
     """
-    link = level.link
-    if link.wires is Wires.SWITCHED or size == level.size:
-        return AxisLevel(size, link)
-    goes_round = link.wires is Wires.CLOSED and size * stride == level.size and size > 2
-    slower = stride * (2 if link.wires is Wires.CLOSED and not goes_round else 1)
-    return AxisLevel(
-        size,
-        dataclasses.replace(
-            link,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / slower,
-            wires=Wires.CLOSED if goes_round else Wires.OPEN,
-        ),
+    if level.torus is None or (stride == 1 and size == level.size):
+        return AxisLevel(size, level.link, level.torus)
+    whole, ring = level.torus, level.torus.ring
+    stride *= whole.stride
+    if stride == 1 and size == whole.axis_size:
+        return AxisLevel(size, ring, dataclasses.replace(whole, stride=1))
+    goes_round = ring.wires is Wires.CLOSED and size * stride == whole.axis_size and size > 2
+    slower = stride * (2 if ring.wires is Wires.CLOSED and not goes_round else 1)
+    link = dataclasses.replace(
+        ring,
+        bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s / slower,
+        wires=Wires.CLOSED if goes_round else Wires.OPEN,
     )
+    return AxisLevel(size, link, dataclasses.replace(whole, stride=stride))
+
+
+def joined_parts(levels: Sequence[AxisLevel]) -> list[AxisLevel]:
+    """Levels of which parts of one axis of a torus are one where the next one goes on from where the last one stops:
+    together they have the wires that the whole of them has.
+    """
+    joined = [level for level in levels if level.torus is None]
+    parts = [(level.torus, level) for level in levels if level.torus is not None]
+    parts.sort(key=lambda part: (part[0].axis, part[0].stride))
+    last: TorusPart | None = None
+    for part, level in parts:
+        if last is not None and last.axis == part.axis and joined[-1].size * last.stride == part.stride:
+            whole = AxisLevel(part.axis_size, part.ring, dataclasses.replace(part, stride=1))
+            joined[-1] = part_of_level(whole, last.stride, joined[-1].size * level.size)
+        else:
+            joined.append(level)
+            last = part
+    return joined

@@ -31,6 +31,8 @@ import math
 from collections.abc import Sequence
 
 from autoshard.cluster import AxisLevel, CollectiveKind, DeviceType, MeshAxis
+from autoshard.cluster.room import within_room
+from autoshard.cluster.wiring import joined_parts
 from autoshard.cost.torus import as_one_ring, exchanged_s_per_byte, is_torus
 
 
@@ -80,11 +82,16 @@ def sent_share(kind: CollectiveKind, num_devices: int) -> float:
 
 def rings(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
     """All levels of the axes as rings, fastest first; those of one measured link as one, and those of a torus."""
-    levels = [level for axis in axes for level in axis.levels if level.size > 1]
+    levels = _levels(axes)
     torus = [level for level in levels if is_torus(level)]
     if len(torus) > 1:
         levels = [as_one_ring(torus), *(level for level in levels if not is_torus(level))]
     return _measured_as_one(levels)
+
+
+def _levels(axes: Sequence[MeshAxis]) -> list[AxisLevel]:
+    """All levels of the axes, parts of one axis of a torus together, and none with more peers than there are."""
+    return within_room(joined_parts([level for axis in axes for level in axis.levels if level.size > 1]))
 
 
 def _measured_as_one(levels: list[AxisLevel]) -> list[AxisLevel]:
@@ -147,7 +154,7 @@ def all_to_all(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     """Every device exchanges its `local_bytes` in equal parts with all devices along `axes`."""
     fixed_s = sending_s = separate_s = wire_bytes = 0.0
     reach, all_devices = 1, math.prod(axis.size for axis in axes)  # devices within reach so far, and in the end
-    levels = [level for axis in axes for level in axis.levels if level.size > 1]
+    levels = _levels(axes)
     for level in rings(axes):
         wider = reach * level.size
         sent = (wider - reach) / all_devices * local_bytes
@@ -169,7 +176,7 @@ def all_to_all(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
 
 def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     """Every device sends its `local_bytes` to one other; the slowest link of `axes` decides."""
-    slowest = _measured_as_one([level for axis in axes for level in axis.levels if level.size > 1])[-1]
+    slowest = _measured_as_one(_levels(axes))[-1]
     figures = slowest.link.figures(CollectiveKind.PERMUTE, slowest.size)
     names, fixed_s = tuple(a.name for a in axes), figures.latency_s
     time_s, separate_s = fixed_s + local_bytes / figures.bandwidth_bytes_per_s, fixed_s * figures.separate_share

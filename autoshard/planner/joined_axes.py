@@ -26,7 +26,7 @@ def joined_meshes(mesh: LogicalMesh) -> Iterator[tuple[int, LogicalMesh]]:
 
 def _joined_levels(inner: tuple[AxisLevel, ...], outer: tuple[AxisLevel, ...]) -> tuple[AxisLevel, ...]:
     """The levels of an axis that goes on in `outer` where `inner` stops, innermost first."""
-    if inner[-1].link != outer[0].link:
+    if inner[-1].link != outer[0].link or inner[-1].torus is not None:
         return (*inner, *outer)
     return (*inner[:-1], AxisLevel(inner[-1].size * outer[0].size, inner[-1].link), *outer[1:])
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from scipy.optimize import linprog
 
-from autoshard.cluster import AxisLevel, Link, MeshAxis, Torus, Wires
+from autoshard.cluster import AxisLevel, Cluster, DeviceType, Link, MeshAxis, NodeGroup, Torus, Wires
+from autoshard.cluster.wiring import joined_parts, part_of_level
 from autoshard.cost.collectives import all_gather, all_reduce, all_to_all
 from autoshard.cost.torus import as_one_ring
+from autoshard.placement.place import placements
 
 ICI = Link(1e-6, 100e9, 0, "example")
 
@@ -51,6 +53,12 @@ def test_no_mix_of_orders_is_faster(axes):
     assert (n - 1) / n * 1e9 / ring.link.bandwidth_bytes_per_s == pytest.approx(found.fun, rel=1e-6)
 
 
+def only_slice(torus):
+    device = DeviceType("Chip", {"float32": 1e12}, 32e9, 1e12, 4e-6, "example")
+    group = NodeGroup("chips", device, 1, math.prod(torus.shape), ICI, torus=torus)
+    return Cluster("example", (group,)).slices()[0]
+
+
 def axis(name, levels):
     return MeshAxis(name, math.prod(part.size for part in levels), tuple(levels))
 
@@ -62,6 +70,26 @@ def test_two_axes_of_a_torus_have_twice_the_bandwidth_of_one():
         assert all_gather(axes, 1.6e9).time_s == pytest.approx(1.5e9 / 200e9 + 6e-6)
         assert all_reduce(axes, 1.6e9).time_s == pytest.approx(2 * (1.5e9 / 200e9 + 6e-6))
         assert all_gather(axes, 1.6e9).wire_bytes == pytest.approx(1.5e9)
+
+
+def test_all_chips_together_have_all_wires_however_axes_share_them():
+    """4 x 8 chips: whatever two axes take of it, both together go round both rings."""
+    part = only_slice(Torus((4, 8), (True, True)))
+    for sizes in ((16, 2), (8, 4), (2, 16), (4, 8)):
+        for mesh in placements(part, ("data", "tensor"), sizes):
+            assert all_gather(mesh.axes, 3.2e9).time_s == pytest.approx(3.1e9 / 200e9 + 10e-6)
+            exchanged = all_to_all(mesh.axes, 1e9)
+            assert exchanged.time_s - exchanged.fixed_s == pytest.approx(2e9 / 100e9)
+
+
+def test_parts_that_go_on_from_each_other_are_one():
+    """Of a ring of 8: neighbours by two, every second by two, and the two halves. The first two together are a line."""
+    (ring,) = Torus((8,), (True,)).levels(ICI)
+    near, next_, far = (part_of_level(ring, stride, 2) for stride in (1, 2, 4))
+    assert joined_parts([far, near, next_]) == [ring]
+    assert joined_parts([next_, near]) == [part_of_level(ring, 1, 4)]
+    assert joined_parts([far, near]) == [near, far]
+    assert part_of_level(part_of_level(ring, 2, 4), 2, 2) == far
 
 
 def test_an_exchange_goes_a_quarter_of_the_way_round():

@@ -246,3 +246,20 @@ def test_bytes_of_levels_add_up_to_what_is_sent(kind):
     shares = {"all-gather": 7 / 8, "reduce-scatter": 7 / 8, "all-reduce": 7 / 4, "all-to-all": 7 / 8}
     assert sum(level.sent_bytes for level in found) == pytest.approx(8e9 * shares.get(kind.value, 1.0))
     assert sum(l.sent_bytes / l.bandwidth_bytes_per_s for l in found) == pytest.approx(flow.seconds(mesh.axes))
+
+
+def test_axes_that_cross_the_same_spines_cross_them_once_together():
+    """Four nodes of two under two spines, listed so that both axes cross the spines. All devices together have two
+    spines of two nodes of two, whatever the order.
+    """
+    part = spines(0, 1, 1, 0)
+    together = Flow(CollectiveKind.ALL_GATHER, ("data", "tensor"), 8e9, 0.0)
+    listed = mesh_of(part, data=2, tensor=4)
+    assert [[level.link.level for level in axis.levels] for axis in listed.axes] == [[2], [0, 2]]
+    wanted = together.seconds(part.logical_mesh({"data": 2, "tensor": 4}).axes)
+    assert wanted == pytest.approx(8e9 * (1 / 2 / 400e9 + 1 / 4 / 50e9 + 1 / 8 / 10e9))
+    assert together.seconds(listed.axes) >= wanted
+    full = mesh_of(spines(0, 1, 0, 1, 1, 0, 1, 0), data=4, tensor=4)
+    assert [[level.link.level for level in axis.levels] for axis in full.axes] == [[1, 2], [0, 2]]
+    best = spines(0, 1, 0, 1, 1, 0, 1, 0).logical_mesh({"data": 4, "tensor": 4})
+    assert together.seconds(full.axes) == pytest.approx(together.seconds(best.axes))
