@@ -36,7 +36,7 @@ from autoshard.plans.placing import flows_of
 from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import devices_for, options_for
 from autoshard.verify.level_traffic import level_traffic
-from autoshard.verify.targets import target_of
+from autoshard.verify.targets import target_named, target_of
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -71,8 +71,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--table", action="store_true", help="write the table of what is on file, and plan nothing")
     parser.add_argument("--compile", action="store_true", help="compile the plans on given meshes, and recount bytes")
+    parser.add_argument("--target", default=None, help="compile for these devices, such as cpu, not the cluster's own")
     parser.add_argument("--only", type=int, default=None, help="one case, by its number from 0 on")
     options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 128)
     on_file = RESULTS / "placement.jsonl"
     chosen = [] if options.table else CASES if options.only is None else CASES[options.only : options.only + 1]
     for cluster, batch_size, mesh in chosen:
@@ -81,7 +83,7 @@ def main() -> int:
         row: dict[str, Any] = {"cluster": cluster, "batch_size": batch_size, "mesh": name}
         for order in ("listed", "sought"):
             row[order] = dataclasses.asdict(
-                planned(cluster, batch_size, mesh, order, options.compile and mesh is not None)
+                planned(cluster, batch_size, mesh, order, options.compile and mesh is not None, options.target)
             )
         rows = [r for r in known(on_file) if (r["cluster"], r["mesh"]) != (cluster, name)] + [row]
         write_bytes_atomically(on_file, "".join(json.dumps(r) + "\n" for r in rows).encode())
@@ -99,8 +101,10 @@ def known(on_file: pathlib.Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in on_file.read_text().splitlines()] if on_file.exists() else []
 
 
-def planned(cluster: str, batch_size: int, mesh: Mapping[str, int] | None, order: str, compiles: bool) -> Planned:
-    """Plans a case with the devices in one order."""
+def planned(
+    cluster: str, batch_size: int, mesh: Mapping[str, int] | None, order: str, compiles: bool, named: str | None
+) -> Planned:
+    """Plans a case with the devices in one order; `named`: the devices to compile for, None for the cluster's own."""
     config = preset("1.3b", num_layers=LAYERS)
     functions = train_step.build(config, optimizers.adamw())
     state, batch = jax.eval_shape(functions.init, 0), FAMILIES["gpt"].batch_shapes(config, batch_size)
@@ -115,7 +119,7 @@ def planned(cluster: str, batch_size: int, mesh: Mapping[str, int] | None, order
     flows, e = flows_of(plan.estimate.communication, plan.logical_mesh), plan.estimate
     compiled = None
     if compiles:
-        target = target_of(plan)
+        target = target_of(plan) if named is None else target_named(named)
         devices = devices_for(target, plan.axes, plan.devices_per_node, plan.logical_mesh.torus)
         text = compile_step(plan, functions.step, (state, batch), devices, options_for(target)).text
         compiled = level_traffic(compiled_collectives(parse(text), plan.axes), plan.logical_mesh, hardware.slices()[0])
