@@ -41,9 +41,9 @@ never more exactly than half of what is wanted, so that the other half is left t
 _UNSETTLED, _SETTLED = 0.5, 0.9
 """How much of the way to the best weights for the plans known so far is gone: more where the same set binds again."""
 
-_STALLED = 0.05
-"""Weights are good enough where a round brings their bound and the best mixture nearer by less than this share of what
-lies between the bound and the fastest plan."""
+_STALLED = 0.02
+"""Weights are good enough where a round moves their bound and the best mixture by less than this share of what lies
+between the bound and the fastest plan."""
 
 _WORTH_A_BYTE = 0.02
 """The weight of the whole step in every round: what hides is not quite free, so that a plan does not send for nothing.
@@ -121,11 +121,12 @@ def priced(
         enough_s = bound.bound + relative_gap * to_beat_s
         if n + 1 == rounds or to_beat_s <= enough_s or mixture.step_s <= enough_s:
             break
-        open_s = mixture.step_s - bound.bound
-        is_stalled = before is not None and before - open_s < _STALLED * (to_beat_s - bound.bound)
+        now = mixture.step_s, bound.bound
+        moved_s = math.inf if before is None else sum(abs(a - b) for a, b in zip(now, before, strict=True))
+        is_stalled = moved_s < _STALLED * (to_beat_s - bound.bound)
         if n > 1 and (is_stalled or is_settled(mixture)):
             break
-        before = open_s
+        before = now
         weights = _between(centre, mixture.weights, _SETTLED if is_bound_again else _UNSETTLED)
         at = repriced(at, _between(weights, whole, _WORTH_A_BYTE))
     assert bound is not None, rounds
