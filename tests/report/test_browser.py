@@ -13,6 +13,11 @@ from autoshard.printing import amount
 NAMES = ["gpt", "staged", "run"]
 
 
+def settle(page):
+    """Waits until the page has drawn what it was asked for."""
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
+
+
 @dataclasses.dataclass
 class Opened:
     """A page in the browser, and what it did that it should not."""
@@ -77,7 +82,7 @@ def test_figures_have_the_colours_of_the_screen(open_page, dark):
     labels = lambda: page.evaluate(f"{axes}.map(m => m.major_label_text_color)")
     assert light(style()) != dark and len(labels()) > 4 and {light(c) for c in labels()} == {dark}
     page.click("#theme")
-    page.wait_for_timeout(100)
+    settle(page)
     assert light(style()) == dark and {light(c) for c in labels()} == {not dark}
 
 
@@ -99,7 +104,7 @@ def test_the_keyboard_goes_through_the_step(open_page, gpt):
     heard = {said()}
     for _ in range(6):
         page.keyboard.press("ArrowRight")
-        page.wait_for_timeout(30)
+        settle(page)
         heard.add(said())
     assert len(heard) > 2
     page.keyboard.press("Home")
@@ -115,15 +120,15 @@ def test_the_mouse_moves_the_cursor_and_a_click_holds_it(open_page):
     told = lambda: page.inner_text("#at h3")
     page.mouse.move(*at(0.3))
     page.mouse.move(*at(0.31))
-    page.wait_for_timeout(100)
+    settle(page)
     before = told()
     page.mouse.move(*at(0.7))
-    page.wait_for_timeout(100)
+    settle(page)
     held = told()
     assert held != before
     page.mouse.click(*at(0.7))
     page.mouse.move(*at(0.4))
-    page.wait_for_timeout(100)
+    settle(page)
     assert told() == held
 
 
@@ -168,7 +173,7 @@ def test_a_collective_leads_to_its_tensor_and_its_time(open_page):
     assert row.strip().startswith(path.split(".")[-1]) and ("float32" in row or "int32" in row)
     page.click("#collective-table .detail button:has-text('over time')")
     assert page.evaluate("document.activeElement.id") == "cursor"
-    page.wait_for_timeout(100)
+    settle(page)
     assert "waited for" in page.inner_text("#at") or "runs beside kernels" in page.inner_text("#at")
 
 
@@ -181,5 +186,5 @@ def test_programs_of_a_plan_in_stages_are_chosen(open_page, staged):
     assert {name.rpartition("-")[2] for name in before} == {"0"}
     last = str(len(staged.programs) - 1)
     page.select_option("#program", last)
-    page.wait_for_timeout(100)
+    settle(page)
     assert {name.rpartition("-")[2] for name in shown()} == {last} and page.inner_text("#at h3") != said
