@@ -123,7 +123,7 @@ def priced(
             break
         now = mixture.step_s, bound.bound
         moved_s = math.inf if before is None else sum(abs(a - b) for a, b in zip(now, before, strict=True))
-        is_stalled = moved_s < _STALLED * (to_beat_s - bound.bound)
+        is_stalled = math.isfinite(bound.bound) and moved_s < _STALLED * (to_beat_s - bound.bound)
         if n > 1 and (is_stalled or is_settled(mixture)):
             break
         before = now
@@ -152,7 +152,7 @@ def _best_mixture(plans: Sequence[Known], stretches: Sequence[Stretch]) -> Mixtu
     w = np.clip(found.x[:-1], 0.0, None)
     w /= max(1.0, (together @ w).max())  # rounding
     weights = StretchWeights(tuple(pair for pair in zip(w.tolist(), stretches, strict=True) if pair[0] > 0))
-    return Mixture(tuple(plans), tuple((shares / shares.sum()).tolist()), weights, -found.fun * scale_s)
+    return Mixture(tuple(plans), tuple((shares / shares.sum()).tolist()), weights, -float(found.fun * scale_s))
 
 
 def _between(one: StretchWeights, other: StretchWeights, share: float) -> StretchWeights:
