@@ -90,7 +90,7 @@ def test_a_plan_in_order_comes_back_as_it_was(tmp_path):
 
 def test_explain_and_diff_tell_the_order():
     plan, listed = planned(spines(0, 1, 1, 0)), planned(spines(0, 1, 1, 0), device_order="listed")
-    text = " ".join(str(plan).split())
+    text = " ".join(plan.explain(full=True).split())
     assert "devices in an order of their own: collectives take" in text and "as listed (-" in text
     assert "What each device sends over each level of the hardware" in text
     assert " ".join(map(str, plan.logical_mesh.order[:4])) in text
