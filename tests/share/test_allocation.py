@@ -64,7 +64,7 @@ def problems(draw):
     return AllocationProblem(own, tuple(jobs), draw(st.sampled_from([0.0, 2.0])), num_periods)
 
 
-@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=70, deadline=None, derandomize=True)
 @hypothesis.given(problems())
 def test_it_is_as_good_as_the_best_of_all_decisions(problem):
     found, best = solve_allocation(problem, EXACT), best_value(problem)
@@ -88,7 +88,7 @@ def test_it_is_as_good_as_the_best_of_all_decisions(problem):
     assert all(used[node.number] <= node.num_devices for node in problem.nodes)
 
 
-@hypothesis.settings(max_examples=50, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
 @hypothesis.given(problems())
 def test_the_relaxation_bounds_it_and_its_choices_cost_what_is_said(problem):
     """Forcing any choice lowers the best value to at most the bound less its reduced cost."""
@@ -102,7 +102,7 @@ def test_the_relaxation_bounds_it_and_its_choices_cost_what_is_said(problem):
             assert forced <= relaxed.bound - cost + 1e-6
 
 
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
 @hypothesis.given(problems())
 def test_near_the_relaxation_the_bound_still_holds(problem):
     """Solved over two choices of each job, beside staying and waiting."""

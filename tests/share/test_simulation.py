@@ -48,7 +48,7 @@ def cases(draw):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
 @hypothesis.given(cases())
 def test_laws(name, case):
     own, jobs, settings = case
