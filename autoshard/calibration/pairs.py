@@ -39,7 +39,7 @@ def exchange(devices: Sequence[jax.Device], pair: Pair, size_bytes: int) -> Prog
     spec = PartitionSpec(_AXIS)
 
     def loop(rounds: jax.Array, array: jax.Array) -> jax.Array:
-        def body(_: jax.Array, held: jax.Array) -> jax.Array:
+        def body(round_: jax.Array, held: jax.Array) -> jax.Array:
             for _ in range(UNROLLED):
                 held = lax.optimization_barrier(lax.ppermute(held, _AXIS, [(0, 1), (1, 0)]))
             return held

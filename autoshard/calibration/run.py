@@ -119,7 +119,8 @@ def _with_pairs(cluster: Cluster, speeds: PairSpeeds) -> Cluster:
             f"pairs are measured of the devices of one node group; cluster {cluster.name!r} has {len(cluster.groups)}. "
             "Leave --pairs out, or calibrate each group alone."
         )
-    own = dataclasses.replace(cluster.groups[0], pairs=speeds, tiers=(), rails=None, torus=None)
+    (group,) = cluster.groups
+    own = dataclasses.replace(group, pairs=speeds, tiers=(), rails=None, torus=None)
     return dataclasses.replace(cluster, groups=(own,))
 
 
