@@ -114,13 +114,12 @@ def calibrate(
 
 def _with_pairs(cluster: Cluster, speeds: PairSpeeds) -> Cluster:
     """A cluster of one group with the speeds of its devices, which take the place of all links."""
-    if len(cluster.groups) > 1:
+    if len(cluster.groups) != 1:
         raise ClusterError(
             f"pairs are measured of the devices of one node group; cluster {cluster.name!r} has {len(cluster.groups)}. "
             "Leave --pairs out, or calibrate each group alone."
         )
-    (group,) = cluster.groups
-    own = dataclasses.replace(group, pairs=speeds, tiers=(), rails=None, torus=None)
+    own = dataclasses.replace(cluster.groups[0], pairs=speeds, tiers=(), rails=None, torus=None)
     return dataclasses.replace(cluster, groups=(own,))
 
 
