@@ -46,7 +46,7 @@ def nodes_of_ray(group: str, devices_per_node: int, resource: str) -> Callable[[
             "(`ray start --head`), and set RAY_ADDRESS to its address, or to `auto` for the one on this machine."
         )
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtraError(
             "--engine ray needs Ray, which is not installed. Install it with: pip install 'autoshard[ray]'."
