@@ -1,5 +1,6 @@
 """Which nodes are there: those of the cluster file as it is now, or those that Ray has."""
 
+import logging
 import os
 import pathlib
 from collections.abc import Callable
@@ -52,7 +53,7 @@ def nodes_of_ray(group: str, devices_per_node: int, resource: str) -> Callable[[
             "--engine ray needs Ray, which is not installed. Install it with: pip install 'autoshard[ray]'."
         ) from error
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise ShareError(
