@@ -208,7 +208,7 @@ def test_of_several_ways_to_schedule_a_plan_the_fastest_that_fits_is_kept(tmp_pa
     assert found.chosen.step_s == min(c.step_s for c in found.candidates)
     assert found.compiled_reserved_bytes == found.chosen.reserved_bytes
     assert plan.compile_candidates == (found.chosen.candidate, Candidate.UNORDERED)
-    assert f"scheduled for {found.chosen.candidate.value}" in " ".join(str(plan).split())
+    assert f"scheduled for {found.chosen.candidate.value}" in " ".join(plan.explain(full=True).split())
     plan.save(tmp_path / "plan.json")
     assert autoshard.Plan.load(tmp_path / "plan.json").confirmation == found
     again = plan.verify(step).schedule
