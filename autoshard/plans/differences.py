@@ -1,6 +1,51 @@
 """The parts of a difference between two plans, as data; `diff.py` finds them."""
 
 import dataclasses
+import json
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+
+class Figures(Protocol):
+    """What one of two plans is told by, of whatever kind it is."""
+
+    @property
+    def step_s(self) -> float: ...
+
+    @property
+    def peak_bytes(self) -> float: ...
+
+
+F = TypeVar("F", bound=Figures)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference(Generic[F]):
+    """What differs between plan A and plan B; every figure is B less A.
+
+    Attributes:
+      a, b: Figures of the two plans.
+    """
+
+    FORMAT: ClassVar[str]
+    """The name of the format of the JSON."""
+
+    a: F
+    b: F
+
+    @property
+    def step_s(self) -> float:
+        """Step time of B less that of A."""
+        return self.b.step_s - self.a.step_s
+
+    @property
+    def peak_bytes(self) -> float:
+        """Memory of the fullest device of B less that of A."""
+        return self.b.peak_bytes - self.a.peak_bytes
+
+    def json(self) -> str:
+        """Everything here as JSON."""
+        document = dataclasses.asdict(self) | {"step_s": self.step_s, "peak_bytes": self.peak_bytes}
+        return json.dumps({"format": self.FORMAT, "version": 1} | document, indent=2, ensure_ascii=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The difference of two plans: what differs and what that costs, as data, as JSON, and as text for a terminal."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from autoshard.plans.differences import (
     CommunicationChange,
     ComputeChange,
+    Difference,
     LayoutChange,
     MemoryChange,
     OrderChange,
@@ -22,11 +22,10 @@ _MOST_DEVICES = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PlanDiff:
+class PlanDiff(Difference[Side]):
     """What differs between plan A and plan B; every difference is B less A, largest first.
 
     Attributes:
-      a, b: Figures of the two plans.
       is_same_program: Whether both were made for the same equations and arguments.
       inside: How many equations enforce other layouts inside the program; None where programs or meshes differ.
       layouts: Arguments and outputs with other layouts.
@@ -35,8 +34,8 @@ class PlanDiff:
       rest_s, rest_bytes: What of the differences of step time and peak the items of the estimates do not account for.
     """
 
-    a: Side
-    b: Side
+    FORMAT = "autoshard-diff"
+
     is_same_program: bool
     inside: int | None
     layouts: tuple[LayoutChange, ...]
@@ -62,21 +61,6 @@ class PlanDiff:
             or not self.is_same_program
             or dataclasses.replace(self.a, name=self.b.name) != self.b
         )
-
-    @property
-    def step_s(self) -> float:
-        """Step time of B less that of A; the sum of all `comm_s` and `compute_s` here, and of `rest_s`."""
-        return self.b.step_s - self.a.step_s
-
-    @property
-    def peak_bytes(self) -> float:
-        """Peak memory of B less that of A; the sum of all `memory_bytes` here, and of `rest_bytes`."""
-        return self.b.peak_bytes - self.a.peak_bytes
-
-    def json(self) -> str:
-        """Everything here as JSON."""
-        document = dataclasses.asdict(self) | {"step_s": self.step_s, "peak_bytes": self.peak_bytes}
-        return json.dumps({"format": "autoshard-diff", "version": 1} | document, indent=2, ensure_ascii=False)
 
     def text(self, width: int = PAGE_WIDTH, most: int = 20) -> str:
         """The whole difference, in lines of `width`; of each table the `most` largest rows, and the rest summed."""

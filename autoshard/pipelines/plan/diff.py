@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Iterator
 
 from autoshard.pipelines.plan.equal_pipelines import EqualPipelines
@@ -10,6 +9,7 @@ from autoshard.pipelines.plan.explain import program_text
 from autoshard.pipelines.plan.parameter_owners import StageId
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.plans.diff import diff
+from autoshard.plans.differences import Difference
 from autoshard.plans.plan_diff import PlanDiff, signed
 from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
 
@@ -64,18 +64,17 @@ class ProgramChange:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StagedDiff:
+class StagedDiff(Difference[StagedSide]):
     """What differs between plan A and plan B, both in stages; figures are B less A.
 
     Attributes:
-      a, b: Figures of the two plans.
       stages: Pipelines and stages that run otherwise, those with the same change together.
       programs: Stages with the same layers and other programs.
       owners: Parameters that live on another stage: path, where in A, where in B; None where a plan has none.
     """
 
-    a: StagedSide
-    b: StagedSide
+    FORMAT = "autoshard-staged-diff"
+
     stages: tuple[StageChange, ...]
     programs: tuple[ProgramChange, ...]
     owners: tuple[tuple[str, StageId | None, StageId | None], ...]
@@ -84,21 +83,6 @@ class StagedDiff:
     def is_empty(self) -> bool:
         """Whether the plans decide the same and cost the same."""
         return not (self.stages or self.programs or self.owners) and self.a == self.b
-
-    @property
-    def step_s(self) -> float:
-        """Step time of B less that of A."""
-        return self.b.step_s - self.a.step_s
-
-    @property
-    def peak_bytes(self) -> float:
-        """Memory of the fullest submesh of B less that of A."""
-        return self.b.peak_bytes - self.a.peak_bytes
-
-    def json(self) -> str:
-        """Everything here as JSON."""
-        document = dataclasses.asdict(self) | {"step_s": self.step_s, "peak_bytes": self.peak_bytes}
-        return json.dumps({"format": "autoshard-staged-diff", "version": 1} | document, indent=2, ensure_ascii=False)
 
     def text(self, width: int = PAGE_WIDTH, most: int = 20) -> str:
         """The whole difference, in lines of `width`; of each table the `most` first rows, and how many more."""
