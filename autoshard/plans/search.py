@@ -187,13 +187,12 @@ def search_meshes(
             again_in = _Series(limits.part(AGAIN_SHARE), solve_one, stop)
             again = functools.partial(_solved_again, relative_gap=gap, series=again_in)
             found, own_fits = with_gaps(formulation, found, options.relative_gap, None if solution else again)
-        formulation = whole(formulation)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
         bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
         candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
         if found.choices is not None and _is_better(found, own_fits, best, fits):
-            best, fits, weights = (formulation, found), own_fits, formulation.overlap.weights
+            best, fits, weights = (whole(formulation), found), own_fits, formulation.overlap.weights
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
     return Found(best, tuple(candidates), warnings)
 
