@@ -129,5 +129,5 @@ def _tying(problem: Problem, mixture: Mixture) -> int | None:
     mixed = [plan.choices for share, plan in zip(mixture.shares, mixture.plans, strict=True) if share >= _SHARED]
     differ = {node for node, column in enumerate(zip(*mixed, strict=True)) if len(set(column)) > 1}
     ends = (end for edge in problem.edges for end in (edge.source, edge.target) if end in differ)
-    (decision, number), *_ = collections.Counter(ends).most_common(1) or [(None, 0)]
+    [(decision, number)] = collections.Counter(ends).most_common(1) or [(None, 0)]
     return decision if number >= max(_TIED * len(problem.edges), 2) else None
