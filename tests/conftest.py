@@ -1,5 +1,6 @@
-"""Gives the tests eight CPU devices, no cache of solutions, quick compilation, and Ctrl-C; must run before anything
-uses a JAX backend. Gives them as well a device with round figures, meshes of it, and programs formulated on them.
+"""Gives the tests eight CPU devices, no cache of solutions, quick compilation, and Ctrl-C, and gives them out by files;
+must run before anything uses a JAX backend. Gives them as well a device with round figures, meshes of it, and programs
+formulated on them.
 """
 
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import pytest
+from whole_files import WholeFiles
 
 from autoshard.cluster import AxisLevel, DeviceType, Link, LogicalMesh, MeshAxis
 from autoshard.planner.build import Formulation, formulate
@@ -80,6 +82,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests run first: the last one to be begun is short, and keeps no worker waiting for the other."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    return WholeFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

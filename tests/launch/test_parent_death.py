@@ -24,6 +24,8 @@ def test_a_worker_that_does_not_listen_dies_with_its_supervisor(tmp_path, is_sto
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     worker = psutil.Process(int(parent.stdout.readline()))
+    while "-I" in worker.cmdline():  # it is not yet what it is to become
+        time.sleep(0.02)
     if is_stopped:
         worker.send_signal(signal.SIGSTOP)
     parent.kill()

@@ -3,8 +3,9 @@
 import dataclasses
 import gzip
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 
 import generate
 import numpy as np
@@ -162,22 +163,25 @@ def test_the_longest_unused_go_when_the_folder_is_full(tmp_path):
     assert kept[0] and kept[5] and not kept[1] and not kept[2]
 
 
-def _fill(folder: str, seed: int) -> None:
-    cache = SolutionCache(folder, max_bytes=4000)
-    for turn in range(8):
-        solve_cached(generate.chain(20, 4, (seed + turn) % 6)[0], EXACT, cache)
+FILL = """
+import sys, generate
+from autoshard.solver.cached import solve_cached
+from autoshard.solver.io.solution_cache import SolutionCache
+from autoshard.solver.options import SolverOptions
+cache = SolutionCache(sys.argv[1], max_bytes=4000)
+for turn in range(8):
+    seed = (int(sys.argv[2]) + turn) % 6
+    solve_cached(generate.chain(20, 4, seed)[0], SolverOptions(relative_gap=0.0), cache)
+"""
 
 
 def test_several_processes_share_a_folder(tmp_path):
-    context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
-    workers = [context.Process(target=_fill, args=(str(tmp_path), seed)) for seed in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    fill = lambda seed: subprocess.Popen([sys.executable, "-c", FILL, str(tmp_path), str(seed)], env=environment)
+    workers = [fill(seed) for seed in range(3)]
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
     assert all(path.name.endswith(".json.gz") for path in tmp_path.iterdir())
-    _fill(str(tmp_path), 0)
+    assert fill(0).wait() == 0
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path):

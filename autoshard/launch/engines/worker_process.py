@@ -8,7 +8,7 @@ import subprocess
 
 import psutil
 
-from autoshard.launch.engines.parent_death import before_exec
+from autoshard.launch.engines.parent_death import dying_with_parent
 from autoshard.launch.engines.protocol import Command
 from autoshard.launch.messages import MESSAGES_FD
 
@@ -33,14 +33,13 @@ class WorkerProcess:
         try:
             with (folder / log_name).open("ab") as log:
                 self._process = subprocess.Popen(
-                    command.arguments,
+                    dying_with_parent(command.arguments),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment,
                     pass_fds=(writing,),
                     start_new_session=True,
-                    preexec_fn=before_exec(),
                 )
         finally:
             os.close(writing)
