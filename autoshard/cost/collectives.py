@@ -12,11 +12,21 @@ For n devices on one level with hop latency a (s) and one-way bandwidth w (bytes
 Over several levels an all-gather runs the slowest level first, on the smallest pieces, and a reduce-scatter runs it
 last: what crosses the slow links is what must cross them. Each collective is a kernel, and pays a launch (`launched`).
 
+At the slowest level, between nodes behind switches, a sum may run through two binary trees in place of a ring, and does
+where that is faster, as for small tensors among many nodes:
+
+    all-reduce, in trees    2 ceil(log2 n) 2 a + 2 B/(0.9 w)
+
+(Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009: each half of the
+data goes up one tree and down again, so that a device in the middle sends 2 B; on average all send what they send in a
+ring. NCCL, src/graph/tuning.cc: `log2i(nNodes)` hops each way, of twice the latency of a ring's in each protocol, and
+0.9 of the bandwidth.) NCCL has no trees for other kinds.
+
 Levels that are axes of a torus work at once and count as one (`torus.py`).
 
 Where a link has measured figures for a kind of collective and a number of devices (`Link.figures`), these are its a and
-w, so that the formula gives the measured time; it stays linear in B. Levels of one such link count as one level, since
-what was measured is a group of devices, and not a hierarchy of groups.
+w, so that the formula gives the measured time, by whatever algorithm; it stays linear in B. Levels of one such link
+count as one level, since what was measured is a group of devices, and not a hierarchy of groups.
 
 Gathered or scattered along a dimension that others are in front of, pieces are no whole blocks of memory: compilers put
 that dimension outermost for the collective, and back afterwards. Where a link's figures say how fast that is
@@ -28,7 +38,7 @@ then pays its share of what is paid once (`joined`).
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autoshard.cluster import AxisLevel, CollectiveKind, DeviceType, MeshAxis
 from autoshard.cluster.room import within_room
@@ -48,6 +58,7 @@ class Collective:
       fixed_s: The part of it that does not grow with the bytes: latencies and launches.
       buffer_bytes: Size of its larger side on one device, input or result.
       separate_s: The part of `fixed_s` that it pays even where the compiler could join it with others.
+      slower: The same by another algorithm, which takes longer as it is, but may not where others share `fixed_s`.
     """
 
     kind: CollectiveKind
@@ -57,7 +68,13 @@ class Collective:
     fixed_s: float
     buffer_bytes: float
     separate_s: float = 0.0
+    slower: "Collective | None" = None
 
+
+_TREE_HOPS, _TREE_BANDWIDTH = 2.0, 0.9
+"""Latency of a hop in a tree and bandwidth there, as shares of a ring's. Source: NCCL, `hwLat` and `busBw` in
+src/graph/tuning.cc (between nodes LL 5.0 against 2.7 us, LL128 8.5 against 4.0, Simple 28 against 14; `busBw * .9`).
+"""
 
 COMBINED_BYTES = 30 * 2**20
 """Up to this size XLA joins independent collectives of one kind over the same devices.
@@ -147,7 +164,35 @@ def reduce_scatter(axes: Sequence[MeshAxis], partial_bytes: float, is_inner: boo
 
 def all_reduce(axes: Sequence[MeshAxis], partial_bytes: float) -> Collective:
     """Every device starts with a partial sum of `partial_bytes` and ends with the whole sum."""
-    return _ring(CollectiveKind.ALL_REDUCE, axes, partial_bytes, 2)
+    ring = _ring(CollectiveKind.ALL_REDUCE, axes, partial_bytes, 2)
+    levels = rings(axes)
+    if not levels or not _has_trees(levels[-1]):
+        return ring
+    slowest, link = levels[-1].size, levels[-1].link
+    inside = partial_bytes / math.prod(level.size for level in levels[:-1])
+    hops_s = 2 * (math.ceil(math.log2(slowest)) * _TREE_HOPS - (slowest - 1)) * link.latency_s
+    sent = inside * (1 / _TREE_BANDWIDTH - (slowest - 1) / slowest)
+    time_s = ring.time_s + hops_s + 2 * sent / link.bandwidth_bytes_per_s
+    return _by_time(ring, dataclasses.replace(ring, time_s=time_s, fixed_s=ring.fixed_s + hops_s))
+
+
+def _has_trees(level: AxisLevel) -> bool:
+    link = level.link
+    return link.level > 0 and not link.collectives and not is_torus(level)
+
+
+def _by_time(*algorithms: Collective) -> Collective:
+    """The fastest of the same collective by one or two algorithms."""
+    fastest = min(algorithms, key=lambda c: c.time_s)
+    others = [c for c in algorithms if c is not fastest]
+    return dataclasses.replace(fastest, slower=dataclasses.replace(others[0], slower=None) if others else None)
+
+
+def changed(collective: Collective, change: Callable[[Collective], Collective]) -> Collective:
+    """The collective by that of its algorithms that is the fastest after a change of its times."""
+    if collective.slower is None:
+        return change(collective)
+    return _by_time(change(collective), change(collective.slower))
 
 
 def all_to_all(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
@@ -185,8 +230,12 @@ def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
 
 def launched(collective: Collective, device: DeviceType) -> Collective:
     """The collective with the launch of its kernel on `device` added to its time."""
-    launch_s = device.launch_overhead_s
-    return dataclasses.replace(collective, time_s=collective.time_s + launch_s, fixed_s=collective.fixed_s + launch_s)
+    return changed(collective, lambda c: with_fixed(c, c.fixed_s + device.launch_overhead_s))
+
+
+def with_fixed(collective: Collective, fixed_s: float) -> Collective:
+    """The collective, by the same algorithm, with other latencies and launches."""
+    return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)
 
 
 def joined_share(buffer_bytes: float, num_joined: int) -> float:
@@ -198,6 +247,5 @@ def joined_share(buffer_bytes: float, num_joined: int) -> float:
 
 def joined(collective: Collective, num_joined: int) -> Collective:
     """The collective as one of `num_joined` that the compiler joins; see `joined_share`."""
-    share, separate_s = joined_share(collective.buffer_bytes, num_joined), collective.separate_s
-    fixed_s = separate_s + (collective.fixed_s - separate_s) * share
-    return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)
+    share = joined_share(collective.buffer_bytes, num_joined)
+    return changed(collective, lambda c: with_fixed(c, c.separate_s + (c.fixed_s - c.separate_s) * share))

@@ -14,7 +14,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.compiler.live_ranges import LiveRanges
-from autoshard.cost.collectives import Collective, all_reduce, launched, permute, reduce_scatter
+from autoshard.cost.collectives import Collective, all_reduce, changed, launched, permute, reduce_scatter
 from autoshard.cost.compute import Work, flops_s, kernel_s, transposing_s, work_of
 from autoshard.cost.reshard import inner_dims, out_of_order
 from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Operation, Value
@@ -410,7 +410,8 @@ def _resolve(
             steps.append(permute([mesh.axes[a] for a in shifted], left_bytes))
     if shape.is_scalar_sum:
         slowest = mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s
-        steps = [dataclasses.replace(c, time_s=c.fixed_s + c.wire_bytes / slowest, separate_s=0.0) for c in steps]
+        at_pace = lambda c: dataclasses.replace(c, time_s=c.fixed_s + c.wire_bytes / slowest, separate_s=0.0)
+        steps = [changed(c, at_pace) for c in steps]
     return tuple(launched(c, mesh.device_type) for c in steps), extra_bytes
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from autoshard.cluster import CollectiveKind
 from autoshard.compiler.analysis import ProgramAnalysis
-from autoshard.cost.collectives import Collective, joined
+from autoshard.cost.collectives import Collective, changed, joined, with_fixed
 from autoshard.cost.exposure import Stretch
 from autoshard.graph.groups import Group
 
@@ -61,18 +61,14 @@ class Terms:
         them.
         """
         if self.scalar_share is not None:
-            return tuple([_with_fixed(c, self.scalar_share * c.fixed_s) for c in steps])
+            share = self.scalar_share
+            return tuple([changed(c, lambda c: with_fixed(c, share * c.fixed_s)) for c in steps])
         is_reduced = all(c.kind is CollectiveKind.ALL_REDUCE for c in planned or steps)
         number = self.num_reductions if is_reduced else self.num_alike
         if number is None:
             return tuple(steps)
         parts = [joined(c, number) for c in steps]
-        return tuple([dataclasses.replace(c, time_s=self.share * c.time_s) for c in parts])
-
-
-def _with_fixed(collective: Collective, fixed_s: float) -> Collective:
-    """The collective with other latencies and launches."""
-    return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)
+        return tuple([dataclasses.replace(c, time_s=self.share * c.time_s, slower=None) for c in parts])
 
 
 Window = tuple[int, int]

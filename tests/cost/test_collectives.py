@@ -1,10 +1,12 @@
 """The prices of collectives against figures derived by hand, and their laws."""
 
+import dataclasses
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from autoshard.cluster import AxisLevel, Link, MeshAxis
+from autoshard.cluster import AxisLevel, Link, MeasuredCollective, MeshAxis
 from autoshard.cost.collectives import (
     CollectiveKind,
     all_gather,
@@ -51,6 +53,43 @@ def test_all_to_all_on_two_levels():
         found = all_to_all(axes, 800e3)
         assert found.time_s == pytest.approx(3e-6 + 3e-6 + 10e-6 + 40e-6)
         assert found.wire_bytes == pytest.approx(700e3)
+
+
+NODES = MeshAxis("nodes", 16, (AxisLevel(16, SLOW),))
+"""In a ring, a sum takes 2 x 15 hops of 10 us and sends 2 x 15/16 of its bytes at 10 GB/s; in trees it takes 2 x 4 hops
+of 20 us and sends 2 x its bytes at 9 GB/s. Both take as long for 140 us / (2/9 - 1.875/10) ns = 4.032 MB."""
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "time_s"),
+    [(9e3, 160e-6 + 2e-6), (4.032e6, 300e-6 + 756e-6), (4.032e6, 160e-6 + 896e-6), (80e6, 300e-6 + 15e-3)],
+)
+def test_small_sums_among_many_nodes_run_in_trees(size_bytes, time_s):
+    found = all_reduce([NODES], size_bytes)
+    assert found.time_s == pytest.approx(time_s)
+    assert found.wire_bytes == pytest.approx(2 * 15 / 16 * size_bytes)
+
+
+def test_what_is_joined_with_others_runs_as_is_best_for_all():
+    """A megabyte alone goes through trees (160 + 222 us; in a ring 300 + 187.5); 256 of them, joined, through rings, in
+    which each pays a 31.46th of the hops, as 30 MiB (31.46 MB) hold so many."""
+    alone = all_reduce([NODES], 1e6)
+    assert alone.time_s == pytest.approx(160e-6 + 2e-3 / 9)
+    assert joined(alone, 256).time_s == pytest.approx(300e-6 / 31.45728 + 187.5e-6)
+
+
+def test_trees_are_for_sums_between_nodes_that_nobody_has_measured():
+    inside = MeshAxis("inside", 16, (AxisLevel(16, FAST),))
+    assert all_reduce([inside], 0.0).time_s == pytest.approx(30e-6), "a ring"
+    measured = dataclasses.replace(SLOW, collectives=(MeasuredCollective(CollectiveKind.ALL_REDUCE, 16, 10e-6, 10e9),))
+    assert all_reduce([MeshAxis("nodes", 16, (AxisLevel(16, measured),))], 0.0).time_s == pytest.approx(300e-6)
+    assert all_gather([NODES], 0.0).time_s == pytest.approx(150e-6)
+
+
+def test_what_is_left_inside_a_node_is_summed_in_trees_across():
+    """72 kB over 4 x 16: 3 hops and 54 kB each way inside (2 x 3.54 us), 18 kB in trees across (160 + 4 us)."""
+    across = MeshAxis("all", 64, (AxisLevel(4, FAST), AxisLevel(16, SLOW)))
+    assert all_reduce([across], 72e3).time_s == pytest.approx(2 * 3.54e-6 + 164e-6)
 
 
 def test_permute_goes_at_the_pace_of_the_slowest_link():
