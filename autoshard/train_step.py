@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
+from flax import nnx, struct
 
 from autoshard.errors import StageError
+from autoshard.module_params import LossOfModule, ModuleParams
 
 Metrics = dict[str, jax.Array]
 
@@ -29,7 +30,7 @@ class TrainState:
 
     Attributes:
       step: int32 scalar, the number of steps taken.
-      params: The model's parameters, a pytree of arrays.
+      params: The model's parameters, a pytree of arrays; of a Flax NNX module, `ModuleParams`.
       opt_state: The optimizer's state for `params`.
       rng: Scalar key of random numbers; it never changes, each step folds in its own number.
       mutable: What the model itself changes as it runs, such as running averages; empty for most models.
@@ -42,6 +43,20 @@ class TrainState:
     rng: jax.Array
     mutable: Any = struct.field(default_factory=dict)
     loss_scale: Any = None
+
+    @property
+    def module(self) -> Any:
+        """The Flax NNX module that is trained, a new one with the state's arrays.
+
+        Raises:
+          StageError: `TrainStep.init` was given no module.
+        """
+        if not isinstance(self.params, ModuleParams):
+            raise StageError(
+                f"A state has a module if it was made from one; received parameters as {type(self.params).__name__}. "
+                "Make the state by TrainStep.init(module)."
+            )
+        return self.params.module(self.mutable)
 
 
 class LossScaling(Protocol):
@@ -62,7 +77,8 @@ class TrainStep:
       loss_fn: `(params, batch, rng) -> (loss, aux)`, or with `has_mutable` `(params, mutable, batch, rng) -> (loss,
         (mutable, aux))`. `loss` is a scalar, a mean over the batch; `aux` a dict of scalars, means too, or None.
         `batch` is a pytree whose leaves have the examples as their first dimension. `rng` is a key; each micro-batch
-        has its own.
+        has its own. Where the state was made from a Flax NNX module, `loss_fn` takes that in place of `params`, and
+        what it changes in it - averages, random numbers - is part of the mutable state.
       optimizer: Any Optax transformation.
       has_mutable: Whether the model has state of its own, such as batch norm's averages.
       scaling: Scales the loss, and leaves out steps with infinite gradients; None: neither.
@@ -85,10 +101,17 @@ class TrainStep:
         """The state before the first step.
 
         Args:
-          params: The parameters. rng: Key of the random numbers of training; `jax.random.key(0)` by default.
+          params: The parameters, or a Flax NNX module, whose `nnx.Param` are trained. rng: Key of the random numbers of training; `jax.random.key(0)` by default.
           mutable: The model's own state, with `has_mutable`.
         """
         rng = jax.random.key(0) if rng is None else rng
+        if isinstance(params, nnx.Module):
+            if mutable is not None or self.has_mutable:
+                raise StageError(
+                    f"A module brings its own mutable state; received {type(params).__name__} with has_mutable or "
+                    "mutable=. Leave both out: `loss_fn` takes (module, batch, rng)."
+                )
+            params, mutable = ModuleParams.of(params)
         scale = None if self.scaling is None else self.scaling.first()
         mutable = {} if mutable is None else mutable
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), rng, mutable, scale)
@@ -97,18 +120,25 @@ class TrainStep:
         """The same step, run in micro-batches of these numbers of examples."""
         return dataclasses.replace(self, parts=tuple(sizes))
 
+    def of_arrays(self, params: Any) -> "TrainStep":
+        """The same step with a `loss_fn` that takes arrays; itself unless `params` are those of a module."""
+        if not isinstance(params, ModuleParams) or isinstance(self.loss_fn, LossOfModule):
+            return self
+        return dataclasses.replace(self, loss_fn=LossOfModule(self.loss_fn), has_mutable=True)
+
     def objective(self, params: Any, mutable: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, tuple[Any, Metrics]]:
         """(loss, (new mutable state, metrics)) of a micro-batch.
 
         Raises:
           StageError: `loss_fn` does not return what `TrainStep` says.
         """
-        returned = self.loss_fn(params, mutable, batch, key) if self.has_mutable else self.loss_fn(params, batch, key)
+        step = self.of_arrays(params)
+        returned = step.loss_fn(params, mutable, batch, key) if step.has_mutable else step.loss_fn(params, batch, key)
         what = "(loss, (mutable, aux))" if self.has_mutable else "(loss, aux)"
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise StageError(f"`loss_fn` of a TrainStep must return {what}; received {type(returned).__name__}.")
         loss, aux = returned
-        if self.has_mutable:
+        if step.has_mutable:
             if not (isinstance(aux, tuple) and len(aux) == 2):
                 raise StageError(f"`loss_fn` of a TrainStep must return {what}; received (loss, {type(aux).__name__}).")
             mutable, aux = aux

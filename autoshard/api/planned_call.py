@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from autoshard.calls.pure_call import Statics, has_constants_or_modules, planned_call, pure_call
+from autoshard.calls.wrapped import bound
 from autoshard.execution.candidates import CompiledCandidate
 from autoshard.execution.jit import PlannedFunction
 
@@ -37,6 +38,8 @@ class PlannedCall:
         """
         self.mesh = mesh
         self._fn, self._planned_fn, self._statics, self._make = fn, planned_fn, statics, make
+        held = bound(fn)
+        self._has_bound = bool(held.args or held.kwargs)
         self._functions: dict[Callable[..., Any], PlannedFunction] = {}
         self._of_arrays: set[Any] = set()  # structures of arguments that are arrays alone
 
@@ -93,7 +96,7 @@ class PlannedCall:
 
     def _are_arrays(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether the arguments can be passed as they are; looked at once for each structure, since it takes long."""
-        if kwargs or self._statics.argnums:
+        if kwargs or self._statics.argnums or self._has_bound:
             return False
         structure = jax.tree_util.tree_structure(args)
         if structure in self._of_arrays:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from autoshard.api.program import Plan
 from autoshard.api.staged import StagedPlan
 from autoshard.calls.pure_call import Statics, pure_call
-from autoshard.calls.wrapped import declared
+from autoshard.calls.wrapped import donated_argnums
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, StageError
 from autoshard.pipelines.plan.make import plan_staged
@@ -104,8 +104,7 @@ def plan(
     """
     options = options or PlanOptions()
     hardware = load_cluster(cluster)
-    donate_argnums = declared(fn).donate_argnums if donate_argnums is None else donate_argnums
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    donated = donated_argnums(fn, donate_argnums)
     if stages is not None and not isinstance(fn, TrainStep):
         received = getattr(fn, "__name__", type(fn).__name__)
         raise StageError(

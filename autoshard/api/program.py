@@ -11,7 +11,7 @@ from autoshard.api.base_plan import BasePlan
 from autoshard.api.planned_call import PlannedCall
 from autoshard.calls.modules import as_state_maker
 from autoshard.calls.pure_call import FunctionOfArrays, PureCall, Statics, planned_call
-from autoshard.calls.wrapped import unwrapped
+from autoshard.calls.wrapped import bound, unwrapped
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
 from autoshard.errors import ConfigError, PlanMismatchError
@@ -92,7 +92,7 @@ class Plan(ProgramPlan, BasePlan):
     def _planned_fn(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn` as the function of arrays that was planned; itself where that is not known."""
         kept = None if self.kept_trace is None else self.kept_trace.fn
-        return kept if isinstance(kept, FunctionOfArrays) and kept.fn is unwrapped(fn) else fn
+        return kept if isinstance(kept, FunctionOfArrays) and kept.fn is unwrapped(bound(fn).fn) else fn
 
     def _statics(
         self,

@@ -27,6 +27,11 @@ def is_leaf(x: Any) -> bool:
     return x is None or isinstance(x, nnx.State) or is_module(x)
 
 
+def has_module(tree: Any) -> bool:
+    """Whether a pytree holds modules."""
+    return any(map(is_module, jax.tree_util.tree_leaves(tree, is_leaf=is_leaf)))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
     """The modules of a call, taken apart.

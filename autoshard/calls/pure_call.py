@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from autoshard.calls.modules import inside, is_leaf, is_module, split
-from autoshard.calls.wrapped import declared, unwrapped
+from autoshard.calls.modules import has_module, inside, is_leaf, is_module, split
+from autoshard.calls.wrapped import bound, declared, shifted, unwrapped
 from autoshard.errors import ConfigError
 from autoshard.suggestions import suggestion
 
@@ -29,13 +29,18 @@ class Statics:
     def of(
         fn: Callable[..., Any], argnums: int | Sequence[int] | None = None, argnames: str | Sequence[str] | None = None
     ) -> "Statics":
-        """Those asked for; where nothing is, those of a function that is wrapped in `jax.jit` or `nnx.jit`."""
+        """Those asked for; where nothing is, those of a function that is wrapped in `jax.jit` or `nnx.jit`.
+
+        Numbers are those of all arguments; modules that are bound to `fn` are the first.
+        """
+        own = bound(fn)
         if argnums is None and argnames is None:
-            said = declared(fn)
+            said = declared(own.fn)
             return Statics(said.static_argnums, said.static_argnames)
-        numbers = () if argnums is None else (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        given = () if argnums is None else (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        numbers = shifted(given, len(own.args))
         names = () if argnames is None else (argnames,) if isinstance(argnames, str) else tuple(argnames)
-        positional = _positional_names(fn)
+        positional = _positional_names(own.fn)
         names += tuple(positional[n] for n in numbers if -len(positional) <= n < len(positional))
         numbers += tuple(positional.index(name) for name in names if name in positional)
         return Statics(tuple(dict.fromkeys(numbers)), tuple(dict.fromkeys(names)))
@@ -191,9 +196,10 @@ def pure_call(
 ) -> Iterator[PureCall]:
     """A call as that of a pure function; what it returns is to be finished within the block.
 
-    Flax NNX modules become states, and are changed in place by `finish`. Leaves that are no arrays, such as functions
-    and strings, and the arguments named by `statics` are constants of the function. Keyword arguments follow the
-    positional ones, in the order of their names. Python's numbers are constants beside such leaves, and arrays else.
+    Flax NNX modules, also those that are bound to `fn` (`bound`), become states, and are changed in place by `finish`.
+    Leaves that are no arrays, such as functions and strings, and the arguments named by `statics` are constants of the
+    function. Keyword arguments follow the positional ones, in the order of their names. Python's numbers are constants
+    beside such leaves, and arrays else.
 
     Args:
       fn, args, kwargs, statics: The call.
@@ -202,17 +208,20 @@ def pure_call(
     Raises:
       ConfigError: The function has no argument of that name.
     """
-    if not kwargs and not statics.argnums and not has_constants_or_modules(args):
+    held = bound(fn)
+    if not kwargs and not held.args and not held.kwargs and not statics.argnums and not has_constants_or_modules(args):
         yield PureCall(fn, tuple(args), lambda result: result)
         return
-    fn = unwrapped(fn)
+    constant = {n for n, value in enumerate(held.args) if not has_module(value)}
+    constant_names = {*statics.argnames, *(name for name, value in held.kwargs.items() if not has_module(value))}
+    fn, args, kwargs = unwrapped(held.fn), (*held.args, *args), {**held.kwargs, **kwargs}
     _check_names(fn, kwargs, options)
     keywords = sorted(kwargs)
     positional = _positional_names(fn)
     heads = [positional[n] if n < len(positional) else str(n) for n in range(len(args))]
     values = [*args, *(kwargs[name] for name in keywords)]
-    constant = {n % len(args) for n in statics.argnums if -len(args) <= n < len(args)}
-    constant |= {len(args) + n for n, name in enumerate(keywords) if name in statics.argnames}
+    constant |= {n % len(args) for n in statics.argnums if -len(args) <= n < len(args)}
+    constant |= {len(args) + n for n, name in enumerate(keywords) if name in constant_names}
     flat, trees, leaves, modules = [], [], [], []
     for n, value in enumerate(values):
         own, tree = ([value], jax.tree_util.tree_structure(0)) if n in constant else _flattened(value)

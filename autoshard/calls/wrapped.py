@@ -1,14 +1,19 @@
-"""What a function that `jax.jit` or `nnx.jit` has wrapped already says of its arguments.
+"""What a function that others have wrapped already says of its arguments: `jax.jit`, `nnx.jit`, and those that bind.
 
-JAX keeps this in no public place, but in `_jit_info` of what `jax.jit` returns (0.10, 0.11). Where that is missing,
-nothing is known, and whoever plans the function names its constants himself.
+JAX keeps what it was told in no public place, but in `_jit_info` of what `jax.jit` returns (0.10, 0.11). Where that is
+missing, nothing is known, and whoever plans the function names its constants himself. `nnx.cached_partial` keeps what
+it binds in the closure of the function that it returns (Flax 0.12).
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.nnx.transforms.compilation as nnx_compilation
+
+from autoshard.calls.modules import has_module
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,6 +28,47 @@ class Declared:
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bound:
+    """A function, and what is bound to it: its first positional arguments, and some by keyword."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def bound(fn: Callable[..., Any]) -> Bound:
+    """The function to which `functools.partial` or `nnx.cached_partial` has bound modules, and all that is bound to it.
+
+    Modules change in place, so that they are arguments of a planned function, whoever passes them. A function without
+    bound modules is given as it is: what is bound to it are constants.
+    """
+    if isinstance(fn, functools.partial):
+        found = Bound(fn.func, fn.args, fn.keywords)
+    elif getattr(getattr(fn, "__code__", None), "co_name", "") == "cache_args_wrapper":
+        held = inspect.getclosurevars(fn).nonlocals
+        found = Bound(held["f"], tuple(held["cached_args"]))  # with the variables of the modules that were bound
+    else:
+        return Bound(fn)
+    if not has_module((found.args, found.kwargs)):
+        return Bound(fn)
+    inner = bound(found.fn)
+    return Bound(inner.fn, (*inner.args, *found.args), {**inner.kwargs, **found.kwargs})
+
+
+def donated_argnums(fn: Callable[..., Any], argnums: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The positional arguments that may be reused, those bound to `fn` counted: as asked for, else as it declares."""
+    own = bound(fn)
+    if argnums is None:
+        return declared(own.fn).donate_argnums
+    return shifted((argnums,) if isinstance(argnums, int) else argnums, len(own.args))
+
+
+def shifted(argnums: Sequence[int], count: int) -> tuple[int, ...]:
+    """Positions of arguments behind `count` others; those counted from the end stay."""
+    return tuple(n + count if n >= 0 else n for n in argnums)
 
 
 def declared(fn: Callable[..., Any]) -> Declared:

@@ -13,7 +13,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from autoshard.calls.pure_call import planned_call
-from autoshard.calls.wrapped import declared
+from autoshard.calls.wrapped import donated_argnums
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, MeshError
 from autoshard.planner.build import Formulation
@@ -58,8 +58,7 @@ def write_problem(
             'both. Write the problem with remat="as_written".'
         )
     started = time.perf_counter()
-    donate_argnums = declared(fn).donate_argnums if donate_argnums is None else donate_argnums
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    donated = donated_argnums(fn, donate_argnums)
     name = getattr(fn, "__name__", "the function")
     report(options, started, "trace", name)
     call = planned_call(fn, args)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from autoshard.calls.pure_call import planned_call
-from autoshard.calls.wrapped import declared
+from autoshard.calls.wrapped import bound, donated_argnums, shifted
 from autoshard.cluster import Cluster, Slice
 from autoshard.errors import AutoshardError, LayoutError, MeshError, SolverError
 from autoshard.planner.program import Program, prepare
@@ -95,14 +95,14 @@ def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Setti
     Raises:
       ClusterError, LayoutError, TraceError: The inputs fit no strategy at all.
     """
-    given = settings.get("donate_argnums")
-    donated = _numbers(declared(fn).donate_argnums if given is None else given)
+    donated = donated_argnums(fn, settings.get("donate_argnums"))
     cluster = load_cluster(settings.get("cluster"))
     batch = settings.get("batch_argnums")
     call = planned_call(fn, args)
     traced = trace(call.fn, call.args, donated)
     program = prepare(traced.graph)
-    return Subject(traced, program, roles_of(program, None if batch is None else _numbers(batch)), cluster, donated)
+    batch = None if batch is None else shifted(_numbers(batch), len(bound(fn).args))
+    return Subject(traced, program, roles_of(program, batch), cluster, donated)
 
 
 def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Outcome:

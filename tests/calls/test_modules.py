@@ -1,5 +1,7 @@
 """Flax NNX modules as people pass them: a planned step changes them in place as `nnx.jit` does."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +66,39 @@ def test_a_step_of_the_tutorial_runs_as_under_nnx_jit():
     assert_same(ours, theirs)
     assert ours[0].last.kernel is ours[0].first.kernel
     assert ours[0].first.kernel[...].sharding.mesh.axis_names == ("data", "tensor")
+
+
+@pytest.mark.parametrize(
+    "bind",
+    [
+        lambda model, optimizer, metrics: nnx.cached_partial(nnx.jit(train_step), model, optimizer, metrics),
+        lambda model, optimizer, metrics: functools.partial(train_step, model, optimizer, metrics),
+        lambda model, *others: functools.partial(nnx.cached_partial(nnx.jit(train_step), model), *others),
+    ],
+)
+def test_modules_that_are_bound_to_a_step_are_arguments(bind):
+    """What is changed in place cannot be a constant of the program, whoever passes it."""
+    ours, theirs = make(), make()
+    own, reference = bind(*ours), nnx.jit(train_step)
+    plan = autoshard.plan(own, BATCH, mesh=ON_BOTH, donate_argnums=0)
+    assert {a.name.split(".")[0] for a in plan.arguments} == {"model", "optimizer", "metrics", "batch"}
+    assert plan.donate_argnums == (3,)  # as of `jax.jit`, of what is still to be passed
+    step = plan.jit(own)
+    for _ in range(2):
+        assert step(dict(BATCH)) is None
+        reference(*theirs, BATCH)
+    assert_same(ours, theirs)
+
+
+def test_what_is_bound_beside_a_module_is_a_constant():
+    def scaled(model: nnx.Linear, times: int, x: jax.Array, *, by: float) -> jax.Array:
+        return jnp.concatenate([model(x) * by] * times)
+
+    model, x = nnx.Linear(16, 8, rngs=nnx.Rngs(0)), jnp.ones((8, 16))
+    own = functools.partial(scaled, model, 3, by=2.0)
+    plan = autoshard.plan(own, x, mesh=ON_BOTH)
+    assert [a.name.split(".")[0] for a in plan.arguments] == ["model", "model", "x"]
+    np.testing.assert_allclose(plan.jit(own)(x), own(x), rtol=1e-6)
 
 
 def test_what_the_program_consists_of_may_change():
