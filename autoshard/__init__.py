@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autoshard.errors import AutoshardError
     from autoshard.pipelines.search.options import StageOptions
     from autoshard.plans.logical import LogicalAxes
-    from autoshard.plans.logical_pins import pins_from_logical_rules
+    from autoshard.plans.logical_pins import logical_names, pins_from_logical_rules
     from autoshard.plans.naming import logical_axes
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
@@ -46,6 +46,7 @@ __all__ = [
     "jit",
     "load",
     "logical_axes",
+    "logical_names",
     "pins_from_logical_rules",
     "pipeline",
     "plan",
@@ -66,6 +67,7 @@ _HOMES = {
     "load": "autoshard.api",
     "LogicalAxes": "autoshard.plans.logical",
     "logical_axes": "autoshard.plans.naming",
+    "logical_names": "autoshard.plans.logical_pins",
     "pins_from_logical_rules": "autoshard.plans.logical_pins",
     "Plan": "autoshard.api",
     "pipeline": "autoshard.annotations.scopes",

@@ -3,7 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -31,12 +31,13 @@ class ModuleParams(Mapping[Any, Any]):
         Sharding metadata of variables is left behind, with a warning.
         """
         graphdef, params, rest = nnx.split(module, nnx.Param, ...)
-        annotated = [path for path, variable in nnx.to_flat_state(params) if variable.get_metadata().get("out_sharding")]
+        annotated = [path for path, v in nnx.to_flat_state(params) if v.get_metadata().get("out_sharding")]
         if annotated:
             warnings.warn(
-                f"`{'.'.join(map(str, annotated[0]))}` of {type(module).__name__} ({len(annotated)} in all) says how it is "
-                "sharded, which does not bind in a TrainStep, where each stage has a mesh of its own. Leave it out, or "
-                "on one mesh pass pins=autoshard.pins_from_logical_rules(nnx.state(module), rules, 'state.params').",
+                f"`{'.'.join(map(str, annotated[0]))}` of {type(module).__name__} ({len(annotated)} in all) says how "
+                "it is sharded, which does not bind in a TrainStep, where each stage has a mesh of its own. Leave it "
+                "out; or, for one mesh, pin it: pins=autoshard.pins_from_logical_rules(nnx.state(module), rules, "
+                "'state.params').",
                 stacklevel=3,
             )
         return cls(graphdef, nnx.to_pure_dict(params)), nnx.to_pure_dict(rest)
@@ -76,6 +77,7 @@ class LossOfModule:
     """A loss that takes a module, `(module, batch, rng) -> (loss, aux)`, as one of its parameters and mutable state."""
 
     loss_fn: Callable[..., Any]
+    takes_arrays: ClassVar[bool] = True
 
     @property
     def __name__(self) -> str:
@@ -100,3 +102,13 @@ class LossOfModule:
                 "the module before the loss returns: nnx.pop(module, nnx.Intermediate)."
             )
         return loss, (after, aux)
+
+
+def loss_of_arrays(loss_fn: Callable[..., Any], params: Any) -> Callable[..., Any]:
+    """A loss as one that takes arrays: itself, unless it takes the module whose parameters are given.
+
+    A function that has made that of another says so by `takes_arrays`.
+    """
+    if not isinstance(params, ModuleParams) or getattr(loss_fn, "takes_arrays", False):
+        return loss_fn
+    return LossOfModule(loss_fn)

@@ -19,7 +19,7 @@ import optax
 from flax import nnx, struct
 
 from autoshard.errors import StageError
-from autoshard.module_params import LossOfModule, ModuleParams
+from autoshard.module_params import ModuleParams, loss_of_arrays
 
 Metrics = dict[str, jax.Array]
 
@@ -101,7 +101,8 @@ class TrainStep:
         """The state before the first step.
 
         Args:
-          params: The parameters, or a Flax NNX module, whose `nnx.Param` are trained. rng: Key of the random numbers of training; `jax.random.key(0)` by default.
+          params: The parameters, or a Flax NNX module, whose `nnx.Param` are trained.
+          rng: Key of the random numbers of training; `jax.random.key(0)` by default.
           mutable: The model's own state, with `has_mutable`.
         """
         rng = jax.random.key(0) if rng is None else rng
@@ -122,9 +123,9 @@ class TrainStep:
 
     def of_arrays(self, params: Any) -> "TrainStep":
         """The same step with a `loss_fn` that takes arrays; itself unless `params` are those of a module."""
-        if not isinstance(params, ModuleParams) or isinstance(self.loss_fn, LossOfModule):
+        if not isinstance(params, ModuleParams):
             return self
-        return dataclasses.replace(self, loss_fn=LossOfModule(self.loss_fn), has_mutable=True)
+        return dataclasses.replace(self, loss_fn=loss_of_arrays(self.loss_fn, params), has_mutable=True)
 
     def objective(self, params: Any, mutable: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, tuple[Any, Metrics]]:
         """(loss, (new mutable state, metrics)) of a micro-batch.

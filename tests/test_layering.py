@@ -17,6 +17,7 @@ FLOORS = (
         "folders",
         "garbage",
         "interrupts",
+        "module_params",
         "pictures",
         "printing",
         "suggestions",

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import struct
+from flax import nnx, struct
 
+import autoshard
 from autoshard import TrainStep
 from autoshard.errors import StageError
 
@@ -130,3 +131,103 @@ def test_parts_must_have_all_examples_and_the_name_is_that_of_the_loss():
     assert step.__name__ == "loss_step"
     with pytest.raises(StageError, match=r"parts of \(4, 2\), 6 in all, for a batch of 8"):
         step.in_parts((4, 2))(step.init(PARAMS), BATCH)
+
+
+class Net(nnx.Module):
+    """A module with all kinds of state: weights that two layers share, averages, random numbers."""
+
+    def __init__(self, key: Any):
+        rngs = nnx.Rngs(key)
+        self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(4)])
+        self.layers[3].kernel = self.layers[0].kernel
+        self.norm, self.dropout = nnx.BatchNorm(8, rngs=rngs), nnx.Dropout(0.25, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers:
+            x = x + jnp.tanh(layer(x))
+        return self.norm(self.dropout(x))
+
+
+def module_loss(net: Net, batch: Any, key: Any) -> Any:
+    return jnp.mean((net(batch["x"]) - batch["y"]) ** 2), {}
+
+
+MODULE_BATCH = {"x": np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32), "y": np.ones((32, 8), "float32")}
+
+
+def own_steps(count: int) -> tuple[Net, list[float]]:
+    """As Flax trains it."""
+    net = Net(jax.random.key(0))
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(net, optimizer, batch):
+        loss, gradients = nnx.value_and_grad(lambda net: module_loss(net, batch, None)[0])(net)
+        optimizer.update(net, gradients)
+        return loss
+
+    return net, [float(step(net, optimizer, MODULE_BATCH)) for _ in range(count)]
+
+
+def module_step() -> tuple[TrainStep, Any]:
+    step = TrainStep(module_loss, optax.sgd(0.1, momentum=0.9))
+    return step, lambda seed: step.init(Net(jax.random.key(seed)))
+
+
+def as_arrays(module: Any) -> Any:
+    key_data = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    return jax.tree.map(key_data, nnx.to_pure_dict(nnx.state(module)))
+
+
+@pytest.mark.parametrize("remat", ["as_written", "search"])
+def test_a_module_is_trained_on_a_mesh_as_flax_trains_it(remat):
+    """What is not trained changes too, also where layers are computed again."""
+    step, init = module_step()
+    shapes = jax.eval_shape(init, 0)
+    options = autoshard.PlanOptions(remat=remat, time_limit_s=5)
+    plan = autoshard.plan(step, shapes, MODULE_BATCH, mesh={"data": 4, "tensor": 2}, options=options, donate_argnums=0)
+    names = {a.name for a in plan.arguments}
+    assert "state.params.layers.0.kernel" in names and "state.params.layers.3.kernel" not in names
+    run, state = plan.jit(step), plan.init(init, 0)
+    losses = []
+    for _ in range(2):
+        state, metrics = run(state, MODULE_BATCH)
+        losses.append(float(metrics["loss"]))
+    net, expected = own_steps(2)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    close_enough = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close_enough, as_arrays(state.module), as_arrays(net))
+
+
+def test_a_module_is_trained_in_stages_as_on_one_device():
+    step, init = module_step()
+    stages = autoshard.StageOptions(num_stages=2, num_micro_batches=2)
+    options = autoshard.PlanOptions(time_limit_s=5)
+    shapes = jax.eval_shape(init, 0)
+    plan = autoshard.plan(step, shapes, MODULE_BATCH, stages=stages, options=options, donate_argnums=0)
+    run = plan.jit(step)
+    state, expected = plan.init(init, 0, run=run), init(0)
+    for _ in range(2):
+        state, metrics = run(state, MODULE_BATCH)
+        expected, own = step.in_parts((16, 16))(expected, MODULE_BATCH)
+        np.testing.assert_allclose(metrics["loss"], own["loss"], rtol=1e-5)
+    assert isinstance(state.module, Net)
+
+
+def test_what_is_wrong_with_a_module_is_told():
+    step, init = module_step()
+    with pytest.raises(StageError, match="received Net with has_mutable"):
+        step.init(Net(jax.random.key(0)), mutable={})
+    with pytest.raises(StageError, match=r"TrainStep.init\(module\)"):
+        _ = TrainStep(loss_fn, optax.sgd(0.1)).init(PARAMS).module
+
+    def sowing(net: Net, batch: Any, key: Any) -> Any:
+        net.sow(nnx.Intermediate, "seen", batch["x"])
+        return module_loss(net, batch, key)
+
+    with pytest.raises(StageError, match=r"`sowing` adds `seen.0` of Net.*nnx.pop"):
+        jax.eval_shape(TrainStep(sowing, optax.sgd(0.1)), jax.eval_shape(init, 0), MODULE_BATCH)
+
+    annotated = nnx.with_partitioning(nnx.initializers.ones, (None, "tensor"))
+    with nnx.use_eager_sharding(False), pytest.warns(UserWarning, match="`kernel` of Linear"):
+        step.init(nnx.Linear(8, 8, kernel_init=annotated, rngs=nnx.Rngs(0)))

@@ -1,4 +1,4 @@
-"""Pins from a Flax model's own logical axes, with rules that are given separately."""
+"""A Flax model's own logical axes: their names, and pins from them with rules that are given separately."""
 
 import collections
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from autoshard.errors import PinError
+from autoshard.plans.logical import Names
 from autoshard.trace.annotations import box_spec, is_box
 
 Rules = Sequence[tuple[str, str | Sequence[str] | None]]
@@ -50,11 +51,54 @@ def pins_from_logical_rules(tree: Any, rules: Rules, prefix: str = "") -> dict[s
         if spec is not None:
             pins[full] = _checked(spec, full)
     if not pins:
-        raise PinError(
-            "Nothing in the tree carries names of axes. Pass it with Flax's boxes or variables: the result of "
-            "`jax.eval_shape(model.init, ...)` before `nn.meta.unbox`, or `nnx.state(model)`."
-        )
+        raise _nothing_named()
     return pins
+
+
+def logical_names(tree: Any, prefix: str = "") -> dict[str, Names]:
+    """The names that a Flax model has given to the dimensions of its parameters, for `autoshard.logical_axes`.
+
+    As in Flax, dimensions behind the last name have none: a kernel of three dimensions may have two names.
+
+    Args:
+      tree: Parameters, or a whole training state, with Flax's boxes or variables; abstract ones will do.
+      prefix: The path of `tree` among the arguments of the planned function, such as `state.params`.
+
+    Returns:
+      Path of each annotated array to a name for each dimension; of the tree without its boxes, and of the boxes.
+
+    Raises:
+      PinError: Nothing is annotated, or a dimension has several names, as those of mesh axes may be.
+    """
+    found: dict[str, Names] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)[0]:
+        names = _names(leaf) if is_box(leaf) else None
+        if not names:
+            continue
+        full = ".".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="."))))
+        several = next((name for name in names if not isinstance(name, str | None)), None)
+        if several is not None:
+            raise PinError(
+                f"A dimension has one logical name, but `{full}` gives {several} to one: such are the names of mesh "
+                f"axes, which need no rules. Give it names by its path instead: names={{'{full}': ('embed', None)}}."
+            )
+        ((inner, array),) = jax.tree_util.tree_flatten_with_path(leaf)[0]
+        row = (*names, *[None] * (len(array.shape) - len(names)))
+        found[full] = found[f"{full}.{jax.tree_util.keystr(inner, simple=True, separator='.')}"] = row
+    if not found:
+        raise _nothing_named()
+    return found
+
+
+def _names(box: Any) -> Sequence[Any] | None:
+    return box.names if isinstance(box, nn.Partitioned) else box.get_metadata().get("out_sharding")
+
+
+def _nothing_named() -> PinError:
+    return PinError(
+        "Nothing in the tree carries names of axes. Pass it with Flax's boxes or variables: the result of "
+        "`jax.eval_shape(model.init, ...)` before `nn.meta.unbox`, or `nnx.state(model)`."
+    )
 
 
 def _check_single(box: nnx.Variable, rules: Rules, path: str) -> None:

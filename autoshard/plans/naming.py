@@ -24,7 +24,8 @@ def logical_axes(
     Args:
       plan: The plan, fresh or read from a file.
       names: Names that exist already: shell-style path pattern (`*.mlp.up.kernel`) to a name for each dimension, None
-        for one that is never split. The first pattern that matches counts. All other dimensions get names of their own.
+        for one that is never split, as are those behind the last name. The names that a Flax model carries itself:
+        `autoshard.logical_names`. The first pattern that matches counts. All other dimensions get names of their own.
       inherit: Whether optimizer moments bear the names of their parameter in any case, as those do that Flax makes of
         boxed parameters. Otherwise they do where they are planned alike, and have names of their own where not.
       nearest: Where tensors of one name are planned differently, follow the one with the most elements and list what
@@ -92,12 +93,12 @@ def _leader(tensor: PlannedTensor, leaders: Mapping[tuple, PlannedTensor]) -> Pl
 
 def _checked(tensor: PlannedTensor, key: str, names: Sequence[str | None]) -> Names:
     told = [name for name in names if name is not None]
-    if len(names) != len(tensor.shape) or len(set(told)) != len(told):
+    if len(names) > len(tensor.shape) or len(set(told)) != len(told):
         raise ExportError(
-            f"Each dimension has one name, no two the same, but `{key}` gives {list(names)} and `{tensor.name}` has "
-            f"shape {list(tensor.shape)}. Correct the names."
+            f"Each dimension has at most one name, no two the same, but `{key}` gives {list(names)} and "
+            f"`{tensor.name}` has shape {list(tensor.shape)}. Correct the names."
         )
-    return tuple(names)
+    return (*names, *[None] * (len(tensor.shape) - len(names)))
 
 
 def _own_names(tensors: Sequence[PlannedTensor]) -> dict[str, Names]:

@@ -8,12 +8,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.extend.core as jex
 
 from autoshard.errors import PlanMismatchError
+from autoshard.module_params import loss_of_arrays
 from autoshard.remat.layers import HEAVY, find_runs
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy
 from autoshard.trace.inline import inlined
@@ -29,6 +30,8 @@ class Loss:
       loss_fn: As of a `TrainStep`. policy: For its layers.
     """
 
+    takes_arrays: ClassVar[bool] = True
+
     loss_fn: Callable[..., Any]
     policy: RematPolicy
 
@@ -42,7 +45,7 @@ class Loss:
         Raises:
           PlanMismatchError: It has not the layers that the policy speaks of.
         """
-        closed, out_tree = opened(self.loss_fn, args)
+        closed, out_tree = opened(loss_of_arrays(self.loss_fn, args[0]), args)
         num_params = len(jax.tree.leaves(args[0]))
         return jax.tree.unflatten(out_tree, _run(closed, self.policy, jax.tree.leaves(args), num_params))
 
@@ -73,6 +76,7 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
     Args:
       step: The step. state, batch: Its arguments, arrays or shapes.
     """
+    step = step.of_arrays(state.params)
     params, mutable, part = jax.tree.map(_shape, (state.params, state.mutable, batch))
     if step.parts is not None:
         size = step.parts[0]
