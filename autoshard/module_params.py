@@ -91,7 +91,8 @@ class LossOfModule:
         """
         module = params.module(mutable)
         loss, aux = self.loss_fn(module, batch, key)
-        after = nnx.to_pure_dict(nnx.split(module, nnx.Param, ...)[2])
+        _, _, rest = nnx.split(module, nnx.Param, ...)
+        after = nnx.to_pure_dict(rest)
         before, now = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (dict(mutable), after))
         if before.keys() != now.keys():
             path = next(iter(before.keys() ^ now.keys()))
