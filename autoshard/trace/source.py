@@ -15,6 +15,7 @@ _LIBRARIES = (
     "/optax/",
     "/autoshard/trace/",
     "/autoshard/train_step",
+    "/autoshard/module_params",
     "/numpy/",
     "/chex/",
     "<frozen",

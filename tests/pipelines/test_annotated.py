@@ -254,9 +254,13 @@ def test_degrees_that_no_stage_can_have_are_told(mixed_cluster):
 def test_what_cannot_be_cut_is_refused():
     stacked = lambda ps: jax.tree.map(lambda *a: jnp.stack(a), *ps)
     in_loop = lambda ps, x: jax.lax.scan(lambda x, p: (stage()(layer)(p, x), None), x, stacked(ps))[0]
-    assert re.search(rf"`stage\(\)` at {HERE} stands inside a `scan`", refused(pipeline()(in_loop)))
-    kept = lambda ps, x: jax.checkpoint(lambda x: pipeline()(stage()(layers))(ps, x))(x)
-    assert "which cannot be cut" in refused(kept)
+    told = rf"`stage\(\)` at {HERE} stands inside the `scan` at {HERE}.*for layer in layers.*with autoshard.stage\(\):"
+    assert re.search(told, refused(pipeline()(in_loop)))
+    kept = lambda ps, x: pipeline()(lambda x: jax.checkpoint(lambda x: stage(devices="v100")(layers)(ps, x))(x))(x)
+    told = rf'inside the `jax.checkpoint` at {HERE}.*with autoshard.stage\(devices="v100"\): x = jax.checkpoint'
+    assert re.search(told, refused(kept))
+    one_way = lambda ps, x: jax.lax.cond(x[0, 0] > 0, lambda x: stage()(layers)(ps, x), lambda x: x, x)
+    assert re.search(rf"inside the `cond` at {HERE}.*Put `with autoshard.stage\(\):`", refused(pipeline()(one_way)))
 
 
 def test_misplaced_stages_are_refused_with_their_lines():

@@ -9,7 +9,8 @@ import jax.extend.core as jex
 from autoshard.annotations.block import Block, BlockKind
 from autoshard.errors import AnnotationError
 from autoshard.trace.blocks import Blocks
-from autoshard.trace.walk import nested_programs, open_jaxpr
+from autoshard.trace.source import source_of
+from autoshard.trace.walk import is_checkpoint, nested_programs, open_jaxpr
 
 _OF_PIPELINES = (BlockKind.PIPELINE, BlockKind.STAGE)
 
@@ -90,11 +91,29 @@ def _refuse_nested(equation: jex.JaxprEqn, reader: Blocks) -> None:
         for inner in open_jaxpr(nested).eqns:
             block = next((b for b in reader.of(inner) if b.kind in _OF_PIPELINES), None)
             if block is not None:
+                name = "jax.checkpoint" if is_checkpoint(equation) else equation.primitive.name
+                line = source_of(equation)
                 raise AnnotationError(
-                    f"A stage may hold loops, branches and checkpointed functions, but {block.at_line} stands inside a "
-                    f"`{equation.primitive.name}`, which cannot be cut. Put the stage around it, or write the loop out."
+                    f"A stage may hold loops, branches and checkpointed functions, but {block.at_line} stands inside "
+                    f"the `{name}`{f' at {line}' if line else ''}, which cannot be cut. {_way_out(equation, block)}"
                 )
             _refuse_nested(inner, reader)
+
+
+def _way_out(equation: jex.JaxprEqn, block: Block) -> str:
+    """What to change where a block stands inside a loop, a branch or a checkpointed function."""
+    if is_checkpoint(equation):
+        return (
+            f"Put the checkpoint into the {block.kind.value}: `with autoshard.{block}: x = jax.checkpoint(layer)(x)`; "
+            "or leave it out, since the planner chooses which stages are computed again."
+        )
+    if equation.primitive.name == "scan":
+        return (
+            "Write the loop out there: `for layer in layers: x = body(x, layer)`, with parameters layer by layer; or "
+            f"put `with autoshard.{block}:` around it; or leave the blocks out and let the planner cut: "
+            "`autoshard.pipeline(num_stages=...)`."
+        )
+    return f"Put `with autoshard.{block}:` around it."
 
 
 def _check_nesting(row: tuple[Block, ...]) -> None:
