@@ -72,7 +72,6 @@ def test_a_step_of_the_tutorial_runs_as_under_nnx_jit():
     "bind",
     [
         lambda model, optimizer, metrics: nnx.cached_partial(nnx.jit(train_step), model, optimizer, metrics),
-        lambda model, optimizer, metrics: functools.partial(train_step, model, optimizer, metrics),
         lambda model, *others: functools.partial(nnx.cached_partial(nnx.jit(train_step), model), *others),
     ],
 )
