@@ -88,6 +88,15 @@ class Evaluator:
                         found[reader] = dataclasses.replace(own, waits=(*own.waits, read_slot))
         return found
 
+    def alone(self, equation: jex.JaxprEqn, number: int, operands: Sequence[Placed]) -> list[Placed]:
+        """The results of equation `number` by itself, on operands that have been placed already."""
+        env: Environment = {
+            v: placed for v, placed in zip(equation.invars, operands, strict=True) if not isinstance(v, jex.Literal)
+        }
+        with jax.named_scope(scope_of(number)):
+            self._evaluate(equation, number, env, (), ())
+        return [Placed(None, None) if isinstance(v, jex.DropVar) else env[v] for v in equation.outvars]
+
     @property
     def _placement(self) -> Placement:
         return Placement(self.mesh)
