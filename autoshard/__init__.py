@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from autoshard import baselines, elastic, errors
     from autoshard.annotations.scopes import pipeline, replicate, split, stage
     from autoshard.api import Plan, StagedPlan, compare, diff, jit, load, plan
+    from autoshard.balance.options import Balance
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
     from autoshard.compiler.schedule import Schedule
@@ -27,6 +28,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "AutoshardError",
+    "Balance",
     "Cluster",
     "LogicalAxes",
     "Plan",
@@ -59,6 +61,7 @@ __all__ = [
 
 _HOMES = {
     "AutoshardError": "autoshard.errors",
+    "Balance": "autoshard.balance.options",
     "Cluster": "autoshard.cluster",
     "calibrate": "autoshard.calibration",
     "compare": "autoshard.api",

@@ -26,7 +26,7 @@ FLOORS = (
         "user_cache",
     },
     {"graph", "cluster", "solver", "pipelines.schedule", "launch"},
-    {"trace", "cost", "transfer", "calls"},
+    {"trace", "cost", "transfer", "calls", "balance"},
     {"compiler", "hlo", "checkpoints", "remat", "placement"},
     {"planner", "execution"},
     {"pipelines.split"},
@@ -45,7 +45,17 @@ FLOORS = (
     {"__main__"},
 )
 """From the ground up. Rooms of one floor do not import each other, except on the ground floor."""
-JAX_FREE_ROOMS = {"graph", "solver", "cluster", "placement", "compiler", "hlo", "pipelines.schedule", "launch"}
+JAX_FREE_ROOMS = {
+    "balance",
+    "graph",
+    "solver",
+    "cluster",
+    "placement",
+    "compiler",
+    "hlo",
+    "pipelines.schedule",
+    "launch",
+}
 REACHING_INTO_JAX = {"autoshard.elastic.compile_cache", "autoshard.elastic.coordination"}
 """The only modules that use what is private to JAX; each says why."""
 JAXPR_ROOMS = {"trace", "execution", "pipelines.split", "remat"}

@@ -3,12 +3,14 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import jax
 
+from autoshard.api.balanced_call import BalancedCall
 from autoshard.api.base_plan import BasePlan
 from autoshard.api.planned_call import PlannedCall
+from autoshard.balance.options import Balance
 from autoshard.calls.modules import as_state_maker
 from autoshard.calls.pure_call import FunctionOfArrays, PureCall, Statics, planned_call
 from autoshard.calls.wrapped import bound, unwrapped
@@ -17,6 +19,7 @@ from autoshard.comparison.comparison import Comparison
 from autoshard.errors import ConfigError, PlanMismatchError
 from autoshard.execution.jit import device_mesh
 from autoshard.plans import apply
+from autoshard.plans.balanced import BalancedFunction
 from autoshard.plans.diff import diff
 from autoshard.plans.explain import explain
 from autoshard.plans.export import exported, form_named
@@ -56,6 +59,7 @@ class Plan(ProgramPlan, BasePlan):
         """The device mesh of the plan over `devices` (default: all live devices)."""
         return device_mesh(self.axes, devices, self.logical_mesh.order, self.logical_mesh.torus)
 
+    @overload
     def jit(
         self,
         fn: Callable[..., Any],
@@ -64,6 +68,30 @@ class Plan(ProgramPlan, BasePlan):
         cost_profile: bool = True,
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
+        balance: None = None,
+    ) -> PlannedCall: ...
+
+    @overload
+    def jit(
+        self,
+        fn: Callable[..., Any],
+        devices: Sequence[Any] | None = None,
+        *,
+        cost_profile: bool = True,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Sequence[str] | None = None,
+        balance: Balance,
+    ) -> BalancedCall: ...
+
+    def jit(
+        self,
+        fn: Callable[..., Any],
+        devices: Sequence[Any] | None = None,
+        *,
+        cost_profile: bool = True,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Sequence[str] | None = None,
+        balance: Balance | None = None,
     ) -> PlannedCall:
         """Makes `fn` run as planned; see `BasePlan.jit`.
 
@@ -75,6 +103,8 @@ class Plan(ProgramPlan, BasePlan):
             times: for the least memory, by XLA's own costs, and by the plan's, which XLA's scheduler is handed as a
             profile. The fastest that fits the plan's budget runs; after `compile_check`, the one that was chosen then.
             Otherwise it is compiled once, by XLA's own costs.
+          balance: Lets devices have unequal shares of the work, which can change from step to step; see `Balance`. What
+            is returned has `.balance` then, which shows and sets the shares.
 
         Returns:
           A callable that also has `.lower(*args).compile()`; without arguments for those that the plan was made for.
@@ -82,6 +112,9 @@ class Plan(ProgramPlan, BasePlan):
         """
         mesh = self.mesh(devices)
         statics = self._statics(fn, static_argnums, static_argnames)
+        if balance is not None:
+            balanced = lambda pure: BalancedFunction(self, pure, mesh, balance, cost_profile)
+            return BalancedCall(fn, self._planned_fn(fn), statics, mesh, balanced)
         make = lambda pure: apply.planned_function(self, pure, mesh, cost_profile)
         return PlannedCall(fn, self._planned_fn(fn), statics, mesh, make)
 

@@ -73,9 +73,7 @@ def decide(placing: Placing, slowness: Sequence[float], room: Room, prices: Pric
     deadlines = sorted({w * b for w in slowness for b in room.buckets})
     best: Decision | None = None
     for deadline in deadlines:
-        limits = [
-            max((b for b in room.buckets if w * b <= deadline * (1 + 1e-9)), default=0) for w in slowness
-        ]
+        limits = [max((b for b in room.buckets if w * b <= deadline * (1 + 1e-9)), default=0) for w in slowness]
         found = _within(limits, now, slowness, room, prices)
         if found is not None and (best is None or found.cost_s < best.cost_s - 1e-15):
             best = found

@@ -33,21 +33,34 @@ class Room:
         return int(np.searchsorted(self.buckets, count))
 
 
-def room_for(unit: UnitDimension, absorbs: float, tile: int = 1, most_buckets: int = 8) -> Room:
+def room_for(
+    unit: UnitDimension, absorbs: float, tile: int = 1, most_buckets: int = 8, most_left_out: float = 0.0
+) -> Room:
     """Places for the units of a dimension.
 
-    If one of T devices is s times slower than the others, equal times need U / (T - 1 + 1/s) of U units on each other
-    device; so many places it has, and at least one more than an even share.
+    If one of T devices is s times slower than the others, equal times need U / (s (T - 1) + 1) of U units on it, and s
+    times as many on each other one. Capacity is what the others need then. There are buckets for what both need at
+    slownesses up to s, and beside them evenly spaced ones, for other disturbances.
 
     Args:
-      unit: The dimension. absorbs: The slowdown s of one device that can be evened out.
-      tile: Units that the hardware computes together; buckets are multiples of it.
+      unit: The dimension. absorbs: The slowdown s of one device that can be evened out; 1 if units do not move.
+      tile: Units that the hardware computes together; buckets are multiples of it where there are twice as many.
       most_buckets: Roughly how many buckets there may be: each is compiled.
+      most_left_out: The share of an even share that a device may leave out.
     """
-    even = unit.size // unit.ways
-    capacity = min(unit.size, max(even + 1, math.ceil(unit.size / (unit.ways - 1 + 1 / absorbs))))
-    step = max(tile, math.ceil(capacity / most_buckets))
-    buckets = {0, even, capacity, *range(step, capacity, step)}
+    size, ways = unit.size, unit.ways
+    even, levels = size // ways, max(1, most_buckets // 2)
+    capacity = min(size, max(even + 1, math.ceil(absorbs * size / (absorbs * (ways - 1) + 1))))
+    slow = [absorbs ** (k / levels) for k in range(1, levels + 1)] if absorbs > 1 else []
+    wanted = [share for s in slow for share in (size / (s * (ways - 1) + 1), s * size / (s * (ways - 1) + 1))]
+    wanted += [even * (1 - most_left_out * k / levels) for k in range(1, levels + 1) if most_left_out]
+    wanted += [capacity * k / levels for k in range(1, levels) if absorbs > 1]
+    tile = tile if even >= 2 * tile else 1
+    buckets = {0, even, capacity}
+    for share in wanted:
+        bucket = math.ceil(share / tile - 1e-9) * tile
+        if 0 < bucket < capacity and min(abs(bucket - b) for b in buckets) >= max(1, tile, capacity // (8 * levels)):
+            buckets.add(bucket)
     return Room(unit, capacity, tuple(sorted(buckets)))
 
 
@@ -94,6 +107,11 @@ def even_placing(room: Room) -> Placing:
     each = room.unit.size // room.unit.ways
     units = tuple(tuple(range(d * each, (d + 1) * each)) for d in range(room.unit.ways))
     return Placing(units, (each,) * room.unit.ways)
+
+
+def is_even(placing: Placing) -> bool:
+    """Whether every device has and computes the same number of units."""
+    return len({*placing.counts, *placing.active}) == 1
 
 
 def moved(placing: Placing, counts: Sequence[int]) -> Placing:

@@ -55,10 +55,10 @@ class UnitDimension:
     axis: str
     ways: int
     size: int
-    tensors: tuple[UnitTensor, ...]
+    tensors: tuple[UnitTensor, ...] = dataclasses.field(repr=False)
     flops: float
     bytes: float
-    operations: tuple[int, ...]
+    operations: tuple[int, ...] = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,9 +187,8 @@ class _Search:
             if value is None or value not in self.stored:
                 continue
             read = plan[slot][-1] if slot in plan and operation.kind is OperationKind.EQUATION else self.stored[value]
-            found += [
-                (value, d) for d, (s, r) in enumerate(zip(self.stored[value], read, strict=True)) if axis in s and axis in r
-            ]
+            layouts = enumerate(zip(self.stored[value], read, strict=True))
+            found += [(value, d) for d, (kept, own) in layouts if axis in kept and axis in own]
         return list(dict.fromkeys(found + self._made(operation, axis)))
 
     def _made(self, operation: Operation, axis: str) -> list[tuple[int, int]]:

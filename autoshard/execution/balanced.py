@@ -144,8 +144,10 @@ class _Run:
         equation = self.program.numbered.equations[stage.equation]
         operands = []
         for slot, value in enumerate(stage.operands):
-            known = (stage.equation, slot) in self.program.numbered.known
-            operands.append(Placed(self._known(stage.equation, slot), None) if known else self.in_units(value))
+            if value is None or (stage.equation, slot) in self.program.numbered.known:
+                operands.append(Placed(self._known(stage.equation, slot), None))
+            else:
+                operands.append(self.in_units(value))
         results = self.program.evaluator.alone(equation, stage.equation, operands)
         for value, placed in zip(stage.results, results, strict=True):
             if value is not None:
@@ -182,7 +184,7 @@ class _Run:
         output, steps = program.graph.outputs[n], program.output_steps[n]
         before = output.successor_of
         held = None if before is None else self.tensor_of.get(program.graph.arguments[before].value)
-        if output.value is None or n in program.numbered.outputs:
+        if n in program.numbered.outputs or output.value is None:
             x = program.numbered.outputs[n]
         elif held is None:
             x = self.in_units(output.value).value

@@ -23,6 +23,7 @@ from autoshard.execution.resized import bind_resized
 from autoshard.execution.units import Held
 from autoshard.graph.graph import Graph
 from autoshard.graph.layout import SpecEntries
+from autoshard.trace.walk import shape_of, type_of
 
 Unit = tuple[Key, int]
 """A key and its dimension of units."""
@@ -152,10 +153,10 @@ class IslandRunner:
         return tuple(shape)
 
     def _shape(self, op: UnitOp, slot: int) -> tuple[int, ...]:
-        return tuple(self.numbered.equations[op.operation.equation].outvars[slot].aval.shape)  # pyright: ignore
+        return shape_of(self.numbered.equations[op.operation.equation].outvars[slot])
 
     def _dtype(self, made: Made) -> Any:
-        return self.numbered.equations[made.by.operation.equation].outvars[made.slot].aval.dtype  # pyright: ignore
+        return type_of(self.numbered.equations[made.by.operation.equation].outvars[made.slot]).dtype
 
     def _filled(self, x: Any, made: Made, room: Room) -> Any:
         """`x` with zeros in the places that the branch left out."""

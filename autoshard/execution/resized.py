@@ -17,13 +17,8 @@ def bind_resized(equation: jex.JaxprEqn, operands: Sequence[Any], shapes: Sequen
         case "reshape":
             params["new_sizes"] = tuple(shapes[0])
         case "slice":  # dimensions of which nothing is cut off
-            sizes = zip(
-                params["start_indices"],
-                params["limit_indices"],
-                shape_of(equation.invars[0]),
-                operands[0].shape,
-                strict=True,
-            )
+            starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
+            sizes = zip(starts, limits, shape_of(equation.invars[0]), operands[0].shape, strict=True)
             params["limit_indices"] = tuple(
                 now if start == 0 and limit == before else limit for start, limit, before, now in sizes
             )

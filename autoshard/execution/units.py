@@ -102,9 +102,9 @@ class Places:
             return jnp.take(split, place_of, axis=dim).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
 
         spec = partition_spec(whole)
-        return jax.shard_map(
-            local, mesh=self.mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False
-        )(x, self.held.place_of)
+        return jax.shard_map(local, mesh=self.mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False)(
+            x, self.held.place_of
+        )
 
     def kept(self, new: Any, old: Any, dim: int) -> Any:
         """`new` where a unit was computed, and `old` in all other places."""

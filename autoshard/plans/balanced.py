@@ -1,59 +1,68 @@
-"""A planned step whose devices have shares of the work that can change from step to step, without recompiling."""
+"""A planned step whose devices have shares of the work that can change from step to step, without recompiling.
 
-import dataclasses
+While shares are even, the planned program itself runs, on state as the plan lays it out. While they are not, another
+program runs, on state that is held by places. Both are compiled before the first step.
+"""
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from autoshard.balance.places import Placing, Room, even_placing, room_for
+from autoshard.balance.options import Balance
+from autoshard.balance.places import Placing, Room, even_placing, is_even, room_for
 from autoshard.balance.regions import evaluation
-from autoshard.balance.units import Refusal, unit_dimensions
+from autoshard.balance.units import Refusal, UnitDimensions, unit_dimensions
 from autoshard.compiler.options import compiler_options
 from autoshard.errors import ConfigError
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.balanced import BalancedProgram
+from autoshard.execution.candidates import CompiledCandidate
 from autoshard.execution.leaves import numbered_equations
 from autoshard.execution.placement import partition_spec
 from autoshard.execution.units import Held, by_places, held, held_shardings
+from autoshard.graph.graph import Graph
 from autoshard.graph.pointwise import pointwise_operations
-from autoshard.plans.apply import argument_shapes, check
+from autoshard.plans.apply import argument_shapes, check, planned_function
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.unit_state import UnitLeaves
 from autoshard.trace.trace import Trace
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BalanceOptions:
-    """What a balanced step is made for.
+def units_of(plan: ProgramPlan, graph: Graph) -> UnitDimensions:
+    """What can move between the devices of a plan, and what cannot.
 
-    Attributes:
-      absorbs: The slowdown of one device that can be evened out by moving units. Each device has places for so many
-        units more; they take memory.
-      tile: Units that the hardware computes together, such as 128 hidden units on matrix units: fewer take as long.
-      most_buckets: Roughly how many amounts of work a device can be given. Each is compiled.
-      is_slowed: Whether devices can be slowed down, for tests and demonstrations.
+    Args:
+      plan: The plan. graph: Its program.
     """
+    interface = plan.interface
+    pointwise = [n for n, is_light in enumerate(pointwise_operations(graph)) if is_light]
+    return unit_dimensions(
+        graph, dict(interface.shardings), interface.argument_entries, dict(interface.axes), pointwise
+    )
 
-    absorbs: float = 4.0
-    tile: int = 1
-    most_buckets: int = 4
-    is_slowed: bool = False
+
+def rooms_for(dims: UnitDimensions, balance: Balance, platform: str) -> tuple[Room, ...]:
+    """The places of each unit dimension.
+
+    Args:
+      dims: The dimensions. balance: What is asked for. platform: JAX's name of the kind of devices.
+    """
+    tile = balance.tile or (8 if platform == "cpu" else 128)
+    absorbs = balance.absorbs if balance.moves else 1.0
+    return tuple(room_for(u, absorbs, tile, balance.most_buckets, balance.most_left_out) for u in dims.found)
 
 
 class _Ready:
     """A step that is traced, and what can move in it."""
 
-    def __init__(self, plan: ProgramPlan, traced: Trace, mesh: Mesh, options: BalanceOptions):
+    def __init__(self, plan: ProgramPlan, traced: Trace, mesh: Mesh, balance: Balance):
         interface = plan.interface.unordered
-        pointwise = [n for n, is_light in enumerate(pointwise_operations(traced.graph)) if is_light]
-        dims = unit_dimensions(
-            traced.graph, dict(interface.shardings), interface.argument_entries, dict(mesh.shape), pointwise
-        )
+        dims = units_of(plan, traced.graph)
         if not dims.found:
-            raise ConfigError(_nothing_moves(dims.refused, dict(mesh.shape)))
-        rooms = tuple(room_for(u, options.absorbs, options.tile, options.most_buckets) for u in dims.found)
+            raise ConfigError(nothing_moves(dims.refused, dict(mesh.shape)))
+        rooms = rooms_for(dims, balance, mesh.devices.flat[0].platform)
         self.traced, self.refused = traced, dims.refused
         self.program = BalancedProgram(
             traced.graph,
@@ -65,7 +74,7 @@ class _Ready:
             interface.argument_entries,
             interface.output_entries,
             interface.output_steps,
-            options.is_slowed,
+            balance.can_be_slowed,
         )
         self.leaves: dict[int, UnitLeaves] = {}
         own, start = self.program.unit_arguments(), 0
@@ -78,21 +87,24 @@ class _Ready:
 
 
 class BalancedFunction:
-    """A planned function whose devices have shares. Call it as the function; what it returns of its state is by places.
+    """A planned function of arrays whose devices have shares. Call it as the function.
 
-    State by units, such as `plan.init` makes or a checkpoint holds, is taken too, and brought into places first.
+    What it returns of its state is by places while shares are uneven. State by units, such as `plan.init` makes or a
+    checkpoint holds, is taken always, and so is state that it returned under other shares; it is moved first.
     """
 
-    def __init__(self, plan: ProgramPlan, fn: Callable[..., Any], mesh: Mesh, options: BalanceOptions):
+    def __init__(self, plan: ProgramPlan, fn: Callable[..., Any], mesh: Mesh, balance: Balance, cost_profile: bool):
         """
         Args:
-          plan: The plan. fn: Its function of arrays. mesh: Devices with the plan's axes. options: What it is made for.
+          plan: The plan. fn: Its function of arrays. mesh: Devices with the plan's axes. balance: What is asked for.
+          cost_profile: As for `planned_function`.
         """
-        self.mesh, self.options, self._plan, self._fn = mesh, options, plan, fn
+        self.mesh, self.balance, self._plan, self._fn = mesh, balance, plan, fn
+        self._planned = planned_function(plan, fn, mesh, cost_profile)
         self._ready: _Ready | None = None
         self._compiled: Any = None
         self.placings: tuple[Placing, ...] = ()
-        self.repeats: tuple[int, ...] = ()
+        self.repeats: tuple[tuple[int, ...], ...] = ()
         self._held: list[Held] = []
 
     def prepare(self, *args: Any) -> None:
@@ -104,13 +116,14 @@ class BalancedFunction:
         """
         if self._ready is None:
             args = args or argument_shapes(self._plan)
-            self._ready = _Ready(self._plan, check(self._plan, self._fn, args), self.mesh, self.options)
-            self.place([even_placing(room) for room in self.rooms])
+            self._ready = _Ready(self._plan, check(self._plan, self._fn, args), self.mesh, self.balance)
+            self.place([even_placing(room) for room in self.rooms], [(0,) * room.unit.ways for room in self.rooms])
 
     @property
     def _known(self) -> _Ready:
         if self._ready is None:
-            raise ConfigError("What can move is known once the step is traced. Call it, or its `prepare`, first.")
+            self.prepare()
+        assert self._ready is not None
         return self._ready
 
     @property
@@ -123,18 +136,24 @@ class BalancedFunction:
         """Parameters that stay as the plan has them, and why."""
         return self._known.refused
 
-    def place(self, placings: Sequence[Placing], repeats: Sequence[int] | None = None) -> None:
-        """From the next call on units are where `placings` say; the state is moved there first.
+    @property
+    def runs_as_planned(self) -> bool:
+        """Whether shares are even and no device is slowed down, so that the planned program itself runs."""
+        return all(map(is_even, self.placings)) and not any(map(any, self.repeats))
+
+    def place(self, placings: Sequence[Placing], repeats: Sequence[Sequence[int]] | None = None) -> None:
+        """From the next call on units are where `placings` say; the state is moved there then.
 
         Args:
-          placings: Of each unit dimension. repeats: For each device of the axis, how often it computes everything once
-            more than it must; None: as before.
+          placings: Of each unit dimension.
+          repeats: For each unit dimension and device, how often it computes everything once more than it must; None:
+            as before.
         """
-        if repeats is not None or not self.repeats:
-            self.repeats = tuple(repeats or [0] * max(room.unit.ways for room in self.rooms))
+        if repeats is not None:
+            self.repeats = tuple(map(tuple, repeats))
         self.placings = tuple(placings)
-        own = lambda room: self.repeats[: room.unit.ways]
-        self._held = [held(p, r, self.mesh, own(r)) for p, r in zip(self.placings, self.rooms, strict=True)]
+        held_by = zip(self.placings, self.rooms, self.repeats, strict=True)
+        self._held = [held(placing, room, self.mesh, own) for placing, room, own in held_by]
 
     def by_units(self, tree: Any, argument: int = 0) -> Any:
         """A positional argument as the function itself knows it: for evaluation and checkpoints."""
@@ -147,19 +166,17 @@ class BalancedFunction:
         return tree if leaves is None else leaves.placed(tree, self.placings)
 
     def in_shardings(self, args: Sequence[Any]) -> Any:
-        """The NamedSharding of every argument leaf by units, as pytrees like `args`."""
-        shardings = [NamedSharding(self.mesh, partition_spec(a.entries)) for a in self._plan.arguments]
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tuple(args)), shardings)
+        """The NamedSharding of every argument leaf, as pytrees like `args`."""
+        return self._planned.in_shardings(args)
 
     def __call__(self, *args: Any) -> Any:
         """Takes a step."""
-        if self._ready is None:
-            self.prepare(*args)
+        self.compile(*args)
+        if self.runs_as_planned:
+            return self._planned(*(self.by_units(a, n) for n, a in enumerate(args)))
         ready = self._known
-        args = tuple(self.by_places(a, n) for n, a in enumerate(args))
-        flat, tree = jax.tree_util.tree_flatten(args)
+        flat, tree = jax.tree_util.tree_flatten(tuple(self.by_places(a, n) for n, a in enumerate(args)))
         placed = [jax.device_put(x, s) for x, s in zip(flat, self._shardings, strict=True)]
-        self.compile()
         result = self._compiled(self._held, *jax.tree_util.tree_unflatten(tree, placed))
         self._note(ready, result)
         return result
@@ -167,12 +184,11 @@ class BalancedFunction:
     def _note(self, ready: _Ready, result: Any) -> None:
         """Remembers where the units of the new state are."""
         flat = jax.tree_util.tree_leaves(result)
+        made = {o.successor_of: flat[n] for n, o in enumerate(ready.program.graph.outputs)}
         start = 0
         for argument, child in enumerate(ready.traced.in_tree.children()):
             if argument in ready.leaves:
-                made = {o.successor_of: flat[n] for n, o in enumerate(ready.program.graph.outputs)}
-                own = [made.get(start + n) for n in range(child.num_leaves)]
-                ready.leaves[argument].note([x if x is not None else 0 for x in own], self.placings)
+                ready.leaves[argument].note([made.get(start + n, 0) for n in range(child.num_leaves)], self.placings)
             start += child.num_leaves
 
     @property
@@ -180,17 +196,35 @@ class BalancedFunction:
         return [NamedSharding(self.mesh, partition_spec(e)) for e in self._known.program.arguments]
 
     def compile(self, *args: Any, when_lowered: Callable[[], None] = lambda: None) -> None:
-        """Compiles the step, once for all shares."""
-        self.prepare(*args)
+        """Compiles the planned step and the one for all other shares, so that nothing is compiled later."""
         if self._compiled is None:
-            lowered = self.lower()
+            self.prepare(*args)
+            shapes = self._argument_shapes(self._known)
+            lowered = self._lower(shapes)
+            self._planned.compile(*jax.tree_util.tree_unflatten(self._known.traced.in_tree, shapes))
             when_lowered()
             self._compiled = lowered.compile()
 
-    def lower(self) -> Any:
-        """Lowers the step for arguments by places."""
-        ready = self._known
-        program, traced, mesh = ready.program, ready.traced, self.mesh
+    def lower(self, *args: Any) -> Any:
+        """Lowers the planned step, as `PlannedFunction.lower` does."""
+        return self._planned.lower(*args)
+
+    def candidates(self, *args: Any) -> tuple[CompiledCandidate, ...]:
+        """The planned step compiled for GPUs in each way that the plan names, as by `PlannedFunction.candidates`."""
+        return self._planned.candidates(*args)
+
+    def lower_balanced(self) -> Any:
+        """Lowers the step for uneven shares."""
+        return self._lower(self._argument_shapes(self._known))
+
+    def _argument_shapes(self, ready: _Ready) -> list[Any]:
+        """The flat arguments by units."""
+        avals: Sequence[Any] = ready.traced.jaxpr.in_avals
+        return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+
+    def _lower(self, by_units: Sequence[Any]) -> Any:
+        ready, mesh, shapes = self._known, self.mesh, list(by_units)
+        program, traced = ready.program, ready.traced
         outs = [NamedSharding(mesh, partition_spec(e)) for e in program.outputs]
 
         def balanced(held: Sequence[Held], *inner: Any) -> Any:
@@ -208,14 +242,13 @@ class BalancedFunction:
             donate_argnums=tuple(n + 1 for n in self._plan.donate_argnums),
             compiler_options=compiler_options(mesh.devices.flat[0].platform, self._plan.schedule),
         )
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in traced.jaxpr.in_avals]  # pyright: ignore
         for n, (room, tensor) in program.unit_arguments().items():
             by = by_places(shapes[n].shape, tensor.dim, room)
             shapes[n] = jax.ShapeDtypeStruct(by, shapes[n].dtype, weak_type=shapes[n].weak_type)
         return jitted.lower(self._held, *jax.tree_util.tree_unflatten(traced.in_tree, shapes))
 
 
-def _nothing_moves(refused: Sequence[Refusal], axes: dict[str, int]) -> str:
+def nothing_moves(refused: Sequence[Refusal], axes: dict[str, int]) -> str:
     """Why a plan has no unit dimension."""
     shape = ", ".join(f"{a}={n}" for a, n in axes.items())
     if not refused:

@@ -40,7 +40,7 @@ class UnitLeaves:
     def note(self, tree: Any, placings: Placings) -> None:
         """Remembers where the units of a tree by places are."""
         first = jax.tree_util.tree_leaves(tree)[next(iter(self._leaves))]
-        if isinstance(first, jax.Array) and not isinstance(first, jax.core.Tracer):
+        if isinstance(first, jax.Array):
             self._seen = [(ref, p) for ref, p in self._seen[-7:] if ref() is not None]
             self._seen.append((weakref.ref(first), placings))
 
