@@ -50,7 +50,8 @@ def room_for(
     """
     size, ways = unit.size, unit.ways
     even, levels = size // ways, max(1, most_buckets // 2)
-    capacity = min(size, max(even + 1, math.ceil(absorbs * size / (absorbs * (ways - 1) + 1))))
+    capacity = max(even + 1, min(size, math.ceil(absorbs * size / (absorbs * (ways - 1) + 1))))
+    capacity = math.ceil(capacity / unit.multiple) * unit.multiple
     slow = [absorbs ** (k / levels) for k in range(1, levels + 1)] if absorbs > 1 else []
     wanted = [share for s in slow for share in (size / (s * (ways - 1) + 1), s * size / (s * (ways - 1) + 1))]
     wanted += [even * (1 - most_left_out * k / levels) for k in range(1, levels + 1) if most_left_out]

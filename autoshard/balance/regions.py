@@ -2,7 +2,8 @@
 
 An *island* is a set of operations on one unit dimension without a collective between them: each device evaluates all of
 it on as many units as it has, and what is summed over devices is summed where the island ends. Operations of the
-optimizer are no part of any: they run on all places for units, also empty ones, as the plan lays them out.
+optimizer are no part of any, nor are those that split units over further axes: they run on all places for units, also
+empty ones, as the plan lays them out.
 """
 
 import dataclasses
@@ -179,7 +180,7 @@ class _Scheduler:
     def _unit_op(self, operation: Operation, unit: UnitDimension) -> None:
         ops = self._with_copies(operation, unit)
         own = ops[-1]
-        if self._is_update(operation):
+        if self._is_update(operation) or own.sharded.axes[own.factor] != (unit.axis,):
             self._defer(Whole(tuple(ops)))
             return
         checkpoint = self.checkpoint_of[operation.index]

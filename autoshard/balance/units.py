@@ -9,6 +9,7 @@ the sum that happens anyway brings the parts together. No names of layers are kn
 import collections
 import dataclasses
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 
 from autoshard.balance.sharded_ops import ShardedOp, sharded_op, stored_layouts
@@ -41,12 +42,13 @@ class UnitDimension:
     """What can move between the devices of a mesh axis.
 
     Attributes:
-      index: Its number. name: The first parameter that has it.
+      index: Its number. name: The part of the model that has it, such as `state.params.blocks.0.mlp`.
       axis: The mesh axis. ways: Devices along it.
       size: Units.
       tensors: All dimensions made of these units.
       flops: Floating-point operations of a step on all units together.
       bytes: What one unit weighs, with its optimizer state: what a move sends.
+      multiple: The places on a device are a multiple of it, so that tensors can be split over other axes as well.
       operations: The operations on it, by index.
     """
 
@@ -58,6 +60,7 @@ class UnitDimension:
     tensors: tuple[UnitTensor, ...] = dataclasses.field(repr=False)
     flops: float
     bytes: float
+    multiple: int
     operations: tuple[int, ...] = dataclasses.field(repr=False)
 
 
@@ -224,7 +227,7 @@ class _Search:
             return None, f"{at} combines the entries otherwise than by a sum"
         if any(factor in dim and dim[0] != factor for dims in (*rule.operands, *rule.results) for dim in dims):
             return None, f"{at} has the entries within another index, so that a unit is no block"
-        if sharded.axes[factor] != (axis,):
+        if sharded.axes[factor] != (axis,) and operation.name == "dot_general":
             return None, f"{at} splits the entries over {' and '.join(sharded.axes[factor])} together"
         if operation.fixed_results is not None or operation.fixed_operands is not None:
             return None, f"{at} has a layout that the program demands"
@@ -244,13 +247,13 @@ class _Search:
         own = [a for a in state if a.value in held]
         if not own:
             return None
-        name = min((a.name for a in own), key=lambda n: ("params" not in n, n))
+        name = _common_name([(a.name, values[a.value].size_bytes) for a in own])
         refuse = lambda reason: Refusal(name, axis, reason)
         flops = sum(o.rule.flops * o.trips for o, _ in operations if o.name == "dot_general")
         if reasons:
-            return refuse(reasons[0]) if flops or len(own) else None
+            return refuse(reasons[0]) if flops else None
         if not flops:
-            return refuse("no product works on it, so that nothing is gained by moving it")
+            return None  # nothing would be gained by moving it
         if len(held) != len(pairs):
             return refuse("a tensor has two dimensions of it")
         whole = [o.rule.factors[f].size for o, f in operations] + [values[v].shape[d] for v, d in pairs]
@@ -261,6 +264,18 @@ class _Search:
         made |= {(v, d) for v, d in pairs if v in {a.value for a in self.graph.arguments}}
         tensors = tuple(UnitTensor(v, d, values[v].shape[d] // size) for v, d in sorted(set(pairs) & made))
         weight = sum(values[a.value].size_bytes for a in own) / size
-        return UnitDimension(
-            0, name, axis, ways, size, tensors, flops, weight, tuple(sorted(o.index for o, _ in operations))
-        )
+        multiple = math.lcm(*(self._multiple(values[v].shape[d] // size, self.stored[v][d], axis) for v, d in pairs))
+        indices = tuple(sorted(o.index for o, _ in operations))
+        return UnitDimension(0, name, axis, ways, size, tensors, flops, weight, multiple, indices)
+
+    def _multiple(self, inner: int, axes: Sequence[str], axis: str) -> int:
+        """What the places on a device must be a multiple of, where a dimension is split over `axes`."""
+        others = math.prod(self.sizes[a] for a in axes if a != axis)
+        return others // math.gcd(others, inner)
+
+
+def _common_name(weighed: Sequence[tuple[str, int]]) -> str:
+    """What the parameters among some leaves have in common by name; where that is little, the heaviest of them."""
+    parameters = [(n, b) for n, b in weighed if "params" in n.split(".")] or list(weighed)
+    common = os.path.commonprefix([n.split(".") for n, _ in parameters])
+    return ".".join(common) if len(common) > 2 else min(parameters, key=lambda p: (-p[1], p[0]))[0]

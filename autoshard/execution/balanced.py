@@ -62,7 +62,7 @@ class BalancedProgram:
         Args:
           flat: The arguments. held: Of each unit dimension, what is where.
         """
-        run = _Run(self, [Places(r, h, self.mesh) for r, h in zip(self.rooms, held, strict=True)])
+        run = _Run(self, held)
         run.env.update(
             {a.value: Placed(x, e) for a, x, e in zip(self.graph.arguments, flat, self.arguments, strict=True)}
         )
@@ -75,8 +75,9 @@ class BalancedProgram:
 class _Run:
     """One evaluation: the values made so far."""
 
-    def __init__(self, program: BalancedProgram, places: Sequence[Places]):
-        self.program, self.places = program, places
+    def __init__(self, program: BalancedProgram, held: Sequence[Held]):
+        self.program, self.held = program, held
+        self.places = [Places(room, program.mesh) for room in program.rooms]
         self.env: dict[Key, Placed] = {}
         self.by_units: dict[int, Placed] = {}
         self.tensor_of = {t.value: (r.unit.index, t) for r in program.rooms for t in r.unit.tensors}
@@ -96,8 +97,8 @@ class _Run:
             case Plain():
                 self._plain(stage)
             case Island():
-                room, places = self.program.rooms[stage.unit], self.places[stage.unit]
-                for made, x in self.islands.run(stage, room, places.held, self.read):
+                room = self.program.rooms[stage.unit]
+                for made, x in self.islands.run(stage, room, self.held[stage.unit], self.read):
                     self.env[made.key] = self._stored(x, made.by.sharded.stored[made.slot])
             case Whole():
                 self._whole(stage)
@@ -107,7 +108,9 @@ class _Run:
         if isinstance(key, Form):
             if key not in self.env:
                 x = self.in_units(key.value)
-                self.env[key] = Placed(self.places[key.unit].enter(x.value, key.dim, key.entries), key.entries)
+                self.env[key] = Placed(
+                    self.places[key.unit].enter(x.value, self.held[key.unit], key.dim, key.entries), key.entries
+                )
             return self.env[key].value
         if key in self.tensor_of and not self._reads_places(key, entries):
             return self.placement.constrain(self.in_units(key).value, entries)
@@ -127,7 +130,7 @@ class _Run:
             x = self._value(value)
             entries = x.entries or self.program.dims.stored[value]
             whole = tuple(() if d == tensor.dim else own for d, own in enumerate(entries))
-            self.by_units[value] = Placed(self.places[unit].leave(x.value, tensor.dim, entries), whole)
+            self.by_units[value] = Placed(self.places[unit].leave(x.value, self.held[unit], tensor.dim, entries), whole)
         return self.by_units[value]
 
     def _value(self, value: int) -> Placed:
@@ -166,7 +169,9 @@ class _Run:
                 x = self.read(key, op.sharded.reads[slot])
                 dims = operation.rule.operands[slot]
                 dim = next((d for d, factors in enumerate(dims) if op.factor in factors), None)
-                operands.append(places.owned_only(x, dim) if op.contracts and dim is not None else x)
+                operands.append(
+                    places.owned_only(x, self.held[op.unit], dim) if op.contracts and dim is not None else x
+                )
             shapes = []
             for v, dims in zip(equation.outvars, operation.rule.results, strict=True):
                 shape = tuple(v.aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
@@ -194,5 +199,5 @@ class _Run:
             return self.placement.move(x, steps)
         unit, tensor = held
         if output.value not in self.tensor_of:
-            x = self.places[unit].enter(x, tensor.dim, program.outputs[n])
-        return self.places[unit].kept(self.placement.move(x, steps), old[before], tensor.dim)
+            x = self.places[unit].enter(x, self.held[unit], tensor.dim, program.outputs[n])
+        return self.places[unit].kept(self.placement.move(x, steps), old[before], self.held[unit], tensor.dim)

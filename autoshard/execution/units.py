@@ -60,38 +60,90 @@ def held_shardings(axis: str, mesh: Mesh) -> Held:
     return Held(along, along, along, along, whole, along)
 
 
+class Moves(NamedTuple):
+    """What a program that moves units is told; all are arrays, so that another move compiles nothing.
+
+    Attributes:
+      came_from: int32 (devices * capacity,), for each place the one where its unit was; -1 for empty ones.
+      before, after: int32 (units,), the place of each unit.
+      rank: int32 (units,), the number of each unit among those that go from the same device to the same one.
+      rounds: int32 (), how often devices send.
+    """
+
+    came_from: Any
+    before: Any
+    after: Any
+    rank: Any
+    rounds: Any
+
+
+_ROUND = 16
+"""Units that a device sends to each other one at once when units move."""
+
+
+def moves_between(before: Placing, after: Placing, room: Room) -> Moves:
+    """What moves units from where they are to where they are to be."""
+    capacity = room.capacity
+    table, old, new = after.table(capacity).ravel(), before.place_of(capacity), after.place_of(capacity)
+    way = old // capacity * room.unit.ways + new // capacity
+    order = np.argsort(way, kind="stable")
+    rank = np.empty_like(old)
+    rank[order] = np.arange(len(way)) - np.searchsorted(way[order], way[order])
+    is_sent = old // capacity != new // capacity
+    rounds = int(rank[is_sent].max() // _ROUND + 1) if is_sent.any() else 0
+    came_from = np.where(table >= 0, old[np.maximum(table, 0)], -1)
+    return Moves(*(np.asarray(x, np.int32) for x in (came_from, old, new, rank, rounds)))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Places:
     """Moves tensors between the two forms, for the units of one dimension.
 
     Attributes:
-      room: The places. held: Which unit is where. mesh: The devices.
+      room: The places. mesh: The devices.
     """
 
     room: Room
-    held: Held
     mesh: Mesh
 
-    def enter(self, x: Any, dim: int, entries: SpecEntries) -> Any:
-        """`x` by units, of which no device lacks any, by places along `dim`; the result lies as `entries` say."""
+    @property
+    def held_shapes(self) -> Held:
+        """What `Held` looks like."""
+        of = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
+        ways = self.room.unit.ways
+        return Held(of(ways), of(ways), of(ways), of(self.room.places), of(self.room.unit.size), of(ways))
+
+    @property
+    def moves_shapes(self) -> Moves:
+        """What `Moves` looks like."""
+        of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+        units = self.room.unit.size
+        return Moves(of(self.room.places), of(units), of(units), of(units), of())
+
+    def enter(self, x: Any, held: Held, dim: int, entries: SpecEntries) -> Any:
+        """`x` by units by places along `dim`; the result lies as `entries` say."""
         axis, inner = self.room.unit.axis, x.shape[dim] // self.room.unit.size
         before = tuple(() if d == dim else own for d, own in enumerate(entries))
+        among = self._alone(dim, entries)
 
         def local(x: Any, unit_of: Any) -> Any:
             split = x.reshape(*x.shape[:dim], self.room.unit.size, inner, *x.shape[dim + 1 :])
-            taken = jnp.take(split, jnp.maximum(unit_of, 0), axis=dim)
-            taken = jnp.where(_along(unit_of >= 0, taken.ndim, dim), taken, jnp.zeros((), x.dtype))
-            return taken.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
+            return _taken(split, unit_of, dim).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
 
-        return jax.shard_map(
+        x = jax.shard_map(
             local,
             mesh=self.mesh,
             in_specs=(partition_spec(before), PartitionSpec(axis)),
-            out_specs=partition_spec(entries),
+            out_specs=among,
             check_vma=False,
-        )(x, self.held.unit_of)
+        )(x, held.unit_of)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, partition_spec(entries)))
 
-    def leave(self, x: Any, dim: int, entries: SpecEntries) -> Any:
+    def _alone(self, dim: int, entries: SpecEntries) -> PartitionSpec:
+        """A layout in which nothing but the axis of the units splits them."""
+        return partition_spec(tuple((self.room.unit.axis,) if d == dim else own for d, own in enumerate(entries)))
+
+    def leave(self, x: Any, held: Held, dim: int, entries: SpecEntries) -> Any:
         """`x` by places, which lies as `entries` say, by units along `dim`, whole on each device of the axis."""
         whole = tuple(() if d == dim else own for d, own in enumerate(entries))
         x = jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, partition_spec(whole)))
@@ -103,22 +155,66 @@ class Places:
 
         spec = partition_spec(whole)
         return jax.shard_map(local, mesh=self.mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False)(
-            x, self.held.place_of
+            x, held.place_of
         )
 
-    def kept(self, new: Any, old: Any, dim: int) -> Any:
+    def moved(self, x: Any, moves: Moves, dim: int, entries: SpecEntries) -> Any:
+        """`x` by places with its units in other places.
+
+        Units go straight to their new device, a few at a time: in every round each device sends up to `_ROUND` of them
+        to each other one. How many rounds there are is data, so that other moves compile nothing.
+        """
+        axis, ways, capacity = self.room.unit.axis, self.room.unit.ways, self.room.capacity
+        spec = self._alone(dim, entries)
+
+        def local(x: Any, moves: Moves) -> Any:
+            me = jax.lax.axis_index(axis)
+            old = x.reshape(*x.shape[:dim], capacity, -1, *x.shape[dim + 1 :])
+            came = jax.lax.dynamic_slice_in_dim(moves.came_from, me * capacity, capacity)
+            new = _taken(old, jnp.where((came >= 0) & (came // capacity == me), came % capacity, -1), dim)
+            source, target = moves.before // capacity, moves.after // capacity
+
+            def send(n: Any, new: Any) -> Any:
+                is_now = (moves.rank // _ROUND == n) & (source != target)
+
+                def slots(mine: Any, other: Any, place: Any) -> Any:
+                    """For each other device and each of the round, the place here; -1 where there is none."""
+                    slot = jnp.where(is_now & (mine == me), other * _ROUND + moves.rank % _ROUND, ways * _ROUND)
+                    return jnp.full(ways * _ROUND, -1, jnp.int32).at[slot].set(place % capacity, mode="drop")
+
+                sent = _taken(old, slots(source, target, moves.before), dim)
+                sent = sent.reshape(*old.shape[:dim], ways, _ROUND, *old.shape[dim + 1 :])
+                received = jax.lax.all_to_all(sent, axis, dim, dim)
+                received = received.reshape(*old.shape[:dim], ways * _ROUND, *old.shape[dim + 1 :])
+                into = slots(target, source, moves.after)
+                into = (slice(None),) * dim + (jnp.where(into >= 0, into, capacity),)
+                return new.at[into].set(received, mode="drop")
+
+            return jax.lax.fori_loop(0, moves.rounds, send, new).reshape(x.shape)
+
+        return jax.shard_map(local, mesh=self.mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False)(
+            x, moves
+        )
+
+    def kept(self, new: Any, old: Any, held: Held, dim: int) -> Any:
         """`new` where a unit was computed, and `old` in all other places."""
         place = jnp.arange(self.room.capacity)
-        is_active = (place[None, :] < self.held.active[:, None]).ravel()
+        is_active = (place[None, :] < held.active[:, None]).ravel()
         inner = new.shape[dim] // self.room.places
         return jnp.where(_along(jnp.repeat(is_active, inner), new.ndim, dim), new, old)
 
-    def owned_only(self, x: Any, dim: int) -> Any:
+    def owned_only(self, x: Any, held: Held, dim: int) -> Any:
         """`x` with zeros in empty places."""
         place = jnp.arange(self.room.capacity)
-        is_owned = (place[None, :] < self.held.owned[:, None]).ravel()
+        is_owned = (place[None, :] < held.owned[:, None]).ravel()
         inner = x.shape[dim] // self.room.places
         return jnp.where(_along(jnp.repeat(is_owned, inner), x.ndim, dim), x, jnp.zeros((), x.dtype))
+
+
+def _taken(x: Any, places: Any, dim: int) -> Any:
+    """The entries of `x` along `dim` at `places`, zeros where these are negative."""
+    taken = jnp.take(x, jnp.maximum(places, 0), axis=dim)
+    return jnp.where(_along(places >= 0, taken.ndim, dim), taken, jnp.zeros((), x.dtype))
 
 
 def _along(mask: Any, rank: int, dim: int) -> Any:

@@ -76,13 +76,17 @@ class _Ready:
             interface.output_steps,
             balance.can_be_slowed,
         )
+        avals: Sequence[Any] = traced.jaxpr.in_avals
+        shapes = self.shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
         self.leaves: dict[int, UnitLeaves] = {}
         own, start = self.program.unit_arguments(), 0
         for argument, child in enumerate(traced.in_tree.children()):
             here = {n - start: x for n, x in own.items() if start <= n < start + child.num_leaves}
             if here:
                 entries = interface.argument_entries[start : start + child.num_leaves]
-                self.leaves[argument] = UnitLeaves(here, entries, mesh, argument in plan.donate_argnums)
+                self.leaves[argument] = UnitLeaves(
+                    here, shapes[start : start + child.num_leaves], entries, mesh, argument in plan.donate_argnums
+                )
             start += child.num_leaves
 
 
@@ -199,11 +203,13 @@ class BalancedFunction:
         """Compiles the planned step and the one for all other shares, so that nothing is compiled later."""
         if self._compiled is None:
             self.prepare(*args)
-            shapes = self._argument_shapes(self._known)
+            shapes = self._known.shapes
             lowered = self._lower(shapes)
             self._planned.compile(*jax.tree_util.tree_unflatten(self._known.traced.in_tree, shapes))
             when_lowered()
             self._compiled = lowered.compile()
+            for leaves in self._known.leaves.values():
+                leaves.compile()
 
     def lower(self, *args: Any) -> Any:
         """Lowers the planned step, as `PlannedFunction.lower` does."""
@@ -215,12 +221,7 @@ class BalancedFunction:
 
     def lower_balanced(self) -> Any:
         """Lowers the step for uneven shares."""
-        return self._lower(self._argument_shapes(self._known))
-
-    def _argument_shapes(self, ready: _Ready) -> list[Any]:
-        """The flat arguments by units."""
-        avals: Sequence[Any] = ready.traced.jaxpr.in_avals
-        return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+        return self._lower(self._known.shapes)
 
     def _lower(self, by_units: Sequence[Any]) -> Any:
         ready, mesh, shapes = self._known, self.mesh, list(by_units)

@@ -136,14 +136,19 @@ class Deviation(NamedTuple):
 
 
 def deviations(plan: autoshard.Plan, reference: Reference) -> dict[str, Deviation]:
-    """How far planned steps are from plain ones, by part: `metrics`, `params`, `opt_state`, `mutable`, `rest`.
+    """How far planned steps are from plain ones; see `deviations_of`."""
+    return deviations_of(plan.jit(reference.program.functions.step), reference)
+
+
+def deviations_of(step: Callable[..., Any], reference: Reference) -> dict[str, Deviation]:
+    """How far `step` is from the plain one, by part: `metrics`, `params`, `opt_state`, `mutable`, `rest`.
 
     The measure is the largest |difference| in a leaf, divided by the scale of the leaf: its largest number, but no less
     than a thousandth of the largest one in all leaves of the same kind (parameters, first moments, and so on). Leaves
     that are not floats must be equal, and so must their paths, shapes and types.
     """
     state = jax.tree.map(jnp.copy, reference.first)  # the planned function takes its buffers over
-    found = _trail(plan.jit(reference.program.functions.step), state, reference.batches)
+    found = _trail(step, state, reference.batches)
     worst: dict[str, Deviation] = {}
     for after, expected in zip(found, reference.trail, strict=True):
         assert {part: [*leaves] for part, leaves in after.items()} == {p: [*leaves] for p, leaves in expected.items()}
