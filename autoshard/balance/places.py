@@ -17,11 +17,13 @@ class Room:
       unit: The dimension. capacity: Places on each device.
       buckets: How many units a device can be made to compute without recompiling, ascending, from 0 to `capacity`; one
         that has another number takes the next larger, and what is too much counts for nothing.
+      computes_all: Why no unit may be left out; empty if some may.
     """
 
     unit: UnitDimension
     capacity: int
     buckets: tuple[int, ...]
+    computes_all: str = ""
 
     @property
     def places(self) -> int:
@@ -34,7 +36,12 @@ class Room:
 
 
 def room_for(
-    unit: UnitDimension, absorbs: float, tile: int = 1, most_buckets: int = 8, most_left_out: float = 0.0
+    unit: UnitDimension,
+    absorbs: float,
+    tile: int = 1,
+    most_buckets: int = 8,
+    most_left_out: float = 0.0,
+    computes_all: str = "",
 ) -> Room:
     """Places for the units of a dimension.
 
@@ -47,7 +54,9 @@ def room_for(
       tile: Units that the hardware computes together; buckets are multiples of it where there are twice as many.
       most_buckets: Roughly how many buckets there may be: each is compiled.
       most_left_out: The share of an even share that a device may leave out.
+      computes_all: Why no unit may be left out; empty if some may.
     """
+    most_left_out = 0.0 if computes_all else most_left_out
     size, ways = unit.size, unit.ways
     even, levels = size // ways, max(1, most_buckets // 2)
     capacity = max(even + 1, min(size, math.ceil(absorbs * size / (absorbs * (ways - 1) + 1))))
@@ -62,7 +71,7 @@ def room_for(
         bucket = math.ceil(share / tile - 1e-9) * tile
         if 0 < bucket < capacity and min(abs(bucket - b) for b in buckets) >= max(1, tile, capacity // (8 * levels)):
             buckets.add(bucket)
-    return Room(unit, capacity, tuple(sorted(buckets)))
+    return Room(unit, capacity, tuple(sorted(buckets)), computes_all)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -56,11 +56,16 @@ class UnitOp:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Made:
-    """A result of an island that others read: which operation makes it, in which slot."""
+    """A result of an island that others read: which operation makes it, in which slot.
+
+    `counts_for_all`: Whether what is made of a device's units may count for those that it leaves out as well: sums over
+    units and gradients. None where that cannot be told, because the result is read one by one by unit elsewhere.
+    """
 
     key: int
     by: UnitOp
     slot: int
+    counts_for_all: bool | None = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +104,12 @@ Stage = Island | Whole | Plain
 def evaluation(graph: Graph, dims: UnitDimensions) -> tuple[Stage, ...]:
     """The order of evaluation of a program with unit dimensions."""
     return _Scheduler(graph, dims).run()
+
+
+def read_by_itself(stages: Sequence[Stage]) -> tuple[Made, ...]:
+    """What islands make of each unit that is read by others than islands and the optimizer."""
+    islands = (stage for stage in stages if isinstance(stage, Island))
+    return tuple(made for island in islands for made in island.made if made.counts_for_all is None)
 
 
 @dataclasses.dataclass(slots=True)
@@ -289,12 +300,22 @@ def _with_results(stages: Sequence[Stage], graph: Graph) -> tuple[Stage, ...]:
     done: list[Stage] = []
     for n, stage in enumerate(stages):
         if isinstance(stage, Island):
-            made = tuple(
-                Made(key, op, slot)
-                for op in stage.ops
-                for slot, key in enumerate(op.results)
-                if isinstance(key, int) and (key in kept or readers.get(key, set()) - {n})
-            )
-            stage = dataclasses.replace(stage, made=made)
+            made = []
+            for op in stage.ops:
+                for slot, key in enumerate(op.results):
+                    others = [stages[m] for m in readers.get(key, set()) - {n}] if isinstance(key, int) else []
+                    if isinstance(key, int) and (key in kept or others):
+                        made.append(Made(key, op, slot, _counts_for_all(op, others, key in kept)))
+            stage = dataclasses.replace(stage, made=tuple(made))
         done.append(stage)
     return tuple(done)
+
+
+def _counts_for_all(op: UnitOp, readers: Sequence[Stage], is_output: bool) -> bool | None:
+    """See `Made`: a sum does, and so does what the optimizer reads; what other islands read does not."""
+    if op.contracts:
+        return True
+    kinds = {type(r) for r in readers}
+    if Plain in kinds or is_output or len(kinds) > 1:
+        return None
+    return Whole in kinds

@@ -33,6 +33,7 @@ class BalancedProgram:
       dims: Its unit dimensions. rooms: The places of each. stages: The order of evaluation.
       arguments, outputs: The planned layouts of its interface. output_steps: Those that outputs pass through.
       is_slowed: Whether devices may be slowed down.
+      is_unbiased: Whether what a device computes counts for the units that it leaves out, too.
     """
 
     graph: Graph
@@ -45,6 +46,7 @@ class BalancedProgram:
     outputs: tuple[SpecEntries, ...]
     output_steps: tuple[tuple[SpecEntries, ...], ...]
     is_slowed: bool = False
+    is_unbiased: bool = False
 
     @property
     def mesh(self) -> Mesh:
@@ -88,6 +90,7 @@ class _Run:
             program.mesh,
             frozenset(a.value for a in program.graph.arguments),
             program.is_slowed,
+            program.is_unbiased,
         )
         self.behind: dict[tuple[int, int], Placed] = {}
         self.checkpoints = [n for n in program.graph.nestings if n.name in ("checkpoint", "remat", "remat2")]

@@ -37,6 +37,7 @@ class IslandRunner:
       graph: The program. numbered: Its equations. mesh: The devices.
       arguments: Values that are arguments: their empty places hold zeros, and no entry is infinite.
       is_slowed: Whether devices may be made to compute everything several times.
+      is_unbiased: Whether what a device computes counts for the units that it leaves out, too.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class IslandRunner:
     mesh: Mesh
     arguments: frozenset[int]
     is_slowed: bool = False
+    is_unbiased: bool = False
 
     def run(
         self, island: Island, room: Room, held: Held, read: Callable[[Key, SpecEntries], Any]
@@ -58,7 +60,7 @@ class IslandRunner:
         arrays = [read(key, entries) for key, (entries, _) in inputs.items()]
         axis = PartitionSpec(room.unit.axis)
 
-        def local(active: Any, bucket: Any, repeats: Any, *shards: Any) -> tuple[Any, ...]:
+        def local(owned: Any, active: Any, bucket: Any, repeats: Any, *shards: Any) -> tuple[Any, ...]:
             branches = [self._branch(island, room, k, list(inputs.items())) for k in room.buckets]
             compute = lambda given: tuple(jax.lax.switch(bucket[0], branches, active[0], *given))
             made = compute(shards)
@@ -69,15 +71,19 @@ class IslandRunner:
                     return compute(given)
 
                 made = jax.lax.fori_loop(0, repeats[0], again, made)
+            if self.is_unbiased:
+                factor = owned[0] / jnp.maximum(active[0], 1)
+                counted = zip(made, island.made, strict=True)
+                made = [x * factor.astype(x.dtype) if m.counts_for_all else x for x, m in counted]
             return tuple(_summed(x, m.by) for x, m in zip(made, island.made, strict=True))
 
         results = jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(axis, axis, axis, *(partition_spec(entries) for entries, _ in inputs.values())),
+            in_specs=(axis, axis, axis, axis, *(partition_spec(entries) for entries, _ in inputs.values())),
             out_specs=tuple(partition_spec(_with_scatters(m)) for m in island.made),
             check_vma=False,
-        )(held.active, held.bucket, held.repeats, *arrays)
+        )(held.owned, held.active, held.bucket, held.repeats, *arrays)
         return list(zip(island.made, results, strict=True))
 
     def _branch(
@@ -100,7 +106,7 @@ class IslandRunner:
             masked: set[Unit] = set()
             for op in island.ops:
                 self._evaluate(op, env, room, count, active, masked)
-            return tuple(self._filled(env[m.key], m, room) for m in island.made)
+            return tuple(self._filled(env[m.key], m, room, active) for m in island.made)
 
         return empty if count == 0 else branch
 
@@ -135,10 +141,7 @@ class IslandRunner:
         for key, dim in made_here or found:
             if (key, dim) in masked:
                 continue
-            x = env[key]
-            inner = x.shape[dim] // count
-            place = jax.lax.broadcasted_iota(jnp.int32, (1,) * dim + (x.shape[dim],) + (1,) * (x.ndim - dim - 1), dim)
-            env[key] = jnp.where(place < active * inner, x, jnp.zeros((), x.dtype))
+            env[key] = _zeros_behind(env[key], dim, active * (env[key].shape[dim] // count))
             masked.add((key, dim))
 
     def _local_shape(self, op: UnitOp, slot: int, room: Room, count: int) -> tuple[int, ...]:
@@ -158,13 +161,24 @@ class IslandRunner:
     def _dtype(self, made: Made) -> Any:
         return type_of(self.numbered.equations[made.by.operation.equation].outvars[made.slot]).dtype
 
-    def _filled(self, x: Any, made: Made, room: Room) -> Any:
-        """`x` with zeros in the places that the branch left out."""
+    def _filled(self, x: Any, made: Made, room: Room, active: Any) -> Any:
+        """`x` with zeros in the places that the branch left out, and in those of its last ones that do not count.
+
+        Islands see to the latter themselves.
+        """
         dim = _dim_of(made.by.factor, made.by.operation.rule.results[made.slot])
         if dim is None:
             return x
         wanted = self._local_shape(made.by, made.slot, room, room.capacity)[dim]
+        if made.counts_for_all is not False:
+            x = _zeros_behind(x, dim, active * (wanted // room.capacity))
         return jnp.pad(x, [(0, wanted - x.shape[dim] if d == dim else 0) for d in range(x.ndim)])
+
+
+def _zeros_behind(x: Any, dim: int, count: Any) -> Any:
+    """`x` with zeros behind its first `count` entries along `dim`."""
+    entry = jax.lax.broadcasted_iota(jnp.int32, (1,) * dim + (x.shape[dim],) + (1,) * (x.ndim - dim - 1), dim)
+    return jnp.where(entry < count, x, jnp.zeros((), x.dtype))
 
 
 def _inputs(island: Island) -> dict[Key, tuple[SpecEntries, int | None]]:

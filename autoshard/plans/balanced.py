@@ -4,7 +4,8 @@ While shares are even, the planned program itself runs, on state as the plan lay
 program runs, on state that is held by places. Both are compiled before the first step.
 """
 
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from autoshard.balance.options import Balance
 from autoshard.balance.places import Placing, Room, even_placing, is_even, room_for
-from autoshard.balance.regions import evaluation
+from autoshard.balance.regions import Made, evaluation, read_by_itself
 from autoshard.balance.units import Refusal, UnitDimensions, unit_dimensions
 from autoshard.compiler.options import compiler_options
 from autoshard.errors import ConfigError
@@ -43,15 +44,30 @@ def units_of(plan: ProgramPlan, graph: Graph) -> UnitDimensions:
     )
 
 
-def rooms_for(dims: UnitDimensions, balance: Balance, platform: str) -> tuple[Room, ...]:
+def rooms_for(
+    dims: UnitDimensions, balance: Balance, platform: str, forward: Mapping[int, str] = types.MappingProxyType({})
+) -> tuple[Room, ...]:
     """The places of each unit dimension.
 
     Args:
       dims: The dimensions. balance: What is asked for. platform: JAX's name of the kind of devices.
+      forward: Dimensions of which no unit may be left out, because the forward pass makes something of each that is
+        read by itself, and zeros would take its place; and the reason.
     """
     tile = balance.tile or (8 if platform == "cpu" else 128)
     absorbs = balance.absorbs if balance.moves else 1.0
-    return tuple(room_for(u, absorbs, tile, balance.most_buckets, balance.most_left_out) for u in dims.found)
+    found = []
+    for unit in dims.found:
+        why = forward.get(unit.index, "")
+        found.append(room_for(unit, absorbs, tile, balance.most_buckets, balance.most_left_out, why))
+    return tuple(found)
+
+
+def _reason(made: Made) -> str:
+    """Why units with such a result cannot stand for others."""
+    operation = made.by.operation
+    at = operation.source or "an unknown line"
+    return f"`{operation.name}` at {at} makes something of each unit that is read by itself"
 
 
 class _Ready:
@@ -62,19 +78,29 @@ class _Ready:
         dims = units_of(plan, traced.graph)
         if not dims.found:
             raise ConfigError(nothing_moves(dims.refused, dict(mesh.shape)))
-        rooms = rooms_for(dims, balance, mesh.devices.flat[0].platform)
+        stages, numbered = evaluation(traced.graph, dims), numbered_equations(traced.jaxpr)
+        by_itself = read_by_itself(stages)
+        if balance.unbiased and by_itself:
+            name = dims.found[by_itself[0].by.unit].name
+            raise ConfigError(
+                f"Balance(unbiased=True): what is left of `{name}` is to count for all of its units in sums over them, "
+                f"but {_reason(by_itself[0])}. Leave `unbiased` out."
+            )
+        forward = {m.by.unit: _reason(m) for m in by_itself if m.by.operation.equation not in numbered.backward}
+        rooms = rooms_for(dims, balance, mesh.devices.flat[0].platform, forward)
         self.traced, self.refused = traced, dims.refused
         self.program = BalancedProgram(
             traced.graph,
-            numbered_equations(traced.jaxpr),
+            numbered,
             Evaluator(mesh, dict(interface.shardings)),
             dims,
             rooms,
-            evaluation(traced.graph, dims),
+            stages,
             interface.argument_entries,
             interface.output_entries,
             interface.output_steps,
             balance.can_be_slowed,
+            balance.unbiased,
         )
         avals: Sequence[Any] = traced.jaxpr.in_avals
         shapes = self.shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]

@@ -60,7 +60,8 @@ class Shares:
 
         Args:
           shares: For each rank, in proportion; a rank gets no more than it has places for.
-          kept: For each rank, the part of its units that it computes in training, from 0 to 1; None for all of them.
+          kept: For each rank, the part of its units that it computes in training, from 0 to 1, where some may be left
+            out; None for all of them.
           axis: The mesh axis; None where there is only one.
 
         Raises:
@@ -77,7 +78,7 @@ class Shares:
         for room, placing in zip(self.rooms, self.placings, strict=True):
             if room.unit.axis == axis:
                 placing = moved(placing, counts_of(shares, room))
-                if kept is not None:
+                if kept is not None and not room.computes_all:
                     active = (round(k * n) for k, n in zip(kept, placing.counts, strict=True))
                     placing = Placing(placing.units, tuple(active))
             placings.append(placing)
@@ -101,6 +102,12 @@ class Shares:
                 f"results would change; received {sum(p.dropped for p in placings)} that nobody computes. Choose the "
                 "mode `resize` or `semi`, or set max_loss_share."
             )
+        for placing, room in self._pairs(placings):
+            if placing.dropped and room.computes_all:
+                raise ConfigError(
+                    f"No unit of `{room.unit.name}` may be left out: {room.computes_all}, for which a zero would be no "
+                    "substitute. Leave units of other parts out, or move them."
+                )
         self._function().place(placings)
 
     def even(self) -> None:

@@ -12,7 +12,6 @@ from shares_programs import MESHES, program
 
 from autoshard import Balance, baselines
 
-
 PARTS = {"gpt": ["attention", "mlp"], "moe": ["attention", "experts"]}
 """What moves, by family."""
 
