@@ -39,6 +39,9 @@ from autoshard.trace.annotations import fixed_of_spec
 AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP = 3, 0.5, 0.01
 """How many problems are solved at most, in which share of the time limit, and how exactly, whenever gaps do not fit."""
 
+_AS_LONG = 1.5
+"""How much longer than the longest before a problem may take, whatever its share of the time left."""
+
 NO_MEMORY, NOT_TRIED = "does not fit the memory", "not tried: stopped"
 """Verdicts on a mesh."""
 
@@ -139,7 +142,8 @@ def search_meshes(
     options = question.options
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
-    weights: StretchWeights | None = None  # those of the best plan: what binds on one mesh mostly binds on another
+    # those of the best plan: what binds on one mesh mostly binds on another
+    weights: StretchWeights | None = None if after is None else after[0].overlap.weights
     fits = False  # whether it does with its gaps
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
@@ -226,7 +230,8 @@ def _solved(
 class _Series:
     """Solves problems that differ in their costs one after another, each from where the one before ended.
 
-    All have one time limit together, or each the same limit of work.
+    All have one time limit together, or each the same limit of work. None has less time than it takes, as those before
+    tell, while there is time left: a problem that is cut short tells nothing.
     """
 
     def __init__(self, limits: SolverOptions, solve_one: Callable[..., Solution], stop: StopRequest):
@@ -234,6 +239,7 @@ class _Series:
         self._limits, self._solve_one, self._stop = limits, solve_one, stop
         self._until = limits.deadline()
         self._start = LiftedStart()
+        self._longest_s = 0.0  # that a problem took
 
     def solve(
         self, formulation: Formulation, *, hint: Sequence[int] | None, relative_gap: float, share: float
@@ -241,7 +247,10 @@ class _Series:
         """See `plans/primal_recovery.py`, `Series`."""
         is_one_of_several = formulation.overlap.weights is not None
         limits = dataclasses.replace(self._part(relative_gap, share), is_folding_enough=is_one_of_several)
-        return self._solve_one(formulation, limits, hint=hint, start=self._start)
+        began = time.perf_counter()
+        found = self._solve_one(formulation, limits, hint=hint, start=self._start)
+        self._longest_s = max(self._longest_s, time.perf_counter() - began)
+        return found
 
     def solve_part(self, problem: Problem, *, relative_gap: float, share: float) -> Solution:
         """See `plans/primal_recovery.py`, `Series`."""
@@ -252,7 +261,7 @@ class _Series:
         if limits.work_limit is not None:
             return limits
         left_s = max(self._until - time.perf_counter(), 0.0)
-        return dataclasses.replace(limits, time_limit_s=share * left_s)
+        return dataclasses.replace(limits, time_limit_s=min(max(share * left_s, _AS_LONG * self._longest_s), left_s))
 
 
 def _solved_again(formulation: Formulation, hint: Sequence[int], relative_gap: float, series: _Series) -> Solution:

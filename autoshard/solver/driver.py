@@ -24,8 +24,8 @@ from autoshard.solver.search import Search
 from autoshard.solver.validate import check_problem
 from autoshard.solver.warm_up import is_warm, share_compilation, warm_up_options, warm_up_problem
 
-COPIES_SHARE = 0.3
-"""Share of the time limit that folding copies may take."""
+COPIES_SHARE, ENOUGH_SHARE = 0.3, 0.9
+"""Share of the time limit that folding copies may take; and where nothing need come after it."""
 
 
 def solve(
@@ -82,7 +82,7 @@ def _solve(
 ) -> Solution:
     """`solve` of a checked problem, with the clock running."""
     search = Search(problem, options, on_progress, runner)
-    with search.budget.at_most(COPIES_SHARE):
+    with search.budget.at_most(ENOUGH_SHARE if options.is_folding_enough else COPIES_SHARE):
         search_lifted(search, start)
     is_enough = options.is_folding_enough and search.choices is not None
     if hint is not None:  # not before: as good as asked for, it would keep folding from finding a better one

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import math
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from autoshard.compiler.schedule import Schedule
+from autoshard.interrupts import StopRequest
 from autoshard.planner.build import branched, repriced, whole
 from autoshard.planner.decode import estimate
 from autoshard.planner.hidden import hidden
@@ -20,7 +22,9 @@ from autoshard.plans.as_scheduled import _tying, solved_as_scheduled
 from autoshard.plans.pricing import priced
 from autoshard.plans.primal_recovery import Known, Mixture
 from autoshard.plans.relinking import relinked
+from autoshard.plans.search import _Series
 from autoshard.solver import SolverOptions, Status, evaluate, solve
+from autoshard.solver.problem import Certificate, Solution
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -197,3 +201,18 @@ def test_under_the_schedule_for_least_memory_all_times_add_up(formulated, gpus):
         times = asked_for(f, picks)
         assert times.hidden_s == 0 and times.step_s == pytest.approx(times.compute_s + times.comm_s)
         assert evaluate(f.problem, picks).objective == pytest.approx(times.step_s)
+
+
+def test_a_problem_has_as_long_as_those_before_took_whatever_its_share(hiding):
+    limits_s, took_s = [], 0.05
+
+    def solved(formulation, limits, **_):
+        limits_s.append(limits.time_limit_s)
+        time.sleep(took_s)
+        return Solution(None, Certificate(Status.UNKNOWN, 0.0, 0.0, 0.0, 0.0))
+
+    series = _Series(SolverOptions(time_limit_s=100), solved, StopRequest())
+    for share in (0.5, 1e-9, 1.0):
+        series.solve(hiding, hint=None, relative_gap=0.0, share=share)
+    first, second, third = limits_s
+    assert first <= 50 and took_s < second < first and second < third < 100
