@@ -20,6 +20,7 @@ from autoshard.plans.annotated import StagesAskedError
 from autoshard.plans.make import Request, load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.remat_search import plan_rematerialised
+from autoshard.strategies.adaptive import plan_adaptive
 from autoshard.suggestions import suggestion
 from autoshard.train_step import TrainStep
 from autoshard.verify.closed_loop import plan_confirmed
@@ -126,6 +127,7 @@ def plan(
         "solution": solution,
         "configuration": configuration,
     }
+    answered = lambda answer: functools.partial(plan_adaptive, answer=answer) if options.adaptive else answer
     try:
         if searches_remat and isinstance(fn, TrainStep):
             made = plan_rematerialised(
@@ -135,7 +137,7 @@ def plan(
                 donate_argnums=donated,
                 start=start,
                 options=options,
-                answer=lambda step: functools.partial(plan_confirmed, fn=step, args=args),
+                answer=lambda step: answered(functools.partial(plan_confirmed, fn=step, args=args)),
                 **one_program,
             )
             return Plan.of(made)
@@ -150,7 +152,7 @@ def plan(
                     donate_argnums=donated,
                     start=start,
                     options=options,
-                    answer=confirmed if options.compile_check else plan_posed,
+                    answer=answered(confirmed if options.compile_check else plan_posed),
                     **one_program,
                 )
             return Plan.of(made)
@@ -163,6 +165,11 @@ def plan(
         raise StageError(
             "options.compile_check (--check, plan.check) is for plans of one program; this step is planned in stages. "
             "Leave it out, and compare the stages with what a compiler makes of them: autoshard verify, plan.verify."
+        )
+    if options.adaptive:
+        raise StageError(
+            "options.adaptive is for plans of one program, in which work moves along a tensor axis; this step is "
+            "planned in stages. Leave it out; stages are cut for devices of unequal speed when they are planned."
         )
     given = {"mesh": mesh, "pins": pins, "start": start, "solution": solution}
     unfit = [name for name, value in given.items() if value]

@@ -75,7 +75,16 @@ class StagedPlan(PipelinePlan, BasePlan):
           fn: The `TrainStep` that was planned.
           devices: One for each device of the cluster, in its order (slice after slice); default all live devices.
           **settings: See `StagedFunction`.
+
+        Raises:
+          ConfigError: `balance` is asked for, which only plans of one program have.
         """
+        if settings.pop("balance", None) is not None:
+            raise ConfigError(
+                "Shares of a tensor axis (balance=) change in plans of one program only, and this one is in stages, "
+                "which are cut for devices of unequal speed when they are planned. Plan again with the measured "
+                "speeds, or leave `balance` out."
+            )
         return StagedFunction(self, fn, devices, **settings)
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:

@@ -93,6 +93,8 @@ def _summary(console: Console, plan: ProgramPlan) -> None:
     console.print(f"  price    {_price(plan)}")
     if line := placement_line(plan):
         console.print(f"  order    {line}")
+    if plan.slack is not None:
+        console.print(f"  slack    {plan.slack}")
     console.print(f"  figures  {plan.figures}")
     console.print()
 

@@ -52,6 +52,10 @@ class PlanOptions:
         tried, up to a dozen where memory is short.
       device_order: Which device is at which coordinate of the mesh. "sought": the order under which the plan's traffic
         takes least. "listed": as the cluster lists them, row-major.
+      adaptive: Whether the plan is one whose devices can be given unequal shares (`Balance`), if there is one that is
+        better on average: one device is taken to be at half speed in a tenth of all steps. Free places for moved work
+        count as memory, and `explain` tells how much slowdown of one device the plan can even out. It takes a plan for
+        every mesh axis inside a node.
       on_progress: Called as the work goes on.
     """
 
@@ -70,4 +74,5 @@ class PlanOptions:
     compile_check_rounds: int = 4
     remat: Literal["as_written", "search"] = "as_written"
     device_order: Literal["sought", "listed"] = "sought"
+    adaptive: bool = False
     on_progress: Callable[[PlanProgress], None] | None = None

@@ -25,6 +25,7 @@ from autoshard.planner.profile import StepProfile
 from autoshard.plans.confirmation import Confirmation
 from autoshard.plans.placement_summary import PlacementSummary
 from autoshard.plans.remat_choice import RematChoice
+from autoshard.plans.slack import Slack
 from autoshard.solver.problem import Certificate
 from autoshard.trace.trace import KeptTrace
 
@@ -97,6 +98,7 @@ class ProgramPlan:
       placement: What the order of its devices gains; None where nothing is sent, or where the order was not sought.
       profile: The step over time: what runs, and what is in memory, with lines of code; None if it was left out.
       remat: What its layers keep for the backward pass; None where that was not searched.
+      slack: What it can even out when one device is slow; None where that was not asked (`PlanOptions.adaptive`).
       obeyed: What became of the annotated blocks of the program, outer ones first.
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
       kept_trace: The trace that it was made from, so that running the function need not trace it again; None in a plan
@@ -127,6 +129,7 @@ class ProgramPlan:
     profile: StepProfile | None = dataclasses.field(default=None, repr=False)
     remat: RematChoice | None = None
     placement: PlacementSummary | None = None
+    slack: Slack | None = None
     obeyed: tuple[Obeyed, ...] = ()
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)

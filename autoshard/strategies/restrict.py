@@ -122,20 +122,38 @@ def restrictions(
                 return False
             if scatter[a] != WHOLE and not rule.may_scatter:
                 return False
-        for a in tensor:
-            f = assignment[a]
-            is_partial = f != WHOLE and program.groups[index].factors[f].reduction is not None
-            if (
-                f != WHOLE
-                and f not in rule.tensor
-                or scatter[a] != (rule.scatter_to if is_partial else WHOLE)
-                or rule.must_tensor is not None
-                and f not in rule.must_tensor
-            ):
-                return False
-        return True
+        own = program.groups[index]
+        return all(_suits_tensor_axis(rule, own, assignment[a], scatter[a]) for a in tensor)
 
     return Restrictions(lambda index, layout: layout in allowed[index], group)
+
+
+def tensor_restrictions(program: Program, roles: Roles, mesh: LogicalMesh, tensor_axis: str) -> Restrictions:
+    """Restrictions under which one mesh axis splits features alone, as in Megatron; the others may do anything.
+
+    Args:
+      program: The prepared program. roles: Its roles.
+      mesh: The mesh. tensor_axis: The name of its axis that splits weights.
+    """
+    (tensor,) = (n for n, axis in enumerate(mesh.axes) if axis.name == tensor_axis)
+    setting = _Setting(Strategy(None, TensorRule.MEGATRON), program, roles, None, mesh, (), (tensor,))
+    allowed = [{l[tensor] for l in _argument_layouts(i, setting)} for i in range(len(program.graph.arguments))]
+    rules = [_group_rule(g, setting) for g in program.groups]
+
+    def group(index: int, assignment: Assignment, scatter: Layout) -> bool:
+        return _suits_tensor_axis(rules[index], program.groups[index], assignment[tensor], scatter[tensor])
+
+    return Restrictions(lambda index, layout: layout[tensor] in allowed[index], group)
+
+
+def _suits_tensor_axis(rule: _GroupRule, group: Group, factor: int, scatter: int) -> bool:
+    """Whether a tensor axis may split this factor of a group, and scatter its partial results so."""
+    is_partial = factor != WHOLE and group.factors[factor].reduction is not None
+    return (
+        (factor == WHOLE or factor in rule.tensor)
+        and scatter == (rule.scatter_to if is_partial else WHOLE)
+        and (rule.must_tensor is None or factor in rule.must_tensor)
+    )
 
 
 def _argument_layouts(index: int, setting: _Setting) -> frozenset[Layout]:

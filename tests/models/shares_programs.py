@@ -11,7 +11,7 @@ from autoshard.baselines import DataRule, Strategy, TensorRule
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpt": {"num_heads": 8},
-    "llama": {"num_heads": 16, "num_kv_heads": 8},
+    "llama": {"num_heads": 16, "num_kv_heads": 8, "attention_chunks": 1},
     "encoder": {"num_heads": 8},
     "moe": {"num_heads": 8, "embed_dim": 32},
     "vit_linen": {"num_heads": 8},
@@ -25,10 +25,11 @@ MESHES = {
 """(strategy, mesh) by name."""
 
 
-def program(family: str) -> Program:
+SGD = optax.chain(optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1), optax.sgd(0.05, momentum=0.9))
+"""An optimizer that is compiled quickly."""
+
+
+def program(family: str, optimizer: optax.GradientTransformation = SGD) -> Program:
     """The program of a family."""
     config = dataclasses.replace(PROGRAMS[family].config, **SIZES[family])
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1), optax.sgd(0.05, momentum=0.9)
-    )
     return Program(config, build(config, optimizer), 8, PROGRAMS[family].below)
