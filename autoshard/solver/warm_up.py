@@ -2,11 +2,16 @@
 
 Numba compiles a kernel when it is first called and keeps the result on disk; on a machine that never ran autoshard that
 takes half a minute of one core. Two processes share the work: what the child compiles, this process reads from disk.
+Where several processes of a machine begin at once, as under `autoshard launch`, one of them compiles for all.
 """
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
 import numpy as np
 from numba.extending import is_jitted
@@ -23,6 +28,9 @@ from autoshard.solver.reduce.network import Network
 
 _NODES, _LABELS, _CLASSES = 24, 5, 3
 
+_PATIENCE_S, _PAUSE_S = 180.0, 0.1
+"""How long a process waits for another one that compiles, before it does so itself."""
+
 
 def is_warm() -> bool:
     """Whether the kernels are compiled or loaded in this process."""
@@ -31,10 +39,14 @@ def is_warm() -> bool:
 
 def share_compilation() -> None:
     """Compiles the larger kernels in two processes, if they are not on disk yet."""
-    graph = _warm_up_graph()
-    labels = np.zeros(len(graph.label_start) - 1, np.int64)
-    if _is_on_disk(graph, labels):
-        return
+    with _one_at_a_time():
+        graph = _warm_up_graph()
+        labels = np.zeros(len(graph.label_start) - 1, np.int64)
+        if not _is_on_disk(graph, labels):
+            _compile_in_two(graph, labels)
+
+
+def _compile_in_two(graph: FactorGraph, labels: np.ndarray) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "from autoshard.solver.warm_up import compile_ascent; compile_ascent()"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -47,6 +59,34 @@ def share_compilation() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Lets one process of a machine in at a time, as far as its file system can tell.
+
+    The system lets go of the lock, which is on numba's folder, when a process ends, however it does.
+    """
+    descriptor = None
+    try:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(labels_cost.stats.cache_path, os.O_RDONLY)
+            until = time.monotonic() + _PATIENCE_S
+            while not _is_locked(descriptor) and time.monotonic() < until:
+                time.sleep(_PAUSE_S)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether this process now has the lock on an open folder."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_on_disk(graph: FactorGraph, labels: np.ndarray) -> bool:

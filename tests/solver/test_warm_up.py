@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from autoshard.solver import warm_up
+
 PROGRAM = """
 import numba, numpy as np, pathlib, pickle, sys
 from autoshard.solver import warm_up
@@ -44,3 +46,14 @@ def test_indices_of_another_version(tmp_path, which):
         env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
         check=True,
     )
+
+
+def test_one_process_compiles_at_a_time():
+    program = "from autoshard.solver import warm_up as w; print(flush=True)\nwith w._one_at_a_time(): pass"
+    with warm_up._one_at_a_time():
+        other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert other.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(5 * warm_up._PAUSE_S)
+    other.communicate(timeout=60)
+    assert other.returncode == 0
