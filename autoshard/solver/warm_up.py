@@ -70,7 +70,7 @@ def _one_at_a_time() -> Iterator[None]:
     descriptor = None
     try:
         with contextlib.suppress(OSError):
-            descriptor = os.open(labels_cost.stats.cache_path, os.O_RDONLY)
+            descriptor = os.open(str(labels_cost.stats.cache_path), os.O_RDONLY)
             until = time.monotonic() + _PATIENCE_S
             while not _is_locked(descriptor) and time.monotonic() < until:
                 time.sleep(_PAUSE_S)
