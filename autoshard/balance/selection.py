@@ -14,8 +14,8 @@ Priority = Literal["random", "change", "gradient"]
 def ordered(
     placing: Placing,
     priority: Priority,
-    scores: Sequence[float] | None,
-    waited: Sequence[int],
+    scores: Sequence[float] | np.ndarray | None,
+    waited: Sequence[int] | np.ndarray,
     seed: int,
     longest_wait: int = 8,
 ) -> Placing:

@@ -26,6 +26,7 @@ EPILOG = (
     "    autoshard plan configs/gpt_350m.yaml --cluster configs/clusters/v100x8_p100x8.yaml --out staged.json\n\n"
     "    autoshard plan configs/gpt_350m.yaml --cluster configs/clusters/v100x8.yaml plan.stages.num_stages=2\n\n"
     "    autoshard plan configs/gpt_125m.yaml --cluster configs/clusters/h100x8.yaml --check\n\n"
+    "    autoshard plan configs/gpt_1.3b.yaml --cluster configs/clusters/h100x8.yaml --mesh tensor=8 --slow 3:2.0\n\n"
     "On a cluster with several kinds of devices, as in the fourth example, the step is cut into stages, each "
     "on a mesh of its own; with plan.stages it is on one kind too (plan.stages={} fixes nothing).\n\n"
     "To solve on another machine:"
@@ -78,6 +79,13 @@ def plan(
         pathlib.Path | None,
         typer.Option(metavar="FILE", help="Make the plan of this solution of the problem that --problem-only wrote."),
     ] = None,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DEVICE:SLOWDOWN,...",
+            help="Also predict the step with slow devices, as in 3:2.0, and what other shares would gain.",
+        ),
+    ] = None,
     devices: Devices = None,
     traceback: Traceback = False,
 ) -> None:
@@ -105,5 +113,9 @@ def plan(
             return
         made = make_plan_visibly(settings, functions, console, solution)
         typer.echo(made)
+        if slow is not None:
+            from autoshard.train.slow_devices import forecasts_of
+
+            typer.echo(forecasts_of(made, slow))
         if out is not None:
             made.save(out)

@@ -99,7 +99,8 @@ class UnitLeaves:
         )
 
     def _converted(self, tree: Any, placings: Placings, kind: str) -> Any:
-        """A tree in the other form; tensor by tensor, so that one at a time is whole on a device."""
+        """A tree in the other form; tensor by tensor, so that one at a time is whole on a device, and so that XLA:CPU
+        does not queue collectives of two programs on the same threads, where they can wait for each other for ever."""
         leaves, structure = jax.tree_util.tree_flatten(tree)
         arrays: dict[int, Held] = {}
         for n, (room, _) in self._leaves.items():
@@ -107,11 +108,11 @@ class UnitLeaves:
             if unit not in arrays:
                 arrays[unit] = held(placings[unit], room, self._mesh)
             x = jax.device_put(leaves[n], self._sharding(n)) if kind == "enter" else leaves[n]
-            leaves[n] = self._program(kind, n)(x, arrays[unit])
+            leaves[n] = jax.block_until_ready(self._program(kind, n)(x, arrays[unit]))
         return jax.tree_util.tree_unflatten(structure, leaves)
 
     def _moved(self, tree: Any, before: Placings, after: Placings) -> Any:
-        """A tree by places with its units moved."""
+        """A tree by places with its units moved; tensor by tensor, as above."""
         leaves, structure = jax.tree_util.tree_flatten(tree)
         arrays: dict[int, Moves] = {}
         for n, (room, _) in self._leaves.items():
@@ -120,7 +121,7 @@ class UnitLeaves:
                 continue
             if unit not in arrays:
                 arrays[unit] = moves_between(before[unit], after[unit], room)
-            leaves[n] = self._program("move", n)(leaves[n], arrays[unit])
+            leaves[n] = jax.block_until_ready(self._program("move", n)(leaves[n], arrays[unit]))
         return jax.tree_util.tree_unflatten(structure, leaves)
 
     def _sharding(self, n: int) -> NamedSharding:

@@ -1,0 +1,29 @@
+"""What a plan of a configuration would make of slow devices, for `autoshard plan --slow`."""
+
+from collections.abc import Sequence
+
+from autoshard.api import Plan, StagedPlan
+from autoshard.balance.options import Balance
+from autoshard.errors import ConfigError
+from autoshard.plans.apply import argument_shapes, check
+from autoshard.plans.slow_devices import Forecasts, forecasts, parse_slow
+
+
+def forecasts_of(plan: Plan | StagedPlan, slow: Sequence[str]) -> Forecasts:
+    """The step of a plan that was just made, with slow devices.
+
+    Args:
+        plan: the plan. slow: `DEVICE:SLOWDOWN`, several by commas.
+
+    Raises:
+        ConfigError: the devices are not written so, the plan is in stages, or nothing in it can move.
+    """
+    devices = parse_slow(slow)
+    if isinstance(plan, StagedPlan) or plan.kept_trace is None:
+        raise ConfigError(
+            "--slow: shares of a tensor axis are those of one program over one mesh; the plan is in stages. Plan again "
+            "with the measured speeds as two kinds of devices in the cluster file: stages and batches are then uneven."
+        )
+    graph = check(plan, plan.kept_trace.fn, argument_shapes(plan)).graph
+    platform = "cpu" if plan.logical_mesh.device_type.name.startswith("CPU") else "gpu"
+    return forecasts(plan, graph, devices, Balance(absorbs=max(4.0, *devices.values(), 0.0)), platform)
