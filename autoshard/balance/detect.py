@@ -7,7 +7,9 @@ below 0, tells the earliest with a given rate of false alarms (Page 1954, "Conti
 make it robust: σ comes from the median of differences of successive steps, which neither spikes nor slowdowns move; and
 no step counts for more than a quarter of what names a device, or for more than half of it against that, so that a
 spike names none and hides none, and four clear steps name it.
-The end of a slowdown is told the same way, by the sum for 0 against μ.
+
+Several μ are tested side by side, from the threshold on. The end of a slowdown is told the same way, by the sum for 0
+against the least μ.
 """
 
 import dataclasses
@@ -24,6 +26,8 @@ _CERTAINTY = 14.0
 """What names a device: by chance once in e^14 / devices steps or less often (Lorden 1971)."""
 _OF_MEDIANS = 0.536
 """Deviation of the median of five normal numbers of deviation 1 (Teichroew 1956)."""
+_SHIFTS = (math.log(2), math.log(4))
+"""Larger slowdowns than the threshold that are tested, too: under much noise they are told sooner."""
 _LEAST_SIGMA, _FIRST_SIGMA = 0.02, 0.08
 _REMEMBERED = 100
 """Steps from which the noise is estimated."""
@@ -36,13 +40,13 @@ class Detector:
     Attributes:
       threshold: The slowdown that is to be named.
       ratios: Logarithms of the last ratios, a row for each step.
-      sums: For each device, how much speaks for a slowdown, or for its end where it is named.
+      sums: For each device, how much speaks for each slowdown that is tested, or for its end where it is named.
       named: Which devices are slow.
     """
 
     threshold: float = THRESHOLD
     ratios: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
-    sums: tuple[float, ...] = ()
+    sums: tuple[tuple[float, ...], ...] = ()
     named: tuple[bool, ...] = ()
 
     def then(self, times_s: Sequence[float] | np.ndarray) -> "Detector":
@@ -53,14 +57,20 @@ class Detector:
         """
         row = ratios(times_s)
         recent = np.concatenate([self.ratios.reshape(-1, len(row))[1 - _REMEMBERED :], row[None]])
-        sums, named = list(self.sums or (0.0,) * len(row)), list(self.named or (False,) * len(row))
-        shift, sigma = math.log(self.threshold), noise(recent)
+        sums, named = list(self.sums or ((),) * len(row)), list(self.named or (False,) * len(row))
+        least, sigma, most = math.log(self.threshold), noise(recent), _CERTAINTY / (WINDOW - 1)
+        shifts = [least, *(s for s in _SHIFTS if s > least)]
         for d, x in enumerate(row.tolist()):
-            gain = (x - shift / 2) * shift / sigma**2
-            most = _CERTAINTY / (WINDOW - 1)
-            sums[d] = max(0.0, sums[d] + min(max(-gain if named[d] else gain, -2 * most), most))
-            if sums[d] >= _CERTAINTY * (1 - 1e-9):
-                sums[d], named[d] = 0.0, not named[d]
+            if len(sums[d]) != (1 if named[d] else len(shifts)):
+                sums[d] = (0.0,) * (1 if named[d] else len(shifts))
+            gains = (
+                [(x - s / 2) * s / sigma**2 for s in shifts] if not named[d] else [(least / 2 - x) * least / sigma**2]
+            )
+            sums[d] = tuple(
+                max(0.0, old + min(max(gain, -2 * most), most)) for old, gain in zip(sums[d], gains, strict=True)
+            )
+            if max(sums[d]) >= _CERTAINTY * (1 - 1e-9):
+                sums[d], named[d] = (), not named[d]
         return Detector(self.threshold, recent, tuple(sums), tuple(named))
 
     @property

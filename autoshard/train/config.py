@@ -204,11 +204,42 @@ class PlanSection(_Section):
     stages: StagesSection | None = None
 
 
+class StragglersSection(_Section):
+    """What is done about slow devices along a tensor axis; see docs/guide_stragglers.md.
+
+    Attributes:
+        mode: `off`; `migrate` moves hidden units, heads and experts to other devices, and results stay what they are;
+            `resize` lets a slow device leave some of its own out; `semi` does both; `auto` as `semi` as far as
+            `max_loss_share` allows.
+        max_loss_share: the most units that a device may leave out, as a share of an even share; null for a half in
+            `resize` and `semi`, and for none in `auto`.
+        priority: what stays when units are left out: `random`, `change` (whose weights changed most lately), or
+            `gradient` (whose gradients are largest).
+        unbiased: what is left of a device's units counts for those left out.
+        absorbs: the slowdown of one device that moving units evens out; places for that take memory.
+        threshold: the slowdown that is named.
+        replan_after: steps after which a slowdown that shares cannot even out calls for another plan.
+        emulate: ranks of the tensor axis that are slowed down, and how many times; for tests and demonstrations.
+        emulate_from, emulate_until: the first and the last step of that; null for the end of the run.
+    """
+
+    mode: Literal["off", "resize", "migrate", "semi", "auto"] = "off"
+    max_loss_share: float | None = Field(default=None, ge=0, le=1)
+    priority: Literal["random", "change", "gradient"] = "random"
+    unbiased: bool = False
+    absorbs: float = Field(default=4.0, ge=1)
+    threshold: float = Field(default=1.3, gt=1)
+    replan_after: PositiveInt = 1000
+    emulate: dict[NonNegativeInt, float] = Field(default_factory=dict)
+    emulate_from: PositiveInt = 1
+    emulate_until: PositiveInt | None = None
+
+
 class TrainConfig(_Section):
     """A whole training run.
 
     Attributes:
-        model, optimizer, data, train, plan: see each section.
+        model, optimizer, data, train, plan, stragglers: see each section.
         devices: run on this many CPU devices; null for the machine's own accelerators.
         distributed: join the other processes of this run first, by `jax.distributed.initialize()`, which finds them
             under Slurm, Kubernetes, MPI and on Cloud TPUs.
@@ -219,6 +250,7 @@ class TrainConfig(_Section):
     data: DataSection = Field(default_factory=DataSection)
     train: TrainSection = Field(default_factory=TrainSection)
     plan: PlanSection = Field(default_factory=PlanSection)
+    stragglers: StragglersSection = Field(default_factory=StragglersSection)
     devices: PositiveInt | None = None
     distributed: bool = False
 

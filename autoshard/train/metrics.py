@@ -120,7 +120,44 @@ class EvalReport:
         return {"kind": "eval", "step": self.step, **self.metrics, **figures}
 
 
-Report = StepReport | EvalReport
+@dataclasses.dataclass(frozen=True, slots=True)
+class StragglerReport:
+    """What was found of slow devices, and what is done about them.
+
+    Attributes:
+        step: after which it was found.
+        axis: the mesh axis whose ranks are told. slow: ranks that are slow, and how many times.
+        done: what is done, or since when its gain was measured.
+        before_s, after_s: seconds of a step without and with it; predicted when it is done, measured later.
+        shares: of the work that can move, what each rank computes from now on.
+        wants_plan: the slowdown has lasted longer than shares can even out; another plan would do better.
+    """
+
+    step: int
+    axis: str
+    slow: tuple[tuple[int, float], ...]
+    done: str
+    before_s: float
+    after_s: float
+    shares: tuple[float, ...]
+    wants_plan: bool
+
+    def line(self) -> str:
+        """One line for people."""
+        names = ", ".join(f"rank {rank} of `{self.axis}` is {w:.1f} times slower" for rank, w in self.slow)
+        gain = f"{self.before_s * 1e3:.1f} -> {self.after_s * 1e3:.1f} ms a step, {self.before_s / self.after_s:.2f}x"
+        shares = " ".join(f"{share:.0%}" for share in self.shares)
+        text = f"stragglers after step {self.step}: {names or 'no rank is slow'}; {self.done}: {gain}; shares {shares}"
+        if self.wants_plan:
+            text += "; this has lasted long and shares do not even it out: plan again with the measured speeds"
+        return text
+
+    def record(self) -> dict[str, Any]:
+        """All figures by name, for a line of JSON."""
+        return {"kind": "straggler", **dataclasses.asdict(self)}
+
+
+Report = StepReport | EvalReport | StragglerReport
 
 
 def _others(metrics: Mapping[str, float]) -> list[tuple[str, float]]:

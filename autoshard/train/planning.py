@@ -50,7 +50,7 @@ def make_plan(
         *arguments(config, functions),
         **_settings(config),
         start=None if config.plan.start is None else Plan.load(config.plan.start),
-        options=_options(config.plan, on_progress),
+        options=_options(config, on_progress),
         solution=solution,
         stages=_stage_options(config.plan.stages),
         configuration=config.model_dump_json(),
@@ -68,7 +68,7 @@ def write_config_problem(
             "of one kind of device with --cluster."
         )
     with _shown(console) as show:
-        options = _options(config.plan, show)
+        options = _options(config, show)
         write_problem(path, functions.step, *arguments(config, functions), **_settings(config), options=options)
 
 
@@ -122,7 +122,7 @@ def make_comparison_visibly(
             *arguments(config, functions),
             strategies=strategies,
             title=title,
-            options=_options(config.plan, show),
+            options=_options(config, show),
             stages=_stage_options(config.plan.stages),
             **settings,
         )
@@ -160,8 +160,10 @@ def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:
     }
 
 
-def _options(section: PlanSection, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
+def _options(config: TrainConfig, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
+    section = config.plan
     options = PlanOptions(
+        adaptive=config.stragglers.mode != "off",
         work_limit=section.work_limit,
         cache=section.cache,
         compile_check=section.check,

@@ -9,11 +9,14 @@ import jax
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import BasePlan, Plan, StagedPlan
+from autoshard.api.balanced_call import BalancedCall
 from autoshard.api.planned_call import PlannedCall
+from autoshard.balance.options import Balance
 from autoshard.checkpoints.checkpoints import Checkpoints, Restored
+from autoshard.errors import ConfigError
 from autoshard.launch.messages import Tier
 from autoshard.pipelines.run.staged_function import StagedFunction
-from autoshard.train.config import TrainConfig
+from autoshard.train.config import StragglersSection, TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.feed import BatchReader
 from autoshard.train.one_mesh import OneMesh
@@ -74,6 +77,10 @@ class Run:
         else:
             when_lowered()
 
+    def by_units(self, state: Any) -> Any:
+        """A state that a step returned, as the plan lays it out, whatever the shares of devices."""
+        return self.step.balance.by_units(state) if isinstance(self.step, BalancedCall) else state
+
     def batch(self, number: int) -> Any:
         """Batch `number` of the data, on the devices; that of step `number` + 1."""
         return BatchReader(self.data.batches, self.shardings[1]).batch(number)
@@ -84,9 +91,24 @@ def _initial_state(plan: BasePlan, run: Run) -> Any:
     return plan.init(run.functions.init, run.config.train.seed, run=run.step)
 
 
-def _step(plan: BasePlan, functions: TrainFunctions) -> PlannedCall | StagedFunction:
+def _step(plan: BasePlan, functions: TrainFunctions, section: StragglersSection) -> PlannedCall | StagedFunction:
     """The training step under a plan of either kind."""
-    return plan.jit(functions.step)
+    if section.mode == "off" and not section.emulate:
+        return plan.jit(functions.step)
+    if not isinstance(plan, Plan):
+        raise ConfigError(
+            f"stragglers.mode: shares of a tensor axis are those of one program over one mesh; received "
+            f"`{section.mode}` with a plan in stages. Set it to `off`, or plan without stages."
+        )
+    balance = Balance(
+        mode=section.mode,
+        absorbs=section.absorbs,
+        max_loss_share=section.max_loss_share,
+        unbiased=section.unbiased,
+        priority=section.priority,
+        can_be_slowed=bool(section.emulate),
+    )
+    return plan.jit(functions.step, balance=balance)
 
 
 def planned_run(
@@ -99,7 +121,7 @@ def planned_run(
     """
     state = jax.eval_shape(functions.init, config.train.seed)
     batch = data.batches.shapes()
-    step = _step(plan, functions)
+    step = _step(plan, functions, config.stragglers)
     step.prepare(state, batch)
     shardings = step.in_shardings((state, batch))
     one_mesh = OneMesh(step) if isinstance(step, StagedFunction) else None

