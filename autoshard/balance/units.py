@@ -123,13 +123,14 @@ def unit_dimensions(
         if sizes[axis] > 1:
             for unit in search.along(axis):
                 (refused if isinstance(unit, Refusal) else found).append(unit)
-    taken: dict[tuple[int, int], str] = {}
+    taken: set[int] = set()
     kept: list[UnitDimension] = []
     for unit in sorted(found, key=lambda u: -u.flops):
-        if any(t.value in {v for v, _ in taken} for t in unit.tensors):
+        own = {t.value for t in unit.tensors}
+        if not taken.isdisjoint(own):
             refused.append(Refusal(unit.name, unit.axis, "a tensor of it has units on another mesh axis, too"))
             continue
-        taken.update({(t.value, t.dim): unit.axis for t in unit.tensors})
+        taken |= own
         kept.append(unit)
     kept.sort(key=lambda u: u.operations[0])
     numbered = tuple(dataclasses.replace(u, index=i) for i, u in enumerate(kept))
@@ -261,7 +262,8 @@ class _Search:
         if size < ways:
             return refuse(f"it has {size} units for {ways} devices")
         made = {pair for o, _ in operations for pair in self._made(o, axis)}
-        made |= {(v, d) for v, d in pairs if v in {a.value for a in self.graph.arguments}}
+        arguments = {a.value for a in self.graph.arguments}
+        made |= {(v, d) for v, d in pairs if v in arguments}
         tensors = tuple(UnitTensor(v, d, values[v].shape[d] // size) for v, d in sorted(set(pairs) & made))
         weight = sum(values[a.value].size_bytes for a in own) / size
         multiple = math.lcm(*(self._multiple(values[v].shape[d] // size, self.stored[v][d], axis) for v, d in pairs))
