@@ -26,7 +26,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent
-TOKENS, WIDTH, HIDDEN, LAYERS = 6144, 128, 4096, 1
+TOKENS, WIDTH, HIDDEN, LAYERS = 2048, 128, 8192, 2
 WATCHED = 6
 MODES = ("off", "one unit", "resize", "migrate", "semi")
 

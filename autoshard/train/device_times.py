@@ -1,11 +1,13 @@
 """The time of the same work on each device, apart from waiting for others.
 
 Of several processes on CPUs, each looks at how long it was busy in its steps (`balance/busy_time.py`), which costs
-nothing. Elsewhere a small product runs on each device of the process in turn, between steps, no more often than takes a
-hundredth of the time.
+nothing; but only if XLA computes on one thread, since idle threads of its pool spin. Elsewhere a small product runs on
+each device of the process in turn, between steps, no more often than takes a hundredth of the time, but at least every
+fifth step.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -21,6 +23,7 @@ MOST_OVERHEAD = 0.01
 """The part of a step that measuring may take."""
 _PROBE_SIZE, _PROBE_S, _RUNS = 192, 5e-4, 3
 """Rows and columns of the products of a probe; seconds that one run of them takes, more than a dispatch; runs."""
+_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 _LEAST_OFTEN = 5
 """Steps between two measurements, at most."""
 
@@ -46,7 +49,8 @@ class DeviceTimes:
         self._repeats, self._work = repeats, work
         self._local = [n for n, d in enumerate(self._devices) if d.process_index == jax.process_index()]
         is_cpu = self._devices[0].platform == "cpu"
-        self._busy = BusyTime() if is_cpu and jax.process_count() > 1 else None
+        is_single = _ONE_THREAD in os.environ.get("XLA_FLAGS", "")
+        self._busy = BusyTime() if is_cpu and is_single and jax.process_count() > 1 else None
         if self._busy is not None and not self._busy.is_known:
             self._busy = None
         self._probes = {} if self._busy else {n: _Probe(self._devices[n]) for n in self._local}
@@ -78,7 +82,11 @@ class DeviceTimes:
         rows = [own] if jax.process_count() == 1 else _from_all(own)
         slowest_s = max(float(row[-1]) for row in rows)
         took_s = time.perf_counter() - begin_s
-        if jax.process_count() == 1:  # of several, all must measure after the same steps
+        if jax.process_count() > 1:  # all must measure after the same steps
+            each = math.ceil(len(self._devices) / jax.process_count())
+            took_s = 0.0 if self._busy is not None else _RUNS * _PROBE_S * (each + 1)
+            step_s = slowest_s
+        if self._busy is None:
             self._every = max(1, min(_LEAST_OFTEN, math.ceil(took_s / (MOST_OVERHEAD * max(step_s, 1e-6)))))
         self._since = 0
         if self._busy is not None:

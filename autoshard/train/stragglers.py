@@ -32,6 +32,16 @@ _LOOKED_AT = 10
 """Steps after which a disturbance that goes on is looked at again."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Change:
+    """Shares that changed after `step`: seconds of a step and `placings` before, and the slowness that they are for."""
+
+    step: int
+    before_s: float
+    placings: tuple[Placing, ...]
+    slowness: tuple[float, ...]
+
+
 class Stragglers:
     """Watches the devices of a run, and sets their shares.
 
@@ -72,7 +82,8 @@ class Stragglers:
         self._detector, self._disturbance = Detector(section.threshold), Disturbance((1.0,) * self._ways)
         self._recent: list[float] = []
         self._looked_at, self._told_plan = 0, False
-        self._to_judge: tuple[int, float] | None = None
+        self._to_judge: _Change | None = None
+        self._undone: tuple[float, ...] | None = None
         self._slowed: dict[int, float] = {}
 
     def before_step(self, number: int) -> None:
@@ -122,7 +133,12 @@ class Stragglers:
 
     def _act(self, number: int, slowness: tuple[float, ...], state: Any, is_new: bool) -> None:
         """Decides, and sets shares."""
+        if self._undone is not None:
+            if Disturbance(self._undone).then(slowness, 1).lasted > 1:
+                return
+            self._undone = None
         parts = self._parts()
+        before = self._shares.placings
         action = act(self._policy, self._disturbance, parts)
         if action.changes or self._dropped or action.dropped:
             self._place(action, number, state)
@@ -136,7 +152,7 @@ class Stragglers:
             means = action.means
             self._report(StragglerReport(number, self._axis, slow, means, before_s, after_s, shares, wants_plan))
         if action.changes:
-            self._to_judge = (number, statistics.median(self._recent))
+            self._to_judge = _Change(number, statistics.median(self._recent[-3:]), before, slowness)
             self._recent = []
 
     def _parts(self) -> list[Part]:
@@ -176,19 +192,19 @@ class Stragglers:
         self._shares.place(placings)
 
     def _judge(self, number: int) -> None:
-        """Tells what shares gained, some steps after they changed; the first step compiles nothing, but moves."""
-        if self._to_judge is None or number - self._to_judge[0] < _JUDGED_AFTER:
+        """Tells what shares gained, some steps after they changed, and undoes what made steps longer."""
+        change = self._to_judge
+        if change is None or number - change.step < _JUDGED_AFTER:
             return
-        changed, before_s = self._to_judge
         after_s = statistics.median(self._recent[1:] or self._recent)
-        self._to_judge = None
+        self._to_judge, done = None, f"measured since step {change.step}"
+        is_same = Disturbance(change.slowness).then(self._detector.slowness, 1).lasted > 1
+        if is_same and after_s > (1 + self._policy.margin) * change.before_s and max(change.slowness) > 1:
+            self._shares.place(change.placings)
+            self._undone, done = change.slowness, f"{done}, which is worse, and undone"
         slow = tuple((d, w) for d, w in enumerate(self._detector.slowness) if w > 1)
         shares = self._shares.shares(self._axis)
-        self._report(
-            StragglerReport(
-                number, self._axis, slow, f"measured since step {changed}", before_s, after_s, shares, False
-            )
-        )
+        self._report(StragglerReport(number, self._axis, slow, done, change.before_s, after_s, shares, False))
 
     def _emulated(self) -> list[float]:
         """For each device, how many times slower it is made."""
