@@ -41,7 +41,7 @@ class Balance:
     tile: int | None = None
     max_loss_share: float | None = None
     unbiased: bool = False
-    priority: Priority = "change"
+    priority: Priority = "random"
     can_be_slowed: bool = False
 
     def __post_init__(self) -> None:
