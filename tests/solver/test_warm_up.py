@@ -48,10 +48,11 @@ def test_indices_of_another_version(tmp_path, which):
     )
 
 
-def test_one_process_compiles_at_a_time():
+def test_one_process_compiles_at_a_time(tmp_path):
     program = "from autoshard.solver import warm_up as w; print(flush=True)\nwith w._one_at_a_time(): pass"
     with warm_up._one_at_a_time():
-        other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        # elsewhere, so that it imports the package from where this process has it
+        other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=tmp_path)
         assert other.stdout.readline()
         with pytest.raises(subprocess.TimeoutExpired):
             other.wait(5 * warm_up._PAUSE_S)
