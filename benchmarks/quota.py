@@ -1,11 +1,16 @@
 """Processes that may use only part of a core, by Linux's cgroup CPU controller (version 1 or 2): real slow devices.
 
 Needs root. A process that is limited gets its share before all other load of the machine, as long as shares add up to
-less than the cores.
+less than the cores. `result_of_workers` starts such processes.
 """
 
+import json
 import os
 import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
 
 ROOT = pathlib.Path("/sys/fs/cgroup")
 PERIOD_US = 20_000
@@ -57,3 +62,27 @@ class CpuQuota:
         for folder in self._folders:
             (folder.parent / "cgroup.procs").write_text(str(os.getpid()))
             folder.rmdir()
+
+
+def result_of_workers(script: str, count: int, ratio: float, options: list[str]) -> dict:
+    """What the first of `count` new processes of a script writes to `result.json`; each computes on one thread.
+
+    They are started with `--worker ADDRESS NUMBER RATIO FOLDER` behind `options`.
+    """
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, script, *options, "--worker", f"127.0.0.1:{port}"]
+        workers = [
+            subprocess.Popen([*command, str(number), str(ratio), folder], env=environment) for number in range(count)
+        ]
+        codes = [worker.wait() for worker in workers]
+        if any(codes):
+            raise SystemExit(f"The workers ended with {codes}.")
+        return json.loads((pathlib.Path(folder) / "result.json").read_text())

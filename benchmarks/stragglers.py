@@ -31,10 +31,10 @@ from autoshard import PlanOptions, baselines
 from autoshard.balance.control import Prices, decide, ideal_s
 from autoshard.balance.options import Balance
 from autoshard.balance.places import Room, even_placing
-from autoshard.balance.policy import Disturbance, Part, Policy, act
+from autoshard.balance.policy import Disturbance, Policy, act
 from autoshard.plans.apply import argument_shapes, check
 from autoshard.plans.balanced import rooms_for, units_of
-from autoshard.plans.slow_devices import island_seconds
+from autoshard.plans.movable_work import island_seconds, parts_of
 
 ROOT = pathlib.Path(__file__).resolve().parent
 RANKS = 8
@@ -144,12 +144,8 @@ class Outcome:
 
 def outcome(step: Step, slowness: tuple[float, ...], balance: Balance, whole_device: bool, epoch_steps: int) -> Outcome:
     """What the controller makes of it, for a disturbance of an epoch."""
-    movable_s = sum(step.own_s)
-    parts = []
-    for room, own_s in zip(step.rooms, step.own_s, strict=True):
-        fixed_s = own_s / movable_s * step.other_s if whole_device else 0.0
-        move_s = room.unit.bytes / step.link_bytes_per_s
-        parts.append(Part(room, even_placing(room), own_s / (room.unit.size / RANKS), fixed_s, move_s))
+    placed = [(room, even_placing(room)) for room in step.rooms]
+    parts = parts_of(placed, step.own_s, step.other_s if whole_device else 0.0, step.link_bytes_per_s)
     action = act(Policy(balance), Disturbance(slowness, epoch_steps), parts)
     others_s = step.comm_s + (0.0 if whole_device else step.other_s)
     move_s = sum(d.moved * p.move_s for d, p in zip(action.decisions, parts, strict=True))

@@ -18,12 +18,10 @@ import json
 import os
 import pathlib
 import random
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
+
+from quota import CpuQuota, result_of_workers
 
 ROOT = pathlib.Path(__file__).resolve().parent
 TOKENS, WIDTH, HIDDEN, LAYERS = 2048, 128, 8192, 2
@@ -55,25 +53,8 @@ def main() -> None:
 
 def measured(ratio: float, arguments: argparse.Namespace) -> dict:
     """What the first of new processes reports."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        own = ["--processes", str(arguments.processes), "--rounds", str(arguments.rounds)]
-        command = [sys.executable, __file__, *own, "--worker", f"127.0.0.1:{port}"]
-        workers = [
-            subprocess.Popen([*command, str(number), str(ratio), folder], env=environment)
-            for number in range(arguments.processes)
-        ]
-        codes = [worker.wait() for worker in workers]
-        if any(codes):
-            raise SystemExit(f"The workers ended with {codes}.")
-        return json.loads((pathlib.Path(folder) / "result.json").read_text())
+    own = ["--processes", str(arguments.processes), "--rounds", str(arguments.rounds)]
+    return result_of_workers(__file__, arguments.processes, ratio, own)
 
 
 def rows(results: dict) -> list[str]:
@@ -159,17 +140,16 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
 
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(address, count, number)
-    from quota import CpuQuota
 
     import autoshard
     from autoshard.balance.busy_time import BusyTime
     from autoshard.balance.detect import Detector
     from autoshard.balance.options import Balance
     from autoshard.balance.places import Placing, even_placing, moved
-    from autoshard.balance.policy import Disturbance, Part, Policy, act
+    from autoshard.balance.policy import Disturbance, Policy, act
     from autoshard.plans.apply import argument_shapes, check
     from autoshard.plans.balanced import units_of
-    from autoshard.plans.slow_devices import island_seconds
+    from autoshard.plans.movable_work import island_seconds, parts_of
     from autoshard.transfer.peers import all_gather_text
 
     quota = CpuQuota(f"autoshard-stragglers-{number}")
@@ -208,18 +188,11 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
         slowness = known.slowness
         graph = check(plan, step, argument_shapes(plan)).graph
         own_s = island_seconds(plan, graph, units_of(plan, graph))
-        movable_s, other_s = sum(own_s.values()), plan.estimate.compute_s - sum(own_s.values())
+        other_s = plan.estimate.compute_s - sum(own_s.values())
         scale = statistics.median(evens) / max(slowness) / plan.estimate.compute_s
-        parts = [
-            Part(
-                room,
-                even_placing(room),
-                scale * own_s[room.unit.index] * count / room.unit.size,
-                scale * other_s * own_s[room.unit.index] / movable_s,
-                room.unit.bytes / 1e9,
-            )
-            for room in run.balance.rooms
-        ]
+        rooms = run.balance.rooms
+        placed = [(room, even_placing(room)) for room in rooms]
+        parts = parts_of(placed, [own_s[room.unit.index] for room in rooms], other_s, 1e9, scale)
         placings, predicted, shares = {}, {}, {}
         for mode in MODES:
             options = dataclasses.replace(balance, mode="off" if mode == "one unit" else mode)

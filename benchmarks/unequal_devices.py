@@ -16,12 +16,11 @@ import json
 import os
 import pathlib
 import random
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
+
+from quota import CpuQuota, result_of_workers
 
 ROOT = pathlib.Path(__file__).resolve().parent
 FAST_CORES = 0.8
@@ -69,23 +68,7 @@ def main() -> None:
 
 def measured(ratio: float, rounds: int) -> dict:
     """What the first of two new processes reports."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--rounds", str(rounds), "--worker", f"127.0.0.1:{port}"]
-        workers = [
-            subprocess.Popen([*command, str(number), str(ratio), folder], env=environment) for number in range(2)
-        ]
-        codes = [worker.wait() for worker in workers]
-        if any(codes):
-            raise SystemExit(f"The workers ended with {codes}.")
-        return json.loads((pathlib.Path(folder) / "result.json").read_text())
+    return result_of_workers(__file__, 2, ratio, ["--rounds", str(rounds)])
 
 
 def rows(results: dict) -> list[str]:
@@ -153,7 +136,6 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
 
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(address, 2, number)
-    from quota import CpuQuota
     from residual_mlp import training
 
     from autoshard import StagedPlan

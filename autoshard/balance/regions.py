@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 
 from autoshard.balance.sharded_ops import ShardedOp
 from autoshard.balance.units import UnitDimension, UnitDimensions
-from autoshard.graph.graph import Graph, Nesting, Operation, OperationKind
+from autoshard.graph.graph import Graph, Nesting, Operation, OperationKind, dim_of
 from autoshard.graph.layout import SpecEntries
 from autoshard.graph.pointwise import free_values, pointwise_operations
 from autoshard.graph.state import gradient_values, weight_values
@@ -246,8 +246,7 @@ class _Scheduler:
         operation, before = sharded.operation, []
         operands: list[Key | None] = []
         for slot, value in enumerate(operation.operands):
-            dims = operation.rule.operands[slot]
-            dim = next((d for d, factors in enumerate(dims) if factor in factors), None)
+            dim = dim_of(factor, operation.rule.operands[slot])
             entries = sharded.reads[slot]
             if value is None or entries is None or dim is None or self.places.get((value, dim)) == unit.index:
                 operands.append(value)

@@ -20,7 +20,7 @@ from autoshard.execution.leaves import NumberedEquations
 from autoshard.execution.placement import Placed, Placement
 from autoshard.execution.resized import bind_resized
 from autoshard.execution.units import Held, Places, by_places
-from autoshard.graph.graph import Graph
+from autoshard.graph.graph import Graph, dim_of
 from autoshard.graph.layout import SpecEntries
 
 
@@ -170,15 +170,14 @@ class _Run:
                     operands.append(self._known(operation.equation, slot))
                     continue
                 x = self.read(key, op.sharded.reads[slot])
-                dims = operation.rule.operands[slot]
-                dim = next((d for d, factors in enumerate(dims) if op.factor in factors), None)
+                dim = dim_of(op.factor, operation.rule.operands[slot])
                 operands.append(
                     places.owned_only(x, self.held[op.unit], dim) if op.contracts and dim is not None else x
                 )
             shapes = []
             for v, dims in zip(equation.outvars, operation.rule.results, strict=True):
                 shape = tuple(v.aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
-                dim = next((d for d, factors in enumerate(dims) if op.factor in factors), None)
+                dim = dim_of(op.factor, dims)
                 shapes.append(shape if dim is None else by_places(shape, dim, room))
             results = bind_resized(equation, operands, shapes)
             for slot, (key, x) in enumerate(zip(op.results, results, strict=True)):

@@ -21,7 +21,7 @@ from autoshard.execution.leaves import NumberedEquations
 from autoshard.execution.placement import partition_spec
 from autoshard.execution.resized import bind_resized
 from autoshard.execution.units import Held
-from autoshard.graph.graph import Graph
+from autoshard.graph.graph import Graph, dim_of
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import shape_of, type_of
 
@@ -135,7 +135,7 @@ class IslandRunner:
         found = [
             (key, dim)
             for key, dims in zip(op.operands, op.operation.rule.operands, strict=True)
-            if key is not None and (dim := _dim_of(op.factor, dims)) is not None
+            if key is not None and (dim := dim_of(op.factor, dims)) is not None
         ]
         made_here = [u for u in found if u[0] not in self.arguments]
         for key, dim in made_here or found:
@@ -150,7 +150,7 @@ class IslandRunner:
         whole = self._shape(op, slot)
         ways = [math.prod(self.mesh.shape[a] for a in axes) for axes in made]
         shape = [n // w for n, w in zip(whole, ways, strict=True)]
-        dim = _dim_of(op.factor, rule.results[slot])
+        dim = dim_of(op.factor, rule.results[slot])
         if dim is not None:
             shape[dim] = whole[dim] // room.unit.size * count
         return tuple(shape)
@@ -166,7 +166,7 @@ class IslandRunner:
 
         Islands see to the latter themselves.
         """
-        dim = _dim_of(made.by.factor, made.by.operation.rule.results[made.slot])
+        dim = dim_of(made.by.factor, made.by.operation.rule.results[made.slot])
         if dim is None:
             return x
         wanted = self._local_shape(made.by, made.slot, room, room.capacity)[dim]
@@ -189,13 +189,8 @@ def _inputs(island: Island) -> dict[Key, tuple[SpecEntries, int | None]]:
         for slot, key in enumerate(op.operands):
             entries = op.sharded.reads[slot]
             if key is not None and entries is not None and key not in made:
-                inputs[key] = entries, _dim_of(op.factor, op.operation.rule.operands[slot])
+                inputs[key] = entries, dim_of(op.factor, op.operation.rule.operands[slot])
     return inputs
-
-
-def _dim_of(factor: int, dims: Sequence[Sequence[int]]) -> int | None:
-    """The dimension that a factor is in."""
-    return next((d for d, factors in enumerate(dims) if factor in factors), None)
 
 
 def _summed(x: Any, by: UnitOp) -> Any:

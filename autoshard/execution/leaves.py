@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 
-from autoshard.trace.walk import EquationKind, called_operands, kind_of, nested_programs, open_jaxpr
+from autoshard.trace.walk import EquationKind, called_operands, kind_of, nested_programs, num_equations, open_jaxpr
 
 
 class NumberedEquations(NamedTuple):
@@ -53,7 +53,7 @@ def numbered_equations(closed: jex.ClosedJaxpr) -> NumberedEquations:
                 number, made = walk(program, inside, number + 1, is_own)
                 known.update({equation.outvars[slot]: value for slot, value in made.items()})
             else:
-                number += 1 + sum(map(_count, nested_programs(equation)))
+                number += num_equations(equation)
         return number, _known(inner.outvars, known)
 
     _, outputs = walk(closed, {}, 0, False)
@@ -69,7 +69,3 @@ def _known(atoms: Sequence[Any], known: Mapping[Any, Any]) -> dict[int, Any]:
         elif v in known:
             found[slot] = known[v]
     return found
-
-
-def _count(nested: jex.Jaxpr | jex.ClosedJaxpr) -> int:
-    return sum(1 + sum(map(_count, nested_programs(e))) for e in open_jaxpr(nested).eqns)

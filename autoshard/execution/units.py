@@ -198,17 +198,18 @@ class Places:
 
     def kept(self, new: Any, old: Any, held: Held, dim: int) -> Any:
         """`new` where a unit was computed, and `old` in all other places."""
-        place = jnp.arange(self.room.capacity)
-        is_active = (place[None, :] < held.active[:, None]).ravel()
-        inner = new.shape[dim] // self.room.places
-        return jnp.where(_along(jnp.repeat(is_active, inner), new.ndim, dim), new, old)
+        return jnp.where(self._is_among_first(held.active, new, dim), new, old)
 
     def owned_only(self, x: Any, held: Held, dim: int) -> Any:
         """`x` with zeros in empty places."""
+        return jnp.where(self._is_among_first(held.owned, x, dim), x, jnp.zeros((), x.dtype))
+
+    def _is_among_first(self, counts: Any, x: Any, dim: int) -> Any:
+        """A mask over `x` by places along `dim`: which are among the first `counts` of their device."""
         place = jnp.arange(self.room.capacity)
-        is_owned = (place[None, :] < held.owned[:, None]).ravel()
+        is_first = (place[None, :] < counts[:, None]).ravel()
         inner = x.shape[dim] // self.room.places
-        return jnp.where(_along(jnp.repeat(is_owned, inner), x.ndim, dim), x, jnp.zeros((), x.dtype))
+        return _along(jnp.repeat(is_first, inner), x.ndim, dim)
 
 
 def _taken(x: Any, places: Any, dim: int) -> Any:

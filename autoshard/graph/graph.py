@@ -66,6 +66,11 @@ Dims = tuple[tuple[int, ...], ...]
 """For each dimension of a tensor, the factors (major to minor) that it is made of; `()` must stay whole."""
 
 
+def dim_of(factor: int, dims: Dims) -> int | None:
+    """The dimension of a tensor that a factor is in; None if it is in none."""
+    return next((d for d, factors in enumerate(dims) if factor in factors), None)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Touched:
     """The part of an operation's first operand that it reads, or changes and hands on as its result.

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from autoshard.balance.options import Balance
 from autoshard.balance.places import Room
-from autoshard.balance.regions import Island, evaluation
 from autoshard.graph.graph import Graph
-from autoshard.plans.balanced import rooms_for, units_of
+from autoshard.plans.balanced import platform_of, rooms_for, units_of
+from autoshard.plans.movable_work import busiest_axis, island_seconds
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.slack import Slack
 
@@ -35,25 +35,18 @@ def slack_of(plan: ProgramPlan, graph: Graph, balance: Balance | None = None) ->
     dims = units_of(plan, graph)
     if not dims.found:
         return None
-    rooms = rooms_for(dims, balance or Balance(mode="migrate"), plan.device)
-    unit_of = {op.operation.equation: s.unit for s in evaluation(graph, dims) if isinstance(s, Island) for op in s.ops}
-    movable_s = dict.fromkeys(range(len(rooms)), 0.0)
-    for item in plan.estimate.compute:
-        if item.equation in unit_of:
-            movable_s[unit_of[item.equation]] += item.compute_s
-    along: dict[str, float] = {}
-    for room in rooms:
-        along[room.unit.axis] = along.get(room.unit.axis, 0.0) + movable_s[room.unit.index]
-    axis = max(along, key=lambda a: along[a])
-    if not along[axis]:
+    rooms = rooms_for(dims, balance or Balance(mode="migrate"), platform_of(plan))
+    own_s = island_seconds(plan, graph, dims)
+    axis, movable_s = busiest_axis(dims.found, own_s)
+    if not movable_s:
         return None
     own = [room for room in rooms if room.unit.axis == axis]
-    free = sum(movable_s[r.unit.index] * (r.capacity * r.unit.ways / r.unit.size - 1) for r in own) / along[axis]
+    free = sum(own_s[r.unit.index] * (r.capacity * r.unit.ways / r.unit.size - 1) for r in own) / movable_s
     return Slack(
         axis,
         own[0].unit.ways,
         plan.estimate.compute_s,
-        min(along[axis], plan.estimate.compute_s),
+        min(movable_s, plan.estimate.compute_s),
         plan.estimate.exposed_s,
         free,
         _places_bytes(plan, graph, own),

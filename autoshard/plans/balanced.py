@@ -63,6 +63,11 @@ def rooms_for(
     return tuple(found)
 
 
+def platform_of(plan: ProgramPlan) -> str:
+    """JAX's name of the kind of devices that a plan is for, as far as `rooms_for` asks: `cpu`, or another."""
+    return "cpu" if plan.logical_mesh.device_type.name.startswith("CPU") else "gpu"
+
+
 def _reason(made: Made) -> str:
     """Why units with such a result cannot stand for others."""
     operation = made.by.operation

@@ -4,18 +4,17 @@ A step is taken as runs of local work, each ended by a sum over the tensor axis 
 work on units follows the shares; the rest does not. The slowest device ends each run; collectives take what they take.
 """
 
-import collections
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from autoshard.balance.options import Balance, Mode
-from autoshard.balance.places import Room, even_placing
-from autoshard.balance.policy import Disturbance, Part, Policy, act, along_axis
-from autoshard.balance.regions import Island, evaluation
-from autoshard.balance.units import UnitDimensions
+from autoshard.balance.places import even_placing
+from autoshard.balance.policy import Disturbance, Policy, act, along_axis
 from autoshard.errors import ConfigError
 from autoshard.graph.graph import Graph
 from autoshard.plans.balanced import nothing_moves, rooms_for, units_of
+from autoshard.plans.movable_work import busiest_axis, island_seconds, parts_of
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.printing import TextConsole, amount, seconds, table
 
@@ -99,44 +98,23 @@ def forecasts(
     if not dims.found:
         raise ConfigError(nothing_moves(dims.refused, dict(plan.axes)))
     own_s = island_seconds(plan, graph, dims)
-    by_axis: dict[str, float] = collections.defaultdict(float)
-    for unit in dims.found:
-        by_axis[unit.axis] += own_s[unit.index]
-    axis = max(by_axis, key=lambda a: by_axis[a])
+    axis, movable_s = busiest_axis(dims.found, own_s)
     each = [slow.get(d, 1.0) for d in range(plan.num_devices)]
     slowness = along_axis(each, plan.axes, axis)
-    movable_s, compute_s = by_axis[axis], plan.estimate.compute_s
-    comm_s = plan.estimate.exposed_s
+    compute_s, comm_s = plan.estimate.compute_s, plan.estimate.exposed_s
     found: list[Forecast] = []
     ideal_s = 0.0
     for mode in ("off", "resize", "migrate", "semi"):
         own = dataclasses.replace(balance, mode=mode)
         rooms = [r for r in rooms_for(dims, own, platform) if r.unit.axis == axis]
-        parts = [_part(room, own_s[room.unit.index], compute_s / movable_s) for room in rooms]
+        on_units_s = [own_s[room.unit.index] for room in rooms]
+        placed = [(room, even_placing(room)) for room in rooms]
+        parts = parts_of(placed, on_units_s, compute_s - movable_s, math.inf)
         action = act(Policy(own), Disturbance(slowness, _LASTING), parts)
         moved_bytes = sum(d.moved * r.unit.bytes for d, r in zip(action.decisions, rooms, strict=True))
         found.append(Forecast(mode, action.after_s + comm_s, action.moved, action.dropped, action.of, moved_bytes))
         ideal_s = action.ideal_s + comm_s
     return Forecasts(tuple(slow.items()), axis, compute_s + comm_s, ideal_s, movable_s / compute_s, tuple(found))
-
-
-def _part(room: Room, own_s: float, all_over_movable: float) -> Part:
-    """A unit dimension, with its share of what does not move: in proportion to the work on it."""
-    per_unit_s = own_s / (room.unit.size / room.unit.ways)
-    return Part(room, even_placing(room), per_unit_s, own_s * (all_over_movable - 1), 0.0)
-
-
-def island_seconds(plan: ProgramPlan, graph: Graph, dims: UnitDimensions) -> dict[int, float]:
-    """For each unit dimension, the seconds that a device computes on its units in a step, at even shares."""
-    unit_of: dict[int, int] = {}
-    for stage in evaluation(graph, dims):
-        if isinstance(stage, Island):
-            unit_of.update({op.operation.equation: stage.unit for op in stage.ops})
-    found = {unit.index: 0.0 for unit in dims.found}
-    for item in plan.estimate.compute:
-        if item.equation in unit_of:
-            found[unit_of[item.equation]] += item.compute_s
-    return found
 
 
 def parse_slow(texts: Sequence[str]) -> dict[int, float]:

@@ -121,7 +121,7 @@ def equation_numbers(jaxpr: jex.Jaxpr) -> list[int]:
     numbers, following = [], 0
     for equation in jaxpr.eqns:
         numbers.append(following)
-        following += _count(equation)
+        following += num_equations(equation)
     return numbers
 
 
@@ -143,10 +143,10 @@ def nested_programs(equation: jex.JaxprEqn) -> list[jex.Jaxpr | jex.ClosedJaxpr]
 
 def nested_numbers(equation: jex.JaxprEqn, number: int) -> list[int]:
     """The number of the first equation of each program that equation `number` nests."""
-    counts = (sum(map(_count, open_jaxpr(nested).eqns)) for nested in nested_programs(equation))
+    counts = (sum(map(num_equations, open_jaxpr(nested).eqns)) for nested in nested_programs(equation))
     return list(itertools.accumulate(counts, initial=number + 1))[:-1]
 
 
-def _count(equation: jex.JaxprEqn) -> int:
+def num_equations(equation: jex.JaxprEqn) -> int:
     """An equation and those nested in it, as tracing and execution number them."""
-    return 1 + sum(_count(e) for n in nested_programs(equation) for e in open_jaxpr(n).eqns)
+    return 1 + sum(num_equations(e) for n in nested_programs(equation) for e in open_jaxpr(n).eqns)

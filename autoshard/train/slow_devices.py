@@ -6,6 +6,7 @@ from autoshard.api import Plan, StagedPlan
 from autoshard.balance.options import Balance
 from autoshard.errors import ConfigError
 from autoshard.plans.apply import argument_shapes, check
+from autoshard.plans.balanced import platform_of
 from autoshard.plans.slow_devices import Forecasts, forecasts, parse_slow
 
 
@@ -25,5 +26,4 @@ def forecasts_of(plan: Plan | StagedPlan, slow: Sequence[str]) -> Forecasts:
             "with the measured speeds as two kinds of devices in the cluster file: stages and batches are then uneven."
         )
     graph = check(plan, plan.kept_trace.fn, argument_shapes(plan)).graph
-    platform = "cpu" if plan.logical_mesh.device_type.name.startswith("CPU") else "gpu"
-    return forecasts(plan, graph, devices, Balance(absorbs=max(4.0, *devices.values(), 0.0)), platform)
+    return forecasts(plan, graph, devices, Balance(absorbs=max(4.0, *devices.values(), 0.0)), platform_of(plan))

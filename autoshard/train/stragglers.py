@@ -19,8 +19,8 @@ from autoshard.balance.selection import ordered
 from autoshard.errors import ConfigError
 from autoshard.plans.apply import check
 from autoshard.plans.balanced import units_of
+from autoshard.plans.movable_work import busiest_axis, island_seconds, parts_of
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.plans.slow_devices import island_seconds
 from autoshard.train.config import StragglersSection
 from autoshard.train.device_times import DeviceTimes, Times
 from autoshard.train.metrics import StragglerReport
@@ -68,7 +68,7 @@ class Stragglers:
         dims = units_of(plan, graph)
         own_s = island_seconds(plan, graph, dims)
         rooms = self._shares.rooms
-        self._axis = max(self._shares.axes, key=lambda a: sum(own_s[r.unit.index] for r in rooms if r.unit.axis == a))
+        self._axis, _ = busiest_axis([room.unit for room in rooms], own_s)
         self._rooms = [n for n, room in enumerate(rooms) if room.unit.axis == self._axis]
         self._own_s = [own_s[rooms[n].unit.index] for n in self._rooms]
         self._other_s, self._comm_s = plan.estimate.compute_s - sum(self._own_s), plan.estimate.exposed_s
@@ -164,14 +164,8 @@ class Stragglers:
         return self._priced(self._scale)
 
     def _priced(self, scale: float) -> list[Part]:
-        parts, movable_s = [], sum(self._own_s)
-        for n, own_s in zip(self._rooms, self._own_s, strict=True):
-            room, placing = self._shares.rooms[n], self._shares.placings[n]
-            fixed_s = self._other_s * own_s / movable_s
-            unit_s = own_s / (room.unit.size / room.unit.ways)
-            move_s = room.unit.bytes / self._bytes_per_s
-            parts.append(Part(room, placing, scale * unit_s, scale * fixed_s, move_s))
-        return parts
+        placed = [(self._shares.rooms[n], self._shares.placings[n]) for n in self._rooms]
+        return parts_of(placed, self._own_s, self._other_s, self._bytes_per_s, scale)
 
     def _place(self, action: Action, number: int, state: Any) -> None:
         """Sets shares, and chooses which units are left out."""
