@@ -8,6 +8,8 @@ from autoshard.errors import ConfigError
 
 Mode = Literal["off", "resize", "migrate", "semi", "auto"]
 """Nothing changes; a slow device leaves units out; units move; both; what is best, lossless unless told."""
+Sizes = Literal["loop", "switch"]
+"""A device computes as many units as it has in a loop over chunks of them, or by one of several compiled programs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,7 +22,12 @@ class Balance:
         both. "auto": as "semi", as far as `max_loss_share` allows. "off": nothing; the step is the planned one.
       absorbs: The slowdown of one device that moving units evens out. Each device has places for so many units more,
         which take memory while shares are unequal; all of this where nothing moves, as in "resize", is left away.
-      most_buckets: Roughly how many amounts of work a device can be given. Each is compiled, once.
+      sizes: How a device computes as many units as it has. "loop": a chunk of them at a time, which needs little
+        memory for what is made in between and is compiled once. "switch": all at once, by one of several compiled
+        programs, which suits GPUs, where each round of a loop whose length is data waits for the host (XLA:GPU,
+        while_thunk.cc). None: a loop on CPUs, and a switch elsewhere.
+      most_buckets: Roughly how many amounts of work a device can be given by "switch", each of which is compiled. By
+        "loop" an even share has up to twice as many chunks.
       tile: Units that the hardware computes together: amounts are multiples of it where there are many units. None: 128
         on GPUs and TPUs, 8 on CPUs.
       max_loss_share: The most units that a device may leave out, as a share of an even share (the gamma of Wang et al.
@@ -37,6 +44,7 @@ class Balance:
 
     mode: Mode = "auto"
     absorbs: float = 4.0
+    sizes: Sizes | None = None
     most_buckets: int = 8
     tile: int | None = None
     max_loss_share: float | None = None
@@ -45,9 +53,15 @@ class Balance:
     can_be_slowed: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (("mode", get_args(Mode)), ("priority", get_args(Priority))):
+        for name, allowed in (
+            ("mode", get_args(Mode)),
+            ("priority", get_args(Priority)),
+            ("sizes", (None, *get_args(Sizes))),
+        ):
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"Balance: {name} is one of {', '.join(allowed)}; received {getattr(self, name)!r}.")
+                raise ConfigError(
+                    f"Balance: {name} is one of {', '.join(map(str, allowed))}; received {getattr(self, name)!r}."
+                )
         for name, is_right, rule in (
             ("absorbs", self.absorbs >= 1, "a slowdown, at least 1"),
             ("most_buckets", self.most_buckets >= 2, "at least 2"),

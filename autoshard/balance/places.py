@@ -18,12 +18,15 @@ class Room:
       buckets: How many units a device can be made to compute without recompiling, ascending, from 0 to `capacity`; one
         that has another number takes the next larger, and what is too much counts for nothing.
       computes_all: Why no unit may be left out; empty if some may.
+      chunk: Units that a device computes at once, going through its places in a loop; buckets are its multiples then.
+        0: it computes all of its units at once, in one of as many compiled programs as there are buckets.
     """
 
     unit: UnitDimension
     capacity: int
     buckets: tuple[int, ...]
     computes_all: str = ""
+    chunk: int = 0
 
     @property
     def places(self) -> int:
@@ -42,36 +45,49 @@ def room_for(
     most_buckets: int = 8,
     most_left_out: float = 0.0,
     computes_all: str = "",
+    is_looped: bool = False,
 ) -> Room:
     """Places for the units of a dimension.
 
     If one of T devices is s times slower than the others, equal times need U / (s (T - 1) + 1) of U units on it, and s
-    times as many on each other one. Capacity is what the others need then. There are buckets for what both need at
-    slownesses up to s, and beside them evenly spaced ones, for other disturbances.
+    times as many on each other one. Capacity is what the others need then. Where a loop goes through units, buckets are
+    multiples of its chunk, of which an even share has about 2 `most_buckets`. Otherwise there are buckets for what both
+    need at slownesses up to s, and beside them evenly spaced ones, for other disturbances.
 
     Args:
       unit: The dimension. absorbs: The slowdown s of one device that can be evened out; 1 if units do not move.
       tile: Units that the hardware computes together; buckets are multiples of it where there are twice as many.
-      most_buckets: Roughly how many buckets there may be: each is compiled.
+      most_buckets: Roughly how many buckets there may be, where each is compiled.
       most_left_out: The share of an even share that a device may leave out.
       computes_all: Why no unit may be left out; empty if some may.
+      is_looped: Whether devices go through their units in a loop.
     """
     most_left_out = 0.0 if computes_all else most_left_out
     size, ways = unit.size, unit.ways
     even, levels = size // ways, max(1, most_buckets // 2)
     capacity = max(even + 1, min(size, math.ceil(absorbs * size / (absorbs * (ways - 1) + 1))))
-    capacity = math.ceil(capacity / unit.multiple) * unit.multiple
+    tile = tile if even >= 2 * tile else 1
+    chunk = _chunk(even, tile, 2 * most_buckets) if is_looped else 0
+    step = math.lcm(unit.multiple, chunk or 1)
+    capacity = math.ceil(capacity / step) * step
+    if chunk:
+        return Room(unit, capacity, tuple(range(0, capacity + 1, chunk)), computes_all, chunk)
     slow = [absorbs ** (k / levels) for k in range(1, levels + 1)] if absorbs > 1 else []
     wanted = [share for s in slow for share in (size / (s * (ways - 1) + 1), s * size / (s * (ways - 1) + 1))]
     wanted += [even * (1 - most_left_out * k / levels) for k in range(1, levels + 1) if most_left_out]
     wanted += [capacity * k / levels for k in range(1, levels) if absorbs > 1]
-    tile = tile if even >= 2 * tile else 1
     buckets = {0, even, capacity}
     for share in wanted:
         bucket = math.ceil(share / tile - 1e-9) * tile
         if 0 < bucket < capacity and min(abs(bucket - b) for b in buckets) >= max(1, tile, capacity // (8 * levels)):
             buckets.add(bucket)
     return Room(unit, capacity, tuple(sorted(buckets)), computes_all)
+
+
+def _chunk(even: int, tile: int, most: int) -> int:
+    """Multiples of `tile` of which an even share has at most `most`; a divisor of it if one is less than twice that."""
+    least = max(1, math.ceil(even / (most * tile))) * tile
+    return next((n for n in range(least, 2 * least, tile) if even % n == 0), least)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

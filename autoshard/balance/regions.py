@@ -60,12 +60,15 @@ class Made:
 
     `counts_for_all`: Whether what is made of a device's units may count for those that it leaves out as well: sums over
     units and gradients. None where that cannot be told, because the result is read one by one by unit elsewhere.
+    `stays`: Whether islands on the same units are all that reads it, each device what it made, outside of checkpointed
+    functions: places without a unit may hold anything then, and the memory may be kept from one step to the next.
     """
 
     key: int
     by: UnitOp
     slot: int
     counts_for_all: bool | None = False
+    stays: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -295,7 +298,7 @@ def _with_results(stages: Sequence[Stage], graph: Graph) -> tuple[Stage, ...]:
         )
         for value in read:
             readers.setdefault(value, set()).add(n)
-    kept = {o.value for o in graph.outputs}
+    kept, checkpoint_of = {o.value for o in graph.outputs}, graph.checkpoint_of()
     done: list[Stage] = []
     for n, stage in enumerate(stages):
         if isinstance(stage, Island):
@@ -304,10 +307,30 @@ def _with_results(stages: Sequence[Stage], graph: Graph) -> tuple[Stage, ...]:
                 for slot, key in enumerate(op.results):
                     others = [stages[m] for m in readers.get(key, set()) - {n}] if isinstance(key, int) else []
                     if isinstance(key, int) and (key in kept or others):
-                        made.append(Made(key, op, slot, _counts_for_all(op, others, key in kept)))
+                        stays = key not in kept and checkpoint_of[op.operation.index] < 0
+                        stays = stays and all(_reads_its_own(stage.unit, op, slot, key, other) for other in others)
+                        made.append(Made(key, op, slot, _counts_for_all(op, others, key in kept), stays))
             stage = dataclasses.replace(stage, made=tuple(made))
         done.append(stage)
     return tuple(done)
+
+
+def _reads_its_own(unit: int, maker: UnitOp, slot: int, key: int, reader: Stage) -> bool:
+    """Whether a stage reads of a result no more than the units of each device, as they were made."""
+    if not isinstance(reader, Island) or reader.unit != unit or maker.sharded.summed:
+        return False
+    dim = dim_of(maker.factor, maker.operation.rule.results[slot])
+    if dim is None:
+        return False
+    for op in reader.ops:
+        for n, read in enumerate(op.operands):
+            if isinstance(read, Form) and read.value == key:
+                return False
+            if read == key:
+                is_same = op.sharded.reads[n] == maker.sharded.made[slot]
+                if not is_same or dim_of(op.factor, op.operation.rule.operands[n]) != dim:
+                    return False
+    return True
 
 
 def _counts_for_all(op: UnitOp, readers: Sequence[Stage], is_output: bool) -> bool | None:

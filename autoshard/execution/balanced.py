@@ -15,7 +15,8 @@ from autoshard.balance.places import Room
 from autoshard.balance.regions import Form, Island, Key, Plain, Stage, Whole
 from autoshard.balance.units import UnitDimensions, UnitTensor
 from autoshard.execution.apply import Evaluator
-from autoshard.execution.islands import IslandRunner
+from autoshard.execution.island_body import IslandBody
+from autoshard.execution.islands import IslandRunner, Reused
 from autoshard.execution.leaves import NumberedEquations
 from autoshard.execution.placement import Placed, Placement
 from autoshard.execution.resized import bind_resized
@@ -58,42 +59,49 @@ class BalancedProgram:
         of = {t.value: (room, t) for room in self.rooms for t in room.unit.tensors}
         return {n: of[a.value] for n, a in enumerate(self.graph.arguments) if a.value in of}
 
-    def __call__(self, flat: Sequence[Any], held: Sequence[Held]) -> list[Any]:
-        """The outputs for flat arguments, those of `unit_arguments` by places.
+    @property
+    def islands(self) -> IslandRunner:
+        """Evaluates its islands."""
+        arguments = frozenset(a.value for a in self.graph.arguments)
+        body = IslandBody(self.graph, self.numbered, self.mesh, arguments)
+        return IslandRunner(body, self.is_slowed, self.is_unbiased)
+
+    def reused(self) -> dict[int, Reused]:
+        """The memory that is kept from one step to the next, by the value that is written into it."""
+        islands = [stage for stage in self.stages if isinstance(stage, Island)]
+        own = [self.islands.reused(island, self.rooms[island.unit]) for island in islands]
+        return {key: reused for found in own for key, reused in found.items()}
+
+    def __call__(
+        self, flat: Sequence[Any], held: Sequence[Held], memory: Mapping[int, Any]
+    ) -> tuple[list[Any], dict[int, Any]]:
+        """The outputs for flat arguments, those of `unit_arguments` by places, and the memory for the next step.
 
         Args:
           flat: The arguments. held: Of each unit dimension, what is where.
+          memory: Arrays as `reused` tells, which are overwritten.
         """
-        run = _Run(self, held)
+        run = _Run(self, held, memory)
         run.env.update(
             {a.value: Placed(x, e) for a, x, e in zip(self.graph.arguments, flat, self.arguments, strict=True)}
         )
         old = dict(enumerate(flat))
         for stage in self.stages:
             run.stage(stage)
-        return [run.output(n, old) for n in range(len(self.graph.outputs))]
+        return [run.output(n, old) for n in range(len(self.graph.outputs))], run.memory
 
 
 class _Run:
     """One evaluation: the values made so far."""
 
-    def __init__(self, program: BalancedProgram, held: Sequence[Held]):
-        self.program, self.held = program, held
+    def __init__(self, program: BalancedProgram, held: Sequence[Held], memory: Mapping[int, Any]):
+        self.program, self.held, self.memory = program, held, dict(memory)
         self.places = [Places(room, program.mesh) for room in program.rooms]
         self.env: dict[Key, Placed] = {}
         self.by_units: dict[int, Placed] = {}
         self.tensor_of = {t.value: (r.unit.index, t) for r in program.rooms for t in r.unit.tensors}
         self.placement = Placement(program.mesh)
-        self.islands = IslandRunner(
-            program.graph,
-            program.numbered,
-            program.mesh,
-            frozenset(a.value for a in program.graph.arguments),
-            program.is_slowed,
-            program.is_unbiased,
-        )
-        self.behind: dict[tuple[int, int], Placed] = {}
-        self.checkpoints = [n for n in program.graph.nestings if n.name in ("checkpoint", "remat", "remat2")]
+        self.islands = program.islands
 
     def stage(self, stage: Stage) -> None:
         match stage:
@@ -101,7 +109,9 @@ class _Run:
                 self._plain(stage)
             case Island():
                 room = self.program.rooms[stage.unit]
-                for made, x in self.islands.run(stage, room, self.held[stage.unit], self.read):
+                for made, x in self.islands.run(stage, room, self.held[stage.unit], self.read, self.memory):
+                    if made.key in self.memory:
+                        self.memory[made.key] = x
                     self.env[made.key] = self._stored(x, made.by.sharded.stored[made.slot])
             case Whole():
                 self._whole(stage)

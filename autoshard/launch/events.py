@@ -114,6 +114,28 @@ class CheckpointNotSaved(_Event):
     why: str
 
 
+class StragglerFound(_Event):
+    """Devices of an axis were found to be slow, or no longer, and shares set; what shares gained is told later.
+
+    Attributes:
+        slow: ranks of `axis` that are slow, and how many times.
+        done: what is done, or since when its gain was measured.
+        before_s, after_s: seconds of a step without and with it; predicted when it is done, measured later.
+        shares: of the work that can move, what each rank computes from now on.
+        wants_plan: another plan would do better.
+    """
+
+    kind: Literal["straggler_found"] = "straggler_found"
+    step: NonNegativeInt
+    axis: str
+    slow: tuple[tuple[NonNegativeInt, float], ...]
+    done: str
+    before_s: NonNegativeFloat
+    after_s: NonNegativeFloat
+    shares: tuple[float, ...]
+    wants_plan: bool
+
+
 class WorkerLost(_Event):
     """A worker ended that should not have, or made no progress; those that only followed it are not named.
 
@@ -205,6 +227,7 @@ Event = (
     | StepCommitted
     | CheckpointRejected
     | CheckpointNotSaved
+    | StragglerFound
     | WorkerLost
     | WorkerJoined
     | WorkerExcluded

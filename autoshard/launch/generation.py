@@ -23,6 +23,7 @@ from autoshard.launch.messages import (
     Planned,
     Rejected,
     Restored,
+    Straggler,
     Tier,
     read_from_worker,
 )
@@ -155,6 +156,8 @@ class Generation:
                 self._write(events.CheckpointRejected(**stamp, **_fields(message)))
             case NotSaved():
                 self._write(events.CheckpointNotSaved(**stamp, **_fields(message)))
+            case Straggler():
+                self._write(events.StragglerFound(**stamp, **_fields(message)))
             case Failed():
                 self._reports[process] = message
             case Drained():

@@ -165,6 +165,29 @@ class NotSaved(_Message):
     why: str
 
 
+class Straggler(_Message):
+    """What was found of slow devices, and what is done about them; told by the worker of rank 0.
+
+    Attributes:
+        step: after which it was found.
+        axis: the mesh axis whose ranks are told. slow: ranks that are slow, and how many times.
+        done: what is done, or since when its gain was measured.
+        before_s, after_s: seconds of a step without and with it; predicted when it is done, measured later.
+        shares: of the work that can move, what each rank computes from now on.
+        wants_plan: another plan would do better.
+    """
+
+    kind: Literal["straggler"] = "straggler"
+    step: NonNegativeInt
+    axis: str
+    slow: tuple[tuple[NonNegativeInt, float], ...]
+    done: str
+    before_s: NonNegativeFloat
+    after_s: NonNegativeFloat
+    shares: tuple[float, ...]
+    wants_plan: bool
+
+
 class Failed(_Message):
     """The worker ends with an error.
 
@@ -207,7 +230,9 @@ class Finished(_Message):
 
 
 FromSupervisor = Assignment | Drain
-FromWorker = Ready | Heartbeat | Planned | Restored | Committed | Rejected | NotSaved | Failed | Drained | Finished
+FromWorker = (
+    Ready | Heartbeat | Planned | Restored | Committed | Rejected | NotSaved | Straggler | Failed | Drained | Finished
+)
 
 _BY_KIND = Field(discriminator="kind")
 _FROM_SUPERVISOR: pydantic.TypeAdapter[FromSupervisor] = pydantic.TypeAdapter(Annotated[FromSupervisor, _BY_KIND])

@@ -17,6 +17,7 @@ from autoshard.launch.events import (
     RunFailed,
     StepCommitted,
     Stopped,
+    StragglerFound,
     SupervisorStarted,
     WorkerExcluded,
     WorkerJoined,
@@ -24,7 +25,7 @@ from autoshard.launch.events import (
 )
 from autoshard.launch.goodput import BADPUT, Goodput
 from autoshard.launch.messages import Tier
-from autoshard.printing import duration
+from autoshard.printing import duration, seconds
 
 
 def event_line(event: Event) -> str:
@@ -57,6 +58,10 @@ def event_words(event: Event) -> str:
             return f"checkpoint set aside as {event.path}: {event.file}: {event.why}"
         case CheckpointNotSaved():
             return f"step {event.step} could not be saved: {event.why}"
+        case StragglerFound():
+            named = ", ".join(f"rank {rank} of `{event.axis}` is {w:.1f} times slower" for rank, w in event.slow)
+            gain = f"{seconds(event.before_s)} -> {seconds(event.after_s)} a step"
+            return f"{named or 'no rank is slow'} after step {event.step}; {event.done}: {gain}"
         case WorkerLost():
             unsaid = f", see logs/slot-{event.slot}.log" if event.cause.startswith("exit status") else ""
             detail = f": {event.detail}" if event.detail else unsaid

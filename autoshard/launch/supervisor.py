@@ -47,6 +47,7 @@ _SAID = (
     events.Restored,
     events.CheckpointRejected,
     events.CheckpointNotSaved,
+    events.StragglerFound,
     events.WorkerLost,
     events.WorkerJoined,
     events.WorkerExcluded,

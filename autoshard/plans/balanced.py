@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from autoshard.balance.options import Balance
@@ -59,7 +60,8 @@ def rooms_for(
     found = []
     for unit in dims.found:
         why = forward.get(unit.index, "")
-        found.append(room_for(unit, absorbs, tile, balance.most_buckets, balance.most_left_out, why))
+        is_looped = balance.sizes == "loop" if balance.sizes else platform == "cpu"
+        found.append(room_for(unit, absorbs, tile, balance.most_buckets, balance.most_left_out, why, is_looped))
     return tuple(found)
 
 
@@ -138,9 +140,11 @@ class BalancedFunction:
         self._planned = planned_function(plan, fn, mesh, cost_profile)
         self._ready: _Ready | None = None
         self._compiled: Any = None
+        self._new_memory: Any = None
         self.placings: tuple[Placing, ...] = ()
         self.repeats: tuple[tuple[int, ...], ...] = ()
         self._held: list[Held] = []
+        self._memory: dict[int, Any] = {}
 
     def prepare(self, *args: Any) -> None:
         """Traces the function with arguments by units, arrays or shapes, and finds what can move.
@@ -208,11 +212,14 @@ class BalancedFunction:
         """Takes a step."""
         self.compile(*args)
         if self.runs_as_planned:
+            self._memory = {}
             return self._planned(*(self.by_units(a, n) for n, a in enumerate(args)))
         ready = self._known
         flat, tree = jax.tree_util.tree_flatten(tuple(self.by_places(a, n) for n, a in enumerate(args)))
         placed = [jax.device_put(x, s) for x, s in zip(flat, self._shardings, strict=True)]
-        result = self._compiled(self._held, *jax.tree_util.tree_unflatten(tree, placed))
+        memory, self._memory = self._memory or self._new_memory(), {}  # used up, also where the step fails
+        inner = jax.tree_util.tree_unflatten(tree, placed)
+        result, self._memory = self._compiled(self._held, memory, *inner)
         self._note(ready, result)
         return result
 
@@ -239,6 +246,7 @@ class BalancedFunction:
             self._planned.compile(*jax.tree_util.tree_unflatten(self._known.traced.in_tree, shapes))
             when_lowered()
             self._compiled = lowered.compile()
+            self._new_memory = self._memory_program().lower().compile()
             for leaves in self._known.leaves.values():
                 leaves.compile()
 
@@ -259,25 +267,38 @@ class BalancedFunction:
         program, traced = ready.program, ready.traced
         outs = [NamedSharding(mesh, partition_spec(e)) for e in program.outputs]
 
-        def balanced(held: Sequence[Held], *inner: Any) -> Any:
-            flat = jax.tree_util.tree_leaves(inner)
-            return jax.tree_util.tree_unflatten(traced.out_tree, program(flat, held))
+        def balanced(held: Sequence[Held], memory: dict[int, Any], *inner: Any) -> Any:
+            result, memory = program(jax.tree_util.tree_leaves(inner), held, memory)
+            return jax.tree_util.tree_unflatten(traced.out_tree, result), memory
 
         balanced.__name__ = getattr(self._fn, "__name__", "balanced")
         jitted = jax.jit(
             balanced,
             in_shardings=(
                 [held_shardings(r.unit.axis, mesh) for r in program.rooms],
+                self._memory_shardings,
                 *jax.tree_util.tree_unflatten(traced.in_tree, self._shardings),
             ),
-            out_shardings=jax.tree_util.tree_unflatten(traced.out_tree, outs),
-            donate_argnums=tuple(n + 1 for n in self._plan.donate_argnums),
+            out_shardings=(jax.tree_util.tree_unflatten(traced.out_tree, outs), self._memory_shardings),
+            donate_argnums=(1, *(n + 2 for n in self._plan.donate_argnums)),
             compiler_options=compiler_options(mesh.devices.flat[0].platform, self._plan.schedule),
         )
         for n, (room, tensor) in program.unit_arguments().items():
             by = by_places(shapes[n].shape, tensor.dim, room)
             shapes[n] = jax.ShapeDtypeStruct(by, shapes[n].dtype, weak_type=shapes[n].weak_type)
-        return jitted.lower(self._held, *jax.tree_util.tree_unflatten(traced.in_tree, shapes))
+        memory = {key: jax.ShapeDtypeStruct(r.shape, r.dtype) for key, r in program.reused().items()}
+        return jitted.lower(self._held, memory, *jax.tree_util.tree_unflatten(traced.in_tree, shapes))
+
+    @property
+    def _memory_shardings(self) -> dict[int, NamedSharding]:
+        reused = self._known.program.reused()
+        return {key: NamedSharding(self.mesh, partition_spec(r.entries)) for key, r in reused.items()}
+
+    def _memory_program(self) -> Any:
+        """Makes the memory that steps with uneven shares keep for one another."""
+        reused = self._known.program.reused()
+        zeros = lambda: {key: jnp.zeros(r.shape, r.dtype) for key, r in reused.items()}
+        return jax.jit(zeros, out_shardings=self._memory_shardings)
 
 
 def nothing_moves(refused: Sequence[Refusal], axes: dict[str, int]) -> str:

@@ -88,6 +88,19 @@ def test_no_decision_beats_the_ideal(seed):
     assert found.step_s <= as_it_is(even_placing(room), slowness, room, prices).step_s
 
 
+@pytest.mark.parametrize("ways", [2, 4, 8])
+@pytest.mark.parametrize("size", [8, 24, 96, 1000, 8192])
+def test_chunks_of_a_loop_fill_an_even_share(size, ways):
+    """Places are whole chunks, more than an even share, and at least what a device needs beside one that is s times
+    slower. No more than a chunk is computed in vain."""
+    room = room_for(dimension(size, ways), 4.0, tile=8, is_looped=True)
+    even = size // ways
+    assert room.buckets == tuple(range(0, room.capacity + 1, room.chunk))
+    assert room.capacity > even and room.capacity >= 4 * size / (4 * (ways - 1) + 1)
+    assert room.buckets[room.bucket_of(even)] - even < room.chunk <= max(8, even / 8)
+    assert all(room.bucket_of(n) == -(-n // room.chunk) for n in range(even + 1))
+
+
 def part(placing: Placing | None = None, move_s: float = 0.0, fixed_s: float = 0.0) -> Part:
     room = Room(dimension(64, 4), 24, tuple(range(25)))
     return Part(room, placing or even_placing(room), 1.0, fixed_s, move_s)

@@ -27,12 +27,12 @@ def compiled():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "mesh"), [("gpt", "zero"), ("moe", "8")])
-def test_steps_with_shares_equal_plain_ones(compiled, family, mesh):
+@pytest.mark.parametrize(("family", "mesh", "sizes"), [("gpt", "zero", "loop"), ("moe", "8", "switch")])
+def test_steps_with_shares_equal_plain_ones(compiled, family, mesh, sizes):
     reference = zoo_checks.reference_of(program(family))
     strategy, axes = MESHES[mesh]
     plan = baselines.plan_baseline(strategy, reference.subject, mesh=axes, options=zoo_checks.OPTIONS)
-    run = plan.jit(reference.program.functions.step, balance=Balance(mode="migrate", most_buckets=2))
+    run = plan.jit(reference.program.functions.step, balance=Balance(mode="migrate", sizes=sizes, most_buckets=2))
     run.compile(reference.first, reference.batches[0])
     rng, seen, late, held = np.random.default_rng(0), set(), [], []
 

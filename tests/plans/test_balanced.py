@@ -92,11 +92,12 @@ def masks_of(placings, rooms, unbiased):
     return masks
 
 
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_units_left_out_are_masks(plan, run, batches, unbiased):
+@pytest.mark.parametrize(("sizes", "unbiased"), [("loop", False), ("loop", True), ("switch", True)])
+def test_units_left_out_are_masks(plan, run, batches, sizes, unbiased):
     """Also where units have moved: loss, parameters and the state of the optimizer, also of what is left out."""
     if unbiased:
-        run = plan.jit(step, balance=Balance(mode="semi", max_loss_share=1.0, most_buckets=2, unbiased=True))
+        own = Balance(mode="semi", max_loss_share=1.0, sizes=sizes, most_buckets=2, unbiased=True)
+        run = plan.jit(step, balance=own)
     state, expected, rng = plan.init(init, 0), init(0), np.random.default_rng(0)
     assert [room.unit.size for room in run.balance.rooms] == [HEADS, HIDDEN]
     dropped = 0
