@@ -8,7 +8,8 @@ holds for the step as scheduled (`planner/overlap.py`). The best weights are tho
 
 which is sought with the plans and stretches known so far, each round adding a plan that is best at the last weights,
 and the stretches that bind in it (Kelley, The cutting-plane method for solving convex programs, 1960). Only part of the
-way is gone, from the weights that bounded best so far: the method alone swings from one extreme to another. As long as
+way is gone, from the weights that bounded best so far: the method alone swings from one extreme to another. At first a
+small weight of the whole step keeps plans from sending for nothing; it goes once it is what the bound lacks. As long as
 the fastest plan and the bound are far apart because of the weights, a problem is solved no more exactly than tells
 where to go next. `as_scheduled.py` goes on from there.
 """
@@ -46,8 +47,11 @@ _STALLED = 0.02
 between the bound and the fastest plan."""
 
 _WORTH_A_BYTE = 0.02
-"""The weight of the whole step in every round: what hides is not quite free, so that a plan does not send for nothing.
-A choice of the search: bounds hold for all weights, and come out at most so much lower."""
+"""The weight of the whole step in the first rounds: what hides is not quite free, so that a plan does not send for
+nothing. A choice of the search: bounds hold for all weights, and come out at most so much lower."""
+
+_LOST = 0.5
+"""Once that weight costs this share, or more, of what lies between the bound and the fastest plan, it is left out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,24 +96,28 @@ def priced(
     at = formulation
     centre = at.overlap.weights  # the weights that bounded best so far
     assert centre is not None, "nothing hides"
-    bound, bounded, best, mixture = None, at, None, None
-    whole = StretchWeights(((1.0, (0, len(at.program.graph.operations))),))
+    bound, bounded, price, best, mixture = None, at, None, None, None
+    end = len(at.program.graph.operations)
+    whole = StretchWeights(((1.0, (0, end)),))
     plans = list(known)
     before, bound_stretches = None, None
     stretches = [stretch for _, stretch in (*centre.stretches, *whole.stretches)]
     stretches = list(dict.fromkeys([*stretches, *(s for plan in plans for s in plan.times.stretches)]))
-    weights, enough, gap = centre, 0.5 * relative_gap, _FIRST_GAP
-    for n in range(rounds):
-        share = _LATER_SHARE / (rounds - n) if n or plans else _FIRST_SHARE
+    weights, enough, gap, is_free = centre, 0.5 * relative_gap, _FIRST_GAP, False
+    for n in range(rounds + 1):
+        share = _LATER_SHARE / max(rounds - n, 1) if n or plans else _FIRST_SHARE
         found = series.solve(at, hint=hint, relative_gap=max(gap, enough), share=share)
         if bound is None or found.certificate.bound > bound.bound:
             bound, bounded, centre = found.certificate, at, weights
+        own = found.certificate.capacity_price  # some problems are solved without prices
+        price = max((p for p in (price, own) if p is not None), key=lambda p: p.bound, default=None)
         if found.choices is None:
             break
         is_new = found.choices != hint
         hint = found.choices
         times = asked_for(at, found.chosen)
-        if best is None or times.step_s < best.step_s:
+        # a plan to which hiding was free may send for nothing: it must be faster by what counts
+        if best is None or times.step_s < best.step_s * (1 - relative_gap if is_free else 1):
             best = Timed(at, found, times.step_s)
             to_beat_s = min(to_beat_s, best.step_s)
         is_bound_again = times.stretches == bound_stretches
@@ -119,17 +127,20 @@ def priced(
         mixture = _best_mixture(plans, stretches)
         gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0) if is_new else _GAP_SHARE * gap
         enough_s = bound.bound + relative_gap * to_beat_s
-        if n + 1 == rounds or to_beat_s <= enough_s or mixture.step_s <= enough_s:
+        if n == rounds or to_beat_s <= enough_s or mixture.step_s <= enough_s:
             break
         now = mixture.step_s, bound.bound
         moved_s = math.inf if before is None else sum(abs(a - b) for a, b in zip(now, before, strict=True))
         is_stalled = math.isfinite(bound.bound) and moved_s < _STALLED * (to_beat_s - bound.bound)
-        if n > 1 and (is_stalled or is_settled(mixture)):
+        is_costly = -_WORTH_A_BYTE * float(times.waited_s([(0, end)])[0]) >= _LOST * (to_beat_s - bound.bound)
+        is_over = n + 1 == rounds or (n > 1 and (is_stalled or is_settled(mixture)))
+        if is_over and (is_free or not is_costly):
             break
-        before = now
-        weights = _between(centre, mixture.weights, _SETTLED if is_bound_again else _UNSETTLED)
-        at = repriced(at, _between(weights, whole, _WORTH_A_BYTE))
+        before, is_free = now, is_costly
+        weights = _between(centre, mixture.weights, _SETTLED if is_bound_again or is_free else _UNSETTLED)
+        at = repriced(at, weights if is_free else _between(weights, whole, _WORTH_A_BYTE))
     assert bound is not None, rounds
+    bound = dataclasses.replace(bound, capacity_price=price)
     return Priced(bounded, bound, found, best, tuple(plans), mixture)
 
 

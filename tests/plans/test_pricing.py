@@ -163,6 +163,19 @@ def test_no_plan_is_faster_than_the_bound(one_layer):
     assert (certificate.status is Status.OPTIMAL) == (certificate.gap <= 1e-6)
 
 
+def test_the_bound_is_tight_where_all_that_is_sent_hides(formulated, gpus):
+    """A layer without memory limits, so slow that its transfers are nothing beside it."""
+    mesh = gpus(4)
+    rates = tuple((dtype, rate / 1000) for dtype, rate in mesh.device_type.peak_flops_per_s)
+    mesh = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, peak_flops_per_s=rates))
+    args = ({"one": f32(256, 512), "two": f32(512, 256)}, f32(512, 256))
+    f = formulated(train, args, mesh, donate=(0,), schedule=Schedule.LATENCY_HIDING)
+    found = priced(f, None, 1e-4, Exactly())
+    times = asked_for(found.best.formulation, found.best.solution.choices)
+    assert times.hidden_s > 0 and times.step_s < 1.001 * times.compute_s
+    assert found.bound.bound >= (1 - 1e-3) * found.best.step_s
+
+
 def test_branches_bound_the_plans_that_are_theirs(one_layer):
     """Whatever decision is cut, and wherever: a branch has its own plans, no others, and none faster than its bound."""
     f, steps_s = one_layer
