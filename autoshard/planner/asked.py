@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from autoshard.annotations.block import Block, BlockKind
 from autoshard.cluster import LogicalMesh
 from autoshard.errors import AnnotationError, LayoutError
-from autoshard.graph.graph import Graph
+from autoshard.graph.graph import Graph, Operation
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import Assignment
 from autoshard.graph.tied_dims import TiedDims
@@ -70,6 +70,11 @@ class Asked:
     blocks: tuple[Block, ...]
 
 
+def is_binding(operation: Operation) -> bool:
+    """Whether an operation must obey."""
+    return operation.name in BINDING_OPERATIONS
+
+
 def asks(graph: Graph) -> bool:
     """Whether a program has blocks that ask something of its operations."""
     return any(b.kind in (BlockKind.REPLICATE, BlockKind.SPLIT) for o in graph.operations for b in o.blocks)
@@ -91,7 +96,7 @@ def asked_of(program: Program, batch_leaves: Collection[int] | None = None) -> A
         return None
     reader = _Reader(program, batch_leaves)
     of_groups = tuple(reader.demands(group) for group in program.groups)
-    is_product = lambda group: any(graph.operations[o].name in BINDING_OPERATIONS for o in group.operations)
+    is_product = lambda group: any(is_binding(graph.operations[o]) for o in group.operations)
     blocks: dict[tuple[str, str], Block] = {}
     for operation in graph.operations:
         for block in in_force(operation.blocks):
@@ -184,7 +189,9 @@ class _Reader:
         """The factors of a group that a block speaks of."""
         if block.dims:
             own = self.ties.factors(group, self.named(block))
-            return own if block.kind is BlockKind.REPLICATE else own - self.batch_factors(group)
+            own = own if block.kind is BlockKind.REPLICATE else own - self.batch_factors(group)
+            self.check_lengths(group, block, own)
+            return own
         if self.roles is None:
             of_what = "a `replicate` splits" if block.kind is BlockKind.REPLICATE else "a `split` tells weights by"
             raise AnnotationError(
@@ -195,6 +202,31 @@ class _Reader:
             return self.batch_factors(group)
         read = [group.reads[r].dims for r in self.roles.matrix_reads[group.index]]
         return frozenset(f for dims in read for factors in dims for f in factors) - self.batch_factors(group)
+
+    def check_lengths(self, group: Group, block: Block, own: Collection[int]) -> None:
+        """Refuses a length that two independent dimensions of one product have: either could be what is meant."""
+        product = next((o for o in map(self.graph.operations.__getitem__, group.operations) if is_binding(o)), None)
+        if product is None:
+            return
+        for name, length in block.dims:
+            sets = {self.ties.find(("factor", group.index, f)) for f in own if group.factors[f].size == length}
+            if len(sets) > 1 and isinstance(length, int):
+                raise AnnotationError(
+                    f"A length must tell a dimension from all others, but {block.at_line} names `{name}` by the length "
+                    f"{length}, which {len(sets)} dimensions of `{product.name}` at {product.source or '?'} have. Name "
+                    f"it by an argument and its dimension{self.examples(name, sets)}."
+                )
+
+    def examples(self, name: str, sets: Collection[tuple]) -> str:
+        """How to write each of several sets of tied dimensions as a dimension of an argument, where one has it."""
+        found: dict[tuple, str] = {}
+        for argument in self.graph.arguments:
+            for d in range(len(self.graph.values[argument.value].shape)):
+                found.setdefault(
+                    self.ties.find(("value", argument.value, d)), f'{{"{name}": ("{argument.name}", {d})}}'
+                )
+        told = sorted(found[tied] for tied in sets if tied in found)
+        return f": dims={' or '.join(told)}" if told else ""
 
     def named(self, block: Block) -> set[tuple]:
         """The sets of tied dimensions that a block names: those of its own operations of a length, or of arguments."""
@@ -277,9 +309,7 @@ def refusals(program: Program, mesh: LogicalMesh, asked: Asked) -> Iterator[str]
 
 
 def _refusal(program: Program, group: Group, demands: Demands, mesh: LogicalMesh) -> str:
-    operation = next(
-        o for o in map(program.graph.operations.__getitem__, group.operations) if o.name in BINDING_OPERATIONS
-    )
+    operation = next(o for o in map(program.graph.operations.__getitem__, group.operations) if is_binding(o))
     lengths = lambda d: ", ".join(str(group.factors[f].size) for f in sorted(d.factors))
     told = [
         f"{d.block.at_line} asks for {d.degree(mesh.num_devices)} parts of a length of {lengths(d)}" for d in demands

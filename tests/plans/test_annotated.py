@@ -240,6 +240,29 @@ def test_dimensions_that_cannot_be_split_are_told():
     assert re.search(r"`dot_general` at .*asks for 8 parts of a length of 4", error(narrow))
 
 
+def test_a_length_that_two_dimensions_have_is_refused_with_both():
+    forward = replicate(8, dims={"examples": BATCH})(head)
+    with pytest.raises(AnnotationError) as caught:
+        autoshard.plan(forward, jax.eval_shape(init), batch()[0], cluster=CLUSTER)
+    text = str(caught.value)
+    assert f"length {BATCH}, which 2 dimensions of `dot_general` at" in text and "test_annotated.py" in text
+    ways = re.findall(r'dims=|\{"examples": \("([^"]+)", (\d)\)\}', text)
+    assert len(ways) == 3 and {d for _, d in ways[1:]} == {"0", "1"}
+    for pattern, d in ways[1:]:
+        named = replicate(8, dims={"examples": (pattern, int(d))})(head)
+        plan = autoshard.plan(named, jax.eval_shape(init), batch()[0], cluster=CLUSTER)
+        assert plan.obeyed[0].groups > 0
+
+
+def test_a_length_that_tied_dimensions_have_names_them_all():
+    def attention(x):
+        with split(4, dims={"positions": 16}):
+            return jax.nn.softmax(x @ x.T) @ x
+
+    plan = autoshard.plan(attention, jax.ShapeDtypeStruct((16, 8), "float32"), cluster=CLUSTER)
+    assert plan.obeyed[0].groups > 0
+
+
 def test_blocks_that_bind_nothing_are_told():
     assert "of the operations inside `split(2)`" in error(lambda p, x: split(2)(jnp.tanh)(plain(p, x)))
     assert "`split(2, heads=7)`" in error(split(2, dims={"heads": 7})(plain))
@@ -275,7 +298,7 @@ def test_without_examples_a_dimension_is_named():
     shapes = jax.eval_shape(init), batch()[0]
     with pytest.raises(AnnotationError, match="dims="):
         autoshard.plan(replicate(8)(forward), *shapes, cluster=CLUSTER)
-    named = replicate(8, dims={"examples": BATCH})(split(1, dims={"classes": CLASSES})(forward))
+    named = replicate(8, dims={"examples": ("x", 0)})(split(1, dims={"classes": ("*.head", 1)})(forward))
     plan = autoshard.plan(named, *shapes, cluster=CLUSTER, options=autoshard.PlanOptions(cache=False))
     assert plan.obeyed[0].groups > 0
 

@@ -3,7 +3,9 @@
 Between two heavy equations (products, convolutions, loops, checkpointed functions) the program is cut, if at all, where
 the fewest bytes are alive. Such a cut begins a layer if only one value crosses it, or if it is a valley: on neither
 side, up to the next higher cut, do fewer bytes cross. In a residual network these are the submeshes between its blocks
-and between their branches, where nothing but the residual stream is alive.
+and between their branches, where nothing but the residual stream is alive. Between two checkpointed functions, which
+are blocks by their author's word, it is always cut: of a decoder whose blocks all read the encoder's output, no such
+cut is lower than another, and those in the encoder are.
 
 Where annotations ask for stages, a layer begins between any two of them: where the fewest bytes cross.
 """
@@ -60,7 +62,11 @@ def find_layers(forward: Forward) -> LayerBoundaries:
         # of equal submeshes the first: a cut lies right behind what makes the value that crosses it
         gaps.append(min(range(before + 1, after + 1), key=lambda i: (crossing[i], i)))
     borders: list[int] = []
-    kept = [g for k, g in enumerate(gaps) if counts[g] == 1 or _is_valley([crossing[x] for x in gaps], k)]
+    heights = [crossing[g] for g in gaps]
+    is_block = [is_checkpoint(equations[i]) for i in heavy]
+    kept = [
+        g for k, g in enumerate(gaps) if counts[g] == 1 or (is_block[k] and is_block[k + 1]) or _is_valley(heights, k)
+    ]
     spans = forward.asked.spans if forward.asked is not None else ()
     for (_, last), (first, _) in itertools.pairwise(spans):
         if not any(last < start <= first for start in kept):

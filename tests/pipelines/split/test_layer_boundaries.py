@@ -120,6 +120,28 @@ def test_a_narrow_submesh_is_a_cut_though_a_skip_is_alive_beside_it():
     assert sent(forward, find_layers(forward)) == [1, 2, 1]
 
 
+def test_checkpointed_blocks_that_all_read_an_earlier_value_are_layers():
+    """As in a decoder, whose blocks read what the encoder made: two values cross, and only one within the encoder."""
+
+    def block(w, x, other):
+        return x + jnp.tanh((x + other) @ w) @ w.T
+
+    def loss(p, batch, key):
+        run = jax.checkpoint(block)
+        encoded = x = batch
+        for name in "ab":
+            encoded = run(p[name], encoded, 0.0)
+        for name in "cdef":
+            x = run(p[name], x, encoded)
+        return jnp.sum(x**2), {}
+
+    forward = traced(loss, weights("abcdef"))
+    cuts = find_layers(forward)
+    assert parameters(forward, cuts) == [[n] for n in "abcdef"]
+    # the batch is every stage's own; so the first block of the decoder takes the encoder's output alone
+    assert sent(forward, cuts) == [1, 1, 2, 2, 2]
+
+
 def test_a_scan_is_one_layer():
     """Layers that are stacked and scanned cannot be taken apart; what is around them can."""
 
