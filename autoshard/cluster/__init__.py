@@ -5,6 +5,7 @@ This room knows nothing of JAX, except for `Cluster.detect`, which asks it for t
 
 from autoshard.cluster.cluster import Cluster
 from autoshard.cluster.device import DeviceType, Link, Wires
+from autoshard.cluster.host import Host
 from autoshard.cluster.measured import Calibration, CollectiveKind, Curve, MeasuredCollective, MeasuredRates
 from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.cluster.node_group import NodeGroup
@@ -21,6 +22,7 @@ __all__ = [
     "CollectiveKind",
     "Curve",
     "DeviceType",
+    "Host",
     "Link",
     "LogicalMesh",
     "MeasuredCollective",

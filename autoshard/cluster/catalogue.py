@@ -1,11 +1,14 @@
-"""The catalogue of known device types and links, read from `catalogue.yaml` beside this file."""
+"""The catalogue of known device types, links and hosts, read from `catalogue.yaml` beside this file."""
 
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 
 from autoshard.cluster.device import DeviceType, Link
 from autoshard.cluster.device_schema import DeviceTypeSchema, LinkSchema
+from autoshard.cluster.host import Host
+from autoshard.cluster.host_schema import HostFigures
 from autoshard.cluster.schema import Number, Schema, Text, Whole
 from autoshard.errors import ClusterError
 from autoshard.files import read_yaml
@@ -38,6 +41,20 @@ class GpuDescription(Schema):
     """Where the figures come from."""
 
 
+class KnownTorus(Schema):
+    """How chips of a kind are wired where they form a grid."""
+
+    link: Text
+    """Name of the link that is a ring along an axis that closes."""
+    closes_at_multiples_of: Whole
+    """Lengths of axes that close; of a grid with three axes, all must be such."""
+
+    def wraps(self, shape: Sequence[int]) -> tuple[bool, ...]:
+        """For each axis of a grid of this shape, whether it closes."""
+        closes = tuple(size % self.closes_at_multiples_of == 0 for size in shape)
+        return (all(closes),) * len(shape) if len(shape) > 2 else closes
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnownDevice:
     """A device type of the catalogue, with what `Cluster.detect` needs to know about it.
@@ -48,6 +65,7 @@ class KnownDevice:
       intra_node: Name of the link that usually joins such devices inside a node.
       inter_node: Name of the link that usually joins their nodes.
       gpu: What XLA:GPU must know to compile for it while it is not there; None where it cannot.
+      torus: How its chips are wired where they tell their coordinates; None where they are behind switches.
     """
 
     device_type: DeviceType
@@ -55,6 +73,7 @@ class KnownDevice:
     intra_node: str
     inter_node: str
     gpu: GpuDescription | None = None
+    torus: KnownTorus | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,10 +83,12 @@ class Catalogue:
     Attributes:
       devices: The device types.
       links: The links by name; the level that each has here is 0, and `link` sets the right one.
+      hosts: The hosts by name.
     """
 
     devices: tuple[KnownDevice, ...]
     links: tuple[tuple[str, Link], ...]
+    hosts: tuple[tuple[str, Host], ...] = ()
 
     def device_type(self, name: str) -> DeviceType:
         """The device type called `name`.
@@ -103,6 +124,20 @@ class Catalogue:
             "describe any other under links in the cluster file."
         )
 
+    def host(self, name: str) -> Host:
+        """The host called `name`.
+
+        Raises:
+          ClusterError: If there is none.
+        """
+        hosts = dict(self.hosts)
+        if name not in hosts:
+            raise ClusterError(
+                f"the catalogue has no host {name!r:.80}.{suggestion(name, list(hosts))} It has {', '.join(hosts)}; "
+                "describe any other in its place in the cluster file."
+            )
+        return hosts[name]
+
     def known_device(self, device_kind: str) -> KnownDevice | None:
         """The device that calls itself `device_kind`, or None."""
         for device in self.devices:
@@ -118,6 +153,13 @@ class _KnownDeviceSchema(DeviceTypeSchema):
     intra_node: Text
     inter_node: Text
     gpu: GpuDescription | None = None
+    torus: KnownTorus | None = None
+
+
+class _KnownHostSchema(HostFigures):
+    """A host of the catalogue."""
+
+    to_device: Text
 
 
 class _CatalogueSchema(Schema):
@@ -125,6 +167,7 @@ class _CatalogueSchema(Schema):
 
     device_types: dict[str, _KnownDeviceSchema]
     links: dict[str, LinkSchema]
+    hosts: dict[str, _KnownHostSchema]
 
 
 @functools.cache
@@ -133,8 +176,11 @@ def catalogue() -> Catalogue:
     read = _CatalogueSchema.read(read_yaml(_PATH), _PATH.name)
     return Catalogue(
         tuple(
-            KnownDevice(own.device_type(name), tuple(own.device_kinds), own.intra_node, own.inter_node, own.gpu)
+            KnownDevice(
+                own.device_type(name), tuple(own.device_kinds), own.intra_node, own.inter_node, own.gpu, own.torus
+            )
             for name, own in read.device_types.items()
         ),
         tuple((name, own.link(level=0)) for name, own in read.links.items()),
+        tuple((name, own.host(read.links[own.to_device].link(level=0))) for name, own in read.hosts.items()),
     )

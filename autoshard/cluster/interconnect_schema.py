@@ -1,4 +1,6 @@
-"""How nodes and devices are joined, as it stands in cluster files of version 3: torus, tiers, rails, pairs."""
+"""How nodes and devices are joined, as it stands in cluster files of version 3: torus, tiers, rails, pairs; and hosts,
+as they stand in files of version 4.
+"""
 
 import dataclasses
 
@@ -7,6 +9,8 @@ import pydantic
 from autoshard.cluster.catalogue import catalogue
 from autoshard.cluster.device import Link
 from autoshard.cluster.device_schema import LinkSchema
+from autoshard.cluster.host import Host
+from autoshard.cluster.host_schema import HostFigures
 from autoshard.cluster.pair_speeds import PairSpeeds
 from autoshard.cluster.schema import Number, Schema, Text, Whole, broken_rule
 from autoshard.cluster.tiers import Tier
@@ -121,3 +125,34 @@ class PairsSchema(Schema):
             given = [[given] * len(self.bandwidth_bytes_per_s)] * len(self.bandwidth_bytes_per_s)
         as_matrix = lambda rows: tuple(map(tuple, rows))
         return PairSpeeds(as_matrix(self.bandwidth_bytes_per_s), as_matrix(given), self.source)
+
+
+class HostSchema(HostFigures):
+    """A host that has no name."""
+
+    to_device: LinkOrName | None = None
+    """Between its memory and one device while all others are as busy, each way."""
+
+    @classmethod
+    def of(cls, host: Host | None) -> "HostSchema | None":
+        """As a file has it."""
+        if host is None:
+            return None
+        return cls(
+            num_cpus=host.num_cpus,
+            memory_bytes=host.memory_bytes,
+            source=host.source,
+            memory_bandwidth_bytes_per_s=host.memory_bandwidth_bytes_per_s,
+            flops_per_s=host.flops_per_s,
+            to_device=host.to_device and LinkInPlace.model_validate(host.to_device),
+        )
+
+
+HostOrName = HostSchema | Text
+
+
+def named_host(value: HostOrName | None, links: dict[str, LinkSchema]) -> Host | None:
+    """The host that a file means, by name or in place; `links`: those that the file names."""
+    if isinstance(value, HostSchema):
+        return value.host(None if value.to_device is None else named_link(value.to_device, links, 0))
+    return None if value is None else catalogue().host(value)

@@ -1,5 +1,5 @@
-"""Cluster files: YAML, versions 1 to 3. Version 2 may also have measured figures, and version 3 also tells how nodes
-and devices are joined; they are else the same.
+"""Cluster files: YAML, versions 1 to 4. Version 2 may also have measured figures, version 3 also tells how nodes and
+devices are joined, and version 4 also what hosts they have; they are else the same.
 
     format: autoshard-cluster
     version: 1
@@ -21,6 +21,13 @@ and devices are joined; they are else the same.
           bandwidth_bytes_per_s: [[0, 50e9], [50e9, 0]]
           latency_s: 10e-6         # optional; one figure, or one a pair
           source: where the figures come from
+        host:                      # version 4: CPUs and memory of each node; a name from the catalogue, or a mapping
+          num_cpus: 112
+          memory_bytes: 2e12
+          memory_bandwidth_bytes_per_s: 614e9 # optional, as all that follows
+          flops_per_s: 14e12       # of all cores, at float32
+          to_device: PCIe5-x16     # between the memory and one device while all others are as busy
+          source: where the figures come from
     between_groups: ...            # a link; may be left out if there is one group
     device_types:                  # optional: your own, by name; they come before the catalogue's
       My-Chip:
@@ -37,9 +44,9 @@ and devices are joined; they are else the same.
         source: where the figures come from
 
 `device_schema.py` describes every key of device types and links, also those of version 2, which `autoshard calibrate`
-writes, and `interconnect_schema.py` those of version 3. A link written in place is the same mapping with an optional
-`level`, by default 0 for `intra_node`, 1 for `inter_node`, rising from tier to tier, and the next, at least 2, for
-`between_groups`. A named link takes that default. The catalogue is
+writes, and `interconnect_schema.py` and `host_schema.py` those of versions 3 and 4. A link written in place is the same
+mapping with an optional `level`, by default 0 for `intra_node` and `to_device`, 1 for `inter_node`, rising from tier to
+tier, and the next, at least 2, for `between_groups`. A named link takes that default. The catalogue is
 `autoshard/cluster/catalogue.yaml`. Unknown keys are refused.
 """
 
@@ -50,11 +57,14 @@ from autoshard.cluster.catalogue import catalogue
 from autoshard.cluster.device import DeviceType
 from autoshard.cluster.device_schema import DeviceTypeSchema, LinkSchema
 from autoshard.cluster.interconnect_schema import (
+    HostOrName,
+    HostSchema,
     LinkInPlace,
     LinkOrName,
     PairsSchema,
     TierSchema,
     TorusSchema,
+    named_host,
     named_link,
 )
 from autoshard.cluster.node_group import ClusterDescription, NodeGroup
@@ -64,8 +74,8 @@ from autoshard.errors import ClusterError, FileFormatError
 from autoshard.files import read_yaml
 
 FORMAT = "autoshard-cluster"
-VERSIONS = (1, 2, 3)
-"""Read. Written is the lesser one that can hold the cluster."""
+VERSIONS = (1, 2, 3, 4)
+"""Read. Written is the least one that can hold the cluster."""
 _INTRA_NODE, _INTER_NODE, _BETWEEN_GROUPS = 0, 1, 2
 
 
@@ -82,6 +92,7 @@ class GroupSchema(Schema):
     tiers: list[TierSchema] = []
     rails: LinkOrName | None = None
     pairs: PairsSchema | None = None
+    host: HostOrName | None = None
 
     def group(self, device_type: DeviceType, links: dict[str, LinkSchema]) -> NodeGroup:
         """The group; `links`: those that the file names."""
@@ -105,6 +116,7 @@ class GroupSchema(Schema):
             tuple(tiers),
             None if self.rails is None else named_link(self.rails, links, _INTER_NODE),
             None if self.pairs is None else self.pairs.pairs((inter or intra).latency_s),
+            named_host(self.host, links),
         )
 
 
@@ -176,6 +188,7 @@ def cluster_to_dict(cluster: ClusterDescription) -> dict[str, Any]:
             ],
             rails=group.rails and LinkInPlace.model_validate(group.rails),
             pairs=PairsSchema.of(group.pairs),
+            host=HostSchema.of(group.host),
         )
         for group in cluster.groups
     ]
@@ -183,9 +196,10 @@ def cluster_to_dict(cluster: ClusterDescription) -> dict[str, Any]:
     links = [cluster.between_groups, *(link for g in cluster.groups for link in (g.intra_node, g.inter_node))]
     is_measured = any(own.measured for own in types.values()) or any(link and link.collectives for link in links)
     is_joined_otherwise = any(g.torus or g.tiers or g.rails or g.pairs for g in cluster.groups)
+    has_hosts = any(g.host for g in cluster.groups)
     document = ClusterSchema(
         format=FORMAT,
-        version=VERSIONS[2 if is_joined_otherwise else is_measured],
+        version=VERSIONS[3 if has_hosts else 2 if is_joined_otherwise else is_measured],
         name=cluster.name,
         groups=groups,
         between_groups=cluster.between_groups and LinkInPlace.model_validate(cluster.between_groups),

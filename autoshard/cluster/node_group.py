@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from autoshard.cluster.checks import require_text, require_whole
 from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.host import Host
 from autoshard.cluster.mesh import AxisLevel
 from autoshard.cluster.pair_speeds import PairSpeeds
 from autoshard.cluster.tiers import Tier, check_tiers, even_sizes, sorted_nodes
@@ -39,6 +40,7 @@ class NodeGroup:
       rails: Where devices with one number in their nodes share switches: the link between devices with different
         numbers in different nodes. None where that makes no difference.
       pairs: Speeds of pairs of nodes, or of devices, which take the place of `inter_node`, or of all links.
+      host: CPUs and memory of each node; None if nothing is told of them.
     """
 
     name: str
@@ -51,6 +53,7 @@ class NodeGroup:
     tiers: tuple[Tier, ...] = ()
     rails: Link | None = None
     pairs: PairSpeeds | None = None
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         require_text("node group", "name", self.name)
@@ -148,7 +151,8 @@ class NodeGroup:
         ])  # fmt: skip
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.num_nodes} nodes of {self.devices_per_node} x {self.device_type.name}"
+        host = f", each with {self.host}" if self.host else ""
+        return f"{self.name}: {self.num_nodes} nodes of {self.devices_per_node} x {self.device_type.name}{host}"
 
 
 def _levels(sizes: Sequence[tuple[int, Link | None]]) -> tuple[AxisLevel, ...]:

@@ -82,7 +82,7 @@ def test_shipped_clusters(path, tmp_path):
     cluster.to_file(tmp_path / "copy.yaml")
     assert Cluster.from_file(tmp_path / "copy.yaml") == cluster
     assert all(part.logical_meshes() for part in cluster.slices())
-    assert cluster.is_homogeneous == ("_" not in path.stem)
+    assert cluster.is_homogeneous == ("_" not in path.stem.removesuffix("_cpu"))
     assert "://" not in path.read_text() and path.read_text().startswith("# ")
 
 
@@ -234,8 +234,8 @@ def test_wrong_measured_collectives_are_refused(tmp_path):
     ("keys", "value", "error", "reason"),
     [
         (["format"], ..., FileFormatError, "format: autoshard-cluster"),
-        (["version"], 4, FileFormatError, "`version` of 1 to 3"),
-        (["version"], True, FileFormatError, "`version` of 1 to 3"),
+        (["version"], 5, FileFormatError, "`version` of 1 to 4"),
+        (["version"], True, FileFormatError, "`version` of 1 to 4"),
         (["name"], ..., FileFormatError, "'name', which is missing"),
         (["name"], 7, FileFormatError, "name must be text"),
         (["groups"], ..., ClusterError, "at least one node group"),
