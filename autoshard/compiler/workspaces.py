@@ -1,4 +1,4 @@
-"""What a matrix product needs beside its operands and its result."""
+"""What an operation needs beside its operands and its result: matrix products, and look-ups that are exchanged."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,6 +30,14 @@ def product_workspaces(
                     amounts[num_choices] = np.full(num_choices, float(workspace_bytes))
                 at = analysis.live.delayed.get(index, index)
                 yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, amounts[num_choices])
+
+
+def exchange_workspaces(analysis: ProgramAnalysis, choices: Sequence[GroupChoices]) -> Iterator[BufferUse]:
+    """Ids and rows of every look-up that exchanges them, while it does."""
+    for group, own in zip(analysis.groups, choices, strict=True):
+        if own.exchange_bytes.any():
+            at = group.operations[0]
+            yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, own.exchange_bytes)
 
 
 def _is_of_matrices(rule: FactorRule) -> bool:

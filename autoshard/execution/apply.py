@@ -219,7 +219,8 @@ class Evaluator:
         if entries is None:
             return result
         value, scattered = result.value, [axis for axis, _ in plan.scatters]
-        if scattered and equation.primitive.name == "scatter-add":  # XLA would rather move what is added
+        by_shards = plan.exchange is not None
+        if scattered and equation.primitive.name == "scatter-add" and not by_shards:  # XLA would move what is added
             local = tuple(tuple(axis for axis in axes if axis not in scattered) for axes in entries)
             minor = tuple(
                 (*own, *(a for a in axes if a in scattered)) for own, axes in zip(local, entries, strict=True)

@@ -2,7 +2,8 @@
 
 The rule of such an equation says which shards belong together. The plan gives the layouts in which it reads its
 operands; from these follow the axes that split each factor, and from them what the equation is among the shards: a
-convolution has fewer groups there. Partial sums are added at the end.
+convolution has fewer groups there. Partial sums are added at the end. Look-ups that exchange ids and rows are done so
+too (`exchanged.py`).
 """
 
 import math
@@ -13,6 +14,7 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import Mesh, PartitionSpec
 
+from autoshard.execution.exchanged import exchanged
 from autoshard.execution.row_major import row_major
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan
 from autoshard.graph.graph import Dims, FactorRule
@@ -26,7 +28,7 @@ _AxesOf = dict[int, tuple[str, ...]]
 
 def rule_by_shards(equation: jex.JaxprEqn, wanted: EquationPlan) -> FactorRule | None:
     """The rule of an equation that must run by shards; None for any other."""
-    if wanted.scatters and equation.primitive.name in SCATTERING:
+    if wanted.exchange is not None or wanted.scatters and equation.primitive.name in SCATTERING:
         return table_rule(leaf_of(equation))
     rule = table_rule(leaf_of(equation)) if equation.primitive.name in BY_SHARDS else None
     return rule if rule is not None and rule.by_shards else None
@@ -54,8 +56,13 @@ def run_by_shards(
     """
     axes_of = _axes_of(rule, wanted, mesh)
     ways = {factor: math.prod(mesh.shape[a] for a in axes) for factor, axes in axes_of.items()}
+    sent = () if wanted.exchange is None else wanted.exchange.axes
     summed = tuple(
-        axis for factor, axes in axes_of.items() if rule.factors[factor].reduction is not None for axis in axes
+        axis
+        for factor, axes in axes_of.items()
+        if rule.factors[factor].reduction is not None
+        for axis in axes
+        if axis not in sent
     )
     params = _local_params(equation, rule, ways)
 
@@ -65,8 +72,11 @@ def run_by_shards(
             # XLA's transforms on CPU demand this order of operands and results, and the compiler does not see to it
             # where a collective next to the transform prefers another (jax 0.10.2)
             return [row_major(equation.primitive.bind(*map(row_major, shards), **params))]
-        results = equation.primitive.bind(*shards, **params)
-        results = list(results) if equation.primitive.multiple_results else [results]
+        if wanted.exchange is not None:
+            results = [exchanged(equation, shards, wanted.exchange, math.prod(mesh.shape[a] for a in sent), summed)]
+        else:
+            results = equation.primitive.bind(*shards, **params)
+            results = list(results) if equation.primitive.multiple_results else [results]
         if behind:
             results, behind = jax.lax.optimization_barrier((results, behind))
         if summed:

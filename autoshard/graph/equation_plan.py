@@ -13,6 +13,23 @@ where two axes go onto two dimensions, and may gather an operand where an axis j
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class IndexExchange:
+    """A look-up of which devices send each other ids and rows.
+
+    Attributes:
+      axes: The mesh axes, major to minor, along which each device owns a part of the rows and has a part of the ids.
+      slots: How many ids a device sends to each owner in a round; what is left goes in further rounds.
+      num_ids: How many ids a device has, duplicates counted.
+      expected: How many distinct ids a device is expected to have for the busiest owner, in the mean.
+    """
+
+    axes: tuple[str, ...]
+    slots: int
+    num_ids: int
+    expected: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class EquationPlan:
     """The layouts around one equation, and what must be ordered or kept there; a slot that is not named is left as it
     comes.
@@ -40,6 +57,8 @@ class EquationPlan:
       row_major: Operand slots that are kept row by row in memory.
       row_major_copies: Operand slots whose copies, where they are gathered for the equation, are stored row by row.
       is_transposed_at_once: Whether the result has no layout of its own, but gets that of the transposition behind it.
+      exchange: Of a look-up, or a scatter-add: what devices exchange. It then runs by shards; all operands are named,
+        but for one that the program makes from nothing.
     """
 
     operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()
@@ -57,6 +76,7 @@ class EquationPlan:
     row_major: tuple[int, ...] = ()
     row_major_copies: tuple[int, ...] = ()
     is_transposed_at_once: bool = False
+    exchange: IndexExchange | None = None
 
     @property
     def unordered(self) -> "EquationPlan":
@@ -75,7 +95,7 @@ class EquationPlan:
     @property
     def has_layouts(self) -> bool:
         """Whether it says any layout."""
-        return bool(self.operands or self.results or self.body or self.scatters)
+        return bool(self.operands or self.results or self.body or self.scatters or self.exchange)
 
     @property
     def has_orders(self) -> bool:

@@ -87,6 +87,22 @@ class Touched:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LookUp:
+    """Rows of a table that an operation takes by their ids, or adds to: devices that each own some of the rows can be
+    sent the ids of all others, instead of finding their own rows for everybody.
+
+    Attributes:
+      rows: The factor of the table's rows.
+      ids: The factors of the ids.
+      tables: The factors that table and ids have in common: one look-up in one table for each.
+    """
+
+    rows: int
+    ids: tuple[int, ...]
+    tables: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FactorRule:
     """How the dimensions of one operation's operands and results are tied by factors.
 
@@ -103,6 +119,7 @@ class FactorRule:
       by_shards: Whether execution must run the operation on each device's shards by itself, because XLA's partitioner
         would gather the operands first.
       is_rounded: Whether it multiplies at the device's default precision, which rounds float32 to bfloat16 on some.
+      look_up: Which rows it takes or adds to, where they may be exchanged for ids; None for any other operation.
     """
 
     factors: tuple[Factor, ...]
@@ -114,6 +131,7 @@ class FactorRule:
     touched: Touched | None = None
     by_shards: bool = False
     is_rounded: bool = False
+    look_up: LookUp | None = None
 
 
 class OperationKind(enum.Enum):

@@ -84,7 +84,7 @@ def compiled_collectives(module: HloModule, axes: Sequence[tuple[str, int]]) -> 
     found, channels = [], set()
     for run in module.runs(fused=True):
         kind = run.instruction.opcode.removesuffix("-start")
-        if kind not in _KINDS:
+        if kind not in _KINDS or not run.times:
             continue
         if run.caller is not None and run.caller.instruction.opcode == "fusion":
             # XLA:TPU repeats an asynchronous collective in every fusion that it lies behind, under one channel

@@ -30,6 +30,8 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(calls|to_apply|body|condition|branch_computations|called_computations)=(\{[^}]*\}|%[\w.\-]+)")
 _TRUE_FALSE = re.compile(r"(?:true|false)_computation=%([\w.\-]+)")
+FURTHER_ROUNDS = "further_rounds"
+"""The name of the loops in which look-ups send what exceeds their slots: they are expected not to run at all."""
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _LESS_THAN = re.compile(r"\bdirection=(LT|GT)\b")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
@@ -193,6 +195,8 @@ class HloModule:
         """
         if loop.trips is not None:
             return loop.trips
+        if FURTHER_ROUNDS in loop.op_name.split("/"):
+            return 0
         for callee in loop.called:
             condition = self.computations[callee]
             test = Run(condition, condition.instructions[condition.root], 1.0, None)

@@ -5,12 +5,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from autoshard.cluster import LogicalMesh
+from autoshard.cost.lookups import Lookups
 from autoshard.errors import AnnotationError, LayoutError
 from autoshard.graph.graph import FixedLayout, Operation
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import Layout, all_layouts
 from autoshard.planner.asked import Asked, Demands, obeying
-from autoshard.planner.choices import ChoiceTable, choice_table, satisfies
+from autoshard.planner.choices import Choice, ChoiceTable, choice_table, satisfies
 from autoshard.planner.program import Program
 
 
@@ -20,12 +21,12 @@ class Restrictions:
 
     Attributes:
       argument: (argument index, layout) -> allowed; None where all are.
-      group: (group index, assignment, scatter) -> allowed; None where all are.
+      group: (group index, choice) -> allowed; None where all are.
       asked: What annotated blocks ask for; None for nothing.
     """
 
     argument: Callable[[int, Layout], bool] | None = None
-    group: Callable[[int, Layout, Layout], bool] | None = None
+    group: Callable[[int, Choice], bool] | None = None
     asked: Asked | None = None
 
 
@@ -105,7 +106,10 @@ def as_held(fixed: FixedLayout | None, shape: Sequence[int], mesh: LogicalMesh) 
 
 
 def group_choices(
-    program: Program, mesh: LogicalMesh, restrictions: Restrictions
+    program: Program,
+    mesh: LogicalMesh,
+    restrictions: Restrictions,
+    lookups: Lookups = Lookups(),  # noqa: B008 - frozen
 ) -> tuple[list[ChoiceTable], list[GroupDecision]]:
     """The choice table of every group, one object for groups of equal shape, and which rows of it are allowed.
 
@@ -116,12 +120,12 @@ def group_choices(
     tables, decisions = [], []
     for group, shape in zip(program.groups, program.shapes, strict=True):
         if id(shape) not in cache:
-            table = choice_table(shape, mesh)
+            table = choice_table(shape, mesh, lookups)
             cache[id(shape)] = table, tuple(range(len(table.choices)))
         table, rows = cache[id(shape)]
         if restrictions.group is not None:
             allowed = restrictions.group
-            rows = tuple(k for k in rows if allowed(group.index, table.choices[k].assignment, table.choices[k].scatter))
+            rows = tuple(k for k in rows if allowed(group.index, table.choices[k]))
         demands: Demands = ()
         if restrictions.asked is not None and (demands := restrictions.asked.of_groups[group.index]):
             assignments = [choice.assignment for choice in table.choices]

@@ -31,6 +31,7 @@ from autoshard.compiler.backends import compiler_of
 from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, OperandRead
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.schedule import Schedule
+from autoshard.cost.lookups import Lookups
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind
@@ -38,7 +39,7 @@ from autoshard.graph.layout import Layout, is_gather, is_sent, shard_bytes
 from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns
 from autoshard.planner.allowed import ArgumentDecision, Decision, Restrictions, argument_choices, group_choices
 from autoshard.planner.choices import ChoiceTable
-from autoshard.planner.overlap import Overlap, StretchWeights, first_weights
+from autoshard.planner.overlap import Overlap, StretchWeights, counted_of_group, first_weights
 from autoshard.planner.program import Program
 from autoshard.planner.usages import usages_of
 from autoshard.solver.problem import Edge, Node, Problem
@@ -164,7 +165,9 @@ class _Builder:
             key = id(table), decision.rows
             if key not in known:
                 reads = tuple([self.columns.of(layouts, decision.rows) for layouts in table.reads])
-                known[key] = GroupChoices(reads, table.partial_bytes[list(decision.rows)])
+                known[key] = GroupChoices(
+                    reads, table.partial_bytes[list(decision.rows)], table.exchange_bytes[list(decision.rows)]
+                )
             groups.append(known[key])
         layouts_of = lambda value: None if (found := self.defined(value)) is None else found[1]
         return Choices(self.mesh.shape, layouts_of, groups)
@@ -192,7 +195,9 @@ class _Builder:
             counting = self.overlap.of_kernels(group)
             key = id(table), rows, group.trips, terms, counting
             if key not in cache:
-                comm_s = np.array([sum(c.time_s for c in terms.counted(steps)) for steps in table.collectives])
+                comm_s = np.array(
+                    [sum(c.time_s for c in counted_of_group(terms, steps)) for steps in table.collectives]
+                )
                 cache[key] = (group.trips * (counting * table.compute_s + comm_s))[list(rows)]
             cost = cache[key] + self.own_s[i] if i in self.own_s else cache[key]
             nodes.append(Node(f"{self.graph.operations[group.operations[0]].name}#{group.operations[0]}", cost))
@@ -312,6 +317,7 @@ def formulate(
     schedule: Schedule = Schedule.LEAST_MEMORY,
     overlap: float = 1.0,
     weights: StretchWeights | None = None,
+    lookups: Lookups = Lookups(),  # noqa: B008 - frozen
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
 
@@ -324,6 +330,7 @@ def formulate(
       schedule: What the compiler is asked for.
       overlap: Share of a kernel's time that collectives beside it make use of.
       weights: Of stretches of operations, under the latency-hiding schedule (`overlap.py`); None: `first_weights`.
+      lookups: What is known of look-ups in tables.
 
     Raises:
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
@@ -332,7 +339,7 @@ def formulate(
     if compiler_of(mesh.device_type, schedule).hides_collectives:
         hiding = dataclasses.replace(hiding, weights=weights or first_weights(len(program.graph.operations)))
     layouts, arguments = argument_choices(program, mesh, pins, restrictions)
-    tables, groups = group_choices(program, mesh, restrictions)
+    tables, groups = group_choices(program, mesh, restrictions, lookups)
     builder = _Builder(program, mesh, layouts, tables, [*arguments, *groups], hiding, schedule)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()

@@ -3,6 +3,9 @@
 A choice assigns mesh axes to factors. A factor that is reduced leaves partial results: they are summed by an
 all-reduce, or by a reduce-scatter onto a dimension of the result. Two choices that give every operand and result the
 same layout are one decision; the cheaper stays.
+
+Of a look-up, an axis may also be *exchanged*: it splits both the ids and the rows of the table, and the devices along
+it send each other ids and rows (`cost/lookups.py`), so that no partial results are left.
 """
 
 import dataclasses
@@ -16,8 +19,9 @@ from autoshard.cluster import LogicalMesh
 from autoshard.compiler.live_ranges import LiveRanges
 from autoshard.cost.collectives import Collective, all_reduce, changed, launched, permute, reduce_scatter
 from autoshard.cost.compute import Work, flops_s, kernel_s, transposing_s, work_of
+from autoshard.cost.lookups import MOST_KEYS, Exchange, Lookups, exchange_of, scattered
 from autoshard.cost.reshard import inner_dims, out_of_order
-from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, Operation, Value
+from autoshard.graph.graph import Dims, Factor, FixedLayout, Graph, LookUp, Operation, Value
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import (
     WHOLE,
@@ -40,10 +44,16 @@ class Choice:
       assignment: The factor that each mesh axis splits.
       scatter: For each axis that splits a reduced factor, the result dimension that its reduce-scatter leaves
         sharded; `WHOLE` for an all-reduce and for all other axes.
+      exchanged: The axes, of those that split ids, that split the rows of the table too.
     """
 
     assignment: Assignment
     scatter: Layout
+    exchanged: tuple[int, ...] = ()
+
+    def layout_of(self, dims: Dims, look_up: LookUp | None) -> Layout:
+        """The layout before any reduction of a tensor whose dimensions are `dims`; `look_up` is the group's."""
+        return _layout(dims, self.assignment, self.exchanged, look_up)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +66,8 @@ class ChoiceTable:
       compute_s: [K] seconds of local computation in one run of the group. flops: [K] per device.
       collectives: The collectives of each choice (the resolution of partial results).
       partial_bytes: [K] extra memory while a partial result waits for its reduce-scatter.
+      exchange_bytes: [K] extra memory while ids and rows are exchanged.
+      exchanges: What each choice exchanges; None for no look-up, or one that exchanges nothing.
     """
 
     choices: tuple[Choice, ...]
@@ -65,6 +77,8 @@ class ChoiceTable:
     flops: np.ndarray
     collectives: tuple[tuple[Collective, ...], ...]
     partial_bytes: np.ndarray
+    exchange_bytes: np.ndarray
+    exchanges: tuple[Exchange | None, ...]
 
     @property
     def comm_s(self) -> np.ndarray:
@@ -107,6 +121,7 @@ class GroupShape:
         into one (`overlap.py` tells what each pays of it).
       is_summed_at_once: Whether XLA sums over all axes in one all-reduce where only some of them end in a
         reduce-scatter, or on several dimensions: it partitions a scatter by itself, which cannot run by shards.
+      table: What it looks up, where that may be exchanged.
     """
 
     factors: tuple[Factor, ...]
@@ -120,6 +135,55 @@ class GroupShape:
     transposed: tuple[tuple[Dims, float], ...]
     is_scalar_sum: bool
     is_summed_at_once: bool
+    table: "Table | None" = None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is a look-up of fewer ids than its table has rows."""
+        if self.table is None:
+            return False
+        size = math.prod(self.factors[f].size for f in self.table.look_up.ids)
+        return size < self.factors[self.table.look_up.rows].size
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """The table that a group looks rows up in, or adds to.
+
+    Attributes:
+      look_up: Its rows and ids, in the group's factors.
+      row: The factors of a row. row_bytes: Of a whole row.
+      is_update: Whether rows are added to, and not taken.
+    """
+
+    look_up: LookUp
+    row: tuple[int, ...]
+    row_bytes: float
+    is_update: bool
+
+
+def _table(group: Group, operations: Sequence[Operation], values: Sequence[Value]) -> Table | None:
+    """The table of a group that is one look-up, and nothing else."""
+    (operation, *others), own = operations, group.factor_maps[0]
+    look_up, touched = operation.rule.look_up, operation.rule.touched
+    if others or look_up is None or touched is None:
+        return None
+    mapped = lambda factors: tuple(own[f] for f in factors)
+    ids = {*look_up.ids, *look_up.tables}
+    row = tuple(f for dim in touched.dims for f in dim if f not in ids)
+    itemsize_bytes = values[operation.operand(2 if touched.is_update else 0)].itemsize_bytes
+    row_bytes = float(itemsize_bytes * math.prod(operation.rule.factors[f].size for f in row))
+    named = LookUp(own[look_up.rows], mapped(look_up.ids), mapped(look_up.tables))
+    return Table(named, mapped(row), row_bytes, touched.is_update)
+
+
+def _layout(dims: Dims, assignment: Assignment, exchanged: Sequence[int], look_up: LookUp | None) -> Layout:
+    """`layout_of` where some axes are exchanged: no tensor has both rows and ids."""
+    layout = layout_of(dims, assignment)
+    if look_up is None or not exchanged:
+        return layout
+    rows = layout_of(dims, tuple(look_up.rows if a in exchanged else WHOLE for a in range(len(assignment))))
+    return tuple(r if r != WHOLE else d for d, r in zip(layout, rows, strict=True))
 
 
 def shape_of(
@@ -153,6 +217,7 @@ def shape_of(
         _transposed(group, operations, graph.values),
         all(not graph.values[a.value].shape for a in group.writes),
         any(o.name in COMBINERS for o in operations),
+        _table(group, operations, graph.values),
     )
 
 
@@ -235,37 +300,121 @@ def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:
     return next((values[o].dtype for o in operands if o is not None), "float32")
 
 
-def choice_table(shape: GroupShape, mesh: LogicalMesh) -> ChoiceTable:
-    """Enumerates and prices the choices of a group of this shape on `mesh`."""
+def choice_table(shape: GroupShape, mesh: LogicalMesh, lookups: Lookups = Lookups()) -> ChoiceTable:  # noqa: B008 - frozen
+    """Enumerates and prices the choices of a group of this shape on `mesh`; `lookups`: of tables."""
     sizes = mesh.shape
     reading = tuple(dict.fromkeys(dims for dims, _, _ in shape.reads))
     writing = tuple(dict.fromkeys(dims for dims, _, _ in shape.writes))
-    rows: dict[tuple, tuple[Choice, float, float, tuple[Collective, ...], float]] = {}
-    for assignment, scatters in legal_choices(shape, sizes):
-        reads = {dims: layout_of(dims, assignment) for dims in reading}
-        local = {dims: layout_of(dims, assignment) for dims in writing}
-        compute_s, flops = _compute(shape, assignment, reads, local, mesh, sizes)
+    look_up = None if shape.table is None else shape.table.look_up
+    rows: dict[tuple, _Row] = {}
+    for assignment, exchanged, scatters in _ways(shape, sizes, lookups):
+        reads = {dims: _layout(dims, assignment, exchanged, look_up) for dims in reading}
+        local = {dims: _layout(dims, assignment, exchanged, look_up) for dims in writing}
+        exchange = _exchange(shape, assignment, exchanged, sizes, lookups)
+        compute_s, flops = _compute(shape, assignment, reads, local, mesh, sizes, exchange)
         for scatter in scatters:
-            choice = Choice(assignment, scatter)
+            choice = Choice(assignment, scatter, exchanged)
             key = (*reads.values(), *(_merge(layout, scatter) for layout in local.values()))
-            collectives, partial_bytes = _resolve(shape, choice, local, mesh, sizes)
-            cost = compute_s + sum(c.time_s for c in collectives)
+            row = _Row(choice, compute_s, flops, *_resolve(shape, choice, local, mesh, sizes, exchange), exchange)
             best = rows.get(key)
-            if best is None or cost < best[1] + sum(c.time_s for c in best[3]):
-                rows[key] = (choice, compute_s, flops, collectives, partial_bytes)
-    column = lambda k: [row[k] for row in rows.values()]
+            if best is None or row.cost_s < best.cost_s:
+                rows[key] = row
+    column = lambda name: [getattr(row, name) for row in rows.values()]
     # accesses of equal dimensions share one column
     by_dims = {dims: tuple(key[n] for key in rows) for n, dims in enumerate(reading)}
     written = {dims: tuple(key[n] for key in rows) for n, dims in enumerate(writing, len(reading))}
+    is_update = shape.table is not None and shape.table.is_update
+    kept = [0.0 if e is None else e.buffer_bytes(is_update=is_update) for e in column("exchange")]
     return ChoiceTable(
-        tuple(column(0)),
+        tuple(column("choice")),
         tuple(by_dims[dims] for dims, _, _ in shape.reads),
         tuple(written[dims] for dims, _, _ in shape.writes),
-        np.array(column(1)),
-        np.array(column(2)),
-        tuple(column(3)),
-        np.array(column(4)),
+        np.array(column("compute_s")),
+        np.array(column("flops")),
+        tuple(column("collectives")),
+        np.array(column("partial_bytes")),
+        np.array(kept),
+        tuple(column("exchange")),
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of a `ChoiceTable` in the making."""
+
+    choice: Choice
+    compute_s: float
+    flops: float
+    collectives: tuple[Collective, ...]
+    partial_bytes: float
+    exchange: Exchange | None
+
+    @property
+    def cost_s(self) -> float:
+        return self.compute_s + sum(c.time_s for c in self.collectives)
+
+
+def _ways(
+    shape: GroupShape, sizes: tuple[int, ...], lookups: Lookups
+) -> Iterator[tuple[Assignment, tuple[int, ...], list[Layout]]]:
+    """All legal choices: assignment, exchanged axes, and ways to resolve what is partial."""
+    table = shape.table
+    may_exchange = table is not None and _may_exchange(shape, table, lookups)
+    for assignment, scatters in legal_choices(shape, sizes):
+        yield assignment, (), scatters
+        if table is None or not may_exchange or table.look_up.rows in assignment:
+            continue  # rows are either exchanged or found for everybody
+        asking = [a for a, f in enumerate(assignment) if f in table.look_up.ids and sizes[a] > 1]
+        for count in range(1, len(asking) + 1):
+            for exchanged in itertools.combinations(asking, count):
+                if shape.factors[table.look_up.rows].size % math.prod(sizes[a] for a in exchanged) == 0:
+                    # what is exchanged is no longer partial
+                    left = [s for s in scatters if all(s[a] == WHOLE for a in exchanged)]
+                    yield assignment, exchanged, _that_fit(shape, assignment, exchanged, left, sizes)
+
+
+def _that_fit(
+    shape: GroupShape,
+    assignment: Assignment,
+    exchanged: tuple[int, ...],
+    scatters: list[Layout],
+    sizes: tuple[int, ...],
+) -> list[Layout]:
+    """Those of `scatters` that still divide the result, of which the exchanged axes split the rows."""
+    dims, _, extents = shape.writes[-1]
+    local = _layout(dims, assignment, exchanged, shape.table and shape.table.look_up)
+    return [s for s in scatters if fits(_merge(local, s), extents, sizes)]
+
+
+def _may_exchange(shape: GroupShape, table: Table, lookups: Lookups) -> bool:
+    """Whether the caller lets rows of this table be exchanged for ids, and they can be numbered."""
+    size = lambda factors: math.prod(shape.factors[f].size for f in factors)
+    num_rows = shape.factors[table.look_up.rows].size
+    if lookups.exchange == "never" or num_rows * size(table.look_up.tables) > MOST_KEYS:
+        return False
+    return lookups.exchange == "any" or shape.is_sparse
+
+
+def _exchange(
+    shape: GroupShape, assignment: Assignment, exchanged: Sequence[int], sizes: tuple[int, ...], lookups: Lookups
+) -> Exchange | None:
+    """What a choice exchanges."""
+    table = shape.table
+    if table is None or not exchanged:
+        return None
+    here = lambda factors: (
+        math.prod(shape.factors[f].size for f in factors)
+        // math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in factors)
+    )
+    owners, tables = math.prod(sizes[a] for a in exchanged), here(table.look_up.tables)
+    row_bytes = _row_bytes(table, assignment, sizes)
+    num_rows = shape.factors[table.look_up.rows].size
+    return exchange_of(owners, here(table.look_up.ids) * tables, tables, num_rows, row_bytes, lookups)
+
+
+def _row_bytes(table: Table, assignment: Assignment, sizes: tuple[int, ...]) -> float:
+    """Bytes of the part of a row that a device has."""
+    return table.row_bytes / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in table.row)
 
 
 def _merge(layout: Layout, scatter: Layout) -> Layout:
@@ -332,6 +481,7 @@ def _compute(
     local: Mapping[Dims, Layout],
     mesh: LogicalMesh,
     sizes: tuple[int, ...],
+    exchange: Exchange | None,
 ) -> tuple[float, float]:
     """Seconds and flops of one run on one device; `reads` and `local` are layouts before any reduction, by dims."""
     turned_s = sum(
@@ -346,13 +496,22 @@ def _compute(
         total_flops += here
         least = _least_dim(shape.factors, kernel.sides, assignment, sizes)
         arithmetic_s += flops_s(mesh.device_type, here, kernel.dtype, kernel.work, kernel.count, least)
+    if exchange is not None:
+        is_update = shape.table is not None and shape.table.is_update
+        moved, launches = exchange.moved_bytes(is_update=is_update), shape.launches + exchange.launches
+        if is_update:  # the table that it begins with is filled
+            moved += sum(shard_bytes(b, local[dims], sizes) for dims, b, _ in shape.writes)
+        return kernel_s(mesh.device_type, arithmetic_s, moved, launches), total_flops
     parts = {dims: shard_bytes(1.0, layout, sizes) for dims, layout in (*reads.items(), *local.items())}
     moved = sum(
         size_bytes * parts[dims]
         for (dims, size_bytes, _), is_fetched in zip(shape.reads, shape.fetched, strict=True)
         if is_fetched
     )
-    moved += sum(shard_bytes(size_bytes, layout_of(dims, assignment), sizes) for dims, size_bytes in shape.touched)
+    touched = sum(shard_bytes(size_bytes, layout_of(dims, assignment), sizes) for dims, size_bytes in shape.touched)
+    if shape.table is not None and shape.is_sparse:
+        touched *= scattered(_row_bytes(shape.table, assignment, sizes))
+    moved += touched
     for (dims, size_bytes, _), is_stored in zip(shape.writes, shape.stored, strict=True):
         if is_stored:
             moved += size_bytes * parts[dims]
@@ -374,17 +533,26 @@ def _least_dim(
 
 
 def _resolve(
-    shape: GroupShape, choice: Choice, local: Mapping[Dims, Layout], mesh: LogicalMesh, sizes: tuple[int, ...]
+    shape: GroupShape,
+    choice: Choice,
+    local: Mapping[Dims, Layout],
+    mesh: LogicalMesh,
+    sizes: tuple[int, ...],
+    exchange: Exchange | None,
 ) -> tuple[tuple[Collective, ...], float]:
-    """The collectives that sum partial results, and the bytes of the partial result before a reduce-scatter."""
+    """The collectives that exchange and that sum partial results, and the bytes of the partial result before a
+    reduce-scatter.
+    """
     summed = [
         a
         for a, f in enumerate(choice.assignment)
-        if f != WHOLE and sizes[a] > 1 and shape.factors[f].reduction is not None
+        if f != WHOLE and sizes[a] > 1 and shape.factors[f].reduction is not None and a not in choice.exchanged
     ]
-    if not summed:
-        return (), 0.0
     steps: list[Collective] = []
+    if exchange is not None:
+        steps += exchange.collectives([mesh.axes[a] for a in choice.exchanged])
+    if not summed:
+        return tuple(launched(c, mesh.device_type) for c in steps), 0.0
     extra_bytes = 0.0
     scattered = [a for a in summed if choice.scatter[a] != WHOLE]
     reduced = [a for a in summed if choice.scatter[a] == WHOLE]
@@ -395,7 +563,7 @@ def _resolve(
         if scattered:
             extra_bytes += left_bytes
         together = [axes for axes in ([a for a in s if sizes[a] > 1] for s in scatter_order(choice.scatter)) if axes]
-        if shape.is_summed_at_once and len(together) + bool(reduced) > 1:
+        if shape.is_summed_at_once and exchange is None and len(together) + bool(reduced) > 1:
             steps.append(all_reduce([mesh.axes[a] for a in summed], left_bytes))
             left_bytes /= math.prod(sizes[a] for a in scattered)
         else:

@@ -14,10 +14,10 @@ from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.tied_copies import tied_copies
 from autoshard.garbage import collection_paused
-from autoshard.graph.equation_plan import SCATTERING, EquationPlan
+from autoshard.graph.equation_plan import SCATTERING, EquationPlan, IndexExchange
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
-from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather, layout_of
+from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.estimate import Estimate
@@ -87,6 +87,7 @@ class _Slots:
         self.body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
         self.delayed: dict[int, set[int]] = collections.defaultdict(set)
         self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
+        self.exchange: dict[int, IndexExchange] = {}
 
     def freeze(self) -> dict[int, EquationPlan]:
         """By equation number; equal ones are one object."""
@@ -96,9 +97,10 @@ class _Slots:
         for n in sorted({*self.operands, *self.results, *self.body, *self.delayed}):
             delayed = tuple(sorted(self.delayed[n])) if n in self.delayed else ()
             scatters = self.scatters.get(n, ())
-            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters)
+            exchange = self.exchange.get(n)
+            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters, exchange)
             if key not in shared:
-                shared[key] = EquationPlan(*key)
+                shared[key] = EquationPlan(*key[:-1], exchange=exchange)
             rows[n] = shared[key]
         return rows
 
@@ -127,13 +129,13 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
             scatters = _scatters(reader, group, operation, factor_map)
             if scatters:
                 slots.scatters[operation.equation] = scatters
+            if exchange := _exchange(reader, group):
+                slots.exchange[operation.equation] = exchange
             for slot, value in enumerate(operation.operands):
                 if value is None or not values[value].shape or value not in reader.layout:
                     continue
                 held = reader.layout[value]
-                wanted = layout_of(
-                    map_dims(operation.rule.operands[slot], factor_map), reader.choice(group.index).assignment
-                )
+                wanted = reader.read_layout(group.index, map_dims(operation.rule.operands[slot], factor_map))
                 if wanted == held:
                     if operation.rule.by_shards or operation.rule.is_heavy or scatters:
                         slots.operands[operation.equation][slot] = (reader.entries(value, held),)
@@ -170,8 +172,8 @@ def _moving(reader: SolutionReader, group: Group) -> Sequence[int]:
 def _is_partial(reader: SolutionReader, group: Group, index: int) -> bool:
     """Whether each device has only a part of the sum that operation `index` of `group` makes."""
     factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
-    summed = _summed(reader.graph.operations[index], factor_map)
-    return any(factor in summed for factor in reader.choice(group.index).assignment)
+    summed, choice = _summed(reader.graph.operations[index], factor_map), reader.choice(group.index)
+    return any(factor in summed for a, factor in enumerate(choice.assignment) if a not in choice.exchanged)
 
 
 def _summed(operation: Operation, factor_map: tuple[int, ...]) -> set[int]:
@@ -199,6 +201,17 @@ def _scatters(
                 return ()
             found.append((names[a], own.index(dim)))
     return tuple(found)
+
+
+def _exchange(reader: SolutionReader, group: Group) -> IndexExchange | None:
+    """`EquationPlan.exchange` of the look-up that `group` is."""
+    names = reader.f.mesh.axis_names
+    found = reader.f.tables[group.index].exchanges[reader.rows[reader.first + group.index]]
+    if found is None:
+        return None
+    return IndexExchange(
+        tuple(names[a] for a in reader.choice(group.index).exchanged), found.slots, found.num_ids, found.expected
+    )
 
 
 def _loop_shardings(operation: Operation, reader: SolutionReader, slots: _Slots) -> None:

@@ -27,7 +27,7 @@ def labels_of(f: Formulation) -> ProblemKeys:
             kind = f"{operation.name} at {operation.source}"
             key, choices = f"{kind} #{seen[kind]}", f.tables[decision.group].choices
             seen[kind] += 1
-            text = lambda choice: f"{choice.assignment} {choice.scatter}"
+            text = lambda choice: " ".join(map(str, (choice.assignment, choice.scatter, *choice.exchanged)))
         keys.append(f"{dimensions}: {key}")
         place = id(choices), decision.rows
         if place not in shared:

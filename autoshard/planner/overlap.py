@@ -71,6 +71,21 @@ class Terms:
         return tuple([dataclasses.replace(c, time_s=self.share * c.time_s, slower=None) for c in parts])
 
 
+def counted_of_group(
+    terms: Terms, steps: Sequence[Collective], planned: Sequence[Collective] | None = None
+) -> tuple[Collective, ...]:
+    """`Terms.counted` of a group's collectives. Of an exchange all counts: rows are read, or added, right behind it."""
+    if exchanged := [c for c in steps if is_exchange(c)]:
+        own, of_plan = ([c for c in all_ or () if not is_exchange(c)] for all_ in (steps, planned))
+        return (*exchanged, *terms.counted(own, of_plan)) if own else tuple(exchanged)
+    return terms.counted(steps, planned)
+
+
+def is_exchange(step: Collective) -> bool:
+    """Whether a collective of a group exchanges ids or rows of a look-up; all others sum."""
+    return step.kind is CollectiveKind.ALL_TO_ALL
+
+
 Window = tuple[int, int]
 """A collective can run beside the operations `start <= o < stop`, and operation `stop` waits for it."""
 

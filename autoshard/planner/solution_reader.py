@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from autoshard.compiler.solved import Move, SolvedProgram
 from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard, waypoints
+from autoshard.graph.graph import Dims
 from autoshard.graph.layout import Layout, SpecEntries, spec_entries
 from autoshard.planner.build import Flow, Formulation
 from autoshard.planner.choices import Choice
@@ -31,6 +32,11 @@ class SolutionReader:
 
     def choice(self, group: int) -> Choice:
         return self.f.tables[group].choices[self.rows[self.first + group]]
+
+    def read_layout(self, group: int, dims: Dims) -> Layout:
+        """The layout in which a group reads a tensor whose dimensions are `dims` over its factors."""
+        table = self.f.program.shapes[group].table
+        return self.choice(group).layout_of(dims, None if table is None else table.look_up)
 
     def target(self, flow: Flow) -> Layout:
         if flow.read is None:

@@ -14,7 +14,7 @@ from autoshard.graph.graph import Operation
 from autoshard.graph.layout import Layout, is_gather
 from autoshard.planner.build import Formulation
 from autoshard.planner.estimate import CommunicationItem, ComputeItem
-from autoshard.planner.overlap import Window
+from autoshard.planner.overlap import Window, counted_of_group, is_exchange
 from autoshard.planner.solution_reader import SolutionReader
 
 
@@ -137,10 +137,11 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
             terms = f.overlap.of_group(group, reader.graph.values[last].shape)
             windows = [f.overlap.window(last, None)] if f.overlap.is_reduced_freely(group) else []
             label, trips = _label(reader, value, operation.name), emitted.trips[group.index]
-            about = Sending(last, None, reader.layout[last], _waiting(f, windows) or (group.operations[-1] + 1,))
-            for step in terms.whole.counted(steps, solved.sums[group.index]):
-                sendings.append(about)
-                communication.append((_item(step, reader, label, value, operation, trips), windows))
+            for step in counted_of_group(terms.whole, steps, solved.sums[group.index]):
+                own = [] if is_exchange(step) else windows
+                waiting = _waiting(f, own) or (group.operations[-1] + 1,)
+                sendings.append(Sending(last, None, reader.layout[last], waiting))
+                communication.append((_item(step, reader, label, value, operation, trips), own))
     for flow, move, own in zip(f.flows, solved.moves, emitted.moves, strict=True):
         value, target = flow.value, move.target
         if reader.layout[value] == target:

@@ -25,7 +25,7 @@ from autoshard.plans.differences import (
 )
 from autoshard.plans.plan_diff import PlanDiff
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
-from autoshard.plans.text import layout_text, pattern
+from autoshard.plans.text import layout_text, lineless, pattern
 
 COPY = "copy of "
 """What the estimate writes before the name of a tensor of which a resharded copy takes memory."""
@@ -86,7 +86,8 @@ def _inside(a: ProgramPlan, b: ProgramPlan) -> int | None:
     if a.equations != b.equations or a.axes != b.axes:
         return None
     one, two = (
-        {n: (e.operands, e.results, e.body, e.scatters) for n, e in plan.shardings if e.has_layouts} for plan in (a, b)
+        {n: (e.operands, e.results, e.body, e.scatters, e.exchange) for n, e in plan.shardings if e.has_layouts}
+        for plan in (a, b)
     )
     return sum(one.get(n) != two.get(n) for n in {*one, *two})
 
@@ -267,7 +268,7 @@ def _compute(a: ProgramPlan, b: ProgramPlan) -> tuple[ComputeChange, ...]:
 
 def _memory(a: ProgramPlan, b: ProgramPlan, changed: Collection[str]) -> tuple[MemoryChange, ...]:
     others = lambda plan: (m for m in plan.estimate.memory if m.name.removeprefix(COPY) not in changed)
-    sides = [_grouped(others(plan), lambda m: (m.memory_class, pattern(m.name))) for plan in (a, b)]
+    sides = [_grouped(others(plan), lambda m: (m.memory_class, lineless(m.name))) for plan in (a, b)]
     found = []
     for memory_class, path in dict.fromkeys([*sides[0], *sides[1]]):
         before, after = (side.get((memory_class, path), []) for side in sides)

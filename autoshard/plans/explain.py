@@ -13,6 +13,7 @@ from rich.console import Console
 
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.obeyed import Obeyed
+from autoshard.plans.lookups_text import print_lookups
 from autoshard.plans.placement_text import placement_line, print_placement
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import is_companion, layout_text, pattern
@@ -32,9 +33,10 @@ class _Rows:
     communication: int
     compute: int
     memory: int
+    lookups: int
 
 
-_SCREEN, _FULL = _Rows(7, 5, 3, 3), _Rows(10**6, 14, 8, 12)
+_SCREEN, _FULL = _Rows(7, 5, 3, 3, 4), _Rows(10**6, 14, 8, 12, 10**6)
 
 
 def explain(plan: ProgramPlan, full: bool = False) -> str:
@@ -44,6 +46,7 @@ def explain(plan: ProgramPlan, full: bool = False) -> str:
     print_asked(console, plan.obeyed)
     _tensors(console, plan, most.tensors)
     _communication(console, plan, most.communication)
+    print_lookups(console, plan, most.lookups)
     if full:
         print_placement(console, plan)
     _compute(console, plan, most.compute)

@@ -15,7 +15,7 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.layout import SpecEntries
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
-VERSION = 11
+VERSION = 12
 """Changes whenever a file written before could be misread."""
 
 STAGED_FORMAT = "autoshard-staged-plan"
@@ -102,7 +102,7 @@ def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
     if raw.get("version") != VERSION:
         raise FileFormatError(
             f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} only, "
-            "in which a plan also says what it can even out when a device is slow. Plan again."
+            "in which a plan also says which look-ups exchange ids and rows. Plan again."
         )
     held = dict(checked_document(_document_type(), raw, path))
     texts, order = held["equation_texts"], held["equation_order"]
@@ -145,6 +145,13 @@ def _check(plan: ProgramPlan, path: str | os.PathLike[str]) -> None:
             if entries not in known:
                 _check_axes(entries, sizes, f"equation {number}", path)
                 known.add(entries)
+        if (exchange := shardings.exchange) is not None:
+            _check_axes((exchange.axes,), sizes, f"the look-up of equation {number}", path)
+            if exchange.slots < 1 or not exchange.axes:
+                raise FileFormatError(
+                    f"`{path}`: a look-up is exchanged over some axes in at least one slot, but that of equation "
+                    f"{number} is over {exchange.axes} in {exchange.slots}. Plan again."
+                )
         if not 0 <= number < len(plan.equations):
             raise FileFormatError(
                 f"`{path}`: shardings for equation {number}, but there are {len(plan.equations)}. Plan again."

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from autoshard.compiler.schedule import Schedule
+from autoshard.cost.lookups import Lookups
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class PlanOptions:
         better on average: one device is taken to be at half speed in a tenth of all steps. Free places for moved work
         count as memory, and `explain` tells how much slowdown of one device the plan can even out. It takes a plan for
         every mesh axis inside a node.
+      lookups: What is known of look-ups in tables: how often which row is looked up, and whether rows may be exchanged
+        for ids; see `Lookups`.
       on_progress: Called as the work goes on.
     """
 
@@ -75,4 +78,5 @@ class PlanOptions:
     remat: Literal["as_written", "search"] = "as_written"
     device_order: Literal["sought", "listed"] = "sought"
     adaptive: bool = False
+    lookups: Lookups = Lookups()  # noqa: RUF009 - frozen
     on_progress: Callable[[PlanProgress], None] | None = None

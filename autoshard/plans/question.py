@@ -84,8 +84,17 @@ class Question:
         restrictions = dataclasses.replace(restrictions, asked=self.asked)
         budget_bytes = self.budget_on(axes_of(mesh))
         limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
-        overlap = self.options.overlap
-        return formulate(self.program, mesh, limit_bytes, layouts, restrictions, self.schedule, overlap, weights)
+        return formulate(
+            self.program,
+            mesh,
+            limit_bytes,
+            layouts,
+            restrictions,
+            self.schedule,
+            self.options.overlap,
+            weights,
+            self.options.lookups,
+        )
 
 
 def axes_of(mesh: LogicalMesh) -> Axes:

@@ -6,8 +6,13 @@ from autoshard.graph.layout import SpecEntries
 
 
 def pattern(name: str) -> str:
-    """A path with every number replaced by `*`, so that layers fall together."""
-    return re.sub(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])|(?<=_)\d+(?=\.|$)", "*", name)
+    """A path with every number replaced by `*`, so that layers fall together; the number of a source line stays."""
+    return re.sub(r"(?<![A-Za-z0-9_:])\d+(?![A-Za-z0-9_])|(?<=_)\d+(?=\.|$)", "*", name)
+
+
+def lineless(name: str) -> str:
+    """`pattern` with the numbers of source lines replaced as well, for plans of code that may have moved."""
+    return re.sub(r"(?<=:)\d+", "*", pattern(name))
 
 
 def inner_path(path: str) -> str:

@@ -26,8 +26,9 @@ from autoshard.cluster import LogicalMesh
 from autoshard.errors import LayoutError
 from autoshard.graph.graph import Dims
 from autoshard.graph.groups import Group
-from autoshard.graph.layout import WHOLE, Assignment, Layout, all_layouts, is_contiguous
+from autoshard.graph.layout import WHOLE, Layout, all_layouts, is_contiguous
 from autoshard.planner.allowed import Restrictions
+from autoshard.planner.choices import Choice
 from autoshard.planner.program import Program
 from autoshard.planner.roles import MATRIX_OPERATIONS, Roles
 from autoshard.strategies.spread import SpreadWeights, spread_weights
@@ -79,6 +80,8 @@ def why_unsuited(strategy: Strategy, program: Program, roles: Roles) -> str:
         what = {
             Spread.EXPERTS: "no experts: no product with weights that come one for each of several inputs",
             Spread.TABLES: "no look-up tables, other than those that take part in products too",
+            Spread.ROWS: "no look-up of fewer ids than its table has rows",
+            Spread.COLUMNS: "no look-up of fewer ids than its table has rows",
         }[strategy.spread]
         return f"The strategy `{strategy.name}` does not apply: the program has {what}. Choose another strategy."
     if strategy.tensor is TensorRule.SEQUENCE and not any(
@@ -114,10 +117,13 @@ def restrictions(
     allowed = [_argument_layouts(i, setting) for i in range(len(program.graph.arguments))]
     rules = [_group_rule(g, setting) for g in program.groups]
 
-    def group(index: int, assignment: Assignment, scatter: Layout) -> bool:
-        rule = rules[index]
+    def group(index: int, choice: Choice) -> bool:
+        rule, assignment, scatter = rules[index], choice.assignment, choice.scatter
+        if choice.exchanged and strategy.spread is not Spread.ROWS:
+            return False
+        table = program.shapes[index].table
         for a in data:
-            f = assignment[a]
+            f = table.look_up.rows if table is not None and a in choice.exchanged else assignment[a]
             if f == WHOLE and rule.must_data or f != WHOLE and rule.data is not None and f not in rule.data:
                 return False
             if scatter[a] != WHOLE and not rule.may_scatter:
@@ -140,8 +146,9 @@ def tensor_restrictions(program: Program, roles: Roles, mesh: LogicalMesh, tenso
     allowed = [{l[tensor] for l in _argument_layouts(i, setting)} for i in range(len(program.graph.arguments))]
     rules = [_group_rule(g, setting) for g in program.groups]
 
-    def group(index: int, assignment: Assignment, scatter: Layout) -> bool:
-        return _suits_tensor_axis(rules[index], program.groups[index], assignment[tensor], scatter[tensor])
+    def group(index: int, choice: Choice) -> bool:
+        own, scatter = choice.assignment[tensor], choice.scatter[tensor]
+        return tensor not in choice.exchanged and _suits_tensor_axis(rules[index], program.groups[index], own, scatter)
 
     return Restrictions(lambda index, layout: layout[tensor] in allowed[index], group)
 
@@ -185,7 +192,9 @@ def _argument_layouts(index: int, setting: _Setting) -> frozenset[Layout]:
                 "experts, or use fewer data-parallel devices (mesh=)."
             )
         if parts:
-            apart = [l for l in parts if is_split(l) and (strategy.spread is Spread.TABLES or not on(l, tensor) & dims)]
+            apart = [
+                l for l in parts if is_split(l) and (strategy.spread is not Spread.EXPERTS or not on(l, tensor) & dims)
+            ]
             return frozenset(apart if wants_tensor and apart else parts)
     shards_data = bool(data) and (
         index in roles.parameters
@@ -225,7 +234,7 @@ def _group_rule(group: Group, setting: _Setting) -> _GroupRule:
             experts = own
         if any(can_split(f, data) for f in own):
             by_data = must_split = own
-            may_scatter = setting.strategy.spread is Spread.TABLES and g in setting.spread.readers
+            may_scatter = setting.strategy.spread is not Spread.EXPERTS and g in setting.spread.readers
         by_data |= setting.spread.may.get(g, frozenset())
 
     is_product = any(program.graph.operations[o].name in MATRIX_OPERATIONS for o in group.operations)

@@ -2,7 +2,8 @@
 
   * *Experts* are weights of products that have a factor in common with both the other operand and the result, one that
     is neither batch nor sequence: the product is many small ones side by side, one for each expert.
-  * *Tables* are weights that are looked up and take part in no product.
+  * *Tables* are weights that are looked up and take part in no product. They may be split by rows or columns, or by
+    rows alone, which look-ups may then exchange, or by columns alone.
 
 With the weights go their moments, and the groups that prepare, use, differentiate and update them. Groups between two
 such uses, where the tensors are sorted by expert, may follow.
@@ -38,7 +39,7 @@ class SpreadWeights:
 
 def spread_weights(kind: Spread, program: Program, roles: Roles) -> SpreadWeights | None:
     """The weights of `kind` in a program; None if it has none."""
-    return _experts(program, roles) if kind is Spread.EXPERTS else _tables(program, roles)
+    return _experts(program, roles) if kind is Spread.EXPERTS else _tables(kind, program, roles)
 
 
 def _experts(program: Program, roles: Roles) -> SpreadWeights | None:
@@ -69,7 +70,7 @@ def _experts(program: Program, roles: Roles) -> SpreadWeights | None:
     return SpreadWeights(dims, must, may, frozenset(shared))
 
 
-def _tables(program: Program, roles: Roles) -> SpreadWeights | None:
+def _tables(kind: Spread, program: Program, roles: Roles) -> SpreadWeights | None:
     looked_up: dict[int, set[int]] = {}
     multiplied: set[int] = set()
     for group in program.groups:
@@ -82,12 +83,14 @@ def _tables(program: Program, roles: Roles) -> SpreadWeights | None:
     in_products = set().union(*(sources[v] for v in multiplied))
     used = {g: {v for v in reads if not sources[v] & in_products} for g, reads in looked_up.items()}
     used = {g: reads for g, reads in used.items() if reads}
-    if not used:
+    is_sparse = any(shape.is_sparse for shape in program.shapes)
+    if not used or kind is not Spread.TABLES and not is_sparse:
         return None
     values, groups = _family(program, roles, set().union(*used.values()))
-    dims = {i: frozenset(range(len(shape))) for i, _, shape in _arguments(program, values)}
+    of_kind = {Spread.TABLES: slice(None), Spread.ROWS: slice(-2, -1), Spread.COLUMNS: slice(-1, None)}[kind]
+    dims = {i: frozenset(range(len(shape))[of_kind]) for i, _, shape in _arguments(program, values)}
     must = {
-        g: _factors(a.dims for a in (*program.groups[g].reads, *program.groups[g].writes) if a.value in values)
+        g: _factors(a.dims[of_kind] for a in (*program.groups[g].reads, *program.groups[g].writes) if a.value in values)
         - roles.batch_factors[g]
         for g in groups | used.keys()
     }

@@ -35,6 +35,11 @@ class Spread(enum.Enum):
     # Naumov et al., "Deep Learning Recommendation Model", 2019, section 3, where the rest is `ddp`; by rows and columns
     # as in Mudigere et al., 2021, arXiv:2104.05158. (Whole tables on single devices are no even split of each tensor.)
     TABLES = "tables"
+    # The same, but every table alike, as TorchRec's sharding types `ROW_WISE` and `COLUMN_WISE` have it
+    # (docs.pytorch.org/torchrec/concepts.html): by rows, of which ids are sent to the owners and rows come back, or by
+    # columns. Only where some look-up has fewer ids than its table has rows: tables that training touches sparsely.
+    ROWS = "rows"
+    COLUMNS = "columns"
 
 
 class TensorRule(enum.Enum):
@@ -86,7 +91,7 @@ ALL = (
     *(Strategy(rule, TensorRule.SEQUENCE) for rule in (DataRule.ZERO1, DataRule.ZERO3)),
     *(Strategy(rule, spread=Spread.EXPERTS) for rule in (DataRule.DDP, DataRule.ZERO3)),
     *(Strategy(rule, TensorRule.MEGATRON, Spread.EXPERTS) for rule in (DataRule.DDP, DataRule.ZERO3)),
-    Strategy(DataRule.DDP, spread=Spread.TABLES),
+    *(Strategy(DataRule.DDP, spread=spread) for spread in (Spread.TABLES, Spread.ROWS, Spread.COLUMNS)),
 )
 """Every baseline: data parallelism and its three stages of ZeRO, tensor parallelism, and their mixes, for any program;
 tensor parallelism that also splits sequences; expert parallelism; split look-up tables."""

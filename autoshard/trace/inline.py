@@ -9,6 +9,7 @@ from typing import Any
 import jax.extend.core as jex
 
 from autoshard.trace.blocks import standing_in
+from autoshard.trace.source import SourceLines
 from autoshard.trace.walk import is_checkpoint
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
@@ -25,7 +26,7 @@ def inlined(closed: jex.ClosedJaxpr, opens_checkpoints: bool = False) -> jex.Clo
     """
     equations: list[jex.JaxprEqn] = []
     consts: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    renamed = _inline(closed.jaxpr, lambda v: v, equations, consts, opens_checkpoints, is_top=True)
+    renamed = _inline(closed.jaxpr, lambda v: v, equations, consts, opens_checkpoints, SourceLines(), is_top=True)
     jaxpr = closed.jaxpr.replace(
         constvars=list(consts),
         eqns=equations,
@@ -40,12 +41,13 @@ def _inline(
     equations: list[jex.JaxprEqn],
     consts: dict[Any, Any],
     opens_checkpoints: bool,
+    lines: SourceLines,
     is_top: bool = False,
-    around: Any = None,
+    caller: Any = None,
 ) -> Callable[[Any], Any]:
     """Appends the equations of `jaxpr` with its variables renamed; returns the renaming.
 
-    They keep the scopes of the call that they come from: `around`, a name stack.
+    They keep the scopes of the call that they come from, and its line where they have none: `caller`, its source info.
 
     A cached jaxpr is the same object in every call, so each call of it gets variables of its own.
     """
@@ -57,8 +59,11 @@ def _inline(
         return names[v] if v in names else outer(v)
 
     for equation in jaxpr.eqns:
-        if around is not None:
-            equation = standing_in(equation, around)
+        if caller is not None:
+            equation = standing_in(equation, caller.name_stack)
+            if not lines.of(equation):
+                info = equation.source_info.replace(traceback=caller.traceback)
+                equation = equation.replace(source_info=info)
         operands = [read(v) for v in equation.invars]
         held = _CALLS.get(equation.primitive.name)
         if opens_checkpoints and is_checkpoint(equation):
@@ -70,8 +75,8 @@ def _inline(
             for v, value in zip(inner.constvars, getattr(nested, "consts", ()), strict=True):
                 inputs[v] = jex.Var(v.aval)
                 consts[inputs[v]] = value
-            scopes = equation.source_info.name_stack
-            inside = _inline(inner, inputs.__getitem__, equations, consts, opens_checkpoints, around=scopes)
+            around = equation.source_info
+            inside = _inline(inner, inputs.__getitem__, equations, consts, opens_checkpoints, lines, caller=around)
             for v, result in zip(equation.outvars, inner.outvars, strict=True):
                 names[v] = result if isinstance(result, jex.Literal) else inside(result)
             continue

@@ -4,6 +4,7 @@ A jaxpr equation carries the Python traceback of its creation; the user's line i
 of the libraries between the user and JAX.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core as jex
@@ -14,6 +15,7 @@ _LIBRARIES = (
     "/flax/",
     "/optax/",
     "/autoshard/trace/",
+    "/autoshard/tables/",
     "/autoshard/train_step",
     "/autoshard/module_params",
     "/numpy/",
@@ -43,10 +45,15 @@ def source_of(equation: jex.JaxprEqn) -> str:
     return SourceLines().of(equation)
 
 
-def _line_of(traceback: Any) -> str:
+def optimizer_line(equation: jex.JaxprEqn) -> str:
+    """The line of one equation of an optimizer, which may be Optax's own."""
+    return _line_of(getattr(equation.source_info, "traceback", None), [x for x in _LIBRARIES if x != "/optax/"])
+
+
+def _line_of(traceback: Any, libraries: Sequence[str] = _LIBRARIES) -> str:
     for frame in traceback.frames if traceback is not None else ():
         path = frame.file_name
-        if not any(library in path for library in _LIBRARIES):
+        if not any(library in path for library in libraries):
             function = frame.function_name.split(".<locals>")[-1].lstrip(".")
             return f"{'/'.join(path.split('/')[-2:])}:{frame.line_num} ({function})"
     return ""

@@ -166,9 +166,9 @@ def _without(restrict: Restrict | None, forbidden: Forbidden) -> Restrict:
 
         axes = axes_of(mesh)
 
-        def group(index, assignment, scatter):
-            is_allowed = own.group is None or own.group(index, assignment, scatter)
-            return is_allowed and (axes, index, Choice(assignment, scatter)) not in forbidden
+        def group(index: int, choice: Choice) -> bool:
+            is_allowed = own.group is None or own.group(index, choice)
+            return is_allowed and (axes, index, choice) not in forbidden
 
         return dataclasses.replace(own, group=group)
 

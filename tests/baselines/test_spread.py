@@ -104,6 +104,18 @@ def test_tables_are_split_and_the_rest_whole(dlrm_subject):
     assert (2 * BATCH, DLRM.embed_dim) in found  # what is looked up travels
 
 
+def test_tables_are_split_alike_by_rows_or_by_columns():
+    """Sparse tables, where all that is large lies alike; by rows, ids are exchanged."""
+    config = dataclasses.replace(DLRM, table_rows=(1 << 20, 1 << 19, 10), embed_dim=64)
+    subject = subject_of(config, sgd(0.1), dlrm.batch_shapes(config, 1 << 18))
+    for spread, layout in ((Spread.ROWS, (("data",), ())), (Spread.COLUMNS, ((), ("data",)))):
+        plan = baselines.plan_baseline(Strategy(DataRule.DDP, spread=spread), subject)
+        tables = [v for name, v in layouts(plan, "state.").items() if "tables.0." in name or "tables.1." in name]
+        assert tables and set(tables) == {layout}
+        found = [e.exchange for _, e in plan.shardings if e.exchange is not None]
+        assert all(e.axes == ("data",) for e in found) and bool(found) == (spread is Spread.ROWS)
+
+
 def test_a_split_sequence_scatters_where_megatron_reduces():
     """Korthikanti et al. 2022, figure 5: all-reduces of activations become reduce-scatters and all-gathers."""
     step = gpt("plain")
@@ -120,7 +132,8 @@ def test_strategies_that_do_not_apply_say_so(moe_subject, dlrm_subject):
     names = lambda subject: {s.name for s in ALL} - {s.name for s in baselines.suited(subject)}
     with_experts = {s.name for s in ALL if s.spread is Spread.EXPERTS}
     with_sequences = {s.name for s in ALL if s.tensor is TensorRule.SEQUENCE}
-    assert names(moe_subject) == {"ddp+tables"}  # its table is also the output layer
+    tables = {"ddp+tables", "ddp+rows", "ddp+columns"}
+    assert names(moe_subject) == tables  # its table is also the output layer
     assert names(dlrm_subject) == with_experts | with_sequences
     for strategy in ALL:
         if strategy.name in names(dlrm_subject):

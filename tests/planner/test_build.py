@@ -32,6 +32,10 @@ def gradient(w, x):
     return w - 0.1 * jax.grad(lambda w: (jnp.sin(x @ w) ** 2).sum())(w)
 
 
+def looked_up(table, ids):
+    return table - 0.1 * jax.grad(lambda table: (table[ids] ** 2).sum())(table)
+
+
 def loop(c, w):
     return lax.scan(lambda c, _: (jnp.tanh(c @ w), None), c, None, length=4)[0]
 
@@ -61,6 +65,7 @@ TINY = {
     "loop": (loop, (f32(32, 32), f32(32, 32)), ()),
     "sum_of_products": (lambda x, y, w: x @ w + y @ w, (f32(16, 32), f32(16, 32), f32(32, 16)), ()),
 }
+TINY["look_up"] = (looked_up, (f32(64, 8), jax.ShapeDtypeStruct((16,), jnp.int32)), (0,))
 LARGER = {
     "train": (train, (PARAMS, f32(32, 64)), (0,)),
     "stacked": (stacked, (f32(16, 16), f32(8, 16, 16), f32(16, 16)), ()),
@@ -277,7 +282,7 @@ def test_demands_that_cannot_be_met_are_refused(formulated, mesh_of):
 def test_restrictions_hold(formulated, mesh_of):
     only_a = Restrictions(
         argument=lambda index, layout: layout[1] == WHOLE,
-        group=lambda index, assignment, scatter: assignment[1] == WHOLE,
+        group=lambda index, choice: choice.assignment[1] == WHOLE,
     )
     f = formulated(*TINY["two_products"][:2], mesh_of(2, 4), restrictions=only_a)
     for picks in random_picks(f, 20):

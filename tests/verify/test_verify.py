@@ -175,6 +175,26 @@ def test_the_schedule_of_xla_gpu_is_replayed():
     assert "What kernels wait for" in str(found)
 
 
+@pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
+def test_exchanged_look_ups_send_what_is_predicted():
+    """Ids and rows of a look-up and of its gradient; the rounds for what exceeds the slots are in the program, too."""
+
+    def looked_up(table, weights, ids):
+        loss = lambda t, w: jnp.mean(jnp.tanh(t[ids] @ w) ** 2)
+        value, (t, w) = jax.value_and_grad(loss, (0, 1))(table, weights)
+        return (table - 0.1 * t, weights - 0.1 * w), value
+
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    args = f32(1 << 23, 64), f32(64, 256), jax.ShapeDtypeStruct((1 << 16, 32), jnp.int32)
+    options = autoshard.PlanOptions(lookups=autoshard.Lookups(ids=autoshard.IdDistribution(1.05)))
+    cluster, settings = CONFIGS / "clusters" / "h100x16.yaml", {"mesh": {"data": 16}, "donate_argnums": (0, 1)}
+    gpu_plan = autoshard.plan(looked_up, *args, cluster=cluster, options=options, **settings)
+    assert any(e.exchange is not None for _, e in gpu_plan.shardings)
+    (flow,) = [f for f in gpu_plan.verify(looked_up, *args).flows if f.kind == "all-to-all"]
+    assert flow.predicted_count == flow.compiled_count >= 2
+    assert flow.compiled_bytes == pytest.approx(flow.predicted_bytes, rel=1e-6)
+
+
 def test_full_rematerialisation_is_caught():
     """A move of pieces that XLA's partitioner does not know (jax 0.10.2, and 0.12, which names the axes)."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))

@@ -4,9 +4,16 @@ In both, index positions ("batch" dimensions of the index tensor) and windows ar
 taken in full passes. A dimension of the table that is addressed by an index, one element at a time, may be split: each
 shard serves the indices that fall into its part. A gather then has to add the shards' results (zero elsewhere), while
 a scatter needs no communication. Neither touches more of the table than the elements that it takes or changes.
+
+Where whole rows of a table are addressed by one id each, and the table has no other dimensions in front of its rows
+than those that it shares with the ids, the rule names the rows and the ids (`LookUp`): devices can exchange them.
 """
 
-from autoshard.graph.graph import FactorRule, Touched
+from collections.abc import Sequence
+
+from jax.lax import GatherScatterMode
+
+from autoshard.graph.graph import Dims, FactorRule, LookUp, Touched
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
 from autoshard.trace.rules.leaf import Leaf
 
@@ -23,6 +30,32 @@ def _masked_sum(dtype: str) -> str | None:
     if dtype == "bool":
         return "or"
     return None if dtype.startswith("key<") else "add"
+
+
+_EXCHANGED = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
+"""What may become of ids that are no rows, where look-ups are exchanged."""
+
+
+def _look_up(
+    leaf: Leaf, table: Dims, ids: Dims, batching: Sequence[int], indexed: Sequence[int], collapsed: Sequence[int]
+) -> LookUp | None:
+    """The rows and ids of a look-up of whole rows; None where elements are addressed in any other way.
+
+    Args:
+      leaf: The equation. table, ids: Their dimensions; without the last one, of index vectors.
+      batching: Dimensions of the table that the ids share. indexed, collapsed: Those that are addressed, and of these
+        those that the result lacks.
+    """
+    num_batching = len(batching)
+    is_row = tuple(batching) == tuple(range(num_batching)) and tuple(indexed) == tuple(collapsed) == (num_batching,)
+    if not is_row or leaf.params["mode"] not in _EXCHANGED or not table[num_batching]:
+        return None
+    sizes = (*leaf.operands[0].shape[num_batching + 1 :], *leaf.operands[1].shape[:-1])
+    if any(not own and size > 1 for own, size in zip((*table[num_batching + 1 :], *ids), sizes, strict=True)):
+        return None  # part of a row
+    tables = tuple(f for dim in table[:num_batching] for f in dim)
+    own_ids = tuple(f for dim in ids for f in dim if f not in tables)
+    return LookUp(table[num_batching][0], own_ids, tables) if own_ids else None
 
 
 def gather(leaf: Leaf) -> FactorRule:
@@ -52,9 +85,10 @@ def gather(leaf: Leaf) -> FactorRule:
         elif offset is not None and slice_sizes[axis] == size:
             operand_dims[axis] = result_dims[offset] = space.factor(size)
     touched = Touched(tuple(result_dims), result.size, is_update=False)
-    return space.close(
-        (tuple(operand_dims), (*index_dims, WHOLE)), (tuple(result_dims),), is_heavy=True, touched=touched
-    )
+    addressed = numbers.operand_batching_dims, numbers.start_index_map, numbers.collapsed_slice_dims
+    look_up = _look_up(leaf, tuple(operand_dims), index_dims, *addressed) if masked_sum == "add" else None
+    operands = tuple(operand_dims), (*index_dims, WHOLE)
+    return space.close(operands, (tuple(result_dims),), is_heavy=True, touched=touched, look_up=look_up)
 
 
 def scatter(leaf: Leaf) -> FactorRule:
@@ -92,4 +126,6 @@ def scatter(leaf: Leaf) -> FactorRule:
     dims = tuple(operand_dims)
     touched = Touched(tuple(update_dims), updates.size, is_update=True)
     operands = dims, tuple(index_dims), tuple(update_dims)
-    return space.close(operands, (dims,), flops=updates.size, is_heavy=True, touched=touched)
+    addressed = numbers.operand_batching_dims, numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims
+    look_up = _look_up(leaf, dims, tuple(index_dims[:-1]), *addressed) if combiner == "add" else None
+    return space.close(operands, (dims,), flops=updates.size, is_heavy=True, touched=touched, look_up=look_up)

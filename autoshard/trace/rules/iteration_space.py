@@ -4,7 +4,7 @@ Every function of the table works in the same way: open a space, ask it for the 
 tensor carries them, close it.
 """
 
-from autoshard.graph.graph import Dims, Factor, FactorRule, Touched
+from autoshard.graph.graph import Dims, Factor, FactorRule, LookUp, Touched
 
 TABLE = "table"
 SHARDY = "shardy"
@@ -51,10 +51,21 @@ class IterationSpace:
         touched: Touched | None = None,
         by_shards: bool = False,
         is_rounded: bool = False,
+        look_up: LookUp | None = None,
     ) -> FactorRule:
         """Ends the construction; the arguments are those of `FactorRule`."""
-        factors = tuple(self._factors)
-        return FactorRule(factors, operands, results, float(flops), is_heavy, origin, touched, by_shards, is_rounded)
+        return FactorRule(
+            tuple(self._factors),
+            operands,
+            results,
+            float(flops),
+            is_heavy,
+            origin,
+            touched,
+            by_shards,
+            is_rounded,
+            look_up,
+        )
 
 
 def whole(shape: tuple[int, ...]) -> Dims:
