@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
     from autoshard.compiler.schedule import Schedule
+    from autoshard.cost.id_distribution import IdDistribution
+    from autoshard.cost.lookups import Lookups
     from autoshard.errors import AutoshardError
+    from autoshard.host_tables.hosted import HostTables
+    from autoshard.host_tables.options import Execution
+    from autoshard.offloading.of_step import place_tables
     from autoshard.pipelines.search.options import StageOptions
     from autoshard.plans.logical import LogicalAxes
     from autoshard.plans.logical_pins import logical_names, pins_from_logical_rules
@@ -30,7 +35,9 @@ __all__ = [
     "AutoshardError",
     "Balance",
     "Cluster",
+    "IdDistribution",
     "LogicalAxes",
+    "Lookups",
     "Plan",
     "PlanOptions",
     "PlanProgress",
@@ -44,6 +51,8 @@ __all__ = [
     "compare",
     "diff",
     "elastic",
+    "Execution",
+    "HostTables",
     "errors",
     "jit",
     "load",
@@ -51,6 +60,7 @@ __all__ = [
     "logical_names",
     "pins_from_logical_rules",
     "pipeline",
+    "place_tables",
     "plan",
     "replicate",
     "split",
@@ -66,14 +76,19 @@ _HOMES = {
     "calibrate": "autoshard.calibration",
     "compare": "autoshard.api",
     "diff": "autoshard.api",
+    "Execution": "autoshard.host_tables.options",
+    "HostTables": "autoshard.host_tables.hosted",
     "jit": "autoshard.api",
+    "IdDistribution": "autoshard.cost.id_distribution",
     "load": "autoshard.api",
+    "Lookups": "autoshard.cost.lookups",
     "LogicalAxes": "autoshard.plans.logical",
     "logical_axes": "autoshard.plans.naming",
     "logical_names": "autoshard.plans.logical_pins",
     "pins_from_logical_rules": "autoshard.plans.logical_pins",
     "Plan": "autoshard.api",
     "pipeline": "autoshard.annotations.scopes",
+    "place_tables": "autoshard.offloading.of_step",
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",
     "plan": "autoshard.api",

@@ -1,0 +1,275 @@
+"""`autoshard.HostTables`: a training step whose embedding tables live in the memory of the host.
+
+with autoshard.HostTables(step, state, batch, execution=autoshard.Execution("pipelined", num_workers=4)) as tables:
+    for done in tables.steps(batches):
+        print(done.metrics["loss"])
+    tables.save("checkpoint")
+"""
+
+import os
+import pathlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autoshard.api import BasePlan, plan
+from autoshard.checkpoints.checkpoints import Checkpoints
+from autoshard.cluster import Cluster
+from autoshard.errors import ConfigError, TrainingError
+from autoshard.host_tables.options import Execution
+from autoshard.host_tables.pipeline import Pipeline, Stepped
+from autoshard.host_tables.pool import PIECE_BYTES, WorkerPool
+from autoshard.host_tables.sharding import Layout, RowArray
+from autoshard.plans.options import PlanOptions
+from autoshard.printing import amount
+from autoshard.tables.initial_rows import initial_state
+from autoshard.tables.sparse_step import SparseStep, sparse_step
+from autoshard.tables.state_rows import rows_of, with_rows
+from autoshard.train_step import TrainStep
+
+
+class HostTables:
+    """A training step with tables in host memory. A context manager; leaving it ends the worker processes.
+
+    Rows of tables, and of the optimizer's state for them, belong to worker processes of this host, which copy those of
+    a batch in and out. The step itself runs over these rows on the accelerators, as a plan says; it makes no difference
+    to its results where tables are, except in the mode `async`.
+
+    Attributes:
+      sparse: The step over rows, and what was found of tables.
+      plan: How that runs on the accelerators; None for one device.
+      execution: See `Execution`.
+      pool: The worker processes.
+    """
+
+    def __init__(
+        self,
+        step: TrainStep,
+        state: Any,
+        batch: Any,
+        *,
+        tables: Sequence[str] | None = None,
+        lazy: bool = False,
+        execution: Execution | None = None,
+        cluster: Cluster | str | os.PathLike[str] | None = None,
+        mesh: Mapping[str, int] | None = None,
+        options: PlanOptions | None = None,
+        worker_bytes: int | None = None,
+    ):
+        """Finds the tables, plans the step over rows, and starts the workers.
+
+        Args:
+          step: The training step, with any loss that looks rows up (`nnx.Embed`, `jnp.take`, `table[ids]`) and any
+            Optax transformation that treats rows by themselves.
+          state: Its state, as arrays; or a function without arguments that makes it, which is traced: rows are then
+            made in pieces, the same as it would make, so that a table never needs to be whole anywhere.
+          batch: Arrays or shapes; all batches have these.
+          tables: Paths of the parameters that go to the host; None for all tables.
+          lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them
+            (momentum, Adam, weight decay).
+          execution: Mode, number of workers, and what limits them.
+          cluster, mesh, options: For `autoshard.plan` of the step over rows; without any of them it runs on the default
+            device.
+          worker_bytes: Limit of the memory of each worker; None for the system's.
+
+        Raises:
+          TraceError: There are no tables, or the update does not fit; names the line.
+          ConfigError: The computation has several processes.
+          TrainingError: A worker does not start.
+        """
+        if jax.process_count() > 1:
+            raise ConfigError(
+                "Tables in host memory are those of one host so far; this computation has "
+                f"{jax.process_count()} processes. Run it in one, or leave tables to the plan (execution=None)."
+            )
+        self.execution = execution or Execution()
+        shapes = jax.eval_shape(state) if callable(state) else state
+        self.sparse: SparseStep = sparse_step(step, shapes, batch, tables=tables, lazy=lazy)
+        self.plan: BasePlan | None = None
+        run: Any = jax.jit(self.sparse.step, donate_argnums=0)
+        shardings = None
+        if not (cluster is None and mesh is None and options is None):
+            arguments = self.sparse.state, self.sparse.batch
+            self.plan = plan(
+                self.sparse.step, *arguments, cluster=cluster, mesh=mesh, options=options, donate_argnums=0
+            )
+            run = self.plan.jit(self.sparse.step)
+            shardings = run.in_shardings(arguments)
+        self._shardings = shardings
+        self.pool = WorkerPool(_layout(self.sparse, self.execution), self.execution, worker_bytes)
+        self._step = 0
+        try:
+            self._run, self._state = run, self._take(state)
+        except BaseException:
+            self.pool.close()
+            raise
+        self._is_running = threading.Lock()
+
+    def __enter__(self) -> "HostTables":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the worker processes; what they hold is gone."""
+        self.pool.close()
+
+    def steps(self, batches: Iterable[Any]) -> Iterator[Stepped]:
+        """Trains on batches, one step each, and yields what came of it.
+
+        Batches are taken ahead of their steps, except in the mode `sync`. When the iterator ends, fails or is closed,
+        all rows are with the workers.
+
+        Raises:
+          TrainingError: A worker is lost; the tables are then gone, and training resumes from a checkpoint.
+        """
+        if not self._is_running.acquire(blocking=False):
+            raise TrainingError(
+                "Steps of one HostTables run one after another; another `steps` is still running. End or close it."
+            )
+        try:
+            pipeline = Pipeline(self.sparse, self._run, self.pool, self.execution, self._shardings)
+            for done in pipeline.steps(self._state, batches, self._step):
+                self._state, self._step = done.state, done.number + 1
+                yield done
+        finally:
+            self._is_running.release()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken, those before a checkpoint included."""
+        return self._step
+
+    @property
+    def dense_state(self) -> Any:
+        """The state, with any rows in place of tables."""
+        return self._state
+
+    def rows(self, path: str) -> Iterator[np.ndarray]:
+        """All rows of an array, some at a time, in order.
+
+        Args:
+          path: In the state, such as `params.tables.0.embedding`.
+
+        Raises:
+          ConfigError: No such array is in host memory.
+        """
+        names = [array.path for array in self.pool.layout.arrays]
+        if path not in names:
+            raise ConfigError(f"Arrays in host memory are {', '.join(names)}; received `{path}`. Choose one.")
+        return self.pool.rows(names.index(path))
+
+    def state(self) -> Any:
+        """The whole state as arrays, tables too: for tables that fit."""
+        arrays = [np.concatenate(list(self.pool.rows(i))) for i in range(len(self.pool.layout.arrays))]
+        return with_rows(jax.device_get(_without_keys(self._state)), self.sparse.update.leaves, arrays)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint of the step taken last, in a folder; older ones there are kept.
+
+        Every worker writes its own rows, with checksums; the rest of the state goes where checkpoints of autoshard go.
+
+        Raises:
+          TrainingError: It cannot be written.
+        """
+        place = pathlib.Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        self.pool.save(_tables_folder(place, self._step), {"step": self._step})
+        with Checkpoints((place / "dense").absolute(), 1 << 20) as checkpoints:
+            checkpoints.save(self._step, _dense(self._state, self.sparse), {})
+
+    def restore(self, folder: str | os.PathLike[str]) -> int:
+        """Reads the newest checkpoint of a folder, whatever the number of workers that wrote it; returns its step.
+
+        Raises:
+          TrainingError: There is none, or it is of other tables.
+        """
+        place = pathlib.Path(folder)
+        with Checkpoints((place / "dense").absolute(), 1 << 20) as checkpoints:
+            like = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _dense(self._state, self.sparse)
+            )
+            found = checkpoints.restore(like)
+        if found is None or not _tables_folder(place, found.step).exists():
+            raise TrainingError(f"{place} has no checkpoint with tables. Check the folder.")
+        self.pool.load(_tables_folder(place, found.step))
+        self._step = found.step
+        self._state = _with_dense(self._state, self.sparse, found.state)
+        return found.step
+
+    def __str__(self) -> str:
+        own = self.execution
+        layout = self.pool.layout
+        per_worker = sum(layout.own_rows(a.table, 0) * a.row_bytes for a in layout.arrays)
+        told = f"max_staleness {own.max_staleness}, " if own.mode == "async" else ""
+        return (
+            f"{self.sparse}\nin host memory: {own.mode}, {told}{own.num_workers} workers with {amount(per_worker)} "
+            f"each, {own.num_slots} batches in flight ({amount(layout.size_bytes)} shared)"
+        )
+
+    # ---- making the state
+
+    def _take(self, state: Any) -> Any:
+        """Gives the rows of a state to the workers; returns it with rows of no batch in place of tables."""
+        leaves, capacities = self.sparse.update.leaves, self.sparse.capacities
+        if callable(state):
+            initial = initial_state(state, leaves, capacities)
+            piece = lambda number, first, count: initial.rows(number, first, count)
+        else:
+            whole = rows_of(state, leaves)
+            piece = lambda number, first, count: whole[number][first : first + count]
+        for number, array in enumerate(self.pool.layout.arrays):
+            each = max(1, PIECE_BYTES // max(1, array.row_bytes))
+            for first in range(0, array.num_rows, each):
+                self.pool.fill(number, first, np.asarray(piece(number, first, min(each, array.num_rows - first))))
+        if callable(state):
+            dense = initial.dense()
+        else:
+            empty = [jnp.zeros((capacities[x.table], *x.row_shape), x.dtype) for x in leaves]
+            dense = jax.tree.map(jnp.array, with_rows(state, leaves, empty))  # its own, since steps reuse its memory
+        return dense if self._shardings is None else jax.device_put(dense, self._shardings[0])
+
+
+def _layout(sparse: SparseStep, execution: Execution) -> Layout:
+    arrays = [
+        RowArray(
+            leaf.path,
+            leaf.table,
+            sparse.tables[leaf.table].num_rows,
+            leaf.row_shape,
+            str(leaf.dtype),
+            jnp.dtype(leaf.dtype).itemsize,
+        )
+        for leaf in sparse.update.leaves
+    ]
+    rows = tuple(table.num_rows for table in sparse.tables)
+    return Layout(tuple(arrays), rows, sparse.capacities, execution.num_workers, execution.num_slots)
+
+
+def _dense(state: Any, sparse: SparseStep) -> dict[str, Any]:
+    """The leaves of a state that are no rows, by number; keys of random numbers as their data."""
+    skipped = {leaf.index for leaf in sparse.update.leaves}
+    return {str(i): x for i, x in enumerate(jax.tree.leaves(_without_keys(state))) if i not in skipped}
+
+
+def _with_dense(state: Any, sparse: SparseStep, dense: Mapping[str, Any]) -> Any:
+    leaves, tree = jax.tree.flatten(state)
+    for number, x in dense.items():
+        old = leaves[int(number)]
+        is_key = jnp.issubdtype(old.dtype, jax.dtypes.prng_key)
+        leaves[int(number)] = jax.random.wrap_key_data(x, impl=jax.random.key_impl(old)) if is_key else x
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _without_keys(state: Any) -> Any:
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state)
+
+
+def _tables_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
+    return folder / f"tables-{step}"

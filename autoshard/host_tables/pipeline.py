@@ -1,0 +1,252 @@
+"""Look-ups, steps and write-backs as three stages with credits between them.
+
+A batch takes a credit (a slot of shared memory) when it is looked up, and gives it back when its rows are written. The
+stages run in threads of their own, which mostly wait: for workers, for the device, or for each other. No queue can hold
+more than there are credits.
+
+    look-up:     batch -> rows wanted -> slot, ordered from the workers -> on the device
+    step:        rows patched from steps in flight (`pipelined`) -> the step, as planned
+    write-back:  new rows off the device -> slot, ordered from the workers -> credit
+"""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from autoshard.host_tables.in_flight import Patch, Patcher, patch_of
+from autoshard.host_tables.options import Execution
+from autoshard.host_tables.pool import WorkerPool
+from autoshard.tables.rows_loss import RowsBatch
+from autoshard.tables.sparse_step import SparseStep
+from autoshard.tables.state_rows import rows_of, with_rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fed:
+    """A batch whose rows are on the devices.
+
+    Attributes:
+      number: Of the step, from 0. slot: The credit that it holds.
+      batch: For the step. rows: In place of each array of rows.
+      spans: For each table, for each worker, which of its rows are whose.
+      patches: What is to be taken from steps in flight, the oldest first.
+      staleness: Steps before it whose rows were not written back when its own were looked up.
+      num_rows: Different rows, of all tables.
+    """
+
+    number: int
+    slot: int
+    batch: RowsBatch
+    rows: list[Any]
+    spans: list[list[tuple[int, int]]]
+    patches: tuple[Patch, ...]
+    staleness: int
+    num_rows: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stepped:
+    """What came of a step.
+
+    Attributes:
+      number: From 0. state: After it, with the rows of its batch in place of tables. metrics: As of the step.
+      staleness: Steps before it whose updates its rows may lack; 0 where they were patched.
+      num_rows: Different rows that it read, of all tables.
+    """
+
+    number: int
+    state: Any
+    metrics: Any
+    staleness: int
+    num_rows: int
+
+
+class Pipeline:
+    """The stages of one run over batches."""
+
+    def __init__(
+        self,
+        sparse: SparseStep,
+        run: Callable[[Any, Any], tuple[Any, Any]],
+        pool: WorkerPool,
+        execution: Execution,
+        shardings: tuple[Any, Any] | None,
+    ):
+        """
+        Args:
+          sparse: The step over rows. run: The same, as it is planned.
+          pool: Where the rows are. execution: See `Execution`.
+          shardings: Of its state and of its batch; None for the default device.
+        """
+        self._sparse, self._run, self._pool, self._execution = sparse, run, pool, execution
+        self._leaves = sparse.update.leaves
+        self._batch_shardings = None if shardings is None else shardings[1]
+        self._row_shardings = None if shardings is None else rows_of(shardings[0], self._leaves)
+        self._patcher = Patcher([leaf.table for leaf in self._leaves])
+        self._order = threading.Lock()
+        """What is ordered from the workers, and what is known to have been ordered, go together."""
+        self._written = -1
+        self._keys: dict[int, tuple[np.ndarray, ...]] = {}
+        self._free: queue.Queue[int] = queue.Queue()
+        for slot in range(execution.num_slots):
+            self._free.put(slot)
+        self._fed: queue.Queue[Fed | BaseException | None] = queue.Queue(execution.num_slots)
+        self._new: queue.Queue[tuple[Fed, Sequence[Any]] | None] = queue.Queue(execution.num_slots)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+
+    def steps(self, state: Any, batches: Iterable[Any], first: int = 0) -> Iterator[Stepped]:
+        """Runs steps over batches, from a state with rows of any batch in place of tables; see `Stepped`.
+
+        When it ends, or is closed, all rows are written back.
+
+        Raises:
+          TrainingError: A worker is lost.
+        """
+        self._written = first - 1
+        if self._execution.mode == "sync":
+            yield from self._in_turn(state, batches, first)
+            return
+        threads = [
+            threading.Thread(target=self._look_ups, args=(batches, first), name="look-ups", daemon=True),
+            threading.Thread(target=self._write_backs, name="write-backs", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield from self._steps(state)
+        finally:
+            self._stop.set()
+            self._put(self._new, None, even_if_stopped=True)
+            for thread in threads:
+                thread.join()
+            if self._error is not None:
+                raise self._error
+
+    # ---- stages
+
+    def _in_turn(self, state: Any, batches: Iterable[Any], first: int) -> Iterator[Stepped]:
+        for number, batch in enumerate(batches, first):
+            fed = self._look_up(number, 0, batch)
+            state, metrics = self._run(with_rows(state, self._leaves, fed.rows), fed.batch)
+            self._write_back(fed, rows_of(state, self._leaves))
+            yield Stepped(number, state, metrics, 0, fed.num_rows)
+
+    def _steps(self, state: Any) -> Iterator[Stepped]:
+        recent: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=self._execution.num_slots)
+        while True:
+            fed = self._get(self._fed)
+            if fed is None:
+                return
+            if isinstance(fed, BaseException):
+                raise fed
+            rows = fed.rows
+            for patch in fed.patches:
+                rows = self._patcher(rows, next(new for number, new in recent if number == patch.step), patch)
+            state, metrics = self._run(with_rows(state, self._leaves, rows), fed.batch)
+            new = rows_of(state, self._leaves)
+            if self._execution.mode == "pipelined":
+                recent.append((fed.number, new))
+                # the next step reuses the memory of its state, but the rows in that are those of its own batch
+            self._put(self._new, (fed, new))
+            stale = fed.staleness if self._execution.mode == "async" else 0
+            yield Stepped(fed.number, state, metrics, stale, fed.num_rows)
+
+    def _look_ups(self, batches: Iterable[Any], first: int) -> None:
+        self._bind_to_cpus()
+        try:
+            for number, batch in enumerate(batches, first):
+                slot = self._get(self._free)
+                if slot is None:
+                    return
+                self._put(self._fed, self._look_up(number, slot, batch))
+                if self._stop.is_set():
+                    return
+            self._put(self._fed, None)
+        except BaseException as error:
+            self._put(self._fed, error)
+
+    def _write_backs(self) -> None:
+        self._bind_to_cpus()
+        try:
+            while (item := self._new.get()) is not None:
+                self._write_back(*item)
+                self._free.put(item[0].slot)
+        except BaseException as error:
+            self._error = error
+            self._stop.set()
+
+    # ---- what stages do
+
+    def _look_up(self, number: int, slot: int, batch: Any) -> Fed:
+        layout, tables = self._pool.layout, range(len(self._pool.layout.num_rows))
+        read = self._sparse.rows_of_batch(batch, layout.keys)
+        keys = tuple(layout.keys(t, rows) for t, rows in enumerate(read.rows))
+        for t in tables:
+            self._pool.slots[slot].places[t][: len(keys[t])] = layout.places(t, keys[t])
+        spans = [layout.spans(t, keys[t]) for t in tables]
+        with self._order:
+            answers = self._pool.read(slot, spans)
+            written = self._written
+        patches: list[Patch] = []
+        if self._execution.mode == "pipelined":
+            for old in range(written + 1, number):
+                patch = patch_of(old, keys, self._keys[old], self._sparse.capacities)
+                patches += [patch] if patch is not None else []
+            self._keys[number] = keys
+            for old in [n for n in self._keys if n <= written]:
+                del self._keys[old]
+        fed = RowsBatch(batch=batch, positions=read.positions)
+        on_devices = jax.device_put(fed, self._batch_shardings)
+        self._pool.wait(answers)
+        rows = self._on_devices(self._pool.slots[slot].rows)
+        return Fed(number, slot, on_devices, rows, spans, tuple(patches), number - 1 - written, sum(map(len, keys)))
+
+    def _on_devices(self, rows: Sequence[np.ndarray]) -> list[Any]:
+        """Copies of rows on the devices, whose memory a step may reuse; the slot is written to later."""
+        return jax.block_until_ready(jax.device_put(list(rows), self._row_shardings, may_alias=False))
+
+    def _write_back(self, fed: Fed, new: Sequence[Any]) -> None:
+        adds = self._execution.mode == "async"
+        for leaf, rows, own in zip(self._leaves, self._pool.slots[fed.slot].rows, new, strict=True):
+            stop = fed.spans[leaf.table][-1][1]
+            changed = np.asarray(own)[:stop]
+            if adds:
+                np.subtract(changed, rows[:stop], out=rows[:stop])
+            else:
+                rows[:stop] = changed
+        with self._order:
+            answers = self._pool.write(fed.slot, fed.spans, adds)
+            self._written = fed.number
+        self._pool.wait(answers)
+
+    # ---- queues that end
+
+    def _get(self, source: queue.Queue[Any]) -> Any:
+        """The next item; None once the run has stopped."""
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Empty):
+                return source.get(timeout=0.1)
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _put(self, to: queue.Queue[Any], item: Any, even_if_stopped: bool = False) -> None:
+        """Puts an item where there is room; credits see to it that there soon is."""
+        while even_if_stopped or not self._stop.is_set():
+            with contextlib.suppress(queue.Full):
+                return to.put(item, timeout=0.1)
+            if self._error is not None:
+                return
+
+    def _bind_to_cpus(self) -> None:
+        if self._execution.worker_cpus and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, self._execution.worker_cpus)  # of this thread alone

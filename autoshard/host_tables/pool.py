@@ -1,0 +1,301 @@
+"""The worker processes that own the rows: started, told what to do, and watched."""
+
+import contextlib
+import dataclasses
+import json
+import mmap
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+
+from autoshard.errors import TrainingError
+from autoshard.host_tables.messages import Begin, Done, Failed, Fetch, Fill, Load, Read, Save, Write
+from autoshard.host_tables.options import Execution
+from autoshard.host_tables.sharding import Layout, Slot
+
+PIECE_BYTES = 8 << 20
+"""Rows that are sent to a worker at a time."""
+_START_S = 60.0
+"""A process may take so long to start on a busy machine; an estimate."""
+
+
+class Answers:
+    """What the workers answer to one order of the pool.
+
+    Attributes:
+      results: Of the workers that have answered, by their numbers.
+    """
+
+    def __init__(self, workers: Sequence[int]):
+        self.results: dict[int, Any] = {}
+        self.missing = set(workers)
+        self.are_there = threading.Event()
+        if not self.missing:
+            self.are_there.set()
+
+
+@dataclasses.dataclass
+class _Process:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+
+class WorkerPool:
+    """Worker processes, each with its rows of all tables. A context manager; leaving it ends them.
+
+    All workers get all orders in the same sequence: what is read after a write was ordered sees it.
+
+    Attributes:
+      layout: What they own. slots: The shared memory by which rows are exchanged.
+    """
+
+    def __init__(self, layout: Layout, execution: Execution, worker_bytes: int | None = None):
+        """Starts the workers; their rows are zero.
+
+        Args:
+          layout: What they own. execution: See `Execution`.
+          worker_bytes: Limit of each process's memory (RLIMIT_DATA); None for the system's.
+
+        Raises:
+          TrainingError: A worker does not start, or cannot have the memory for its rows.
+        """
+        self.layout, self._execution = layout, execution
+        self._failure: str | None = None
+        self._waiting: dict[int, Answers] = {}
+        self._lock = threading.Lock()
+        self._number = 0
+        self._is_closing = False
+        memory = _anonymous_file(layout.size_bytes)
+        self.slots: list[Slot] = layout.slots(memoryview(mmap.mmap(memory, layout.size_bytes)))
+        self._processes: list[_Process] = []
+        try:
+            for worker in range(layout.num_workers):
+                self._processes.append(_start(Begin(layout, worker, memory, execution.worker_cpus, worker_bytes)))
+        finally:
+            os.close(memory)
+        self._number_of = {p.connection: n for n, p in enumerate(self._processes)}
+        starting = self._waiting[-1] = Answers(range(layout.num_workers))
+        self._collector = threading.Thread(target=self._collect, name="host-table-answers", daemon=True)
+        self._collector.start()
+        try:
+            self.wait(starting, _START_S)
+        except TrainingError:
+            self.close()
+            raise
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the workers."""
+        return [p.process.pid for p in self._processes]
+
+    # ---- orders
+
+    def read(self, slot: int, spans: Sequence[Sequence[tuple[int, int]]]) -> Answers:
+        """Has the rows whose places are in a slot copied into it.
+
+        Args:
+          slot: Its number. spans: For each table, for each worker, which of the rows are its.
+        """
+        return self._order(lambda number, worker: Read(number, slot, [s[worker] for s in spans]))
+
+    def write(self, slot: int, spans: Sequence[Sequence[tuple[int, int]]], adds: bool) -> Answers:
+        """Has the rows in a slot copied, or added, to the tables."""
+        return self._order(lambda number, worker: Write(number, slot, [s[worker] for s in spans], adds))
+
+    def fill(self, array: int, first: int, rows: np.ndarray) -> None:
+        """Sets rows of an array, from row `first` on; waits until they are there."""
+        count = self.layout.num_workers
+        answers = []
+        for worker in range(count):
+            skipped = (worker - first) % count
+            own = np.ascontiguousarray(rows[skipped::count])
+            if len(own):
+                to = (first + skipped) // count
+                order = lambda number, _, to=to: Fill(number, array, to)
+                answers.append(self._order(order, [worker], own.reshape(-1).view(np.uint8).data))
+        for one in answers:
+            self.wait(one)
+
+    def rows(self, array: int, pieces: int = PIECE_BYTES) -> Iterator[np.ndarray]:
+        """All rows of an array, in order, some at a time."""
+        told, count = self.layout.arrays[array], self.layout.num_workers
+        each = max(1, pieces // max(1, told.row_bytes) // count)
+        for first in range(0, -(-told.num_rows // count), each):
+            answers = self.wait(self._order(lambda number, _, a=first: Fetch(number, array, a, a + each)))
+            parts = [np.frombuffer(answers[w], told.element_type).reshape(-1, *told.row_shape) for w in range(count)]
+            joined = np.empty((sum(map(len, parts)), *told.row_shape), told.element_type)
+            for worker, part in enumerate(parts):
+                joined[worker::count] = part
+            yield joined
+
+    def save(self, folder: pathlib.Path, about: dict[str, Any]) -> None:
+        """Writes all rows, by worker; the folder is there whole or not at all.
+
+        Args:
+          folder: To be made. about: Plain data that `load` returns.
+
+        Raises:
+          TrainingError: They cannot be written.
+        """
+        unfinished = folder.with_name(folder.name + ".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        sums = self.wait(self._order(lambda number, _: Save(number, unfinished)), self._execution.timeout_s * 60)
+        ordered = [sums[worker] for worker in range(self.layout.num_workers)]
+        (unfinished / "checksums.json").write_text(json.dumps(ordered))
+        told = {"num_workers": self.layout.num_workers, "arrays": _told(self.layout), "about": about}
+        (unfinished / "tables.json").write_text(json.dumps(told))
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+
+    def load(self, folder: pathlib.Path) -> dict[str, Any]:
+        """Reads all rows that a pool of any number of workers has written; returns what it was told besides.
+
+        Raises:
+          TrainingError: The folder has other tables, or was changed.
+        """
+        told = json.loads((folder / "tables.json").read_text())
+        if told["arrays"] != _told(self.layout):
+            raise TrainingError(
+                f"Tables are read back into the same tables; {folder} has other arrays than this step. Resume with the "
+                "model and optimizer that it was saved with."
+            )
+        order = lambda number, _: Load(number, folder, told["num_workers"])
+        self.wait(self._order(order), self._execution.timeout_s * 60)
+        return told["about"]
+
+    def _order(
+        self, make: Callable[[int, int], Any], workers: Sequence[int] | None = None, payload: memoryview | None = None
+    ) -> Answers:
+        with self._lock:
+            self._raise_failure()
+            self._number += 1
+            to = range(self.layout.num_workers) if workers is None else workers
+            answers = self._waiting[self._number] = Answers(to)
+            for worker in to:
+                try:
+                    self._processes[worker].connection.send(make(self._number, worker))
+                    if payload is not None:
+                        self._processes[worker].connection.send_bytes(payload)
+                except OSError:
+                    self._fail(f"worker {worker} of the host tables is gone")
+        return answers
+
+    # ---- answers
+
+    def wait(self, answers: Answers, timeout_s: float | None = None) -> dict[int, Any]:
+        """Waits until all workers have answered; returns their results.
+
+        Raises:
+          TrainingError: A worker has died, failed, or does not answer.
+        """
+        limit = self._execution.timeout_s if timeout_s is None else timeout_s
+        if not answers.are_there.wait(limit) and self._failure is None:
+            self._fail(f"worker {min(answers.missing)} of the host tables has not answered for {limit:g} s")
+        self._raise_failure()
+        return answers.results
+
+    def check(self) -> None:
+        """Raises TrainingError if a worker is lost."""
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise TrainingError(
+                f"A step with tables in host memory needs all workers, which own their rows; {self._failure}. The last "
+                "checkpoint is untouched: resume from it."
+            )
+
+    def _fail(self, why: str) -> None:
+        if self._failure is None and not self._is_closing:
+            self._failure = why
+        for answers in list(self._waiting.values()):
+            answers.are_there.set()
+
+    def _collect(self) -> None:
+        open_ends = dict(self._number_of)
+        while open_ends:
+            for end in wait(list(open_ends)):
+                assert isinstance(end, Connection)
+                worker = open_ends[end]
+                try:
+                    answer = end.recv()
+                except (EOFError, OSError):
+                    del open_ends[end]
+                    code = self._processes[worker].process.poll()
+                    end_of = f", with exit status {code}" if code is not None else ""
+                    self._fail(f"worker {worker} (process {self._processes[worker].process.pid}) has ended{end_of}")
+                    continue
+                if isinstance(answer, Failed):
+                    self._fail(f"worker {worker} cannot go on: {answer.why}")
+                    continue
+                assert isinstance(answer, Done)
+                answers = self._waiting[answer.number]
+                answers.results[worker] = answer.result
+                answers.missing.discard(worker)
+                if not answers.missing:
+                    del self._waiting[answer.number]
+                    answers.are_there.set()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._is_closing = True
+        for p in self._processes:
+            with contextlib.suppress(OSError):
+                p.process.terminate()
+        deadline = time.monotonic() + 5
+        for p in self._processes:
+            try:
+                p.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                p.process.kill()
+                p.process.wait()
+        self._collector.join(5)
+        for p in self._processes:
+            p.connection.close()
+
+
+def _told(layout: Layout) -> list[list[Any]]:
+    return [[a.path, a.num_rows, list(a.row_shape), a.dtype] for a in layout.arrays]
+
+
+def _start(begin: Begin) -> _Process:
+    mine, its = socket.socketpair()
+    with its:
+        command = [sys.executable, "-m", "autoshard.host_tables.worker", str(its.fileno())]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        process = subprocess.Popen(
+            command, pass_fds=(its.fileno(), begin.memory), env=environment, start_new_session=True
+        )
+    connection = Connection(mine.detach())
+    connection.send(begin)
+    return _Process(process, connection)
+
+
+def _anonymous_file(size_bytes: int) -> int:
+    """The descriptor of a file in memory that has no name, and so cannot be left behind."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("autoshard-host-tables")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size_bytes)
+    return descriptor

@@ -1,0 +1,26 @@
+"""Embedding tables of a training step: the look-ups in its loss, the step over the rows of one batch, sparse updates.
+
+tables = find_tables(step, state, batch)    # what is a table, and why what looks like one is not
+sparse = sparse_step(step, state, batch)    # the same step over the rows that a batch reads
+whole = sparse_on_devices(step, state, batch)    # and over whole tables on devices, with sparse gradients
+"""
+
+from autoshard.tables.find import find_tables
+from autoshard.tables.look_ups import LookUp, NotATable, Table, Tables
+from autoshard.tables.on_devices import SparseOnDevices, sparse_on_devices
+from autoshard.tables.row_updates import RowUpdate, row_updates
+from autoshard.tables.sparse_step import SparseStep, sparse_step
+
+__all__ = [
+    "LookUp",
+    "NotATable",
+    "RowUpdate",
+    "SparseOnDevices",
+    "SparseStep",
+    "Table",
+    "Tables",
+    "find_tables",
+    "row_updates",
+    "sparse_on_devices",
+    "sparse_step",
+]

@@ -1,0 +1,143 @@
+"""The loss over the rows of a batch: tables are replaced by the rows that the batch reads, ids by positions among them.
+
+Everything else of the program stays as it was written, so the gradient of these rows is that of the tables, row by
+row: duplicates are summed by the gather's own transpose, as they are for whole tables.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypedDict
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from autoshard.errors import PlanMismatchError
+from autoshard.tables.find import Found, found_in
+from autoshard.tables.look_ups import Table
+from autoshard.tables.traced_loss import TracedLoss, trace_loss
+from autoshard.trace.walk import shape_of, variables
+from autoshard.train_step import TrainStep
+
+
+class RowsBatch(TypedDict):
+    """The batch of a step over rows.
+
+    Attributes:
+      batch: As the user gives it.
+      positions: For each look-up, tables first, the position of each id's row among the rows of the batch, as int32.
+    """
+
+    batch: Any
+    positions: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsLoss:
+    """The loss of a `TrainStep` over rows; it takes what the loss does, with a `RowsBatch` as batch.
+
+    Attributes:
+      step: The step whose loss it is, over arrays.
+      tables: The parameters that are rows here.
+    """
+
+    takes_arrays: ClassVar[bool] = True
+
+    step: TrainStep
+    tables: tuple[Table, ...]
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.step.loss_fn, "__name__", "loss_fn")
+
+    def __call__(self, params: Any, *rest: Any) -> Any:
+        """What the loss returns.
+
+        Raises:
+          PlanMismatchError: Its look-ups are not those that were found when the step was made.
+        """
+        mutable, fed, key = rest if self.step.has_mutable else ({}, *rest)
+        leaves, tree = jax.tree.flatten(params)
+        whole = list(leaves)
+        for table in self.tables:
+            whole[table.index] = jax.ShapeDtypeStruct((table.num_rows, *table.row_shape), jnp.dtype(table.dtype))
+        loss = trace_loss(self.step, jax.tree.unflatten(tree, whole), mutable, fed["batch"], key)
+        found = chosen(found_in(loss), self.tables)
+        rows = [jnp.shape(leaves[table.index])[0] for table in self.tables]
+        program = _over_rows(loss, found, rows)
+        positions = [jnp.reshape(p, (*p.shape, 1)) for p in fed["positions"]]
+        args = [*leaves, *jax.tree.leaves(mutable), *jax.tree.leaves(fed["batch"]), key, *positions]
+        return jax.tree.unflatten(loss.out_tree, jex.jaxpr_as_fun(program)(*args))
+
+
+def chosen(found: Found, tables: Sequence[Table]) -> Found:
+    """Of what was found, the given tables.
+
+    Raises:
+      PlanMismatchError: One of them is not there any more.
+    """
+    readings = {reading.table.path: reading for reading in found.readings}
+    missing = [t.path for t in tables if t.path not in readings]
+    if missing:
+        raise PlanMismatchError(
+            f"A step over rows needs the look-ups that it was made for; the loss no longer looks up `{missing[0]}`, or "
+            "reads it otherwise too, for a batch of these shapes. Make the step anew for this loss and batch."
+        )
+    return dataclasses.replace(found, readings=tuple(readings[table.path] for table in tables))
+
+
+def ids_function(step: TrainStep, state: Any, batch: Any, tables: Sequence[Table]) -> Callable[[Any], list[jax.Array]]:
+    """The part of a loss that makes ids: from a batch to the ids of each look-up, as its gather sees them.
+
+    Args:
+      step: The training step. state, batch: Its arguments, arrays or shapes. tables: Of its loss.
+    """
+    loss = trace_loss(step, state.params, state.mutable, batch, jax.eval_shape(step.key, state))
+    jaxpr = loss.closed.jaxpr
+    readings = chosen(found_in(loss), tables).readings
+    ids = [jaxpr.eqns[number].invars[1] for reading in readings for number in reading.gathers]
+    needed, kept = set(variables(ids)), []
+    for equation in reversed(jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            kept.append(equation)
+            needed.update(variables(equation.invars))
+    names = jex.DebugInfo("ids", "ids", ("",) * len(loss.batch), ("",) * len(ids))
+    part = jaxpr.replace(invars=loss.batch, outvars=ids, eqns=kept[::-1], effects=set(), debug_info=names)
+    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(part, loss.closed.consts))
+    return lambda batch: [x[..., 0] for x in run(*jax.tree.leaves(batch))]
+
+
+def _over_rows(loss: TracedLoss, found: Found, num_rows: Sequence[int]) -> jex.ClosedJaxpr:
+    """The program of a loss whose tables have so many rows; positions of each look-up are further inputs."""
+    jaxpr = loss.closed.jaxpr
+    renamed: dict[Any, Any] = {}
+    at_gather: dict[int, Any] = {}
+    by_element = set()
+    for reading, rows in zip(found.readings, num_rows, strict=True):
+        v = loss.params[reading.table.index]
+        renamed[v] = _with_rows(v, rows)
+        for number in reading.by_element:
+            (made,) = jaxpr.eqns[number].outvars
+            renamed[made] = _with_rows(made, rows)
+        by_element.update(reading.by_element)
+        for number in reading.gathers:
+            shape = shape_of(jaxpr.eqns[number].invars[1])
+            at_gather[number] = jex.Var(jax.typeof(jax.ShapeDtypeStruct(shape, jnp.int32)))
+    of = lambda v: v if isinstance(v, jex.Literal) else renamed.get(v, v)
+    equations = []
+    for number, equation in enumerate(jaxpr.eqns):
+        if number in at_gather:
+            operands = [of(equation.invars[0]), at_gather[number]]
+            params = {**equation.params, "indices_are_sorted": False}
+            equation = equation.replace(invars=operands, params=params)
+        elif number in by_element:
+            equation = equation.replace(invars=[*map(of, equation.invars)], outvars=[*map(of, equation.outvars)])
+        equations.append(equation)
+    in_order = [at_gather[number] for reading in found.readings for number in reading.gathers]
+    inputs = [*map(of, jaxpr.invars), *in_order]
+    names = jex.DebugInfo("loss", "loss", ("",) * len(inputs), ("",) * len(jaxpr.outvars))
+    return jex.ClosedJaxpr(jaxpr.replace(invars=inputs, eqns=equations, debug_info=names), loss.closed.consts)
+
+
+def _with_rows(v: Any, rows: int) -> Any:
+    return jex.Var(v.aval.update(shape=(rows, *shape_of(v)[1:])))

@@ -1,0 +1,175 @@
+"""A training step over the rows that a batch reads: a `TrainStep` like any other, in which tables are small."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autoshard.errors import TraceError
+from autoshard.tables.find import find_tables
+from autoshard.tables.look_ups import Table, Tables
+from autoshard.tables.row_updates import RowUpdate, row_updates
+from autoshard.tables.rows_loss import RowsBatch, RowsLoss, ids_function
+from autoshard.tables.state_rows import rows_of, with_rows
+from autoshard.tables.traced_loss import shape_like
+from autoshard.train_step import TrainStep
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRows:
+    """Which rows a batch reads.
+
+    Attributes:
+      rows: For each table, the different rows that are read, as int64.
+      positions: For each look-up, tables first, where among these each id's row is, as int32; one behind the last place
+        for an id that is no row, where the look-up fills.
+    """
+
+    rows: tuple[np.ndarray, ...]
+    positions: tuple[np.ndarray, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseStep:
+    """A training step cut at its look-ups.
+
+    Attributes:
+      found: What was found in the loss.
+      tables: Those that are cut out. update: What running on some rows means for them.
+      step: The step over rows: its state has, in place of each table and of the optimizer's leaves of it, `capacities`
+        rows; its batch is a `RowsBatch`.
+      capacities: For each table, the most rows that a batch can read, and so the places for them.
+      ids: From a batch to the ids of each look-up, tables first: computed on the host.
+      state, batch: The arguments of `step`, by shape.
+    """
+
+    found: Tables
+    tables: tuple[Table, ...]
+    update: RowUpdate
+    step: TrainStep
+    capacities: tuple[int, ...]
+    ids: Callable[[Any], list[jax.Array]]
+    state: Any
+    batch: RowsBatch
+
+    def rows_of_batch(self, batch: Any, order: Callable[[int, np.ndarray], np.ndarray] | None = None) -> BatchRows:
+        """Which rows a batch reads, each once.
+
+        Args:
+          batch: Arrays.
+          order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
+        """
+        ids = iter([np.asarray(x) for x in self.ids(batch)])
+        all_rows, positions = [], []
+        for number, (table, capacity) in enumerate(zip(self.tables, self.capacities, strict=True)):
+            own = [next(ids) for _ in table.look_ups]
+            rows, places = _unique(table, capacity, own, None if order is None else lambda r, n=number: order(n, r))
+            all_rows.append(rows)
+            positions += places
+        return BatchRows(tuple(all_rows), tuple(positions))
+
+    def state_of(self, state: Any, rows: Sequence[np.ndarray]) -> Any:
+        """The state over some rows of each table, from one with whole tables; places behind the last row are zero."""
+        leaves = self.update.leaves
+        taken = []
+        for leaf, whole in zip(leaves, rows_of(state, leaves), strict=True):
+            own, capacity = rows[leaf.table], self.capacities[leaf.table]
+            pad = [(0, capacity - len(own))] + [(0, 0)] * len(leaf.row_shape)
+            taken.append(jnp.pad(jnp.asarray(whole)[own], pad))
+        return with_rows(state, leaves, taken)
+
+    def write_back(self, state: Any, rows: Sequence[np.ndarray], after: Any) -> Any:
+        """The state with whole tables, after a step over some of their rows."""
+        leaves = self.update.leaves
+        written = []
+        for leaf, whole, new in zip(leaves, rows_of(state, leaves), rows_of(after, leaves), strict=True):
+            own = rows[leaf.table]
+            written.append(jnp.asarray(whole).at[own].set(new[: len(own)]))
+        return with_rows(after, leaves, written)
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """Takes one step with whole tables at hand, on one device: what every way of running it equals."""
+        read = self.rows_of_batch(batch)
+        fed = RowsBatch(batch=batch, positions=tuple(map(jnp.asarray, read.positions)))
+        after, metrics = self.step(self.state_of(state, read.rows), fed)
+        return self.write_back(state, read.rows, after), metrics
+
+    def __str__(self) -> str:
+        return f"{self.found}\n{self.update}"
+
+
+def sparse_step(
+    step: TrainStep, state: Any, batch: Any, *, tables: Sequence[str] | None = None, lazy: bool = False
+) -> SparseStep:
+    """Cuts a training step at its look-ups, so that it runs on the rows that a batch reads.
+
+    Args:
+      step: The training step. state, batch: Its arguments, arrays or shapes; nothing is allocated.
+      tables: Paths of the parameters to cut out; None for all tables.
+      lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them.
+
+    Raises:
+      TraceError: There is no such table, or the optimizer's update couples rows or is lazy without `lazy`.
+    """
+    found = find_tables(step, state, batch)
+    by_path = {table.path: table for table in found.tables}
+    wanted = list(by_path) if tables is None else list(tables)
+    missing = [path for path in wanted if path not in by_path]
+    if missing or not wanted:
+        why = next((f": {r.why}" for r in found.refused if missing and r.path == missing[0]), "")
+        raise TraceError(
+            f"A step is cut at the look-ups of embedding tables; `{missing[0] if missing else 'the loss'}` "
+            f"{'is no such table' if missing else 'has none'}{why}.\n{found}\nLook up whole rows with ids that depend "
+            "on the batch alone."
+        )
+    chosen = tuple(table for table in found.tables if table.path in wanted)
+    update = row_updates(step, state, chosen, lazy)
+    capacities = tuple(table.most_rows for table in chosen)
+    own = dataclasses.replace(step.of_arrays(state.params), loss_fn=RowsLoss(step.of_arrays(state.params), chosen))
+    shapes = jax.tree.map(shape_like, state)
+    rows = [jax.ShapeDtypeStruct((capacities[x.table], *x.row_shape), x.dtype) for x in update.leaves]
+    places = [jax.ShapeDtypeStruct(look_up.shape, jnp.int32) for table in chosen for look_up in table.look_ups]
+    fed = RowsBatch(batch=jax.tree.map(shape_like, batch), positions=tuple(places))
+    ids = ids_function(step, state, batch, chosen)
+    return SparseStep(found, chosen, update, own, capacities, ids, with_rows(shapes, update.leaves, rows), fed)
+
+
+def _unique(
+    table: Table, capacity: int, ids: Sequence[np.ndarray], order: Callable[[np.ndarray], np.ndarray] | None
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The different rows that ids name, and the position of each id's row among them."""
+    flat = np.concatenate([x.reshape(-1) for x in ids]).astype(np.int64)
+    fills = np.concatenate([np.full(look_up.num_ids, look_up.fills) for look_up in table.look_ups])
+    is_row = (flat >= 0) & (flat < table.num_rows)
+    rows = np.clip(flat, 0, table.num_rows - 1)
+    is_read = is_row | ~fills
+    keys = rows if order is None else order(rows)
+    first, inverse = _firsts(keys[is_read])
+    places = np.full(flat.shape, capacity, np.int32)
+    places[is_read] = inverse
+    stops = np.cumsum([x.size for x in ids])[:-1]
+    shaped = [part.reshape(x.shape) for part, x in zip(np.split(places, stops), ids, strict=True)]
+    return rows[is_read][first], shaped
+
+
+def _firsts(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each different key stands first, in the order of keys; and for each key its number in that order.
+
+    Keys and their positions are sorted as one integer, which is several times faster than sorting positions by keys.
+    """
+    count = len(keys)
+    bits = max(1, (count - 1).bit_length())
+    if not count or int(keys.max()).bit_length() + bits > 63:
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        return first, inverse
+    joined = np.sort((keys << bits) | np.arange(count))
+    order = joined & ((1 << bits) - 1)
+    is_new = np.empty(count, np.bool_)
+    is_new[0] = True
+    np.not_equal(joined[1:] >> bits, joined[:-1] >> bits, out=is_new[1:])
+    inverse = np.empty(count, np.int32)
+    inverse[order] = np.cumsum(is_new, dtype=np.int32) - 1
+    return order[is_new], inverse

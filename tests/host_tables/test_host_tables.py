@@ -1,0 +1,199 @@
+"""Steps with tables in host memory: every mode, exactness, staleness, loss of a worker, checkpoints, memory limits."""
+
+import dataclasses
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import autoshard
+from autoshard.errors import ConfigError, TrainingError
+
+ROWS, DIM, EXAMPLES = 37, 3, 6
+
+
+def loss_fn(params, batch, _):
+    bags = jnp.take(params["bags"], batch["bags"], axis=0, mode="fill", fill_value=0).sum(1)
+    vectors = bags + params["small"][batch["bags"][:, 0] % 5] * params["bias"][batch["bags"][:, 1] % ROWS][:, None]
+    return jnp.mean((jnp.tanh(vectors) @ params["dense"] - batch["y"][:, None]) ** 2), None
+
+
+def state_of(step):
+    normal = lambda n, *shape: jax.random.normal(jax.random.key(n), shape)
+    tables = {"bags": normal(0, ROWS, DIM), "small": normal(1, 5, DIM), "bias": normal(2, ROWS)}
+    return step.init(tables | {"dense": normal(3, DIM, 1)})
+
+
+def batches(count, ids):
+    rng = np.random.default_rng(1)
+    draw = {
+        "even": lambda: rng.integers(0, ROWS, (EXAMPLES, 4)),
+        "zipf": lambda: np.minimum(rng.zipf(1.3, (EXAMPLES, 4)), ROWS) - 1,
+        "one worker's": lambda: rng.integers(0, ROWS // 3, (EXAMPLES, 4)) * 3,
+    }[ids]
+    for _ in range(count):
+        bags = draw()
+        if rng.random() < 0.2:
+            bags[:] = bags[0, 0]  # a single row
+        bags[rng.random(EXAMPLES) < 0.3] = -99  # empty bags, and ids that are no rows
+        yield {"bags": bags.astype(np.int32), "y": rng.random(EXAMPLES, np.float32)}
+
+
+def in_host_memory(step, execution, ids="even", count=5, state=None, **settings):
+    (first,) = batches(1, ids)
+    with autoshard.HostTables(step, state or state_of(step), first, execution=execution, **settings) as tables:
+        done = list(tables.steps(batches(count, ids)))
+        return tables.state(), done
+
+
+def assert_close(a, b, **tolerance):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), **tolerance)
+
+
+@pytest.mark.parametrize("ids", ["zipf", "one worker's"])
+def test_sync_equals_whole_tables_and_pipelined_equals_sync_in_every_bit(ids):
+    step = autoshard.TrainStep(loss_fn, optax.chain(optax.clip_by_global_norm(0.5), optax.adagrad(0.3)))
+    whole, run = state_of(step), jax.jit(step)
+    for batch in batches(5, ids):
+        whole, _ = run(whole, batch)
+    synchronous, _ = in_host_memory(step, autoshard.Execution("sync", num_workers=3), ids)
+    pipelined, done = in_host_memory(step, autoshard.Execution("pipelined", num_workers=3, prefetch=3), ids)
+    assert_close((synchronous.params, synchronous.opt_state), (whole.params, whole.opt_state), rtol=1e-5, atol=1e-6)
+    assert [d.number for d in done] == list(range(5)) and {d.staleness for d in done} == {0}
+    for x, y in zip(jax.tree.leaves(synchronous), jax.tree.leaves(pipelined), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_modes_agree_for_an_optimizer_that_is_lazy_and_for_tables_in_bfloat16():
+    def narrow(params, batch, rng):
+        return loss_fn({**params, "bags": params["bags"].astype(jnp.float32)}, batch, rng)
+
+    step = autoshard.TrainStep(narrow, optax.adam(0.05))
+    state = state_of(step)
+    params = {**state.params, "bags": state.params["bags"].astype(jnp.bfloat16)}
+    state = step.init(params)
+    execution = lambda mode: autoshard.Execution(mode, num_workers=2)
+    found = [in_host_memory(step, execution(m), "zipf", state=state, lazy=True)[0] for m in ("sync", "pipelined")]
+    for x, y in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert found[0].params["bags"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_staleness_never_exceeds_its_bound_and_updates_are_not_lost(bound):
+    step = autoshard.TrainStep(lambda p, b, _: (jnp.sum(p["t"][b["ids"]] * b["y"]), None), optax.sgd(1.0))
+    state = step.init({"t": jnp.zeros((8,))})
+    batch = {"ids": np.array([3, 3, 5], np.int32), "y": np.array([1, 2, 4], np.float32)}
+    execution = autoshard.Execution("async", max_staleness=bound, num_workers=2, prefetch=4)
+    with autoshard.HostTables(step, state, batch, execution=execution) as tables:
+        done = list(tables.steps([batch] * 12))
+        after = tables.state().params["t"]
+    assert max(d.staleness for d in done) <= bound
+    # the gradient of a sum is the same wherever the table is, so that all orders of updates come to the same
+    np.testing.assert_array_equal(after, [0, 0, 0, -36, 0, -48, 0, 0])
+
+
+def test_a_lost_worker_is_told_soon_and_the_checkpoint_serves_any_number_of_workers(tmp_path):
+    step = autoshard.TrainStep(loss_fn, optax.adagrad(0.3))
+    (first,) = batches(1, "even")
+    make = lambda workers: autoshard.HostTables(
+        step, state_of(step), first, execution=autoshard.Execution("pipelined", num_workers=workers, timeout_s=20)
+    )
+    with make(3) as tables:
+        list(tables.steps(list(batches(6, "even"))[:2]))
+        tables.save(tmp_path)
+        saved = tables.state()
+        with pytest.raises(TrainingError, match=r"worker 1 .*resume"):
+            for done in tables.steps(list(batches(6, "even"))[2:] * 100):
+                if done.number == 4:
+                    killed_s = time.monotonic()
+                    os.kill(tables.pool.process_ids[1], signal.SIGKILL)
+        assert time.monotonic() - killed_s < 20
+    with make(2) as tables:
+        assert tables.restore(tmp_path) == 2
+        for x, y in zip(jax.tree.leaves(tables.state()), jax.tree.leaves(saved), strict=True):
+            np.testing.assert_array_equal(x, y)
+        list(tables.steps(list(batches(6, "even"))[2:]))
+        resumed = tables.state()
+    uninterrupted, _ = in_host_memory(step, autoshard.Execution("sync", num_workers=1), count=6)
+    for x, y in zip(jax.tree.leaves(resumed), jax.tree.leaves(uninterrupted), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    step = autoshard.TrainStep(loss_fn, optax.sgd(0.3))
+    (first,) = batches(1, "even")
+    with autoshard.HostTables(step, state_of(step), first, execution=autoshard.Execution("sync", num_workers=1)) as own:
+        own.save(tmp_path)
+        path = next((tmp_path / "tables-0").glob("array-0-*.bin"))
+        content = bytearray(path.read_bytes())
+        content[5] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(TrainingError, match="checksum"):
+            own.restore(tmp_path)
+
+
+def test_a_table_of_twice_the_memory_of_a_process_trains():
+    limit = 128 << 20
+    rows, dim = 1 << 19, 128  # 256 MiB
+
+    def make():
+        even = jax.random.uniform(jax.random.key(0), (rows, dim)) * 0.1
+        return step.init({"table": even, "dense": jnp.ones((dim,))})
+
+    loss = lambda p, b, _: (jnp.mean((p["table"][b["ids"]] @ p["dense"] - b["y"]) ** 2), None)
+    step = autoshard.TrainStep(loss, optax.sgd(1e-3))
+    batch = {"ids": np.array([0, rows - 1, 12345, 12345], np.int32), "y": np.ones(4, np.float32)}
+    with pytest.raises(TrainingError, match="cannot have"):
+        autoshard.HostTables(
+            step, make, batch, execution=autoshard.Execution("sync", num_workers=1), worker_bytes=limit
+        )
+    execution = autoshard.Execution("pipelined", num_workers=4)
+    with autoshard.HostTables(step, make, batch, execution=execution, worker_bytes=limit) as tables:
+        losses = [float(done.metrics["loss"]) for done in tables.steps([batch] * 5)]
+    assert losses[-1] < losses[0] * 0.9
+
+
+def test_rows_are_made_in_pieces_as_the_whole_would_be():
+    def make():
+        key = jax.random.key(4)
+        normal = jax.nn.initializers.lecun_normal()(key, (ROWS, DIM))
+        uniform = jax.random.uniform(key, (ROWS, 2), jnp.bfloat16, -1, 1)
+        return step.init({"a": normal, "b": uniform, "c": jnp.arange(ROWS) * jnp.ones(ROWS), "d": jnp.ones(())})
+
+    looked_up = lambda p, ids: p["a"][ids].sum() + p["b"][ids].sum() + p["c"][ids].sum()
+    step = autoshard.TrainStep(lambda p, b, _: (looked_up(p, b["ids"]) * p["d"], None), optax.adagrad(0.1))
+    batch = {"ids": np.zeros(2, np.int32)}
+    with autoshard.HostTables(step, make, batch, execution=autoshard.Execution(num_workers=2)) as tables:
+        pieces = tables.state()
+    for x, y in zip(jax.tree.leaves(pieces.params), jax.tree.leaves(jax.jit(make)().params), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_the_step_over_rows_is_planned_like_any_step():
+    loss = lambda p, b, _: (jnp.mean((p["table"][b["ids"]] @ p["dense"] - b["y"]) ** 2), None)
+    step = autoshard.TrainStep(loss, optax.adagrad(0.3))
+    state = step.init({"table": jax.random.normal(jax.random.key(0), (64, 4)), "dense": jnp.ones((4,))})
+    batch = {"ids": np.arange(8, dtype=np.int32), "y": np.ones(8, np.float32)}
+    execution = autoshard.Execution(num_workers=1)
+    with autoshard.HostTables(step, state, batch, execution=execution, mesh={"data": 8}) as tables:
+        assert "data=8" in str(tables.plan)
+        list(tables.steps([batch] * 3))
+        planned = tables.state()
+    for _ in range(3):
+        state, _ = step(state, batch)
+    assert_close(planned.params, state.params, rtol=1e-5)
+
+
+def test_settings_that_cannot_be_are_refused():
+    for name, wrong in {"num_workers": 0, "prefetch": 0, "max_staleness": -1, "mode": "fast"}.items():
+        with pytest.raises(ConfigError, match=name):
+            dataclasses.replace(autoshard.Execution(), **{name: wrong})
+    in_flight = lambda mode: autoshard.Execution(mode, prefetch=3, max_staleness=2).num_slots
+    assert (in_flight("sync"), in_flight("pipelined"), in_flight("async")) == (1, 5, 3)
