@@ -9,6 +9,7 @@ import typer
 from autoshard.cli import (
     calibrate,
     check,
+    clicks,
     compare,
     diff,
     explain,
@@ -20,6 +21,7 @@ from autoshard.cli import (
     share,
     solve,
     status,
+    tables,
     train,
     verify,
 )
@@ -42,6 +44,7 @@ for command in (
     share,
     check,
     plan,
+    tables,
     explain,
     report,
     compare,
@@ -49,6 +52,7 @@ for command in (
     diff,
     export,
     calibrate,
+    clicks,
     solve,
 ):
     app.command(epilog=command.EPILOG)(getattr(command, command.__name__.rpartition(".")[2]))

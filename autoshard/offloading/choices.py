@@ -1,0 +1,231 @@
+"""What each place costs a table: the time it takes of every resource in a step, and memory at every level.
+
+Of N accelerators in M nodes, a table of R rows is read by I ids in a step, I / N on each device. With w bytes of a row
+and s bytes of a row with the optimizer's state, and distinct(I) the mean number of distinct rows among them
+(`autoshard.cost.id_distribution`):
+
+    whole       on each device: R (s + w) bytes; look-up and gradient move 5 I/N w bytes, the gradients of all rows are
+                reduced (R w) with those of the dense part, and all rows are updated
+    by column   R s / N bytes; ids are gathered (4 I), each device looks its part of each row up (5 I w/N bytes), parts
+                and their gradients are exchanged (all-to-all of I w / N each)
+    by row      R s / N bytes; ids and rows of distinct ids are exchanged, and gradients (`autoshard.cost.lookups`), and
+                distinct(I) / N rows are updated
+    host        R s / M bytes of host memory; a CPU finds I/M ids, gathers and updates distinct(I) / M rows, copies
+                distinct(I/N) rows to each of its accelerators and adds up as many gradients; each link carries
+                distinct(I/N) w bytes down and up; rows of other hosts cross the network
+    hot rows    the k most frequent rows are a table by row of their own, the others one on the host: both are Zipf
+                tables, the cold rows read are distinct(I) less those distinct among the hot ones
+
+Random rows are read in sectors of 32 bytes on accelerators and in lines of 64 bytes on CPUs. Tables share one exchange
+of each kind, whose latencies count once (`exchange_fixed_s`), not here.
+"""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable
+
+from autoshard.cost.collectives import Collective, all_gather, all_reduce, all_to_all
+from autoshard.cost.lookups import Lookups, exchange_of
+from autoshard.offloading.situation import Situation, TableUse, lines
+
+_ID_BYTES = 4
+_SECTOR_BYTES = 32
+HOT_SHARES = tuple(2.0**-n for n in (1, 2, 3, 4, 6, 8, 10))
+"""Shares of the rows that may be kept on accelerators as hot ones."""
+_FEWEST_HOT = 1024
+
+
+class Place(enum.Enum):
+    """Where a table lives."""
+
+    WHOLE = "accelerators, whole"
+    BY_COLUMN = "accelerators, by column"
+    BY_ROW = "accelerators, by row"
+    HOST = "host memory"
+    HOT_ROWS = "hot rows on accelerators"
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether host memory has rows of it."""
+        return self in (Place.HOST, Place.HOT_ROWS)
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether accelerators send each other rows of it."""
+        return self in (Place.BY_COLUMN, Place.BY_ROW, Place.HOT_ROWS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loads:
+    """What a step takes of each resource, in seconds of the busiest; they add up over tables.
+
+    Attributes:
+      accelerator_s: Of each accelerator, collectives included.
+      cpu_s: Of all CPUs of a host together, as if there were one.
+      host_memory_s: Of the memory of a host.
+      down_s, up_s: Of the link to each accelerator, in either direction.
+      network_s: Of the network between hosts.
+    """
+
+    accelerator_s: float = 0.0
+    cpu_s: float = 0.0
+    host_memory_s: float = 0.0
+    down_s: float = 0.0
+    up_s: float = 0.0
+    network_s: float = 0.0
+
+    def __add__(self, other: "Loads") -> "Loads":
+        return Loads(*(getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)))
+
+    def times(self, factor: float) -> "Loads":
+        """So many steps."""
+        return Loads(*(getattr(self, f.name) * factor for f in dataclasses.fields(self)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """A table at a place.
+
+    Attributes:
+      place: Where. hot_rows: Rows on accelerators, where these are the hot ones.
+      loads: Of a step.
+      device_bytes: On each accelerator. host_bytes: On each host.
+      in_flight_bytes, host_in_flight_bytes: The same for each batch that is under way at once.
+      patched_s: Of each accelerator, for each batch under way, if its rows must have the updates of those before.
+    """
+
+    place: Place
+    loads: Loads
+    device_bytes: float = 0.0
+    host_bytes: float = 0.0
+    in_flight_bytes: float = 0.0
+    host_in_flight_bytes: float = 0.0
+    patched_s: float = 0.0
+    hot_rows: int = 0
+
+
+def choices_of(table: TableUse, s: Situation, num_micro_batches: int = 1, has_hot_rows: bool = True) -> list[Choice]:
+    """Every place of a table.
+
+    Args:
+      table: The table. s: What it is placed on.
+      num_micro_batches: Parts that a step looks up one after another.
+      has_hot_rows: Whether hot rows may live apart from cold ones.
+    """
+    found = [whole(table, s, num_micro_batches), by_row(table, s, num_micro_batches)]
+    if table.row_bytes % (4 * s.num_devices) == 0:
+        found.append(by_column(table, s, num_micro_batches))
+    found.append(on_host(table, s, num_micro_batches))
+    if has_hot_rows and table.ids.zipf_exponent > 0:
+        counts = dict.fromkeys(int(table.num_rows * share) for share in HOT_SHARES)
+        found += [hot_rows(table, k, s, num_micro_batches) for k in counts if k >= _FEWEST_HOT]
+    return found
+
+
+def whole(table: TableUse, s: Situation, parts: int = 1) -> Choice:
+    """The table on every accelerator; rows are looked up where the examples are."""
+    own = table.num_ids / s.num_devices
+    moved = 5 * own * _sectors(table.row_bytes) + table.num_rows * (2 * table.state_bytes + table.row_bytes)
+    reduced = _sending_s(all_reduce(s.mesh.axes, table.num_rows * table.row_bytes))
+    bytes_ = table.num_rows * (table.state_bytes + table.row_bytes)
+    return Choice(Place.WHOLE, Loads(_moved_s(moved, s) + reduced), bytes_)
+
+
+def by_column(table: TableUse, s: Situation, parts: int = 1) -> Choice:
+    """Some columns on each accelerator, for all examples."""
+    n, ids = s.num_devices, table.num_ids / parts
+    width, state = table.row_bytes / n, table.state_bytes / n
+    moved = 5 * ids * _sectors(width) + 2 * _distinct(table, ids) * _sectors(state)
+    sent = _sending_s(all_gather(s.mesh.axes, ids * _ID_BYTES)) + 2 * _sending_s(all_to_all(s.mesh.axes, ids * width))
+    return Choice(Place.BY_COLUMN, Loads((_moved_s(moved, s) + sent) * parts), table.size_bytes / n, 2 * ids * width)
+
+
+def by_row(table: TableUse, s: Situation, parts: int = 1, place: Place = Place.BY_ROW) -> Choice:
+    """Some rows on each accelerator, exchanged for ids."""
+    n, own = s.num_devices, max(round(table.num_ids / parts / s.num_devices), 1)
+    exchange = exchange_of(n, own, 1, table.num_rows, _sectors(table.row_bytes), Lookups(table.ids))
+    updated = table.ids.busiest_owner(table.num_ids / parts, table.num_rows, n)
+    moved = sum(exchange.moved_bytes(is_update=is_update) for is_update in (False, True))
+    ids, rows = exchange.collectives(s.mesh.axes)
+    sent = _sending_s(ids) + 2 * _sending_s(rows)
+    device_s = _moved_s(moved + 2 * updated * _sectors(table.state_bytes), s)
+    bytes_ = math.ceil(table.num_rows / n) * table.state_bytes + exchange.buffer_bytes(is_update=True)
+    return Choice(place, Loads((device_s + sent) * parts), bytes_)
+
+
+def on_host(table: TableUse, s: Situation, parts: int = 1) -> Choice:
+    """All rows in host memory, shared out over hosts; the accelerators get the rows of each batch."""
+    return _cold(table, s, parts, table.num_ids, lambda ids: _distinct(table, ids), table.num_rows)
+
+
+def hot_rows(table: TableUse, count: int, s: Situation, parts: int = 1) -> Choice:
+    """The `count` most frequent rows by row on accelerators, the others on hosts."""
+    share = table.ids.hottest_share(count, table.num_rows)
+    hot = dataclasses.replace(table, num_rows=count, num_ids=round(table.num_ids * share))
+    rest = lambda ids: max(_distinct(table, ids) - _distinct(hot, ids * share), 0.0)
+    cold = _cold(table, s, parts, table.num_ids * (1 - share), rest, table.num_rows - count)
+    here = by_row(hot, s, parts)
+    found_s = table.num_ids / s.num_nodes * s.rates.id_s  # every id is looked up among the hot ones
+    return dataclasses.replace(
+        cold,
+        place=Place.HOT_ROWS,
+        hot_rows=count,
+        loads=cold.loads + here.loads + Loads(cpu_s=found_s),
+        device_bytes=cold.device_bytes + here.device_bytes,
+    )
+
+
+def _cold(
+    table: TableUse, s: Situation, parts: int, num_ids: float, distinct: Callable[[float], float], num_rows: int
+) -> Choice:
+    """Rows in host memory. `num_ids`: of a step, that ask for them; `distinct`: how many a batch of ids reads."""
+    n, nodes, width, state = s.num_devices, s.num_nodes, table.row_bytes, table.state_bytes
+    all_ids = table.num_ids / parts
+    of_all, of_device = distinct(all_ids), distinct(all_ids / n)
+    of_node = s.devices_per_node * of_device
+    touched = of_all / nodes
+    cpu_s = num_ids / parts / nodes * s.rates.id_s
+    cpu_s += (touched * (lines(width) + 2 * lines(state)) + 3 * of_node * lines(width)) * s.rates.line_s
+    moved = touched * (width + 2 * state) + 4 * of_node * width
+    sent_s = of_device * width / s.to_device.bandwidth_bytes_per_s
+    network_s = 0.0
+    if s.between_nodes is not None:
+        network_s = of_device * width * (nodes - 1) / nodes / s.between_nodes.bandwidth_bytes_per_s
+    device_s = _moved_s(5 * num_ids / parts / n * _sectors(width) + 2 * of_device * _sectors(width), s)
+    loads = Loads(device_s, cpu_s, moved / s.host_bytes_per_s, sent_s, sent_s, 2 * network_s)
+    again = max(of_device + distinct(all_ids / n) - distinct(2 * all_ids / n), 0.0)
+    return Choice(
+        Place.HOST,
+        loads.times(parts),
+        host_bytes=num_rows * state / nodes,
+        in_flight_bytes=2 * of_device * state,
+        host_in_flight_bytes=2 * of_node * state,
+        patched_s=_moved_s(3 * again * _sectors(state), s),
+    )
+
+
+def exchange_fixed_s(s: Situation, parts: int) -> float:
+    """Latencies and launches of the exchanges of a step: of ids, of rows, of gradients."""
+    launch_s = s.mesh.device_type.launch_overhead_s
+    return 3 * parts * (all_to_all(s.mesh.axes, 1.0).fixed_s + launch_s)
+
+
+def _sending_s(collective: Collective) -> float:
+    """The time of a collective that is joined with others."""
+    return collective.time_s - collective.fixed_s
+
+
+def _distinct(table: TableUse, num_ids: float) -> float:
+    return table.ids.expected_distinct(num_ids, table.num_rows)
+
+
+def _moved_s(moved_bytes: float, s: Situation) -> float:
+    """Time that an accelerator's memory takes, and one launch."""
+    device = s.mesh.device_type
+    return moved_bytes / device.memory_bandwidth_bytes_per_s + device.launch_overhead_s
+
+
+def _sectors(size_bytes: float) -> float:
+    """Bytes that a random read of so many takes."""
+    return math.ceil(size_bytes / _SECTOR_BYTES) * _SECTOR_BYTES

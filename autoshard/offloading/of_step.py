@@ -1,0 +1,90 @@
+"""Tables and dense part of a training step, as `situation.py` wants them."""
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from autoshard.api import Plan, plan
+from autoshard.cluster import Cluster
+from autoshard.cost.id_distribution import IdDistribution
+from autoshard.errors import ConfigError
+from autoshard.offloading.placement import TablePlacement, placement_of
+from autoshard.offloading.search import SearchOptions
+from autoshard.offloading.situation import DenseWork, HostRates, TableUse, situation
+from autoshard.plans.make import load_cluster
+from autoshard.plans.options import PlanOptions
+from autoshard.tables import Table, find_tables
+from autoshard.tables.state_rows import RowLeaf, row_leaves, with_rows
+from autoshard.train_step import TrainStep
+
+_FEW_ROWS = 64
+"""Of each table, while the rest of the step is planned: what they take then is hardly anything."""
+
+
+def place_tables(
+    step: TrainStep,
+    state: Any,
+    batch: Any,
+    *,
+    cluster: Cluster | str | os.PathLike[str],
+    ids: IdDistribution | Mapping[str, IdDistribution] | None = None,
+    rates: HostRates | None = None,
+    search: SearchOptions | None = None,
+    options: PlanOptions | None = None,
+) -> TablePlacement:
+    """Decides where the embedding tables of a training step live, and how its batches follow each other.
+
+    The tables are found in the loss, as look-ups of whole rows. The rest of the step is planned by `autoshard.plan`
+    with a few rows of each table, for its time and memory on the accelerators.
+
+    Args:
+      step: The training step. state, batch: Its arguments, arrays or shapes; nothing is allocated.
+      cluster: Devices of one kind with described hosts, or a path to its file.
+      ids: How often each row is looked up: of all tables, or by path of the table; None: all rows alike.
+      rates: What a CPU does in a second; None for estimates.
+      search: What may be chosen.
+      options: For the plan of the rest.
+
+    Returns:
+      The placement. `host_tables` and `execution` are what `autoshard.HostTables` takes.
+
+    Raises:
+      ConfigError: The loss looks nothing up, or `ids` names no table.
+      ClusterError: Hosts are not described.
+      MemoryBudgetError: No placement fits.
+    """
+    hardware = load_cluster(cluster)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch))
+    found = find_tables(step, *shapes)
+    if not found.tables:
+        raise ConfigError(f"Tables are placed, and the loss looks no table up. {found}. Plan the step as it is.")
+    if isinstance(ids, Mapping) and (unknown := set(ids) - {t.path for t in found.tables}):
+        raise ConfigError(f"`ids` names tables of the loss; it has none called {min(unknown)!r}.\n{found}")
+    leaves = row_leaves(shapes[0], found.tables)
+    small = [
+        jax.ShapeDtypeStruct((min(found.tables[x.table].num_rows, _FEW_ROWS), *x.row_shape), x.dtype) for x in leaves
+    ]
+    rest = plan(
+        step, with_rows(shapes[0], leaves, small), shapes[1], cluster=hardware, donate_argnums=0, options=options
+    )
+    if not isinstance(rest, Plan):
+        raise ConfigError("Tables are placed beside a dense part in one program; the plan has stages. Plan without.")
+    told, device = rest.estimate, hardware.groups[0].device_type
+    launches_s = len(told.compute) * device.launch_overhead_s  # at least one for each group of equations
+    memory_bytes = told.peak_bytes if told.reserved_bytes is None else told.reserved_bytes
+    dense = DenseWork(told.step_s, launches_s, memory_bytes, told.flops * rest.num_devices)
+    uses = tuple(_use(number, table, leaves, ids) for number, table in enumerate(found.tables))
+    batch_size = max(x.shape[0] for x in jax.tree.leaves(shapes[1]) if x.shape)
+    return placement_of(situation(hardware, uses, dense, batch_size, rates=rates), search)
+
+
+def _use(number: int, table: Table, leaves: tuple[RowLeaf, ...], ids: Any) -> TableUse:
+    """A table as it is placed; what the optimizer keeps has its rows, too."""
+    own = [x for x in leaves if x.table == number]
+    state_bytes = sum(math.prod(x.row_shape) * np.dtype(x.dtype).itemsize for x in own)
+    spread = ids.get(table.path) if isinstance(ids, Mapping) else ids
+    return TableUse(table.path, table.num_rows, table.row_bytes, state_bytes, table.num_ids, spread or IdDistribution())

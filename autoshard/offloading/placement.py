@@ -1,0 +1,206 @@
+"""The decision as data, and as text that tells why."""
+
+import dataclasses
+
+from autoshard.host_tables.options import Execution
+from autoshard.offloading.choices import Choice, choices_of
+from autoshard.offloading.compare import Compared, compared, elsewhere
+from autoshard.offloading.search import Found, Outcome, SearchOptions, search
+from autoshard.offloading.situation import Situation
+from autoshard.printing import TextConsole, amount, seconds, table
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TablePlacement:
+    """Which table lives where, and how batches follow each other. Printing it shows all of it.
+
+    Attributes:
+      situation: What was placed on what.
+      found: The best outcome, its bound, and the best of every mode.
+      compared: What is usually done.
+    """
+
+    situation: Situation
+    found: Found
+    compared: tuple[Compared, ...]
+
+    @property
+    def best(self) -> Outcome:
+        """The outcome that was chosen."""
+        return self.found.best
+
+    @property
+    def step_s(self) -> float:
+        """Predicted time of a step."""
+        return self.best.step_s
+
+    @property
+    def examples_per_s(self) -> float:
+        """Predicted throughput."""
+        return self.situation.batch_size / self.step_s
+
+    @property
+    def gap(self) -> float:
+        """How much better than the chosen one a placement may be, by the bound that was proven; at least 0."""
+        return max(self.found.considered[0].objective_s / self.found.bound_s - 1, 0.0)
+
+    @property
+    def host_tables(self) -> tuple[str, ...]:
+        """Paths of the tables that live in host memory, hot rows apart or not: `tables` of `autoshard.HostTables`."""
+        pairs = zip(self.situation.tables, self.best.choices, strict=True)
+        return tuple(t.path for t, choice in pairs if choice.place.is_on_host)
+
+    @property
+    def execution(self) -> Execution | None:
+        """How `autoshard.HostTables` is to run it; None where no table is in host memory."""
+        workers = self.best.num_workers
+        return dataclasses.replace(self.best.flow.execution, num_workers=workers) if workers else None
+
+    @property
+    def workers_per_accelerator(self) -> float:
+        """CPUs that serve tables, for each accelerator."""
+        return self.best.num_workers / self.situation.devices_per_node
+
+    def __str__(self) -> str:
+        return explained(self)
+
+
+def placement_of(s: Situation, options: SearchOptions | None = None) -> TablePlacement:
+    """Decides where every table lives, and how batches follow each other.
+
+    Args:
+      s: Tables, the rest of the step, accelerators and hosts.
+      options: What may be chosen.
+
+    Raises:
+      MemoryBudgetError: No placement fits.
+    """
+    found = search(s, options or SearchOptions())
+    return TablePlacement(s, found, compared(s, found))
+
+
+def explained(placement: TablePlacement) -> str:
+    """The decision, where time goes, memory of each level, why each table is where it is, and what it is based on."""
+    s, best, console = placement.situation, placement.best, TextConsole()
+    stages, counts = best.stages, {}
+    for choice in best.choices:
+        counts[choice.place.value] = counts.get(choice.place.value, 0) + 1
+    size = sum(t.size_bytes for t in s.tables)
+    console.print(
+        f"{len(s.tables)} tables of {amount(size)} with the optimizer's state, on {s.num_devices} x "
+        f"{s.mesh.device_type.name} and {s.num_nodes} host{'s' if s.num_nodes > 1 else ''} of {s.host}"
+    )
+    console.print("  places     " + "; ".join(f"{count} in {name}" for name, count in counts.items()))
+    console.print(
+        f"  step       {seconds(best.step_s)} predicted, {placement.examples_per_s:,.0f} examples/s; busiest: the "
+        f"{stages.busiest}"
+    )
+    console.print(
+        f"  stages     host {seconds(stages.host_s)}, link down {seconds(stages.down_s)}, accelerator "
+        f"{seconds(stages.accelerator_s)} (dense {seconds(s.dense.step_s)}), link up {seconds(stages.up_s)}"
+        + (f", network {seconds(stages.network_s)}" if s.num_nodes > 1 else "")
+    )
+    console.print(f"  mode       {_mode(best)}")
+    if best.num_workers:
+        console.print(
+            f"  CPUs       {best.num_workers} workers a host, {placement.workers_per_accelerator:.3g} for each "
+            f"accelerator; {s.most_workers} could serve"
+        )
+    console.print(
+        f"  memory     {amount(best.device_bytes)} of {amount(s.budget_bytes)} on each accelerator; "
+        f"{amount(best.host_bytes)} of {amount(s.host_budget_bytes)} on each host"
+    )
+    console.print(
+        f"  proof      no placement that was considered is more than {placement.gap:.2%} better, by the same prices"
+    )
+    console.print()
+    console.print(_tables(placement))
+    console.print(_others(placement))
+    console.print(_modes(placement))
+    rates = s.rates
+    console.print(
+        f"Assumed: a CPU finds an id in {seconds(rates.id_s)} and reads or writes a line of 64 bytes at a random place "
+        f"in {seconds(rates.line_s)} (estimates); host memory {amount(s.host_bytes_per_s)}/s, links "
+        f"{amount(s.to_device.bandwidth_bytes_per_s)}/s each way; on CPUs the dense part reaches "
+        f"{rates.flops_share:.0%} of their peak. {_ids(placement)}"
+        + (f" To read an example takes a CPU {seconds(rates.read_s)}." if rates.read_s else "")
+    )
+    return console.text
+
+
+def _mode(best: Outcome) -> str:
+    flow = best.flow
+    if flow.execution.mode == "async":
+        return f"{flow}; rows may lack the updates of up to {flow.staleness} steps"
+    if flow.execution.mode == "pipelined":
+        return f"{flow}, patched: results are those of sync"
+    return f"{flow}: results are exact"
+
+
+def _ids(placement: TablePlacement) -> str:
+    exponents = sorted({t.ids.zipf_exponent for t in placement.situation.tables})
+    told = f"{exponents[0]:.3g}" if len(exponents) == 1 else f"{exponents[0]:.3g} to {exponents[-1]:.3g}"
+    return f"Ids follow Zipf's law with exponent {told} (0: all rows alike)."
+
+
+def _tables(placement: TablePlacement):
+    s, best = placement.situation, placement.best
+    made = table(
+        "Tables, the largest first",
+        (("table", "left"), ("rows", "right"), ("size", "right"), ("ids a step", "right"), ("lives in", "left"),
+         ("elsewhere", "left")),
+    )  # fmt: skip
+    order = sorted(range(len(s.tables)), key=lambda n: -s.tables[n].size_bytes)
+    for number in order:
+        own, choice = s.tables[number], best.choices[number]
+        made.add_row(
+            own.path, f"{own.num_rows:,}", amount(own.size_bytes), f"{own.num_ids:,}", _place(choice),
+            _why(placement, number),
+        )  # fmt: skip
+    return made
+
+
+def _place(choice: Choice) -> str:
+    return choice.place.value + (f" ({choice.hot_rows:,} rows)" if choice.hot_rows else "")
+
+
+def _why(placement: TablePlacement, number: int) -> str:
+    """For accelerators and for the host, whichever it is not: what moving the table there would do."""
+    s, best = placement.situation, placement.best
+    others = elsewhere(s, best, number, choices_of(s.tables[number], s, best.flow.num_micro_batches, False))
+    on_host = best.choices[number].place.is_on_host
+    wanted = [(c, o) for c, o in others if c.place.is_on_host != on_host]
+    if not wanted:
+        return ""
+    fitting = [(c, o) for c, o in wanted if o.fits]
+    if not fitting:
+        choice, least = min(wanted, key=lambda pair: pair[1].device_bytes + pair[1].host_bytes)
+        level = "accelerator" if least.device_bytes > s.budget_bytes else "host"
+        over = least.device_bytes - s.budget_bytes if level == "accelerator" else least.host_bytes - s.host_budget_bytes
+        return f"{choice.place.value}: {amount(over)} too much for each {level}"
+    choice, other = min(fitting, key=lambda pair: pair[1].objective_s)
+    slower = other.step_s - best.step_s
+    if slower < 0.0005 * best.step_s:
+        work = other.stages.sum_s - best.stages.sum_s
+        return f"{choice.place.value}: as fast, {seconds(abs(work))} {'more' if work > 0 else 'less'} work"
+    return f"{choice.place.value}: +{seconds(slower)} a step"
+
+
+def _others(placement: TablePlacement):
+    made = table("Compared", (("way", "left"), ("step", "right"), ("examples/s", "right"), ("plan is", "right")))
+    for row in placement.compared:
+        if row.why_not:
+            made.add_row(row.name, "does not fit", "", row.why_not)
+        else:
+            rate = placement.situation.batch_size / row.step_s
+            made.add_row(row.name, seconds(row.step_s), f"{rate:,.0f}", f"{row.step_s / placement.step_s:.2f}x")
+    return made
+
+
+def _modes(placement: TablePlacement):
+    made = table(
+        "The best of every mode", (("mode", "left"), ("step", "right"), ("busiest", "left"), ("stale", "right"))
+    )
+    for one in placement.found.considered:
+        made.add_row(str(one.flow), seconds(one.step_s), one.stages.busiest, str(one.flow.staleness))
+    return made

@@ -1,0 +1,383 @@
+"""The best place for every table, by integer programming, for every mode of execution; proven.
+
+With x[t, c] = 1 where table t is at its place c, and L_r[t, c] the seconds that this takes of resource r
+(`choices.py`), the totals of a step are
+
+    L_r = D_r + sum over t, c of x[t, c] L_r[t, c] + u F_r
+
+D is the dense part; F are latencies that are paid once: of the links where a table is on a host (u = u_host), of the
+exchanges where accelerators send each other rows (u = u_exchange), with u >= x[t, c] for each place that needs it.
+The host is busy for H = max(L_cpu / workers, L_host_memory); the stages of a batch are H, the network, down,
+accelerator, up. With S their sum, a step takes at least
+
+    sync                          T >= S                  a batch after another
+    sync, m micro-batches         T >= S / m + (m - 1) / m L      for each stage L: a pipeline of m parts
+    pipelined or async, k slots   T >= L for each stage L, and T >= S / k
+
+where k batches at most are between their look-up and the end of their write-back (a pipeline with k credits). Reading
+examples ahead takes its part of the CPUs: T >= (L_cpu + reading) / workers.
+Minimised is
+
+    T + 0.001 S
+
+so that of places that are equally fast those with least work are taken, under
+
+    sum over c of x[t, c] = 1                             for each table
+    dense + sum x (device_bytes + k in_flight_bytes) <= memory of an accelerator
+    sum x (host_bytes + k host_in_flight_bytes) <= memory of a host
+
+Each program, one for every mode, is solved by HiGHS to a stated gap; the best of them is taken, and the least of their
+bounds is proven for all. In `pipelined`, rows that the batches before it have changed are patched on the accelerator,
+which takes the time `patched_s` for each of these.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from autoshard.errors import MemoryBudgetError
+from autoshard.host_tables.options import Execution, Mode
+from autoshard.offloading.choices import Choice, Loads, Place, choices_of, exchange_fixed_s
+from autoshard.offloading.situation import Situation
+
+_WORK_WEIGHT = 1e-3
+_MOST_PARTS_UNDER_WAY = 3
+"""Of a step: one that is looked up, one that is computed, one on its way back."""
+_RELATIVE_GAP = 1e-4
+_TIME_LIMIT_S = 20.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Flow:
+    """How batches follow each other.
+
+    Attributes:
+      execution: As the runtime takes it.
+      num_micro_batches: Parts of a step in `sync`, the next of which is looked up while one is computed. The runtime
+        knows no such parts yet.
+    """
+
+    execution: Execution
+    num_micro_batches: int = 1
+
+    @property
+    def num_slots(self) -> int:
+        """Batches, or parts of one, between their look-up and the end of their write-back, at most."""
+        return max(self.execution.num_slots, min(self.num_micro_batches, _MOST_PARTS_UNDER_WAY))
+
+    @property
+    def staleness(self) -> int:
+        """Steps whose updates a look-up may miss."""
+        return self.num_slots - 1 if self.execution.mode == "async" else 0
+
+    def __str__(self) -> str:
+        mode = self.execution.mode
+        if mode == "sync":
+            return "sync" + (f", {self.num_micro_batches} micro-batches" if self.num_micro_batches > 1 else "")
+        return f"{mode}, {self.num_slots} batches under way"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """What may be chosen.
+
+    Attributes:
+      max_staleness: Steps whose updates a look-up may miss; with 0, results are those of `sync`.
+      most_prefetch: Batches that may be looked up ahead.
+      hot_rows: Whether hot rows may live apart from the cold ones of their table, which the runtime does not do yet.
+      micro_batches: Numbers of micro-batches of `sync` that are tried; the runtime knows 1.
+      places: Where tables may live.
+      modes: Modes that may be chosen.
+    """
+
+    max_staleness: int = 0
+    most_prefetch: int = 4
+    hot_rows: bool = False
+    micro_batches: tuple[int, ...] = (1,)
+    places: tuple[Place, ...] = tuple(Place)
+    modes: tuple[Mode, ...] = ("sync", "pipelined", "async")
+
+    def flows(self) -> list[Flow]:
+        """Every way in which batches may follow each other."""
+        ahead = range(1, self.most_prefetch + 1)
+        found = [Flow(Execution("sync"), m) for m in self.micro_batches]
+        found += [Flow(Execution("pipelined", prefetch=d)) for d in ahead]
+        stale = range(1, min(self.max_staleness, self.most_prefetch + 1) + 1)
+        found += [Flow(Execution("async", max_staleness=n, prefetch=max(n - 1, 1))) for n in stale]
+        return [flow for flow in found if flow.execution.mode in self.modes]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds that a step keeps each stage busy."""
+
+    host_s: float
+    network_s: float
+    down_s: float
+    accelerator_s: float
+    up_s: float
+
+    @property
+    def all_s(self) -> tuple[float, ...]:
+        """In the order of a batch."""
+        return self.host_s, self.network_s, self.down_s, self.accelerator_s, self.up_s
+
+    @property
+    def sum_s(self) -> float:
+        """What a batch takes by itself."""
+        return sum(self.all_s)
+
+    @property
+    def busiest(self) -> str:
+        """The stage that takes longest."""
+        names = ("host", "network", "link down", "accelerator", "link up")
+        return names[int(np.argmax(self.all_s))]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """A placement, priced.
+
+    Attributes:
+      flow: How batches follow each other. num_workers: CPUs of each host that serve tables.
+      choices: For each table.
+      stages: What keeps whom busy.
+      step_s: Time of a step.
+      objective_s: What was minimised.
+      device_bytes, host_bytes: Memory of each accelerator, and of each host.
+      fits: Whether that is within the budgets.
+    """
+
+    flow: Flow
+    num_workers: int
+    choices: tuple[Choice, ...]
+    stages: Stages
+    step_s: float
+    objective_s: float
+    device_bytes: float
+    host_bytes: float
+    fits: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """The best outcome, and what no placement can be better than.
+
+    Attributes:
+      best: The outcome. bound_s: Of its objective.
+      considered: The best outcome of every mode of execution that has one, the best first.
+    """
+
+    best: Outcome
+    bound_s: float
+    considered: tuple[Outcome, ...]
+
+
+def dense_loads(s: Situation, parts: int) -> Loads:
+    """What a step takes besides its tables."""
+    dense = s.dense.step_s + (parts - 1) * s.dense.fixed_s
+    return Loads(accelerator_s=dense)
+
+
+def outcome(s: Situation, flow: Flow, choices: Sequence[Choice], num_workers: int | None = None) -> Outcome:
+    """Prices a placement; see the head of this file."""
+    parts, k, mode = flow.num_micro_batches, flow.num_slots, flow.execution.mode
+    workers = s.most_workers if num_workers is None else num_workers
+    total = sum((c.loads for c in choices), dense_loads(s, parts))
+    uses_host = any(c.place.is_on_host for c in choices)
+    exchange_s = exchange_fixed_s(s, parts) if any(c.place.is_exchanged for c in choices) else 0.0
+    latency_s = parts * s.to_device.latency_s if uses_host else 0.0
+    patched_s = (k - 1) * sum(c.patched_s for c in choices) if mode == "pipelined" else 0.0
+    stages = Stages(
+        max(total.cpu_s / workers, total.host_memory_s),
+        total.network_s,
+        total.down_s + latency_s,
+        total.accelerator_s + patched_s + exchange_s,
+        total.up_s + latency_s,
+    )
+    if mode == "sync":
+        step_s = stages.sum_s / parts + (parts - 1) / parts * max(stages.all_s)
+    else:
+        step_s = max(*stages.all_s, stages.sum_s / k)
+    step_s = max(step_s, (total.cpu_s + s.reading_s) / workers)
+    device = s.dense.memory_bytes + sum(c.device_bytes + k * c.in_flight_bytes for c in choices)
+    host = sum(c.host_bytes + k * c.host_in_flight_bytes for c in choices)
+    fits = device <= s.budget_bytes * (1 + 1e-9) and host <= s.host_budget_bytes * (1 + 1e-9)
+    objective = step_s + _WORK_WEIGHT * stages.sum_s
+    return Outcome(flow, workers if uses_host else 0, tuple(choices), stages, step_s, objective, device, host, fits)
+
+
+def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
+    """The best placement of all tables.
+
+    Raises:
+      MemoryBudgetError: No placement fits; tells what would have to.
+    """
+    outcomes, bounds = [], []
+    for flow in options.flows():
+        parts = flow.num_micro_batches
+        per_table = [
+            [c for c in choices_of(table, s, parts, options.hot_rows) if c.place in options.places]
+            for table in s.tables
+        ]
+        solved = _solve(s, flow, per_table)
+        if solved is not None:
+            outcomes.append(solved[0])
+            bounds.append(solved[1])
+    if not outcomes:
+        raise MemoryBudgetError(_no_room(s, options))
+    ranked = sorted(outcomes, key=lambda o: o.objective_s)
+    return Found(with_fewest_workers(s, ranked[0]), min(bounds), tuple(ranked))
+
+
+def with_fewest_workers(s: Situation, found: Outcome) -> Outcome:
+    """The same with as few CPUs as take at most 0.1 % longer."""
+    if not found.num_workers:
+        return found
+    low, high, limit_s = 1, found.num_workers, found.step_s * 1.001
+    while low < high:
+        middle = (low + high) // 2
+        if outcome(s, found.flow, found.choices, middle).step_s <= limit_s:
+            high = middle
+        else:
+            low = middle + 1
+    return outcome(s, found.flow, found.choices, low)
+
+
+def _solve(s: Situation, flow: Flow, per_table: list[list[Choice]]) -> tuple[Outcome, float] | None:
+    """The best outcome of a mode and a bound; None if nothing fits."""
+    if not all(per_table):
+        return None
+    flat = list(itertools.chain(*per_table))
+    owner = np.repeat(np.arange(len(per_table)), [len(c) for c in per_table])
+    program = _Program(s, flow, flat)
+    for number in range(len(per_table)):
+        program.add((owner == number).astype(float), (), 1.0, 1.0)
+    result = program.solved()
+    if result is None:
+        return None
+    x, bound_s = result
+    picks = [int(np.argmax(np.where(owner == n, x, -1))) for n in range(len(per_table))]
+    return outcome(s, flow, [flat[p] for p in picks]), bound_s
+
+
+_T, _H, _U_HOST, _U_EXCHANGE = range(4)
+"""Variables behind x: the time of a step, the time of the host, and what is used at all."""
+
+
+class _Program:
+    """The integer program of one mode, but for one place for each table; seconds are in a unit of its own."""
+
+    def __init__(self, s: Situation, flow: Flow, flat: Sequence[Choice]):
+        parts, k, mode = flow.num_micro_batches, flow.num_slots, flow.execution.mode
+        of = lambda name: np.array([getattr(c.loads, name) for c in flat])
+        patches = (k - 1) if mode == "pipelined" else 0
+        accelerator = of("accelerator_s") + patches * np.array([c.patched_s for c in flat])
+        self._dense_s = dense_loads(s, parts).accelerator_s
+        self._n = len(flat)
+        self._unit_s = self._dense_s + max(float(row.sum()) for row in (accelerator, of("down_s"), of("cpu_s")))
+        self._rows: list[np.ndarray] = []
+        self._lows: list[float] = []
+        self._highs: list[float] = []
+        latency_s = parts * s.to_device.latency_s
+        # A stage: fixed seconds, those of each choice, and those of the variables behind them.
+        host = np.zeros(self._n), {_H: 1.0}
+        stages = [
+            (0.0, *host),
+            (0.0, of("network_s"), {}),
+            (0.0, of("down_s"), {_U_HOST: latency_s}),
+            (self._dense_s, accelerator, {_U_EXCHANGE: exchange_fixed_s(s, parts)}),
+            (0.0, of("up_s"), {_U_HOST: latency_s}),
+        ]
+        scaled = [
+            (fixed / self._unit_s, row / self._unit_s, {v: w if v == _H else w / self._unit_s for v, w in more.items()})
+            for fixed, row, more in stages
+        ]
+        total = 0.0, np.zeros(self._n), {}
+        for stage in scaled:
+            total = _sum(total, stage, 1.0)
+        for row in (of("cpu_s") / s.most_workers, of("host_memory_s")):
+            self.add(-row / self._unit_s, ((_H, 1.0),), 0.0, np.inf)
+        for stage in scaled:
+            if mode == "sync":
+                self._takes(_sum(_times(total, 1 / parts), stage, (parts - 1) / parts))
+            else:
+                self._takes(stage)
+        reading = s.reading_s / s.most_workers / self._unit_s
+        self._takes((reading, of("cpu_s") / s.most_workers / self._unit_s, {}))
+        if mode != "sync":
+            self._takes(_times(total, 1 / k))
+        for number, choice in enumerate(flat):
+            for is_used, variable in ((choice.place.is_on_host, _U_HOST), (choice.place.is_exchanged, _U_EXCHANGE)):
+                if is_used:
+                    self.add(-np.eye(1, self._n, number)[0], ((variable, 1.0),), 0.0, np.inf)
+        device = np.array([c.device_bytes + k * c.in_flight_bytes for c in flat]) / s.budget_bytes
+        own = np.array([c.host_bytes + k * c.host_in_flight_bytes for c in flat]) / s.host_budget_bytes
+        self.add(device, (), -np.inf, 1 - s.dense.memory_bytes / s.budget_bytes)
+        self.add(own, (), -np.inf, 1.0)
+        self._cost = _sum((0.0, np.zeros(self._n), {_T: 1.0}), total, _WORK_WEIGHT)
+
+    def add(self, row: np.ndarray, more: Sequence[tuple[int, float]], low: float, high: float) -> None:
+        """low <= row x + more <= high."""
+        self._rows.append(self._whole(row, dict(more)))
+        self._lows.append(low)
+        self._highs.append(high)
+
+    def _takes(self, stage: "_Sum") -> None:
+        """T is at least that."""
+        fixed, row, more = stage
+        self.add(-row, tuple((v, -w) for v, w in more.items()) + ((_T, 1.0),), fixed, np.inf)
+
+    def _whole(self, row: np.ndarray, more: Mapping[int, float]) -> np.ndarray:
+        return np.concatenate([row, [more.get(v, 0.0) for v in range(4)]])
+
+    def solved(self) -> tuple[np.ndarray, float] | None:
+        """The best x, and a bound of the objective in seconds; None if nothing fits."""
+        fixed, row, more = self._cost
+        top = np.concatenate([np.ones(self._n), [np.inf, np.inf, 1.0, 1.0]])
+        result = milp(
+            self._whole(row, more),
+            constraints=LinearConstraint(
+                csr_array(np.array(self._rows)),
+                np.array(self._lows),  # pyright: ignore[reportArgumentType]
+                np.array(self._highs),  # pyright: ignore[reportArgumentType]
+            ),
+            integrality=np.concatenate([np.ones(self._n), [0.0, 0.0, 1.0, 1.0]]),
+            bounds=Bounds(np.zeros(self._n + 4), top),  # pyright: ignore[reportArgumentType]
+            options={"mip_rel_gap": _RELATIVE_GAP, "time_limit": _TIME_LIMIT_S},
+        )
+        if result.x is None:
+            return None
+        return result.x[: self._n], (result.mip_dual_bound + fixed) * self._unit_s
+
+
+_Sum = tuple[float, np.ndarray, dict[int, float]]
+"""A fixed part, a weight for each choice, and weights of the variables behind them."""
+
+
+def _times(a: _Sum, factor: float) -> _Sum:
+    return a[0] * factor, a[1] * factor, {v: w * factor for v, w in a[2].items()}
+
+
+def _sum(a: _Sum, b: _Sum, factor: float) -> _Sum:
+    """a + factor b."""
+    more = dict(a[2])
+    for variable, weight in b[2].items():
+        more[variable] = more.get(variable, 0.0) + factor * weight
+    return a[0] + factor * b[0], a[1] + factor * b[1], more
+
+
+def _no_room(s: Situation, options: SearchOptions) -> str:
+    gb = 1e9
+    tables = sum(t.size_bytes for t in s.tables)
+    places = ", ".join(p.value for p in options.places)
+    return (
+        f"No placement fits ({places}): tables with the optimizer's state take {tables / gb:,.0f} GB; {s.num_devices} "
+        f"accelerators have {s.budget_bytes / gb:,.1f} GB each, of which the dense part needs "
+        f"{s.dense.memory_bytes / gb:,.1f} GB, and {s.num_nodes} hosts {s.host_budget_bytes / gb:,.0f} GB each. Give "
+        "more nodes, fewer or narrower rows, or an optimizer that keeps less."
+    )

@@ -1,0 +1,183 @@
+"""Where tables live: prices by hand, the search against every placement there is, limits, and what is told."""
+
+import dataclasses
+import itertools
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from autoshard.cluster import Cluster
+from autoshard.cost.id_distribution import IdDistribution
+from autoshard.errors import ClusterError, ConfigError, MemoryBudgetError
+from autoshard.host_tables.options import Execution
+from autoshard.offloading.choices import Place, choices_of, exchange_fixed_s, hot_rows, on_host, whole
+from autoshard.offloading.placement import placement_of
+from autoshard.offloading.search import Flow, SearchOptions, outcome, search
+from autoshard.offloading.situation import DenseWork, HostRates, Situation, TableUse, situation
+
+CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
+CLUSTER = Cluster.from_file(CLUSTERS / "h100x8_cpu.yaml")
+DENSE = DenseWork(step_s=1e-3, fixed_s=1e-4, memory_bytes=1e9, flops=1e11)
+SYNC = Flow(Execution("sync"))
+
+
+def situation_of(*tables: TableUse, dense: DenseWork = DENSE, **settings) -> Situation:
+    return situation(CLUSTER, tables, dense, 1024, **settings)
+
+
+def table_of(num_rows: int, num_ids: int = 65_536, zipf: float = 0.0, path: str = "t") -> TableUse:
+    return TableUse(path, num_rows, 512, 1024, num_ids, IdDistribution(zipf))
+
+
+# ---- prices
+
+
+def test_a_table_on_the_host_by_hand():
+    """One row is read 8 times, once on each of 8 devices: each gets it, one CPU finds 8 ids and updates it once.
+
+    A row has 8 lines and 16 with state; the CPU gathers 8 lines, reads and writes 2 x 16, and moves 3 x 8 x 8 lines to
+    and from the buffers of the devices.
+    """
+    s = situation_of(table_of(1, 8), rates=HostRates(id_s=1e-6, line_s=1e-3))
+    choice = on_host(s.tables[0], s)
+    assert choice.loads.cpu_s == pytest.approx(8e-6 + (8 + 2 * 16 + 3 * 8 * 8) * 1e-3)
+    assert choice.loads.down_s == choice.loads.up_s == pytest.approx(512 / 64e9)
+    assert choice.loads.host_memory_s == pytest.approx((512 + 2 * 1024 + 4 * 8 * 512) / 614.4e9)
+    assert (choice.host_bytes, choice.device_bytes, choice.loads.network_s) == (1024, 0, 0)
+    # The same row is in every batch, and so patched: read, and read and written with its state.
+    assert choice.patched_s == pytest.approx(3 * 1024 / 3350e9 + 3.8e-6)
+
+
+def test_a_table_on_every_accelerator_by_hand():
+    s = situation_of(table_of(1000, 800))
+    choice = whole(s.tables[0], s)
+    reduced = 2 * 7 / 8 * 512_000 / 450e9
+    moved = (5 * 100 * 512 + 1000 * (2 * 1024 + 512)) / 3350e9 + 3.8e-6
+    assert choice.loads.accelerator_s == pytest.approx(reduced + moved)
+    assert choice.device_bytes == 1000 * 1536 and choice.host_bytes == 0
+
+
+def test_hot_rows_take_ids_from_the_host_and_memory_from_accelerators():
+    s = situation_of(table_of(10**6, zipf=1.1))
+    cold = on_host(s.tables[0], s)
+    previous = cold
+    for count in (2000, 20_000, 200_000):
+        choice = hot_rows(s.tables[0], count, s)
+        assert choice.loads.down_s < previous.loads.down_s and choice.device_bytes > previous.device_bytes
+        assert choice.host_bytes == (10**6 - count) * 1024
+        previous = choice
+    share = s.tables[0].ids.hottest_share(200_000, 10**6)
+    assert 0.8 < share < 1 and previous.loads.down_s < cold.loads.down_s / 2
+
+
+def test_steps_by_hand():
+    """Stages of 0, 0, 1, 4 and 1 ms (and latencies): 6 in turn, 6/2 with two batches under way, and 4 with three."""
+    s = situation_of(table_of(1), dense=dataclasses.replace(DENSE, step_s=4e-3, fixed_s=1e-3))
+    link = s.to_device.latency_s
+    choice = dataclasses.replace(
+        on_host(s.tables[0], s), loads=dataclasses.replace(whole(s.tables[0], s).loads, accelerator_s=0.0)
+    )
+    choice = dataclasses.replace(
+        choice, loads=dataclasses.replace(choice.loads, down_s=1e-3, up_s=1e-3), patched_s=1e-4
+    )
+    of = lambda flow: outcome(s, flow, [choice])
+    assert of(SYNC).step_s == pytest.approx(6e-3 + 2 * link)
+    assert of(Flow(Execution("pipelined", prefetch=1))).step_s == pytest.approx(4e-3 + 2 * 1e-4)  # patched from two
+    stale = of(Flow(Execution("async", max_staleness=1)))
+    assert stale.step_s == pytest.approx(4e-3) and stale.flow.staleness == 1
+    # Two parts: 5 ms dense, a latency more each way; half of it all, and half of the longest stage.
+    assert of(Flow(Execution("sync"), 2)).step_s == pytest.approx((7e-3 + 4 * link) / 2 + 5e-3 / 2)
+    reading = dataclasses.replace(s, rates=HostRates(read_s=1e-3))
+    assert outcome(reading, SYNC, [choice]).step_s == pytest.approx(1.024 / 104)
+
+
+# ---- the search
+
+
+def every_placement(s: Situation, options: SearchOptions):
+    for flow in options.flows():
+        per_table = [
+            [c for c in choices_of(t, s, flow.num_micro_batches, options.hot_rows) if c.place in options.places]
+            for t in s.tables
+        ]
+        for choices in itertools.product(*per_table):
+            yield outcome(s, flow, choices)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_placement_is_better_than_the_one_that_is_found(seed):
+    rng = np.random.default_rng(seed)
+    tables = tuple(
+        table_of(int(10 ** rng.uniform(3, 8)), int(10 ** rng.uniform(3, 6)), float(rng.choice([0.0, 1.05])), f"t{n}")
+        for n in range(3)
+    )
+    dense = dataclasses.replace(DENSE, step_s=10 ** rng.uniform(-4, -2))
+    s = situation_of(*tables, dense=dense, budget_bytes=10 ** rng.uniform(9.1, 10.5))
+    options = SearchOptions(max_staleness=2, most_prefetch=2, hot_rows=True, micro_batches=(1, 4))
+    best = min(o.objective_s for o in every_placement(s, options) if o.fits)
+    found = search(s, options)
+    assert found.considered[0].fits and found.considered[0].objective_s == pytest.approx(best, rel=2e-4)
+    assert found.bound_s <= best * (1 + 1e-6) and found.bound_s >= best * (1 - 2e-4)
+    assert found.best.step_s <= found.considered[0].step_s * 1.0011
+
+
+def test_the_fewest_workers_that_do_are_taken():
+    s = situation_of(table_of(10**9, zipf=1.05), rates=HostRates(line_s=30e-9))
+    best = search(s).best
+    assert best.choices[0].place is Place.HOST and 1 < best.num_workers < s.most_workers
+    fewer = outcome(s, best.flow, best.choices, best.num_workers - 1)
+    assert fewer.step_s > outcome(s, best.flow, best.choices).step_s * 1.001
+
+
+def test_exact_modes_alone_unless_rows_may_be_stale():
+    modes = lambda **settings: {flow.execution.mode for flow in SearchOptions(**settings).flows()}
+    assert modes() == {"sync", "pipelined"} and modes(max_staleness=1) == {"sync", "pipelined", "async"}
+    assert max(flow.staleness for flow in SearchOptions(max_staleness=3).flows()) == 3
+
+
+def test_memory_decides_first():
+    s = situation_of(table_of(10**9, 8))
+    placement = placement_of(s)
+    assert placement.host_tables == ("t",) and "host memory" in str(placement)
+    assert placement.best.host_bytes > 1e12 and placement.execution.num_workers == 1
+    small = placement_of(situation_of(table_of(1000, 8)))
+    assert small.host_tables == () and small.execution is None
+    with pytest.raises(MemoryBudgetError, match="tables with the optimizer's state take 4,096 GB"):
+        placement_of(situation_of(table_of(4 * 10**9)))
+
+
+def test_what_is_compared_does_not_beat_the_plan():
+    tables = [table_of(rows, zipf=1.05, path=f"t{rows}") for rows in (3, 5000, 10**6, 10**8)]
+    placement = placement_of(situation_of(*tables), SearchOptions(max_staleness=2))
+    assert len(placement.compared) == 7 and placement.gap < 2e-4
+    assert all(row.step_s >= placement.step_s * 0.999 for row in placement.compared)
+    text = str(placement)
+    for told in ("CPUs alone", "accelerators, by table", "tables on hosts, sync", "Assumed:", "t100000000"):
+        assert told in text
+    assert placement.examples_per_s == pytest.approx(1024 / placement.step_s)
+
+
+def test_exchanges_are_paid_once():
+    s = situation_of(table_of(10**6), table_of(10**6, path="u"))
+    by_row = [next(c for c in choices_of(t, s) if c.place is Place.BY_ROW) for t in s.tables]
+    one, two = (outcome(s, SYNC, by_row[:n]).step_s for n in (1, 2))
+    assert two - one == pytest.approx(by_row[1].loads.accelerator_s)
+    assert one == pytest.approx(1e-3 + by_row[0].loads.accelerator_s + exchange_fixed_s(s, 1))
+    assert exchange_fixed_s(s, 1) == pytest.approx(3 * (7 * 3e-6 + 3.8e-6))
+
+
+# ---- what cannot be placed
+
+
+def test_hosts_must_be_described():
+    with pytest.raises(ClusterError, match="lacks host. Add it, as in configs/clusters/h100x8_cpu.yaml"):
+        situation(Cluster.from_file(CLUSTERS / "h100x8.yaml"), (table_of(1),), DENSE, 1)
+    (group,) = CLUSTER.groups
+    partial = dataclasses.replace(group, host=dataclasses.replace(group.host, to_device=None))
+    with pytest.raises(ClusterError, match=r"lacks host\.to_device"):
+        situation(Cluster("c", (partial,)), (table_of(1),), DENSE, 1)
+    with pytest.raises(ConfigError, match="the step has none"):
+        situation(CLUSTER, (), DENSE, 1)
+    assert math.isclose(situation_of(table_of(1)).host_budget_bytes, 1.8e12)
