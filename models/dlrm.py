@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from .embedding_bags import EmbeddingBags, even_within
 from .layers import types_of
 from .losses import binary_cross_entropy
 from .objective import Batch, Metrics, Objective, nnx_objective
@@ -28,6 +29,8 @@ class DLRMConfig:
         embed_dim: width of the tables and of the last layer of the bottom MLP.
         bottom_dims: widths of the hidden layers of the MLP that reads the numbers.
         top_dims: widths of the hidden layers of the MLP that reads the products.
+        bag_sizes: for each table, the most ids that an example has of it; empty for exactly one of each.
+        averages_bags: the rows of a bag are averaged, not summed.
         dtype: type of activations and of matrix products.
         param_dtype: type in which parameters are stored.
     """
@@ -37,8 +40,19 @@ class DLRMConfig:
     embed_dim: int
     bottom_dims: tuple[int, ...]
     top_dims: tuple[int, ...]
+    bag_sizes: tuple[int, ...] = ()
+    averages_bags: bool = False
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
+
+    def __post_init__(self) -> None:
+        if self.bag_sizes and len(self.bag_sizes) != len(self.table_rows):
+            raise ValueError(
+                f"bag_sizes must have one size for each of the {len(self.table_rows)} tables; received "
+                f"{len(self.bag_sizes)}."
+            )
+        if self.averages_bags and not self.bag_sizes:
+            raise ValueError("averages_bags is for bags of several ids, and bag_sizes is empty.")
 
 
 class ReluMLP(nnx.Module):
@@ -61,14 +75,12 @@ class DLRM(nnx.Module):
     """Tables and bottom MLP, the products of all pairs of their vectors, top MLP."""
 
     def __init__(self, config: DLRMConfig, *, rngs: nnx.Rngs):
-        # Evenly spread within +-sqrt(1 / rows), as in the released code of DLRM.
-        even = lambda rows: lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -1, 1) * rows**-0.5
-        self.tables = nnx.List(
-            [
-                nnx.Embed(rows, config.embed_dim, embedding_init=even(rows), rngs=rngs, **types_of(config))
-                for rows in config.table_rows
-            ]
-        )
+        rows, dim, types = config.table_rows, config.embed_dim, types_of(config)
+        if config.bag_sizes:
+            self.bags = EmbeddingBags(rows, dim, config.bag_sizes, is_mean=config.averages_bags, rngs=rngs, **types)
+        else:
+            tables = [nnx.Embed(n, dim, embedding_init=even_within(n), rngs=rngs, **types) for n in rows]
+            self.tables = nnx.List(tables)
         num_vectors = len(config.table_rows) + 1
         num_pairs = num_vectors * (num_vectors - 1) // 2
         self.bottom = ReluMLP((config.num_numbers, *config.bottom_dims, config.embed_dim), config, rngs=rngs)
@@ -79,14 +91,18 @@ class DLRM(nnx.Module):
 
         Args:
             numbers: float (batch, num_numbers).
-            categories: int32 (batch, tables), the row of each table.
+            categories: int32 (batch, tables), the row of each table; with bags (batch, sum of bag_sizes), as
+                `EmbeddingBags` takes them.
 
         Returns:
             (batch,) in `config.dtype`.
         """
         dense = self.bottom(numbers)
-        rows = [table(categories[:, number]) for number, table in enumerate(self.tables)]
-        vectors = jnp.stack([dense, *rows], axis=1)
+        if hasattr(self, "bags"):
+            vectors = jnp.concatenate([dense[:, None], self.bags(categories)], axis=1)
+        else:
+            rows = [table(categories[:, number]) for number, table in enumerate(self.tables)]
+            vectors = jnp.stack([dense, *rows], axis=1)
         products = jnp.einsum("bid,bjd->bij", vectors, vectors)
         first, second = np.tril_indices(vectors.shape[1], -1)
         return self.top(jnp.concatenate([dense, products[:, first, second]], axis=1))[:, 0]
@@ -98,14 +114,19 @@ def objective(config: DLRMConfig) -> Objective:
     def loss(model: DLRM, batch: Batch, _: jax.Array | None) -> tuple[jax.Array, Metrics]:
         return binary_cross_entropy(model(batch["numbers"], batch["categories"]), batch["clicks"]), {}
 
-    return nnx_objective(lambda rngs: DLRM(config, rngs=rngs), loss)
+    def evaluate(model: DLRM, batch: Batch, _: jax.Array) -> tuple[jax.Array, Metrics]:
+        logits, clicks = model(batch["numbers"], batch["categories"]).astype(jnp.float32), batch["clicks"]
+        return binary_cross_entropy(logits, clicks), {"logits": logits, "clicks": clicks}
+
+    return nnx_objective(lambda rngs: DLRM(config, rngs=rngs), loss, evaluate=evaluate)
 
 
 def batch_shapes(config: DLRMConfig, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch of `batch_size` examples; a click is 0 or 1."""
+    num_ids = sum(config.bag_sizes) or len(config.table_rows)
     return {
         "numbers": jax.ShapeDtypeStruct((batch_size, config.num_numbers), jnp.float32),
-        "categories": jax.ShapeDtypeStruct((batch_size, len(config.table_rows)), jnp.int32),
+        "categories": jax.ShapeDtypeStruct((batch_size, num_ids), jnp.int32),
         "clicks": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
     }
 
@@ -117,11 +138,15 @@ def padded(rows: int) -> int:
 
 _CRITEO_ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10)
 _CRITEO_ROWS += (2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36)
+_CRITEO_TINY_ROWS = tuple(min(rows, 1024) for rows in _CRITEO_ROWS)
 
 PRESETS: Mapping[str, DLRMConfig] = MappingProxyType(
     {
         "tiny": DLRMConfig(
             table_rows=(1024, 64, 16, 3), num_numbers=4, embed_dim=16, bottom_dims=(32,), top_dims=(32, 16)
+        ),
+        "criteo_tiny": DLRMConfig(
+            table_rows=_CRITEO_TINY_ROWS, num_numbers=13, embed_dim=16, bottom_dims=(64,), top_dims=(64, 32)
         ),
         "criteo": DLRMConfig(
             table_rows=tuple(padded(rows) for rows in _CRITEO_ROWS),
@@ -130,7 +155,16 @@ PRESETS: Mapping[str, DLRMConfig] = MappingProxyType(
             bottom_dims=(512, 256),
             top_dims=(1024, 1024, 512, 256),
         ),
+        "criteo_1tb": DLRMConfig(
+            table_rows=tuple(padded(190_000_000 if rows == 40_000_000 else rows) for rows in _CRITEO_ROWS),
+            num_numbers=13,
+            embed_dim=128,
+            bottom_dims=(512, 256),
+            top_dims=(1024, 1024, 512, 256),
+        ),
     }
 )
 """Sizes by name. `criteo` is MLPerf's benchmark on the Criteo 1 TB click logs (training rules 0.7 to 2.1), whose
-categories are cut to 40 million rows; rows are padded by at most 1,023."""
+categories are cut to 40 million rows; rows are padded by at most 1,023. `criteo_tiny` reads the same logs into tables
+of at most 1,024 rows; `criteo_1tb` has five tables of 190 million rows, so that tables and the momentum of their rows
+take 1 TB."""

@@ -15,7 +15,8 @@ Batch = Mapping[str, jax.Array]
 """One step's data by name; every family states the names, shapes and types of its own."""
 
 Metrics = dict[str, jax.Array]
-"""float32 scalars by name; always has `loss`."""
+"""float32 scalars by name; always has `loss`. In an evaluation of clicks also what each example was given: `logits` and
+`clicks`, float32 (batch,)."""
 
 
 class Objective(NamedTuple):

@@ -67,11 +67,12 @@ class DataSection(_Section):
 
     Attributes:
         name: a name in `registry.DATA`; null for what suits the family, such as `python_sources` for language models.
-        path: the file or folder of the `text` data; relative to the configuration file.
+        path: the file or folder of the `text` or `criteo` data; relative to the configuration file.
         batch_size: examples per step (sequences, images, clicks, graphs), over all devices.
         sequence_length: tokens per sequence; null for the model's own length. Language models only.
         seed: fixes which examples each step reads.
         eval_fraction: the part of the data that is kept for evaluation and never trained on.
+        read_ahead: batches that are read while a step runs, each in a thread of its own.
     """
 
     name: str | None = None
@@ -80,6 +81,7 @@ class DataSection(_Section):
     sequence_length: PositiveInt | None = None
     seed: NonNegativeInt = 0
     eval_fraction: float = Field(default=0.05, gt=0, lt=1)
+    read_ahead: PositiveInt = 2
 
 
 class TrainSection(_Section):
@@ -169,6 +171,24 @@ class AnnotationSection(_Section):
         return self
 
 
+class LookupsSection(_Section):
+    """What is known of look-ups in embedding tables; see docs/guide_recommenders.md.
+
+    Attributes:
+        zipf_exponent: how unevenly rows are looked up: 0 for evenly; the k-th most frequent has the weight k^-exponent.
+        is_ranked: whether rows are numbered by their frequency, the most frequent first; else in no order, as hashed.
+        slots_factor: slots for the ids that a device has for one owner of rows, as a multiple of the largest number
+            expected; what exceeds them is sent in further rounds.
+        exchange: for which look-ups rows may be exchanged for ids: `sparse`, those with fewer ids than rows; `any`; or
+            `never`.
+    """
+
+    zipf_exponent: float = Field(default=0.0, ge=0)
+    is_ranked: bool = False
+    slots_factor: PositiveFloat = 1.0
+    exchange: Literal["sparse", "any", "never"] = "sparse"
+
+
 class PlanSection(_Section):
     """What the planner may use.
 
@@ -185,6 +205,7 @@ class PlanSection(_Section):
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
         start: an earlier plan file, relative to the configuration file, from whose layouts the search starts; or null.
+        lookups: what is known of look-ups in embedding tables.
         annotations: what the planner is asked for, the outermost first: replicas, and splits of parts of the model.
         stages: cut the step into stages, with what this section fixes (`{}`: nothing); null for one program on one
             mesh, except where the cluster has devices of several kinds, which needs stages.
@@ -200,6 +221,7 @@ class PlanSection(_Section):
     remat: Literal["as_written", "search"] = "as_written"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None
+    lookups: LookupsSection = Field(default_factory=LookupsSection)
     annotations: list[AnnotationSection] = Field(default_factory=list)
     stages: StagesSection | None = None
 

@@ -16,7 +16,7 @@ from autoshard.errors import TrainingError
 from autoshard.train.data.batches import Batch, Batches
 
 READ_AHEAD = 2
-"""Batches that are read while a step runs, each in a thread of its own."""
+"""Batches that are read while a step runs, unless it is said otherwise."""
 
 
 class Fed(NamedTuple):
@@ -110,13 +110,14 @@ def shard_at(index: Index, array: np.ndarray, length: int, size: int, examples: 
 
 
 @contextlib.contextmanager
-def feed(batches: Batches, first: int, shardings: Shardings) -> Iterator[Iterator[Fed]]:
+def feed(batches: Batches, first: int, shardings: Shardings, read_ahead: int = READ_AHEAD) -> Iterator[Iterator[Fed]]:
     """The batches from number `first` on, read in the background while the block runs.
 
     Args:
         batches: number n is the batch of step n.
         first: the first one wanted.
         shardings: of a batch; None to leave it on the host.
+        read_ahead: batches that are read while a step runs, each in a thread of its own.
 
     Yields:
         The batches. Its `next` raises TrainingError if a batch cannot be read.
@@ -126,7 +127,7 @@ def feed(batches: Batches, first: int, shardings: Shardings) -> Iterator[Iterato
     except Exception as error:
         raise _unreadable(0, error) from error
     own = reader.own()
-    options = grain.ReadOptions(num_threads=READ_AHEAD, prefetch_buffer_size=READ_AHEAD)
+    options = grain.ReadOptions(num_threads=read_ahead, prefetch_buffer_size=read_ahead)
     ahead = iter(own.slice(slice(first, len(own))).to_iter_dataset(options))
 
     def fed() -> Iterator[Fed]:

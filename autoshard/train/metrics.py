@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from autoshard.launch.messages import Straggler
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepWork:
@@ -116,7 +118,7 @@ class EvalReport:
 
     def record(self) -> dict[str, Any]:
         """All figures by name, for a line of JSON."""
-        figures = {"items": self.items, "eval_time_s": self.eval_time_s}
+        figures = {"items": self.items, "eval_time_s": self.eval_time_s, "items_per_s": self.items / self.eval_time_s}
         return {"kind": "eval", "step": self.step, **self.metrics, **figures}
 
 
@@ -155,6 +157,11 @@ class StragglerReport:
     def record(self) -> dict[str, Any]:
         """All figures by name, for a line of JSON."""
         return {"kind": "straggler", **dataclasses.asdict(self)}
+
+    @property
+    def message(self) -> Straggler:
+        """What a supervisor is told."""
+        return Straggler(**dataclasses.asdict(self))
 
 
 Report = StepReport | EvalReport | StragglerReport

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec
 
 from autoshard.api import Plan, StagedPlan, compare, plan
 from autoshard.comparison.comparison import Comparison
+from autoshard.cost.id_distribution import IdDistribution
+from autoshard.cost.lookups import Lookups
 from autoshard.errors import ConfigError
 from autoshard.pipelines.plan.comparison import StagedComparison
 from autoshard.pipelines.schedule.tasks import ScheduleKind
@@ -21,7 +23,7 @@ from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.strategies.strategies import Strategy
-from autoshard.train.config import PlanSection, StagesSection, TrainConfig
+from autoshard.train.config import LookupsSection, PlanSection, StagesSection, TrainConfig
 from autoshard.train.registry import batch_shapes, runs_in_stages
 
 
@@ -160,6 +162,11 @@ def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:
     }
 
 
+def _lookups(section: LookupsSection) -> Lookups:
+    ids = IdDistribution(section.zipf_exponent, section.is_ranked)
+    return Lookups(ids, section.slots_factor, section.exchange)
+
+
 def _options(config: TrainConfig, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
     section = config.plan
     options = PlanOptions(
@@ -168,6 +175,7 @@ def _options(config: TrainConfig, on_progress: Callable[[PlanProgress], None] | 
         cache=section.cache,
         compile_check=section.check,
         remat=section.remat,
+        lookups=_lookups(section.lookups),
         on_progress=on_progress,
     )
     return options if section.time_limit_s is None else dataclasses.replace(options, time_limit_s=section.time_limit_s)

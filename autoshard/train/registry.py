@@ -25,9 +25,11 @@ from autoshard.train.config import AnnotationSection, TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.data.batches import Batch, Batches, Examples, Part, drawn
 from autoshard.train.data.clicks import click_batch
+from autoshard.train.data.criteo import NUM_CATEGORIES, NUM_NUMBERS, criteo_batches
 from autoshard.train.data.graphs import graph_batch
 from autoshard.train.data.images import NUM_CLASSES, SIZE, digits, image_batches
 from autoshard.train.data.language import MIN_PAIR_LENGTH, corrupted_length, corrupted_spans, masked_pairs, next_token
+from autoshard.train.data.line_files import open_lines
 from autoshard.train.data.text import part_of, python_sources, text_files
 from autoshard.train.look_up import look_up
 from autoshard.train.models import batch_config, model_config
@@ -108,8 +110,39 @@ def _digits(config: TrainConfig) -> TrainData:
 def _clicks(config: TrainConfig) -> TrainData:
     model, section = batch_config(config), config.data
     size = section.batch_size
-    draw = lambda rng, examples: click_batch(rng, size, model.num_numbers, model.table_rows, examples)
+    draw = lambda rng, examples: click_batch(
+        rng, size, model.num_numbers, model.table_rows, examples, bag_sizes=model.bag_sizes
+    )
     return TrainData(drawn(draw, size, section.seed, "train"), drawn(draw, size, section.seed, "eval"), 1, "clicks")
+
+
+def _criteo(config: TrainConfig) -> TrainData:
+    model, section = batch_config(config), config.data
+    if section.path is None:
+        raise ConfigError(
+            "data.path: `criteo` needs a click log or a folder of them; received nothing. Set data.path; "
+            "`autoshard clicks FILE` makes a log."
+        )
+    sizes = model.num_numbers, len(model.table_rows), sum(model.bag_sizes) or len(model.table_rows)
+    if sizes != (NUM_NUMBERS, NUM_CATEGORIES, NUM_CATEGORIES):
+        raise ConfigError(
+            f"model.preset: a line of Criteo's logs has {NUM_NUMBERS} numbers and one id for each of {NUM_CATEGORIES} "
+            f"tables; the model reads {sizes[0]} numbers and {sizes[2]} ids for {sizes[1]} tables. Choose "
+            "model.preset=criteo_tiny or criteo, or other data."
+        )
+    log = open_lines(section.path)
+
+    def batches(part: Part) -> Batches:
+        return criteo_batches(
+            log,
+            part,
+            batch_size=section.batch_size,
+            seed=section.seed,
+            eval_fraction=section.eval_fraction,
+            table_rows=model.table_rows,
+        )
+
+    return TrainData(batches("train"), batches("eval"), 1, "clicks")
 
 
 def _graphs(config: TrainConfig) -> TrainData:
@@ -144,10 +177,13 @@ DATA: Mapping[str, Source] = MappingProxyType(
         "text": Source(_text, _LANGUAGE),
         "digits": Source(_digits, _VISION),
         "clicks": Source(_clicks, ("dlrm",)),
+        "criteo": Source(_criteo, ("dlrm",)),
         "graphs": Source(_graphs, ("graph_network",)),
     }
 )
 """All data by name; the first that suits a family is its default."""
+
+_READING_A_PATH = ("text", "criteo")
 
 
 def load_data(config: TrainConfig) -> TrainData:
@@ -168,10 +204,12 @@ def _data_name(config: TrainConfig) -> str:
         raise ConfigError(
             f"data.name: `{family}` cannot learn from {name!r}. Leave data.name out, or choose {' or '.join(suiting)}."
         )
-    if section.path is not None and name != "text":
+    if section.path is not None and name not in _READING_A_PATH:
+        readers = [reader for reader in suiting if reader in _READING_A_PATH]
         raise ConfigError(
-            f"data.path: only `text` reads a path, and the data are `{name}`; received {section.path!r}. Leave it out"
-            + (", or set data.name to `text`." if "text" in suiting else ".")
+            f"data.path: only {' and '.join(f'`{x}`' for x in _READING_A_PATH)} read a path, and the data are "
+            f"`{name}`; received {section.path!r}. Leave it out"
+            + (f", or set data.name to `{readers[0]}`." if readers else ".")
         )
     return name
 

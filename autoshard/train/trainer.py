@@ -27,7 +27,7 @@ from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluator
 from autoshard.train.feed import feed
-from autoshard.train.metrics import EvalReport, StepReport, StepWork
+from autoshard.train.metrics import EvalReport, StepReport, StepWork, StragglerReport
 from autoshard.train.micro_batches import as_planned, plan_in_micro_batches
 from autoshard.train.nonfinite import bad_leaves, is_bad, stop
 from autoshard.train.plan_reuse import kept_plan, why_unfit
@@ -261,9 +261,14 @@ class _Loop:
         if isinstance(run.step, BalancedCall) and isinstance(run.plan, Plan):
             args = jax.eval_shape(run.functions.init, run.config.train.seed), run.data.batches.shapes()
             watched = run.config.stragglers, run.plan, run.step, run.functions.step
-            self._stragglers = Stragglers(*watched, args, reports.report)
+            self._stragglers = Stragglers(*watched, args, self._report_straggler)
         self._by_design: frozenset[str] = frozenset()
         """Leaves of the state that are not finite from the start."""
+
+    def _report_straggler(self, report: StragglerReport) -> None:
+        self._reports.report(report)
+        if is_first():
+            self._worker.tell(report.message)
 
     def take_steps(self, state: Any, first_step: int) -> TrainResult:
         """Takes the steps after `first_step`, until the last one or until it is asked to stop."""
@@ -272,7 +277,8 @@ class _Loop:
         done, metrics = first_step, {"loss": float("nan")}
         reported, spent_s, waited_s = first_step, 0.0, 0.0
         profile = Profile(section, self._run.folder / "profile")
-        batches = feed(self._run.data.batches, first_step, self._run.shardings[1])
+        ahead = self._run.config.data.read_ahead
+        batches = feed(self._run.data.batches, first_step, self._run.shardings[1], ahead)
         worker = self._worker
         with stop_on_signals((signal.SIGINT, signal.SIGTERM)) as asked, profile, batches as coming:
             worker.listen(asked)
