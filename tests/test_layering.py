@@ -27,7 +27,7 @@ FLOORS = (
     },
     {"graph", "cluster", "solver", "pipelines.schedule", "launch"},
     {"trace", "cost", "transfer", "calls", "balance"},
-    {"compiler", "hlo", "checkpoints", "remat", "placement"},
+    {"compiler", "hlo", "checkpoints", "remat", "placement", "tables"},
     {"planner", "execution"},
     {"pipelines.split"},
     {"plans"},
@@ -37,8 +37,8 @@ FLOORS = (
     {"pipelines.plan"},
     {"pipelines.run"},
     {"api"},
-    {"baselines", "report"},
-    {"elastic"},
+    {"baselines", "report", "host_tables"},
+    {"elastic", "offloading"},
     {"train", "calibration", "solve_file"},
     {"share"},
     {"cli"},
@@ -58,7 +58,7 @@ JAX_FREE_ROOMS = {
 }
 REACHING_INTO_JAX = {"autoshard.elastic.compile_cache", "autoshard.elastic.coordination"}
 """The only modules that use what is private to JAX; each says why."""
-JAXPR_ROOMS = {"trace", "execution", "pipelines.split", "remat"}
+JAXPR_ROOMS = {"trace", "execution", "pipelines.split", "remat", "tables"}
 """The tracing and execution rooms: only these touch jaxprs."""
 
 
