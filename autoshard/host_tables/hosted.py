@@ -6,10 +6,12 @@ with autoshard.HostTables(step, state, batch, execution=autoshard.Execution("pip
     tables.save("checkpoint")
 """
 
+import contextlib
 import os
 import pathlib
+import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +29,8 @@ from autoshard.host_tables.sharding import Layout, RowArray
 from autoshard.plans.options import PlanOptions
 from autoshard.printing import amount
 from autoshard.tables.initial_rows import initial_state
+from autoshard.tables.rows_function import rows_function
+from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.sparse_step import SparseStep, sparse_step
 from autoshard.tables.state_rows import rows_of, with_rows
 from autoshard.train_step import TrainStep
@@ -87,8 +91,8 @@ class HostTables:
                 f"{jax.process_count()} processes. Run it in one, or leave tables to the plan (execution=None)."
             )
         self.execution = execution or Execution()
-        shapes = jax.eval_shape(state) if callable(state) else state
-        self.sparse: SparseStep = sparse_step(step, shapes, batch, tables=tables, lazy=lazy)
+        self._shapes = jax.eval_shape(state if callable(state) else lambda: state)
+        self.sparse: SparseStep = sparse_step(step, self._shapes, batch, tables=tables, lazy=lazy)
         self.plan: BasePlan | None = None
         run: Any = jax.jit(self.sparse.step, donate_argnums=0)
         shardings = None
@@ -119,7 +123,7 @@ class HostTables:
         """Ends the worker processes; what they hold is gone."""
         self.pool.close()
 
-    def steps(self, batches: Iterable[Any]) -> Iterator[Stepped]:
+    def steps(self, batches: Iterable[Any]) -> Generator[Stepped, None, None]:
         """Trains on batches, one step each, and yields what came of it.
 
         Batches are taken ahead of their steps, except in the mode `sync`. When the iterator ends, fails or is closed,
@@ -128,17 +132,11 @@ class HostTables:
         Raises:
           TrainingError: A worker is lost; the tables are then gone, and training resumes from a checkpoint.
         """
-        if not self._is_running.acquire(blocking=False):
-            raise TrainingError(
-                "Steps of one HostTables run one after another; another `steps` is still running. End or close it."
-            )
-        try:
+        with self._alone():
             pipeline = Pipeline(self.sparse, self._run, self.pool, self.execution, self._shardings)
             for done in pipeline.steps(self._state, batches, self._step):
                 self._state, self._step = done.state, done.number + 1
                 yield done
-        finally:
-            self._is_running.release()
 
     @property
     def num_steps(self) -> int:
@@ -162,26 +160,68 @@ class HostTables:
         names = [array.path for array in self.pool.layout.arrays]
         if path not in names:
             raise ConfigError(f"Arrays in host memory are {', '.join(names)}; received `{path}`. Choose one.")
-        return self.pool.rows(names.index(path))
+        return self._all_rows(names.index(path))
+
+    def _all_rows(self, array: int) -> Iterator[np.ndarray]:
+        with self._alone():
+            yield from self.pool.rows(array)
 
     def state(self) -> Any:
         """The whole state as arrays, tables too: for tables that fit."""
-        arrays = [np.concatenate(list(self.pool.rows(i))) for i in range(len(self.pool.layout.arrays))]
+        arrays = [np.concatenate(list(self._all_rows(i))) for i in range(len(self.pool.layout.arrays))]
         return with_rows(jax.device_get(_without_keys(self._state)), self.sparse.update.leaves, arrays)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes a checkpoint of the step taken last, in a folder; older ones there are kept.
+    def evaluation(self, fn: Callable[[Any, Any], Any], batch: Any) -> Callable[[Any], Any]:
+        """A function of batches: what `fn(state, batch)` returns for the state at that time, such as held-out losses.
+
+        Args:
+          fn: Pure; reads tables in host memory by look-ups of whole rows alone.
+          batch: Arrays or shapes; all batches have these.
+
+        Raises:
+          TraceError: It reads a table otherwise; names the line.
+        """
+        rows = rows_function(fn, self._shapes, batch, self.sparse.tables)
+        params = [i for i, leaf in enumerate(self.sparse.update.leaves) if leaf.is_param]
+        own = {self.sparse.update.leaves[i].table: i for i in params}
+        arrays = [own[number] for number in rows.numbers]
+        run = jax.jit(rows.run)
+
+        def evaluate(batch: Any) -> Any:
+            with self._alone():
+                read = rows.rows_of_batch(batch, self.pool.layout.keys)
+                wanted = [np.zeros(0, np.int64)] * len(self.sparse.tables)
+                for number, its in zip(rows.numbers, read.rows, strict=True):
+                    wanted[number] = its
+                found = self.pool.take(wanted)
+                padded = [
+                    np.pad(found[i], [(0, capacity - len(found[i]))] + [(0, 0)] * (found[i].ndim - 1))
+                    for i, capacity in zip(arrays, rows.capacities, strict=True)
+                ]
+                fed = RowsBatch(batch=batch, positions=read.positions)
+                placed, fed = self._everywhere((padded, fed))
+                return run(with_rows(self._state, [self.sparse.update.leaves[i] for i in arrays], placed), fed)
+
+        return evaluate
+
+    def save(self, folder: str | os.PathLike[str], keep: int | None = None) -> None:
+        """Writes a checkpoint of the step taken last, in a folder.
 
         Every worker writes its own rows, with checksums; the rest of the state goes where checkpoints of autoshard go.
 
+        Args:
+          folder: Made if it is missing. keep: The newest checkpoints that stay there; None for all.
+
         Raises:
-          TrainingError: It cannot be written.
+          TrainingError: It cannot be written, or `steps` is still running.
         """
         place = pathlib.Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        self.pool.save(_tables_folder(place, self._step), {"step": self._step})
-        with Checkpoints((place / "dense").absolute(), 1 << 20) as checkpoints:
+        with self._alone(), _dense_checkpoints(place, keep) as checkpoints:
+            self.pool.save(_tables_folder(place, self._step), {"step": self._step})
             checkpoints.save(self._step, _dense(self._state, self.sparse), {})
+        for step in sorted(_saved_tables(place), reverse=True)[keep:] if keep else ():
+            shutil.rmtree(_tables_folder(place, step))
 
     def restore(self, folder: str | os.PathLike[str]) -> int:
         """Reads the newest checkpoint of a folder, whatever the number of workers that wrote it; returns its step.
@@ -190,14 +230,15 @@ class HostTables:
           TrainingError: There is none, or it is of other tables.
         """
         place = pathlib.Path(folder)
-        with Checkpoints((place / "dense").absolute(), 1 << 20) as checkpoints:
+        with _dense_checkpoints(place) as checkpoints:
             like = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _dense(self._state, self.sparse)
             )
             found = checkpoints.restore(like)
         if found is None or not _tables_folder(place, found.step).exists():
             raise TrainingError(f"{place} has no checkpoint with tables. Check the folder.")
-        self.pool.load(_tables_folder(place, found.step))
+        with self._alone():
+            self.pool.load(_tables_folder(place, found.step))
         self._step = found.step
         self._state = _with_dense(self._state, self.sparse, found.state)
         return found.step
@@ -211,6 +252,26 @@ class HostTables:
             f"{self.sparse}\nin host memory: {own.mode}, {told}{own.num_workers} workers with {amount(per_worker)} "
             f"each, {own.num_slots} batches in flight ({amount(layout.size_bytes)} shared)"
         )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no steps run: rows lie with the workers, and slots are free."""
+        if not self._is_running.acquire(blocking=False):
+            raise TrainingError(
+                "Steps and evaluations of one HostTables run one after another; another `steps` is still running. End "
+                "or close it."
+            )
+        try:
+            yield
+        finally:
+            self._is_running.release()
+
+    def _everywhere(self, tree: Any) -> Any:
+        """Arrays on all devices of the plan, whole on each."""
+        if self._shardings is None:
+            return jax.device_put(tree)
+        mesh = jax.tree.leaves(self._shardings[0])[0].mesh
+        return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
 
     # ---- making the state
 
@@ -271,5 +332,29 @@ def _without_keys(state: Any) -> Any:
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state)
 
 
+def saved_step(folder: str | os.PathLike[str]) -> int | None:
+    """The step of the newest checkpoint that `HostTables.save` has written to a folder; None if there is none."""
+    place = pathlib.Path(folder)
+    if not (place / "dense").exists():
+        return None
+    with _dense_checkpoints(place) as checkpoints:
+        step = checkpoints.latest_step()
+    return step if step in _saved_tables(place) else None
+
+
+def _dense_checkpoints(folder: pathlib.Path, keep: int | None = None) -> Checkpoints:
+    return Checkpoints((folder / "dense").absolute(), keep or _ALL)
+
+
+_ALL = 1 << 20
+"""More checkpoints than any run writes."""
+
+
 def _tables_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
     return folder / f"tables-{step}"
+
+
+def _saved_tables(folder: pathlib.Path) -> list[int]:
+    """Steps of which a folder has tables."""
+    ends = (path.name.removeprefix("tables-") for path in folder.glob("tables-*"))
+    return [int(end) for end in ends if end.isdecimal()]

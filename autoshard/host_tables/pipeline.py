@@ -15,6 +15,7 @@ import dataclasses
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -60,6 +61,7 @@ class Stepped:
       number: From 0. state: After it, with the rows of its batch in place of tables. metrics: As of the step.
       staleness: Steps before it whose updates its rows may lack; 0 where they were patched.
       num_rows: Different rows that it read, of all tables.
+      wait_s: Seconds for which it waited for its batch and its rows, and in `sync` for their write-back.
     """
 
     number: int
@@ -67,6 +69,7 @@ class Stepped:
     metrics: Any
     staleness: int
     num_rows: int
+    wait_s: float
 
 
 class Pipeline:
@@ -134,16 +137,23 @@ class Pipeline:
     # ---- stages
 
     def _in_turn(self, state: Any, batches: Iterable[Any], first: int) -> Iterator[Stepped]:
+        began_s = time.perf_counter()
         for number, batch in enumerate(batches, first):
             fed = self._look_up(number, 0, batch)
+            wait_s = time.perf_counter() - began_s
             state, metrics = self._run(with_rows(state, self._leaves, fed.rows), fed.batch)
-            self._write_back(fed, rows_of(state, self._leaves))
-            yield Stepped(number, state, metrics, 0, fed.num_rows)
+            new = jax.block_until_ready(rows_of(state, self._leaves))
+            stepped_s = time.perf_counter()
+            self._write_back(fed, new)
+            yield Stepped(number, state, metrics, 0, fed.num_rows, wait_s + time.perf_counter() - stepped_s)
+            began_s = time.perf_counter()
 
     def _steps(self, state: Any) -> Iterator[Stepped]:
         recent: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=self._execution.num_slots)
         while True:
+            began_s = time.perf_counter()
             fed = self._get(self._fed)
+            wait_s = time.perf_counter() - began_s
             if fed is None:
                 return
             if isinstance(fed, BaseException):
@@ -158,7 +168,7 @@ class Pipeline:
                 # the next step reuses the memory of its state, but the rows in that are those of its own batch
             self._put(self._new, (fed, new))
             stale = fed.staleness if self._execution.mode == "async" else 0
-            yield Stepped(fed.number, state, metrics, stale, fed.num_rows)
+            yield Stepped(fed.number, state, metrics, stale, fed.num_rows, wait_s)
 
     def _look_ups(self, batches: Iterable[Any], first: int) -> None:
         self._bind_to_cpus()

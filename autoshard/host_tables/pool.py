@@ -145,6 +145,26 @@ class WorkerPool:
                 joined[worker::count] = part
             yield joined
 
+    def take(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Copies of some rows of each array, by way of the first slot; no batch may be on its way.
+
+        Args:
+          rows: Of each table, in the order of their `layout.keys`; any number.
+        """
+        layout, tables = self.layout, range(len(self.layout.num_rows))
+        keys = [layout.keys(t, rows[t]) for t in tables]
+        found = [np.empty((len(keys[a.table]), *a.row_shape), a.element_type) for a in layout.arrays]
+        rounds = max((-(-len(own) // most) for own, most in zip(keys, layout.capacities, strict=True)), default=0)
+        for n in range(rounds):
+            parts = [own[n * most : (n + 1) * most] for own, most in zip(keys, layout.capacities, strict=True)]
+            for t in tables:
+                self.slots[0].places[t][: len(parts[t])] = layout.places(t, parts[t])
+            self.wait(self.read(0, [layout.spans(t, parts[t]) for t in tables]))
+            for array, to, of in zip(layout.arrays, found, self.slots[0].rows, strict=True):
+                count, first = len(parts[array.table]), n * layout.capacities[array.table]
+                to[first : first + count] = of[:count]
+        return found
+
     def save(self, folder: pathlib.Path, about: dict[str, Any]) -> None:
         """Writes all rows, by worker; the folder is there whole or not at all.
 

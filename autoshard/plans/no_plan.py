@@ -16,6 +16,10 @@ _ADVICE = (
     "Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch, micro-batches or "
     "jax.checkpoint."
 )
+_TABLES = (
+    " Or keep embedding tables in host memory (autoshard.HostTables; which of them, `autoshard tables` or "
+    "autoshard.place_tables tells)."
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,12 +37,13 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh]) -> SolverEr
     """
     budget_bytes, options = question.budget_bytes, question.options
     found = _least_memory(question, meshes)
+    advice = _ADVICE + (_TABLES if any(shape.is_sparse for shape in question.program.shapes) else "")
     within = f"within {options.time_limit_s:g} s a mesh"
     others = f"On all {len(meshes)} meshes" if len(meshes) > 1 else "There"
     bound = f"{others}, not less than {found.bound_bytes / 1e9:.4g} GB: proven."
     if found.best is None:
         if found.bound_bytes > budget_bytes:
-            return MemoryBudgetError(f"No plan needs at most {budget_bytes / 1e9:.4g} GB per device. {bound} {_ADVICE}")
+            return MemoryBudgetError(f"No plan needs at most {budget_bytes / 1e9:.4g} GB per device. {bound} {advice}")
         return SolverError(
             f"No plan of at most {budget_bytes / 1e9:.4g} GB per device was found {within}, nor the least memory of "
             "any. Raise options.time_limit_s and least_memory_s, or name the mesh: mesh=."
@@ -56,7 +61,7 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh]) -> SolverEr
     return MemoryBudgetError(
         f"No plan found needs at most {budget_bytes / 1e9:.4g} GB per device. On mesh {axes}, "
         f"{least.peak / 1e9:.4g} GB (memory_budget_bytes={math.ceil(least.peak)}) would do. {bound} The peak is at "
-        f"{figures.peak_at}, where these are alive, among others: {alive}. {_ADVICE}"
+        f"{figures.peak_at}, where these are alive, among others: {alive}. {advice}"
     )
 
 

@@ -13,23 +13,10 @@ from autoshard.tables.find import find_tables
 from autoshard.tables.look_ups import Table, Tables
 from autoshard.tables.row_updates import RowUpdate, row_updates
 from autoshard.tables.rows_loss import RowsBatch, RowsLoss, ids_function
+from autoshard.tables.rows_of_batch import BatchRows, rows_of_batch
 from autoshard.tables.state_rows import rows_of, with_rows
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchRows:
-    """Which rows a batch reads.
-
-    Attributes:
-      rows: For each table, the different rows that are read, as int64.
-      positions: For each look-up, tables first, where among these each id's row is, as int32; one behind the last place
-        for an id that is no row, where the look-up fills.
-    """
-
-    rows: tuple[np.ndarray, ...]
-    positions: tuple[np.ndarray, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +49,7 @@ class SparseStep:
           batch: Arrays.
           order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
         """
-        ids = iter([np.asarray(x) for x in self.ids(batch)])
-        all_rows, positions = [], []
-        for number, (table, capacity) in enumerate(zip(self.tables, self.capacities, strict=True)):
-            own = [next(ids) for _ in table.look_ups]
-            rows, places = _unique(table, capacity, own, None if order is None else lambda r, n=number: order(n, r))
-            all_rows.append(rows)
-            positions += places
-        return BatchRows(tuple(all_rows), tuple(positions))
+        return rows_of_batch(self.tables, self.capacities, [np.asarray(x) for x in self.ids(batch)], order)
 
     def state_of(self, state: Any, rows: Sequence[np.ndarray]) -> Any:
         """The state over some rows of each table, from one with whole tables; places behind the last row are zero."""
@@ -135,41 +115,3 @@ def sparse_step(
     fed = RowsBatch(batch=jax.tree.map(shape_like, batch), positions=tuple(places))
     ids = ids_function(step, state, batch, chosen)
     return SparseStep(found, chosen, update, own, capacities, ids, with_rows(shapes, update.leaves, rows), fed)
-
-
-def _unique(
-    table: Table, capacity: int, ids: Sequence[np.ndarray], order: Callable[[np.ndarray], np.ndarray] | None
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The different rows that ids name, and the position of each id's row among them."""
-    flat = np.concatenate([x.reshape(-1) for x in ids]).astype(np.int64)
-    fills = np.concatenate([np.full(look_up.num_ids, look_up.fills) for look_up in table.look_ups])
-    is_row = (flat >= 0) & (flat < table.num_rows)
-    rows = np.clip(flat, 0, table.num_rows - 1)
-    is_read = is_row | ~fills
-    keys = rows if order is None else order(rows)
-    first, inverse = _firsts(keys[is_read])
-    places = np.full(flat.shape, capacity, np.int32)
-    places[is_read] = inverse
-    stops = np.cumsum([x.size for x in ids])[:-1]
-    shaped = [part.reshape(x.shape) for part, x in zip(np.split(places, stops), ids, strict=True)]
-    return rows[is_read][first], shaped
-
-
-def _firsts(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each different key stands first, in the order of keys; and for each key its number in that order.
-
-    Keys and their positions are sorted as one integer, which is several times faster than sorting positions by keys.
-    """
-    count = len(keys)
-    bits = max(1, (count - 1).bit_length())
-    if not count or int(keys.max()).bit_length() + bits > 63:
-        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        return first, inverse
-    joined = np.sort((keys << bits) | np.arange(count))
-    order = joined & ((1 << bits) - 1)
-    is_new = np.empty(count, np.bool_)
-    is_new[0] = True
-    np.not_equal(joined[1:] >> bits, joined[:-1] >> bits, out=is_new[1:])
-    inverse = np.empty(count, np.int32)
-    inverse[order] = np.cumsum(is_new, dtype=np.int32) - 1
-    return order[is_new], inverse

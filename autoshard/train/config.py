@@ -257,11 +257,41 @@ class StragglersSection(_Section):
     emulate_until: PositiveInt | None = None
 
 
+class ExecutionSection(_Section):
+    """Embedding tables in host memory, and how steps follow each other then; see docs/guide_recommenders.md.
+
+    Attributes:
+        mode: null: the plan places tables on the devices. `sync`: rows are looked up, the step runs, rows are written
+            back, one after another. `pipelined`: look-ups and write-backs run beside steps, with the same results.
+            `async`: as that, but rows may lack the updates of up to `max_staleness` steps. `auto`: which tables, which
+            mode and how many workers follow from what plan.cluster tells of hosts.
+        max_staleness: of `async`: steps whose updates a row may lack.
+        may_be_stale: whether `auto` may choose `async`.
+        tables: paths of the parameters that go to host memory; null for all tables. Not for `auto`.
+        lazy: accept that an optimizer leaves rows as they are that a batch does not read, where it would change them
+            otherwise: AdamW, momentum, weight decay.
+        num_workers: processes that own the rows; null for half of the CPUs.
+        prefetch: batches whose rows are looked up ahead of the step.
+        timeout_s: a worker that does not answer for so long counts as lost.
+        worker_cpus: numbers of the CPUs that look rows up; null for all.
+    """
+
+    mode: Literal["sync", "pipelined", "async", "auto"] | None = None
+    max_staleness: NonNegativeInt = 2
+    may_be_stale: bool = False
+    tables: list[str] | None = Field(default=None, min_length=1)
+    lazy: bool = False
+    num_workers: PositiveInt | None = None
+    prefetch: PositiveInt = 2
+    timeout_s: PositiveFloat = 60.0
+    worker_cpus: list[NonNegativeInt] | None = Field(default=None, min_length=1)
+
+
 class TrainConfig(_Section):
     """A whole training run.
 
     Attributes:
-        model, optimizer, data, train, plan, stragglers: see each section.
+        model, optimizer, data, train, plan, stragglers, execution: see each section.
         devices: run on this many CPU devices; null for the machine's own accelerators.
         distributed: join the other processes of this run first, by `jax.distributed.initialize()`, which finds them
             under Slurm, Kubernetes, MPI and on Cloud TPUs.
@@ -273,6 +303,7 @@ class TrainConfig(_Section):
     train: TrainSection = Field(default_factory=TrainSection)
     plan: PlanSection = Field(default_factory=PlanSection)
     stragglers: StragglersSection = Field(default_factory=StragglersSection)
+    execution: ExecutionSection = Field(default_factory=ExecutionSection)
     devices: PositiveInt | None = None
     distributed: bool = False
 

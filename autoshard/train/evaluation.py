@@ -18,6 +18,9 @@ from autoshard.train.metrics import EvalReport
 from autoshard.train.one_mesh import OneMesh
 from autoshard.train.run import Run
 
+Evaluation = Callable[[Any], Callable[[int], Any]]
+"""state -> (number of a batch -> metrics)"""
+
 
 def evaluator(run: Run, num_batches: int, items: int) -> Callable[[int, Any], EvalReport]:
     """A function that evaluates a state and leaves it as it is.
@@ -32,7 +35,13 @@ def evaluator(run: Run, num_batches: int, items: int) -> Callable[[int, Any], Ev
     Returns:
         (steps taken, state) -> the means over the batches; of clicks, also `auc` and `normalized_entropy`.
     """
-    take = _in_place(run) if run.one_mesh is None else _on_one_mesh(run, run.one_mesh)
+    return evaluation_of(
+        _in_place(run) if run.one_mesh is None else _on_one_mesh(run, run.one_mesh), num_batches, items
+    )
+
+
+def evaluation_of(take: Evaluation, num_batches: int, items: int) -> Callable[[int, Any], EvalReport]:
+    """`evaluator` for any way of evaluating one batch."""
 
     def evaluate(step: int, state: Any) -> EvalReport:
         started_s, sums, examples = time.perf_counter(), {}, {}
@@ -54,11 +63,7 @@ def evaluator(run: Run, num_batches: int, items: int) -> Callable[[int, Any], Ev
     return evaluate
 
 
-_Evaluation = Callable[[Any], Callable[[int], Any]]
-"""state -> (number of a batch -> metrics)"""
-
-
-def _in_place(run: Run) -> _Evaluation:
+def _in_place(run: Run) -> Evaluation:
     """As the plan lays state and batch out; the compiler shards what lies between. Each process gets the metrics."""
     whole = NamedSharding(jax.tree.leaves(run.shardings)[0].mesh, PartitionSpec())
     compiled = jax.jit(run.functions.evaluate, in_shardings=run.shardings, out_shardings=whole)
@@ -66,7 +71,7 @@ def _in_place(run: Run) -> _Evaluation:
     return lambda state: lambda number: compiled(state, reader.batch(number))
 
 
-def _on_one_mesh(run: Run, mesh: OneMesh) -> _Evaluation:
+def _on_one_mesh(run: Run, mesh: OneMesh) -> Evaluation:
     """Brings what the model is made of onto one mesh; the optimizer's state stays behind."""
     shapes = run.data.eval_batches.shapes()
     reader = BatchReader(run.data.eval_batches, mesh.shardings(shapes))

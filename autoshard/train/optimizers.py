@@ -28,10 +28,7 @@ def _adamw(section: OptimizerSection, learning_rate: optax.Schedule) -> optax.Gr
 
 
 def _sgd(section: OptimizerSection, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    if "weight_decay" in section.model_fields_set and section.weight_decay:
-        raise ConfigError(
-            f"optimizer.weight_decay: `sgd` has none; received {section.weight_decay}. Leave it out or use `adamw`."
-        )
+    _check_no_decay(section)
     return optax.sgd(learning_rate, momentum=0.9)
 
 
@@ -40,8 +37,21 @@ def _adafactor(section: OptimizerSection, learning_rate: optax.Schedule) -> opta
     return optax.adafactor(learning_rate, weight_decay_rate=section.learning_rate * section.weight_decay or None)
 
 
+def _adagrad(section: OptimizerSection, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    _check_no_decay(section)
+    return optax.adagrad(learning_rate)
+
+
+def _check_no_decay(section: OptimizerSection) -> None:
+    if "weight_decay" in section.model_fields_set and section.weight_decay:
+        raise ConfigError(
+            f"optimizer.weight_decay: `{section.name}` has none; received {section.weight_decay}. Leave it out or use "
+            "`adamw`."
+        )
+
+
 OPTIMIZERS: Mapping[str, Callable[[OptimizerSection, optax.Schedule], optax.GradientTransformation]] = MappingProxyType(
-    {"adamw": _adamw, "sgd": _sgd, "adafactor": _adafactor}
+    {"adamw": _adamw, "sgd": _sgd, "adafactor": _adafactor, "adagrad": _adagrad}
 )
 """Builder of each optimizer, from its section and the learning rate by step; clipping is added around it."""
 

@@ -25,6 +25,7 @@ from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.strategies.strategies import Strategy
 from autoshard.train.config import LookupsSection, PlanSection, StagesSection, TrainConfig
 from autoshard.train.registry import batch_shapes, runs_in_stages
+from autoshard.train.table_places import host_part, step_over_rows
 
 
 def make_plan(
@@ -32,6 +33,7 @@ def make_plan(
     functions: TrainFunctions,
     on_progress: Callable[[PlanProgress], None] | None = None,
     solution: str | os.PathLike[str] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Plan | StagedPlan:
     """Plans one training step of `config`, from shapes alone.
 
@@ -40,19 +42,26 @@ def make_plan(
         functions: what `registry.train_functions` made of it.
         on_progress: called as the planner works.
         solution: the solution of the problem that `write_config_problem` writes, to make the plan of.
+        tell: called with what was decided of tables in host memory, if anything.
 
     Returns:
-        The plan, in which the training state is donated, and which tells `config`.
+        The plan, in which the training state is donated, and which tells `config`. With tables in host memory, of the
+        step over the rows of a batch.
 
     Raises:
         AutoshardError: the cluster or the plan to start from cannot be read, or no plan satisfies the limits.
     """
+    step, args = functions.step, arguments(config, functions)
+    if (part := host_part(config, step, *args)) is not None:
+        over_rows = step_over_rows(config, part, step, *args)
+        step, args = over_rows.step, (over_rows.state, over_rows.batch)
+        tell(f"{part}\n")
     return plan(
-        functions.step,
-        *arguments(config, functions),
+        step,
+        *args,
         **_settings(config),
         start=None if config.plan.start is None else Plan.load(config.plan.start),
-        options=_options(config, on_progress),
+        options=options_of(config, on_progress),
         solution=solution,
         stages=_stage_options(config.plan.stages),
         configuration=config.model_dump_json(),
@@ -69,8 +78,8 @@ def write_config_problem(
             "plan.stages is set or the cluster has devices of several kinds. Leave plan.stages out, and name a cluster "
             "of one kind of device with --cluster."
         )
-    with _shown(console) as show:
-        options = _options(config, show)
+    with shown_progress(console) as show:
+        options = options_of(config, show)
         write_problem(path, functions.step, *arguments(config, functions), **_settings(config), options=options)
 
 
@@ -105,8 +114,9 @@ def make_plan_visibly(
     solution: str | os.PathLike[str] | None = None,
 ) -> Plan | StagedPlan:
     """`make_plan`, with a line on the terminal that tells what the planner is doing."""
-    with _shown(console) as show:
-        return make_plan(config, functions, show, solution)
+    with shown_progress(console) as show:
+        tell = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return make_plan(config, functions, show, solution, tell)
 
 
 def make_comparison_visibly(
@@ -118,20 +128,20 @@ def make_comparison_visibly(
     """The plan that `make_plan` makes beside others; see `autoshard.compare`."""
     settings = _settings(config)
     title = f"{config.model.name} {config.model.preset}, batch of {config.data.batch_size}"
-    with _shown(console) as show:
+    with shown_progress(console) as show:
         return compare(
             functions.step,
             *arguments(config, functions),
             strategies=strategies,
             title=title,
-            options=_options(config, show),
+            options=options_of(config, show),
             stages=_stage_options(config.plan.stages),
             **settings,
         )
 
 
 @contextlib.contextmanager
-def _shown(console: rich.console.Console) -> Iterator[Callable[[PlanProgress], None]]:
+def shown_progress(console: rich.console.Console) -> Iterator[Callable[[PlanProgress], None]]:
     """Shows progress in one changing line."""
     with console.status("Planning") as status:
 
@@ -167,7 +177,8 @@ def _lookups(section: LookupsSection) -> Lookups:
     return Lookups(ids, section.slots_factor, section.exchange)
 
 
-def _options(config: TrainConfig, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
+def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
+    """What `config` tells the planner."""
     section = config.plan
     options = PlanOptions(
         adaptive=config.stragglers.mode != "off",

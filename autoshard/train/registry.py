@@ -254,7 +254,7 @@ def whole_functions(config: TrainConfig) -> TrainFunctions:
     except ValueError as error:
         raise ConfigError(f"model.overrides: the model cannot be built: {error} Change one of them.") from error
     functions = functions._replace(evaluate=TracedOnce(functions.evaluate))
-    if config.plan.remat == "search" or config.plan.annotations:
+    if config.plan.remat == "search" or config.plan.annotations or config.execution.mode is not None:
         return functions._replace(step=_step_with_open_loss(config))
     return functions._replace(step=TracedOnce(functions.step))
 
@@ -280,8 +280,8 @@ def _step_with_open_loss(config: TrainConfig) -> TrainStep:
     section = config.optimizer
     if section.num_micro_batches != 1:
         raise ConfigError(
-            "optimizer.num_micro_batches: plan.remat `search` and plan.annotations are for a batch in one part; "
-            f"received {section.num_micro_batches}. Leave it out, or them."
+            "optimizer.num_micro_batches: plan.remat `search`, plan.annotations and execution.mode are for a batch in "
+            f"one part; received {section.num_micro_batches}. Leave it out, or them."
         )
     objective = objective_of(model_config(config.model))
 

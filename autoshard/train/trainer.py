@@ -1,7 +1,6 @@
 """The training loop: plan the step, make the state sharded, take steps, evaluate, keep metrics and checkpoints."""
 
 import contextlib
-import dataclasses
 import pathlib
 import signal
 import time
@@ -23,39 +22,24 @@ from autoshard.files import write_text_atomically, yaml_text
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.messages import Committed, NotSaved, Phase, Rejected
 from autoshard.plans.make import load_cluster
-from autoshard.train.config import TrainConfig
+from autoshard.train.config import ExecutionSection, TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluator
 from autoshard.train.feed import feed
 from autoshard.train.metrics import EvalReport, StepReport, StepWork, StragglerReport
 from autoshard.train.micro_batches import as_planned, plan_in_micro_batches
 from autoshard.train.nonfinite import bad_leaves, is_bad, stop
+from autoshard.train.on_host import train_on_host
 from autoshard.train.plan_reuse import kept_plan, why_unfit
 from autoshard.train.planning import make_plan_visibly
 from autoshard.train.profiling import Profile
 from autoshard.train.registry import load_data, output_folder, train_functions, whole_functions
 from autoshard.train.reports import Reports
+from autoshard.train.result import TrainResult
 from autoshard.train.run import Run, planned_run
 from autoshard.train.stragglers import Stragglers
 from autoshard.train.tensorboard import check_tensorboard
 from autoshard.train.work import step_work
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TrainResult:
-    """How a run ended.
-
-    Attributes:
-        step: the last step taken, counted from the first run of this output folder.
-        loss: the loss of that step; None if this call took no step.
-        interrupted: the run was stopped by Ctrl-C or by SIGTERM before its last step.
-        output_dir: folder of `config.yaml`, `plan.json`, `metrics.jsonl`, `checkpoints/` and what else was asked for.
-    """
-
-    step: int
-    loss: float | None
-    interrupted: bool
-    output_dir: pathlib.Path
 
 
 def train(
@@ -99,6 +83,17 @@ def carry_out(
     say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     if config.train.tensorboard:
         check_tensorboard()
+    if config.execution.mode is not None:
+        if worker.is_supervised:
+            raise ConfigError(
+                "execution.mode: tables in host memory belong to one process, which its supervisor would not move; "
+                f"received `{config.execution.mode}` under `autoshard launch`. Use `autoshard train`, or leave it out."
+            )
+        done = train_on_host(config, functions, data, console)
+        if done is not None:
+            return done
+        say("All tables are better on the devices; the run goes on as without execution.mode.")
+        config = config.model_copy(update={"execution": ExecutionSection()})
     folder = output_folder(config)
     if worker.is_dry_run:
         return _dry_run(config, functions, data, folder, console, worker)

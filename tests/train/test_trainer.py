@@ -21,7 +21,8 @@ from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.errors import ConfigError
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.registry import load_data, train_functions
-from autoshard.train.trainer import TrainResult, train
+from autoshard.train.result import TrainResult
+from autoshard.train.trainer import train
 from autoshard.train.work import model_flops
 
 ON_DATA, ON_BOTH = {"data": 8}, {"data": 2, "tensor": 4}

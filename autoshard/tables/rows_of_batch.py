@@ -1,0 +1,83 @@
+"""Which rows of tables a batch reads, each once, and where each id finds its row among them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autoshard.tables.look_ups import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRows:
+    """Which rows a batch reads.
+
+    Attributes:
+      rows: For each table, the different rows that are read, as int64.
+      positions: For each look-up, tables first, where among these each id's row is, as int32; one behind the last place
+        for an id that is no row, where the look-up fills.
+    """
+
+    rows: tuple[np.ndarray, ...]
+    positions: tuple[np.ndarray, ...]
+
+
+def rows_of_batch(
+    tables: Sequence[Table],
+    capacities: Sequence[int],
+    ids: Sequence[np.ndarray],
+    order: Callable[[int, np.ndarray], np.ndarray] | None = None,
+) -> BatchRows:
+    """Which rows a batch reads.
+
+    Args:
+      tables: What is looked up. capacities: Of each, the most rows of a batch; the position of an id that is no row.
+      ids: Of each look-up, tables first.
+      order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
+    """
+    remaining = iter(ids)
+    all_rows, positions = [], []
+    for number, (table, capacity) in enumerate(zip(tables, capacities, strict=True)):
+        own = [next(remaining) for _ in table.look_ups]
+        rows, places = _unique(table, capacity, own, None if order is None else lambda r, n=number: order(n, r))
+        all_rows.append(rows)
+        positions += places
+    return BatchRows(tuple(all_rows), tuple(positions))
+
+
+def _unique(
+    table: Table, capacity: int, ids: Sequence[np.ndarray], order: Callable[[np.ndarray], np.ndarray] | None
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The different rows that ids name, and the position of each id's row among them."""
+    flat = np.concatenate([x.reshape(-1) for x in ids]).astype(np.int64)
+    fills = np.concatenate([np.full(look_up.num_ids, look_up.fills) for look_up in table.look_ups])
+    is_row = (flat >= 0) & (flat < table.num_rows)
+    rows = np.clip(flat, 0, table.num_rows - 1)
+    is_read = is_row | ~fills
+    keys = rows if order is None else order(rows)
+    first, inverse = _firsts(keys[is_read])
+    places = np.full(flat.shape, capacity, np.int32)
+    places[is_read] = inverse
+    stops = np.cumsum([x.size for x in ids])[:-1]
+    shaped = [part.reshape(x.shape) for part, x in zip(np.split(places, stops), ids, strict=True)]
+    return rows[is_read][first], shaped
+
+
+def _firsts(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each different key stands first, in the order of keys; and for each key its number in that order.
+
+    Keys and their positions are sorted as one integer, which is several times faster than sorting positions by keys.
+    """
+    count = len(keys)
+    bits = max(1, (count - 1).bit_length())
+    if not count or int(keys.max()).bit_length() + bits > 63:
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        return first, inverse
+    joined = np.sort((keys << bits) | np.arange(count))
+    order = joined & ((1 << bits) - 1)
+    is_new = np.empty(count, np.bool_)
+    is_new[0] = True
+    np.not_equal(joined[1:] >> bits, joined[:-1] >> bits, out=is_new[1:])
+    inverse = np.empty(count, np.int32)
+    inverse[order] = np.cumsum(is_new, dtype=np.int32) - 1
+    return order[is_new], inverse

@@ -1,0 +1,94 @@
+"""Which embedding tables of a run go to host memory, and how its steps follow each other then: `execution.mode`."""
+
+import dataclasses
+import os
+from typing import Any
+
+from autoshard.cost.id_distribution import IdDistribution
+from autoshard.errors import ConfigError
+from autoshard.host_tables.options import Execution
+from autoshard.offloading.of_step import place_tables
+from autoshard.offloading.placement import TablePlacement
+from autoshard.offloading.search import SearchOptions
+from autoshard.tables.sparse_step import SparseStep, sparse_step
+from autoshard.train.config import ExecutionSection, TrainConfig
+from autoshard.train_step import TrainStep
+
+_MOST_WORKERS = 8
+"""Where nothing else is known: half of the CPUs look rows up, at most so many, which together use most of a memory's
+bandwidth; an estimate."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostPart:
+    """What lies in host memory.
+
+    Attributes:
+        tables: paths of the parameters; None for all tables.
+        execution: how steps follow each other.
+        placed: the decision, where `auto` made one.
+    """
+
+    tables: tuple[str, ...] | None
+    execution: Execution
+    placed: TablePlacement | None = None
+
+    def __str__(self) -> str:
+        if self.placed is not None:
+            return str(self.placed).partition("\n\n")[0]
+        which = "all tables" if self.tables is None else ", ".join(self.tables)
+        return f"in host memory: {which}; the plan is that of the step over the rows of a batch"
+
+
+def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPart | None:
+    """What `config` puts into host memory; None for nothing.
+
+    Args:
+        config: the run. step: its step, a `TrainStep` if `execution.mode` is given.
+        state, batch: its arguments, by shape.
+
+    Raises:
+        ConfigError: `auto` without a cluster file, or the loss looks nothing up.
+        ClusterError: `auto` for a cluster whose hosts are not described.
+        MemoryBudgetError: `auto`, and tables fit nowhere.
+    """
+    section = config.execution
+    if section.mode is None:
+        return None
+    if section.mode != "auto":
+        return HostPart(None if section.tables is None else tuple(section.tables), _execution(section))
+    if config.plan.cluster is None:
+        raise ConfigError(
+            "execution.mode: `auto` decides by what the hosts of the cluster can do; received no plan.cluster. Name a "
+            "cluster file that describes them, such as configs/clusters/h100x8_cpu.yaml, or choose sync, pipelined or "
+            "async."
+        )
+    lookups = config.plan.lookups
+    assert isinstance(step, TrainStep)
+    placed = place_tables(
+        step,
+        state,
+        batch,
+        cluster=config.plan.cluster,
+        ids=IdDistribution(lookups.zipf_exponent, lookups.is_ranked),
+        search=SearchOptions(max_staleness=section.max_staleness if section.may_be_stale else 0),
+    )
+    return None if placed.execution is None else HostPart(placed.host_tables, placed.execution, placed)
+
+
+def step_over_rows(config: TrainConfig, part: HostPart, step: Any, state: Any, batch: Any) -> SparseStep:
+    """The step that runs on the devices: over the rows of a batch."""
+    return sparse_step(step, state, batch, tables=part.tables, lazy=config.execution.lazy)
+
+
+def _execution(section: ExecutionSection) -> Execution:
+    assert section.mode is not None and section.mode != "auto"
+    cpus = len(section.worker_cpus or ()) or len(os.sched_getaffinity(0)) // 2
+    return Execution(
+        section.mode,
+        max_staleness=section.max_staleness,
+        num_workers=section.num_workers or max(1, min(cpus, _MOST_WORKERS)),
+        prefetch=section.prefetch,
+        timeout_s=section.timeout_s,
+        worker_cpus=None if section.worker_cpus is None else tuple(section.worker_cpus),
+    )

@@ -1,0 +1,128 @@
+"""Training runs with embedding tables in host memory: the same losses as on devices, resumed, evaluated, refused."""
+
+import io
+import json
+import pathlib
+
+import pytest
+import rich.console
+
+from autoshard.errors import AutoshardError, ConfigError
+from autoshard.train.config import TrainConfig
+from autoshard.train.planning import make_plan
+from autoshard.train.registry import train_functions
+from autoshard.train.result import TrainResult
+from autoshard.train.trainer import train
+
+CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
+
+
+def config_of(folder: pathlib.Path, steps: int = 6, optimizer: str = "adagrad", **sections) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {
+            "model": {"name": "dlrm", "overrides": {"table_rows": [200, 30, 8], "bottom_dims": [4], "embed_dim": 4}},
+            "optimizer": {"name": optimizer, "learning_rate": 0.1, "schedule": "constant"},
+            "data": {"batch_size": 32},
+            "plan": {"mesh": {"data": 4, "tensor": 2}, "time_limit_s": 5},
+            **sections,
+            "train": {
+                "steps": steps,
+                "log_every": 1,
+                "eval_every": 4,
+                "eval_batches": 2,
+                "output_dir": str(folder),
+                **sections.get("train", {}),
+            },
+        }
+    )
+
+
+def run(config: TrainConfig) -> tuple[TrainResult, str]:
+    text = io.StringIO()
+    return train(config, rich.console.Console(file=text, width=200)), text.getvalue()
+
+
+def told(folder: pathlib.Path, kind: str = "train") -> dict[int, dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line for line in lines if line["kind"] == kind}
+
+
+@pytest.fixture(scope="module")
+def on_devices(tmp_path_factory) -> pathlib.Path:
+    """A run whose tables are on the devices."""
+    folder = tmp_path_factory.mktemp("devices")
+    run(config_of(folder))
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["sync", "pipelined"])
+def test_losses_and_evaluations_are_those_of_tables_on_devices(mode, on_devices, tmp_path):
+    result, text = run(config_of(tmp_path, execution={"mode": mode, "num_workers": 2}))
+    assert result == TrainResult(6, pytest.approx(told(on_devices)[6]["loss"], rel=1e-5), False, tmp_path)
+    assert f"in host memory: {mode}" in text and (tmp_path / "plan.json").exists()
+    for step, expected in told(on_devices).items():
+        own = told(tmp_path)[step]
+        assert own["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert own["staleness"] == 0 and 0 < own["rows"] <= 3 * 32 and own["step_time_s"] > 0
+    own, expected = told(tmp_path, "eval"), told(on_devices, "eval")
+    assert list(own) == list(expected) == [4, 6]
+    for step in own:
+        for name in ("loss", "auc", "normalized_entropy"):
+            assert own[step][name] == pytest.approx(expected[step][name], rel=1e-4)
+
+
+def test_a_run_is_resumed_with_other_workers_and_in_another_mode(on_devices, tmp_path):
+    execution = {"mode": "pipelined", "num_workers": 3}
+    run(config_of(tmp_path, 5, train={"checkpoint_every": 2, "keep_checkpoints": 2}, execution=execution))
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("tables-*"))
+    assert kept == ["tables-4", "tables-5"]
+    with pytest.raises(ConfigError, match="already holds a run, saved at step 5"):
+        run(config_of(tmp_path, execution=execution))
+    resumed = config_of(tmp_path, train={"resume": True}, execution={"mode": "sync", "num_workers": 1})
+    result, text = run(resumed)
+    assert "Resumed from the checkpoint of step 5" in text
+    assert result.step == 6 and result.loss == pytest.approx(told(on_devices)[6]["loss"], rel=1e-5)
+    assert run(resumed)[0] == TrainResult(6, None, False, tmp_path)
+
+
+def test_rows_are_never_staler_than_the_bound(on_devices, tmp_path):
+    execution = {"mode": "async", "max_staleness": 1, "num_workers": 2}
+    result, _ = run(config_of(tmp_path, execution=execution))
+    assert max(line["staleness"] for line in told(tmp_path).values()) <= 1
+    assert result.loss == pytest.approx(told(on_devices)[6]["loss"], rel=0.2)
+
+
+def test_small_tables_stay_on_devices_where_the_cluster_decides(on_devices, tmp_path):
+    plan = {"cluster": str(CLUSTERS / "h100x8_cpu.yaml"), "mesh": {"data": 8}}
+    result, text = run(config_of(tmp_path, 2, execution={"mode": "auto"}, plan=plan, train={"eval_every": None}))
+    assert "All tables are better on the devices" in text
+    assert result.loss == pytest.approx(told(on_devices)[2]["loss"], rel=1e-4)
+
+
+def test_the_step_over_rows_is_planned_where_tables_are_too_large(tmp_path):
+    overrides = {"table_rows": [1_000_000_000, 30, 8], "embed_dim": 128, "bottom_dims": [128]}
+    big = config_of(
+        tmp_path,
+        execution={"mode": "auto"},
+        plan={"cluster": str(CLUSTERS / "h100x8_cpu.yaml"), "mesh": {"data": 8}, "time_limit_s": 5},
+        model={"name": "dlrm", "overrides": overrides},
+    )
+    text: list[str] = []
+    plan = make_plan(big, train_functions(big), tell=text.append)
+    (rows,) = [a.shape for a in plan.arguments if a.name == "state.params.tables.0.embedding"]
+    assert rows == (32, 128) and "in host memory" in text[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"optimizer": "adamw", "execution": {"mode": "sync"}}, "lazy"),
+        ({"execution": {"mode": "auto"}}, "no plan.cluster"),
+        ({"execution": {"mode": "sync", "tables": ["tables.9.embedding"]}}, "tables.9.embedding"),
+        ({"execution": {"mode": "sync"}, "stragglers": {"mode": "migrate"}}, "stragglers.mode"),
+        ({"execution": {"mode": "sync"}, "plan": {"stages": {}}}, "plan.stages"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings, what, tmp_path):
+    with pytest.raises(AutoshardError, match=what):
+        run(config_of(tmp_path, **settings))
