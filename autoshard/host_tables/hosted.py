@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.api import BasePlan, plan
 from autoshard.checkpoints.checkpoints import Checkpoints
@@ -25,6 +26,7 @@ from autoshard.errors import ConfigError, TrainingError
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pipeline import Pipeline, Stepped
 from autoshard.host_tables.pool import PIECE_BYTES, WorkerPool
+from autoshard.host_tables.row_mover import OneProcess, SeveralProcesses, placed
 from autoshard.host_tables.sharding import Layout, RowArray
 from autoshard.plans.options import PlanOptions
 from autoshard.printing import amount
@@ -69,34 +71,30 @@ class HostTables:
         Args:
           step: The training step, with any loss that looks rows up (`nnx.Embed`, `jnp.take`, `table[ids]`) and any
             Optax transformation that treats rows by themselves.
-          state: Its state, as arrays; or a function without arguments that makes it, which is traced: rows are then
-            made in pieces, the same as it would make, so that a table never needs to be whole anywhere.
-          batch: Arrays or shapes; all batches have these.
+          state: Its state, as arrays, the same in all processes; or a function without arguments that makes it, which
+            is traced: rows are then made in pieces, the same as it would make, so that a table never needs to be whole
+            anywhere.
+          batch: Arrays or shapes; all batches have these. Of several processes, each is given all of every batch.
           tables: Paths of the parameters that go to the host; None for all tables.
           lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them
             (momentum, Adam, weight decay).
-          execution: Mode, number of workers, and what limits them.
+          execution: Mode, number of workers of each process, and what limits them.
           cluster, mesh, options: For `autoshard.plan` of the step over rows; without any of them it runs on the default
-            device.
+            device, or, of several processes, on all devices.
           worker_bytes: Limit of the memory of each worker; None for the system's.
 
         Raises:
           TraceError: There are no tables, or the update does not fit; names the line.
-          ConfigError: The computation has several processes.
           TrainingError: A worker does not start.
         """
-        if jax.process_count() > 1:
-            raise ConfigError(
-                "Tables in host memory are those of one host so far; this computation has "
-                f"{jax.process_count()} processes. Run it in one, or leave tables to the plan (execution=None)."
-            )
+        num_processes = jax.process_count()
         self.execution = execution or Execution()
         self._shapes = jax.eval_shape(state if callable(state) else lambda: state)
         self.sparse: SparseStep = sparse_step(step, self._shapes, batch, tables=tables, lazy=lazy)
         self.plan: BasePlan | None = None
         run: Any = jax.jit(self.sparse.step, donate_argnums=0)
         shardings = None
-        if not (cluster is None and mesh is None and options is None):
+        if num_processes > 1 or not (cluster is None and mesh is None and options is None):
             arguments = self.sparse.state, self.sparse.batch
             self.plan = plan(
                 self.sparse.step, *arguments, cluster=cluster, mesh=mesh, options=options, donate_argnums=0
@@ -104,7 +102,13 @@ class HostTables:
             run = self.plan.jit(self.sparse.step)
             shardings = run.in_shardings(arguments)
         self._shardings = shardings
-        self.pool = WorkerPool(_layout(self.sparse, self.execution), self.execution, worker_bytes)
+        leaves = self.sparse.update.leaves
+        row_shardings = [None] * len(leaves) if shardings is None else rows_of(shardings[0], leaves)
+        self._mover = self._mover_of([leaf.table for leaf in leaves], row_shardings)
+        count = self.execution.num_workers
+        own = range(count * jax.process_index(), count * (jax.process_index() + 1))
+        layout = _layout(self.sparse, self.execution, count * num_processes)
+        self.pool = WorkerPool(layout, self.execution, worker_bytes, own)
         self._step = 0
         try:
             self._run, self._state = run, self._take(state)
@@ -133,7 +137,7 @@ class HostTables:
           TrainingError: A worker is lost; the tables are then gone, and training resumes from a checkpoint.
         """
         with self._alone():
-            pipeline = Pipeline(self.sparse, self._run, self.pool, self.execution, self._shardings)
+            pipeline = Pipeline(self.sparse, self._run, self.pool, self.execution, self._shardings, self._mover)
             for done in pipeline.steps(self._state, batches, self._step):
                 self._state, self._step = done.state, done.number + 1
                 yield done
@@ -155,7 +159,7 @@ class HostTables:
           path: In the state, such as `params.tables.0.embedding`.
 
         Raises:
-          ConfigError: No such array is in host memory.
+          ConfigError: No such array is in host memory, or some rows are with other hosts.
         """
         names = [array.path for array in self.pool.layout.arrays]
         if path not in names:
@@ -163,6 +167,11 @@ class HostTables:
         return self._all_rows(names.index(path))
 
     def _all_rows(self, array: int) -> Iterator[np.ndarray]:
+        if jax.process_count() > 1:
+            raise ConfigError(
+                "All rows of a table are read where all of them are; this computation has "
+                f"{jax.process_count()} processes, each with its own. Save, and restore in one process."
+            )
         with self._alone():
             yield from self.pool.rows(array)
 
@@ -181,26 +190,24 @@ class HostTables:
         Raises:
           TraceError: It reads a table otherwise; names the line.
         """
+        leaves = self.sparse.update.leaves
         rows = rows_function(fn, self._shapes, batch, self.sparse.tables)
-        params = [i for i, leaf in enumerate(self.sparse.update.leaves) if leaf.is_param]
-        own = {self.sparse.update.leaves[i].table: i for i in params}
-        arrays = [own[number] for number in rows.numbers]
+        of_table = {leaf.table: i for i, leaf in enumerate(leaves) if leaf.is_param}
+        arrays = [of_table[number] for number in rows.numbers]
+        mover, layout = self._mover_of(range(len(arrays)), [self._everywhere] * len(arrays)), self.pool.layout
         run = jax.jit(rows.run)
 
         def evaluate(batch: Any) -> Any:
             with self._alone():
-                read = rows.rows_of_batch(batch, self.pool.layout.keys)
-                wanted = [np.zeros(0, np.int64)] * len(self.sparse.tables)
-                for number, its in zip(rows.numbers, read.rows, strict=True):
-                    wanted[number] = its
-                found = self.pool.take(wanted)
-                padded = [
-                    np.pad(found[i], [(0, capacity - len(found[i]))] + [(0, 0)] * (found[i].ndim - 1))
-                    for i, capacity in zip(arrays, rows.capacities, strict=True)
-                ]
-                fed = RowsBatch(batch=batch, positions=read.positions)
-                placed, fed = self._everywhere((padded, fed))
-                return run(with_rows(self._state, [self.sparse.update.leaves[i] for i in arrays], placed), fed)
+                read = rows.rows_of_batch(batch, layout.keys)
+                wanted = dict(zip(rows.numbers, read.rows, strict=True))
+                found = self.pool.take([wanted.get(t, np.zeros(0, np.int64)) for t in range(len(layout.num_rows))])
+                padded = [_padded(found[i], capacity) for i, capacity in zip(arrays, rows.capacities, strict=True)]
+                spans = [layout.spans(number, layout.keys(number, its)) for number, its in wanted.items()]
+                loaded = mover.load(padded, self.pool.own_edges(spans))
+                fed = placed(RowsBatch(batch=batch, positions=read.positions), self._everywhere)
+                state = with_rows(self._state, [leaves[i] for i in arrays], mover.joined(loaded))
+                return run(state, fed)
 
         return evaluate
 
@@ -266,12 +273,18 @@ class HostTables:
         finally:
             self._is_running.release()
 
-    def _everywhere(self, tree: Any) -> Any:
-        """Arrays on all devices of the plan, whole on each."""
+    @property
+    def _everywhere(self) -> NamedSharding | None:
+        """Whole on each device of the plan; None for the default device."""
         if self._shardings is None:
-            return jax.device_put(tree)
-        mesh = jax.tree.leaves(self._shardings[0])[0].mesh
-        return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+            return None
+        return NamedSharding(jax.tree.leaves(self._shardings[0])[0].mesh, PartitionSpec())
+
+    def _mover_of(self, tables: Sequence[int], shardings: Sequence[Any]) -> OneProcess | SeveralProcesses:
+        """Brings rows to the devices, of arrays whose tables have these numbers."""
+        if jax.process_count() > 1:
+            return SeveralProcesses(tables, shardings)
+        return OneProcess(None if self._shardings is None else shardings)
 
     # ---- making the state
 
@@ -289,14 +302,27 @@ class HostTables:
             for first in range(0, array.num_rows, each):
                 self.pool.fill(number, first, np.asarray(piece(number, first, min(each, array.num_rows - first))))
         if callable(state):
-            dense = initial.dense()
-        else:
-            empty = [jnp.zeros((capacities[x.table], *x.row_shape), x.dtype) for x in leaves]
-            dense = jax.tree.map(jnp.array, with_rows(state, leaves, empty))  # its own, since steps reuse its memory
-        return dense if self._shardings is None else jax.device_put(dense, self._shardings[0])
+            return (
+                initial.dense()
+                if self._shardings is None
+                else jax.jit(initial.dense, out_shardings=self._shardings[0])()
+            )
+        empty = [jnp.zeros((capacities[x.table], *x.row_shape), x.dtype) for x in leaves]
+        dense = with_rows(state, leaves, empty)
+        if jax.process_count() == 1:
+            own = jax.tree.map(jnp.array, dense)  # since steps reuse its memory
+            return own if self._shardings is None else jax.device_put(own, self._shardings[0])
+        assert self._shardings is not None
+        parts = placed(_without_keys(dense), self._everywhere)
+        keys = lambda parts: jax.tree.map(
+            lambda x, like: jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if _is_key(like) else x,
+            parts,
+            dense,
+        )
+        return jax.jit(keys, out_shardings=self._shardings[0])(parts)
 
 
-def _layout(sparse: SparseStep, execution: Execution) -> Layout:
+def _layout(sparse: SparseStep, execution: Execution, num_workers: int) -> Layout:
     arrays = [
         RowArray(
             leaf.path,
@@ -309,7 +335,7 @@ def _layout(sparse: SparseStep, execution: Execution) -> Layout:
         for leaf in sparse.update.leaves
     ]
     rows = tuple(table.num_rows for table in sparse.tables)
-    return Layout(tuple(arrays), rows, sparse.capacities, execution.num_workers, execution.num_slots)
+    return Layout(tuple(arrays), rows, sparse.capacities, num_workers, execution.num_slots)
 
 
 def _dense(state: Any, sparse: SparseStep) -> dict[str, Any]:
@@ -321,15 +347,26 @@ def _dense(state: Any, sparse: SparseStep) -> dict[str, Any]:
 def _with_dense(state: Any, sparse: SparseStep, dense: Mapping[str, Any]) -> Any:
     leaves, tree = jax.tree.flatten(state)
     for number, x in dense.items():
-        old = leaves[int(number)]
-        is_key = jnp.issubdtype(old.dtype, jax.dtypes.prng_key)
-        leaves[int(number)] = jax.random.wrap_key_data(x, impl=jax.random.key_impl(old)) if is_key else x
+        leaves[int(number)] = _as_key(x, leaves[int(number)])
     return jax.tree.unflatten(tree, leaves)
 
 
 def _without_keys(state: Any) -> Any:
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
+
+
+def _as_key(data: Any, like: Any) -> Any:
+    """An array as keys of random numbers, if another has such."""
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like)) if _is_key(like) else data
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _padded(rows: np.ndarray, count: int) -> np.ndarray:
+    """Rows filled up to so many."""
+    return np.pad(rows, [(0, count - len(rows))] + [(0, 0)] * (rows.ndim - 1))
 
 
 def saved_step(folder: str | os.PathLike[str]) -> int | None:

@@ -80,7 +80,7 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """A message was obeyed. result: Of `Save`, the checksums of its files; of `Fetch`, bytes."""
+    """A message was obeyed. result: Of `Fetch`, bytes."""
 
     number: int
     result: object = None

@@ -7,6 +7,10 @@ more than there are credits.
     look-up:     batch -> rows wanted -> slot, ordered from the workers -> on the device
     step:        rows patched from steps in flight (`pipelined`) -> the step, as planned
     write-back:  new rows off the device -> slot, ordered from the workers -> credit
+
+Of several processes each does so for its own rows. What runs on devices of all is launched by the stage `step` alone,
+so that all launch it in one order; and since it depends on the moment which steps have been written back where, rows
+are patched from all steps that may not have been.
 """
 
 import collections
@@ -25,6 +29,7 @@ import numpy as np
 from autoshard.host_tables.in_flight import Patch, Patcher, patch_of
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pool import WorkerPool
+from autoshard.host_tables.row_mover import Loaded, OneProcess, SeveralProcesses, placed
 from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.sparse_step import SparseStep
 from autoshard.tables.state_rows import rows_of, with_rows
@@ -36,7 +41,7 @@ class Fed:
 
     Attributes:
       number: Of the step, from 0. slot: The credit that it holds.
-      batch: For the step. rows: In place of each array of rows.
+      batch: For the step. rows: In place of each array of rows, as loaded.
       spans: For each table, for each worker, which of its rows are whose.
       patches: What is to be taken from steps in flight, the oldest first.
       staleness: Steps before it whose rows were not written back when its own were looked up.
@@ -46,7 +51,7 @@ class Fed:
     number: int
     slot: int
     batch: RowsBatch
-    rows: list[Any]
+    rows: Loaded
     spans: list[list[tuple[int, int]]]
     patches: tuple[Patch, ...]
     staleness: int
@@ -82,17 +87,18 @@ class Pipeline:
         pool: WorkerPool,
         execution: Execution,
         shardings: tuple[Any, Any] | None,
+        mover: OneProcess | SeveralProcesses,
     ):
         """
         Args:
           sparse: The step over rows. run: The same, as it is planned.
-          pool: Where the rows are. execution: See `Execution`.
+          pool: Where the rows are. execution: See `Execution`. mover: Brings rows to the devices and back.
           shardings: Of its state and of its batch; None for the default device.
         """
         self._sparse, self._run, self._pool, self._execution = sparse, run, pool, execution
         self._leaves = sparse.update.leaves
         self._batch_shardings = None if shardings is None else shardings[1]
-        self._row_shardings = None if shardings is None else rows_of(shardings[0], self._leaves)
+        self._mover = mover
         self._patcher = Patcher([leaf.table for leaf in self._leaves])
         self._order = threading.Lock()
         """What is ordered from the workers, and what is known to have been ordered, go together."""
@@ -139,10 +145,10 @@ class Pipeline:
     def _in_turn(self, state: Any, batches: Iterable[Any], first: int) -> Iterator[Stepped]:
         began_s = time.perf_counter()
         for number, batch in enumerate(batches, first):
-            fed = self._look_up(number, 0, batch)
+            fed = self._look_up(number, 0, batch, first)
             wait_s = time.perf_counter() - began_s
-            state, metrics = self._run(with_rows(state, self._leaves, fed.rows), fed.batch)
-            new = jax.block_until_ready(rows_of(state, self._leaves))
+            state, metrics = self._run(with_rows(state, self._leaves, self._mover.joined(fed.rows)), fed.batch)
+            new = jax.block_until_ready(self._mover.gathered(rows_of(state, self._leaves)))
             stepped_s = time.perf_counter()
             self._write_back(fed, new)
             yield Stepped(number, state, metrics, 0, fed.num_rows, wait_s + time.perf_counter() - stepped_s)
@@ -158,7 +164,7 @@ class Pipeline:
                 return
             if isinstance(fed, BaseException):
                 raise fed
-            rows = fed.rows
+            rows = self._mover.joined(fed.rows)
             for patch in fed.patches:
                 rows = self._patcher(rows, next(new for number, new in recent if number == patch.step), patch)
             state, metrics = self._run(with_rows(state, self._leaves, rows), fed.batch)
@@ -166,7 +172,7 @@ class Pipeline:
             if self._execution.mode == "pipelined":
                 recent.append((fed.number, new))
                 # the next step reuses the memory of its state, but the rows in that are those of its own batch
-            self._put(self._new, (fed, new))
+            self._put(self._new, (fed, self._mover.gathered(new)))
             stale = fed.staleness if self._execution.mode == "async" else 0
             yield Stepped(fed.number, state, metrics, stale, fed.num_rows, wait_s)
 
@@ -177,7 +183,7 @@ class Pipeline:
                 slot = self._get(self._free)
                 if slot is None:
                     return
-                self._put(self._fed, self._look_up(number, slot, batch))
+                self._put(self._fed, self._look_up(number, slot, batch, first))
                 if self._stop.is_set():
                     return
             self._put(self._fed, None)
@@ -196,7 +202,7 @@ class Pipeline:
 
     # ---- what stages do
 
-    def _look_up(self, number: int, slot: int, batch: Any) -> Fed:
+    def _look_up(self, number: int, slot: int, batch: Any, first: int) -> Fed:
         layout, tables = self._pool.layout, range(len(self._pool.layout.num_rows))
         read = self._sparse.rows_of_batch(batch, layout.keys)
         keys = tuple(layout.keys(t, rows) for t, rows in enumerate(read.rows))
@@ -208,6 +214,8 @@ class Pipeline:
             written = self._written
         patches: list[Patch] = []
         if self._execution.mode == "pipelined":
+            if jax.process_count() > 1:  # others may have written less; these have surely been written by all
+                written = max(first, number - self._execution.num_slots + 1) - 1
             for old in range(written + 1, number):
                 patch = patch_of(old, keys, self._keys[old], self._sparse.capacities)
                 patches += [patch] if patch is not None else []
@@ -215,24 +223,21 @@ class Pipeline:
             for old in [n for n in self._keys if n <= written]:
                 del self._keys[old]
         fed = RowsBatch(batch=batch, positions=read.positions)
-        on_devices = jax.device_put(fed, self._batch_shardings)
+        on_devices = placed(fed, self._batch_shardings)
         self._pool.wait(answers)
-        rows = self._on_devices(self._pool.slots[slot].rows)
+        rows = self._mover.load(self._pool.slots[slot].rows, self._pool.own_edges(spans))
         return Fed(number, slot, on_devices, rows, spans, tuple(patches), number - 1 - written, sum(map(len, keys)))
-
-    def _on_devices(self, rows: Sequence[np.ndarray]) -> list[Any]:
-        """Copies of rows on the devices, whose memory a step may reuse; the slot is written to later."""
-        return jax.block_until_ready(jax.device_put(list(rows), self._row_shardings, may_alias=False))
 
     def _write_back(self, fed: Fed, new: Sequence[Any]) -> None:
         adds = self._execution.mode == "async"
+        edges = self._pool.own_edges(fed.spans)
         for leaf, rows, own in zip(self._leaves, self._pool.slots[fed.slot].rows, new, strict=True):
-            stop = fed.spans[leaf.table][-1][1]
-            changed = np.asarray(own)[:stop]
+            start, stop = edges[leaf.table]
+            changed = self._mover.host(own)[start:stop]
             if adds:
-                np.subtract(changed, rows[:stop], out=rows[:stop])
+                np.subtract(changed, rows[start:stop], out=rows[start:stop])
             else:
-                rows[:stop] = changed
+                rows[start:stop] = changed
         with self._order:
             answers = self._pool.write(fed.slot, fed.spans, adds)
             self._written = fed.number

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from autoshard.checkpoints.agreement import from_all, from_first
 from autoshard.errors import TrainingError
 from autoshard.host_tables.messages import Begin, Done, Failed, Fetch, Fill, Load, Read, Save, Write
 from autoshard.host_tables.options import Execution
@@ -52,25 +53,28 @@ class _Process:
 
 
 class WorkerPool:
-    """Worker processes, each with its rows of all tables. A context manager; leaving it ends them.
+    """Worker processes of one host, each with its rows of all tables. A context manager; leaving it ends them.
 
     All workers get all orders in the same sequence: what is read after a write was ordered sees it.
 
     Attributes:
-      layout: What they own. slots: The shared memory by which rows are exchanged.
+      layout: What all workers own. own: The numbers of those of this pool.
+      slots: The shared memory by which rows are exchanged.
     """
 
-    def __init__(self, layout: Layout, execution: Execution, worker_bytes: int | None = None):
+    def __init__(self, layout: Layout, execution: Execution, worker_bytes: int | None = None, own: range | None = None):
         """Starts the workers; their rows are zero.
 
         Args:
           layout: What they own. execution: See `Execution`.
+          own: The workers of this pool, where there are others on other hosts; None for all.
           worker_bytes: Limit of each process's memory (RLIMIT_DATA); None for the system's.
 
         Raises:
           TrainingError: A worker does not start, or cannot have the memory for its rows.
         """
         self.layout, self._execution = layout, execution
+        self.own = range(layout.num_workers) if own is None else own
         self._failure: str | None = None
         self._waiting: dict[int, Answers] = {}
         self._lock = threading.Lock()
@@ -78,14 +82,14 @@ class WorkerPool:
         self._is_closing = False
         memory = _anonymous_file(layout.size_bytes)
         self.slots: list[Slot] = layout.slots(memoryview(mmap.mmap(memory, layout.size_bytes)))
-        self._processes: list[_Process] = []
+        self._processes: dict[int, _Process] = {}
         try:
-            for worker in range(layout.num_workers):
-                self._processes.append(_start(Begin(layout, worker, memory, execution.worker_cpus, worker_bytes)))
+            for worker in self.own:
+                self._processes[worker] = _start(Begin(layout, worker, memory, execution.worker_cpus, worker_bytes))
         finally:
             os.close(memory)
-        self._number_of = {p.connection: n for n, p in enumerate(self._processes)}
-        starting = self._waiting[-1] = Answers(range(layout.num_workers))
+        self._number_of = {p.connection: n for n, p in self._processes.items()}
+        starting = self._waiting[-1] = Answers(self.own)
         self._collector = threading.Thread(target=self._collect, name="host-table-answers", daemon=True)
         self._collector.start()
         try:
@@ -103,7 +107,11 @@ class WorkerPool:
     @property
     def process_ids(self) -> list[int]:
         """Of the workers."""
-        return [p.process.pid for p in self._processes]
+        return [p.process.pid for p in self._processes.values()]
+
+    def own_edges(self, spans: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int]]:
+        """For each table, which of a batch's rows belong to workers of this pool, from the spans of all workers."""
+        return [(s[self.own[0]][0], s[self.own[-1]][1]) for s in spans]
 
     # ---- orders
 
@@ -123,7 +131,7 @@ class WorkerPool:
         """Sets rows of an array, from row `first` on; waits until they are there."""
         count = self.layout.num_workers
         answers = []
-        for worker in range(count):
+        for worker in self.own:
             skipped = (worker - first) % count
             own = np.ascontiguousarray(rows[skipped::count])
             if len(own):
@@ -136,6 +144,7 @@ class WorkerPool:
     def rows(self, array: int, pieces: int = PIECE_BYTES) -> Iterator[np.ndarray]:
         """All rows of an array, in order, some at a time."""
         told, count = self.layout.arrays[array], self.layout.num_workers
+        assert len(self.own) == count, "some rows are with other pools"
         each = max(1, pieces // max(1, told.row_bytes) // count)
         for first in range(0, -(-told.num_rows // count), each):
             answers = self.wait(self._order(lambda number, _, a=first: Fetch(number, array, a, a + each)))
@@ -168,6 +177,8 @@ class WorkerPool:
     def save(self, folder: pathlib.Path, about: dict[str, Any]) -> None:
         """Writes all rows, by worker; the folder is there whole or not at all.
 
+        All pools of a run call it together, with a folder that all of them see.
+
         Args:
           folder: To be made. about: Plain data that `load` returns.
 
@@ -175,15 +186,21 @@ class WorkerPool:
           TrainingError: They cannot be written.
         """
         unfinished = folder.with_name(folder.name + ".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        sums = self.wait(self._order(lambda number, _: Save(number, unfinished)), self._execution.timeout_s * 60)
-        ordered = [sums[worker] for worker in range(self.layout.num_workers)]
-        (unfinished / "checksums.json").write_text(json.dumps(ordered))
-        told = {"num_workers": self.layout.num_workers, "arrays": _told(self.layout), "about": about}
-        (unfinished / "tables.json").write_text(json.dumps(told))
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+
+        def begin() -> None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+
+        def commit() -> None:
+            told = {"num_workers": self.layout.num_workers, "arrays": _told(self.layout), "about": about}
+            (unfinished / "tables.json").write_text(json.dumps(told))
+            shutil.rmtree(folder, ignore_errors=True)
+            unfinished.rename(folder)
+
+        from_first(begin)
+        self.wait(self._order(lambda number, _: Save(number, unfinished)), self._execution.timeout_s * 60)
+        from_all(None)
+        from_first(commit)
 
     def load(self, folder: pathlib.Path) -> dict[str, Any]:
         """Reads all rows that a pool of any number of workers has written; returns what it was told besides.
@@ -207,7 +224,7 @@ class WorkerPool:
         with self._lock:
             self._raise_failure()
             self._number += 1
-            to = range(self.layout.num_workers) if workers is None else workers
+            to = self.own if workers is None else workers
             answers = self._waiting[self._number] = Answers(to)
             for worker in to:
                 try:
@@ -277,18 +294,18 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the workers."""
         self._is_closing = True
-        for p in self._processes:
+        for p in self._processes.values():
             with contextlib.suppress(OSError):
                 p.process.terminate()
         deadline = time.monotonic() + 5
-        for p in self._processes:
+        for p in self._processes.values():
             try:
                 p.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 p.process.kill()
                 p.process.wait()
         self._collector.join(5)
-        for p in self._processes:
+        for p in self._processes.values():
             p.connection.close()
 
 

@@ -1,6 +1,7 @@
 """Rows of workers in files: each writes its own, in blocks with checksums, and reads those of any number of others."""
 
 import json
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
@@ -14,8 +15,8 @@ BLOCK_BYTES = 4 << 20
 """Read and checked at a time: what is held in memory besides the rows."""
 
 
-def save_shard(folder: pathlib.Path, layout: Layout, worker: int, arrays: Sequence[np.ndarray]) -> list[list[str]]:
-    """Writes the rows of one worker; returns the checksums of the blocks of each array.
+def save_shard(folder: pathlib.Path, worker: int, arrays: Sequence[np.ndarray]) -> None:
+    """Writes the rows of one worker, and the checksums of the blocks of each array.
 
     Raises:
         OSError: they cannot be written.
@@ -28,8 +29,9 @@ def save_shard(folder: pathlib.Path, layout: Layout, worker: int, arrays: Sequen
                 file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
                 sums.append(checksum_of(block))
             file.flush()
+            os.fsync(file.fileno())
             found.append(sums)
-    return found
+    _sums_path(folder, worker).write_text(json.dumps(found))
 
 
 def load_shard(
@@ -40,18 +42,17 @@ def load_shard(
     Raises:
         FileFormatError: A block is not what was written.
     """
-    sums = json.loads((folder / "checksums.json").read_text())
     own, common = layout.num_workers, np.gcd(layout.num_workers, num_writers)
     for number, (array, rows) in enumerate(zip(layout.arrays, arrays, strict=True)):
         block_rows = max(1, BLOCK_BYTES // max(1, array.row_bytes))
         for writer in range(worker % int(common), num_writers, int(common)):
             count = len(range(writer, array.num_rows, num_writers))
-            path = _path(folder, number, writer)
+            path, sums = _path(folder, number, writer), json.loads(_sums_path(folder, writer).read_text())[number]
             with path.open("rb") as file:
                 for block, first in enumerate(range(0, count, block_rows)):
                     size = min(block_rows, count - first)
                     content = np.fromfile(file, np.uint8, size * array.row_bytes)
-                    if checksum_of(content) != sums[writer][number][block]:
+                    if checksum_of(content) != sums[block]:
                         raise FileFormatError(
                             f"{path}: block {block} does not have the checksum that was told when it was written; the "
                             "file was changed or cut short. Resume from an earlier checkpoint."
@@ -71,3 +72,7 @@ def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 def _path(folder: pathlib.Path, number: int, worker: int) -> pathlib.Path:
     return folder / f"array-{number}-worker-{worker}.bin"
+
+
+def _sums_path(folder: pathlib.Path, worker: int) -> pathlib.Path:
+    return folder / f"checksums-worker-{worker}.json"

@@ -128,8 +128,8 @@ class Slot:
 def as_items(rows: np.ndarray) -> np.ndarray:
     """Rows as items of one dimension, which NumPy moves whole."""
     count = rows.shape[0]
-    size = int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.dtype.itemsize
-    return rows.reshape(count, -1).view(np.dtype((np.void, size))).reshape(count)
+    length = int(np.prod(rows.shape[1:], dtype=np.int64))
+    return rows.reshape(count, length).view(np.dtype((np.void, length * rows.dtype.itemsize))).reshape(count)
 
 
 Spans = Sequence[tuple[int, int]]

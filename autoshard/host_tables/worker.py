@@ -60,7 +60,7 @@ class Worker:
             case Fetch(_, array, first, stop):
                 return np.ascontiguousarray(self._arrays[array][first:stop]).tobytes()
             case Save(_, folder):
-                return save_shard(folder, layout, self._begin.worker, self._arrays)
+                save_shard(folder, self._begin.worker, self._arrays)
             case Load(_, folder, num_workers):
                 load_shard(folder, layout, self._begin.worker, num_workers, self._arrays)
         return None

@@ -13,7 +13,7 @@ from autoshard.errors import TraceError
 from autoshard.tables.find import find_tables
 from autoshard.tables.look_ups import Table
 from autoshard.tables.rows_loss import RowsBatch, RowsLoss, ids_function
-from autoshard.tables.rows_of_batch import BatchRows, rows_of_batch
+from autoshard.tables.rows_of_batch import BatchRows, ids_on_host, rows_of_batch
 from autoshard.train_step import TrainStep
 
 
@@ -38,7 +38,7 @@ class RowsFunction:
     def rows_of_batch(self, batch: Any, order: Callable[[int, np.ndarray], np.ndarray]) -> BatchRows:
         """Which rows a batch reads, each once; `order` takes the number of a table among those of the step."""
         own = lambda number, rows: order(self.numbers[number], rows)
-        return rows_of_batch(self.tables, self.capacities, [np.asarray(x) for x in self.ids(batch)], own)
+        return rows_of_batch(self.tables, self.capacities, ids_on_host(self.ids, batch), own)
 
 
 def rows_function(fn: Callable[[Any, Any], Any], state: Any, batch: Any, tables: Sequence[Table]) -> RowsFunction:

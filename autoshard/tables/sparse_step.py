@@ -13,7 +13,7 @@ from autoshard.tables.find import find_tables
 from autoshard.tables.look_ups import Table, Tables
 from autoshard.tables.row_updates import RowUpdate, row_updates
 from autoshard.tables.rows_loss import RowsBatch, RowsLoss, ids_function
-from autoshard.tables.rows_of_batch import BatchRows, rows_of_batch
+from autoshard.tables.rows_of_batch import BatchRows, ids_on_host, rows_of_batch
 from autoshard.tables.state_rows import rows_of, with_rows
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
@@ -49,7 +49,7 @@ class SparseStep:
           batch: Arrays.
           order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
         """
-        return rows_of_batch(self.tables, self.capacities, [np.asarray(x) for x in self.ids(batch)], order)
+        return rows_of_batch(self.tables, self.capacities, ids_on_host(self.ids, batch), order)
 
     def state_of(self, state: Any, rows: Sequence[np.ndarray]) -> Any:
         """The state over some rows of each table, from one with whole tables; places behind the last row are zero."""
