@@ -10,6 +10,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from autoshard.api import BasePlan, plan
+from autoshard.api import BasePlan, load, plan
+from autoshard.checkpoints.agreement import from_first
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, TrainingError
@@ -96,8 +98,10 @@ class HostTables:
         shardings = None
         if num_processes > 1 or not (cluster is None and mesh is None and options is None):
             arguments = self.sparse.state, self.sparse.batch
-            self.plan = plan(
-                self.sparse.step, *arguments, cluster=cluster, mesh=mesh, options=options, donate_argnums=0
+            self.plan = _planned_by_the_first(
+                lambda: plan(
+                    self.sparse.step, *arguments, cluster=cluster, mesh=mesh, options=options, donate_argnums=0
+                )
             )
             run = self.plan.jit(self.sparse.step)
             shardings = run.in_shardings(arguments)
@@ -320,6 +324,21 @@ class HostTables:
             dense,
         )
         return jax.jit(keys, out_shardings=self._shardings[0])(parts)
+
+
+def _planned_by_the_first(make: Callable[[], BasePlan]) -> BasePlan:
+    """A plan, the same in all processes."""
+    if jax.process_count() == 1:
+        return make()
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "plan.json"
+
+        def text() -> str:
+            make().save(file)
+            return file.read_text()
+
+        file.write_text(from_first(text))
+        return load(file)
 
 
 def _layout(sparse: SparseStep, execution: Execution, num_workers: int) -> Layout:

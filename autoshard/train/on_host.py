@@ -18,6 +18,8 @@ import rich.console
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan
+from autoshard.elastic.decisions import is_first
+from autoshard.elastic.worker import Worker
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.host_tables.hosted import HostTables, saved_step
@@ -40,13 +42,13 @@ from autoshard.train_step import TrainStep
 
 
 def train_on_host(
-    config: TrainConfig, functions: TrainFunctions, data: TrainData, console: rich.console.Console
+    config: TrainConfig, functions: TrainFunctions, data: TrainData, console: rich.console.Console, worker: Worker
 ) -> TrainResult | None:
     """Carries out the run that `config` describes with tables in host memory.
 
     Args:
         config: the run. functions: those of a step whose loss is open. data: what it trains on.
-        console: where progress is shown.
+        console: where progress is shown. worker: by which several processes agree when to stop.
 
     Returns:
         How it ended; None where `execution.mode` is `auto` and all tables are better on the devices.
@@ -71,14 +73,15 @@ def train_on_host(
     with _host_tables(config, functions, data, part, console) as held:
         say(str(held))
         assert isinstance(held.plan, Plan)
-        held.plan.save(folder / "plan.json")
         say(str(held.plan).partition("\n\n")[0])
-        write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
+        if is_first():
+            held.plan.save(folder / "plan.json")
+            write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
         if first_step:
             say(f"Resumed from the checkpoint of step {held.restore(folder / 'checkpoints')}.")
         work = step_work(functions, data, held.plan, config.data.batch_size)
-        with Reports(section, folder, console, first_step) as reports:
-            return _Loop(config, functions, data, held, reports, work, folder).take_steps(first_step)
+        with Reports(section, folder if is_first() else None, console, first_step) as reports:
+            return _Loop(config, functions, data, held, reports, work, folder, worker).take_steps(first_step)
 
 
 def _refuse(config: TrainConfig) -> None:
@@ -90,12 +93,11 @@ def _refuse(config: TrainConfig) -> None:
         ("plan.start", plan.start is not None, "Leave it out"),
         ("plan.memory_budget_bytes", plan.memory_budget_bytes is not None, "Leave it out"),
         ("stragglers.mode", config.stragglers.mode != "off", "Set it to `off`"),
-        ("distributed", config.distributed, "Run in one process"),
     ):
         if is_set:
             raise ConfigError(
                 f"{name}: is not for tables in host memory (execution.mode is `{config.execution.mode}`), whose step "
-                f"over the rows of a batch is one program of one process. {instead}, or execution.mode."
+                f"over the rows of a batch is one program on one mesh. {instead}, or execution.mode."
             )
 
 
@@ -153,9 +155,10 @@ class _Loop:
         reports: Reports,
         work: StepWork,
         folder: pathlib.Path,
+        worker: Worker,
     ):
         self._config, self._section, self._data = config, config.train, data
-        self._tables, self._reports, self._work, self._folder = tables, reports, work, folder
+        self._tables, self._reports, self._work, self._folder, self._worker = tables, reports, work, folder, worker
         self._evaluate = None
         if self._section.eval_every is not None:
             one = tables.evaluation(functions.evaluate, data.eval_batches.shapes())
@@ -167,10 +170,12 @@ class _Loop:
         """Takes the steps after `first_step`, until the last one or until it is asked to stop."""
         section, last, done = self._section, self._section.steps, first_step
         coming = feed(self._data.batches, first_step, None, self._config.data.read_ahead)
-        profile = Profile(section, self._folder / "profile")
+        profile, worker = Profile(section, self._folder / "profile"), self._worker
         with stop_on_signals((signal.SIGINT, signal.SIGTERM)) as asked, coming as batches, profile:
+            worker.listen(asked)
+            worker.begin_steps()
             log = _Log(self._reports, self._work, section.log_every, first_step, last)
-            while done < last and not asked.requested:
+            while done < last and not worker.should_stop():
                 stop = min(
                     _next_multiple(done, every) for every in (section.eval_every, section.checkpoint_every, last)
                 )
@@ -195,7 +200,7 @@ class _Loop:
     def _span(self, batches: Iterator[Any], done: int, asked: StopRequest, log: "_Log", profile: Profile) -> int:
         """Takes a step for each batch, unless it is asked to stop; returns the number of the last step."""
         with contextlib.closing(self._tables.steps(batches)) as steps:
-            while not asked.requested:
+            while not self._worker.should_stop():
                 with profile.begin(done + 1):
                     stepped = next(steps, None)
                     if stepped is None:
@@ -211,6 +216,7 @@ class _Loop:
                 if is_bad(self._metrics):
                     self._not_finite(done)
                 log.stepped(done, self._metrics, stepped, asked.requested)
+                self._worker.stepped(done)
         return done
 
     def _not_finite(self, done: int) -> None:

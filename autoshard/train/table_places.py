@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
+from autoshard.checkpoints.agreement import from_first
 from autoshard.cost.id_distribution import IdDistribution
 from autoshard.errors import ConfigError
 from autoshard.host_tables.options import Execution
@@ -63,17 +65,27 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
             "cluster file that describes them, such as configs/clusters/h100x8_cpu.yaml, or choose sync, pipelined or "
             "async."
         )
-    lookups = config.plan.lookups
+    lookups, cluster = config.plan.lookups, config.plan.cluster
     assert isinstance(step, TrainStep)
-    placed = place_tables(
-        step,
-        state,
-        batch,
-        cluster=config.plan.cluster,
-        ids=IdDistribution(lookups.zipf_exponent, lookups.is_ranked),
-        search=SearchOptions(max_staleness=section.max_staleness if section.may_be_stale else 0),
-    )
-    return None if placed.execution is None else HostPart(placed.host_tables, placed.execution, placed)
+    made: list[TablePlacement] = []
+
+    def decide() -> tuple[Sequence[str], dict[str, Any]] | None:
+        placed = place_tables(
+            step,
+            state,
+            batch,
+            cluster=cluster,
+            ids=IdDistribution(lookups.zipf_exponent, lookups.is_ranked),
+            search=SearchOptions(max_staleness=section.max_staleness if section.may_be_stale else 0),
+        )
+        made.append(placed)
+        return None if placed.execution is None else (placed.host_tables, dataclasses.asdict(placed.execution))
+
+    decided = from_first(decide)
+    if decided is None:
+        return None
+    tables, execution = decided
+    return HostPart(tuple(tables), Execution(**execution), made[0] if made else None)
 
 
 def step_over_rows(config: TrainConfig, part: HostPart, step: Any, state: Any, batch: Any) -> SparseStep:

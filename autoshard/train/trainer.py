@@ -89,7 +89,7 @@ def carry_out(
                 "execution.mode: tables in host memory belong to one process, which its supervisor would not move; "
                 f"received `{config.execution.mode}` under `autoshard launch`. Use `autoshard train`, or leave it out."
             )
-        done = train_on_host(config, functions, data, console)
+        done = train_on_host(config, functions, data, console, worker)
         if done is not None:
             return done
         say("All tables are better on the devices; the run goes on as without execution.mode.")
