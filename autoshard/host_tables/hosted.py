@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from autoshard.checkpoints.agreement import from_first
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, TrainingError
+from autoshard.host_tables.hot_part import HotPart
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pipeline import Pipeline, Stepped
 from autoshard.host_tables.pool import PIECE_BYTES, WorkerPool
@@ -35,6 +37,7 @@ from autoshard.printing import amount
 from autoshard.tables.initial_rows import initial_state
 from autoshard.tables.rows_function import rows_function
 from autoshard.tables.rows_loss import RowsBatch
+from autoshard.tables.rows_of_batch import NO_HOT_ROWS, HotRows
 from autoshard.tables.sparse_step import SparseStep, sparse_step
 from autoshard.tables.state_rows import rows_of, with_rows
 from autoshard.train_step import TrainStep
@@ -61,6 +64,7 @@ class HostTables:
         batch: Any,
         *,
         tables: Sequence[str] | None = None,
+        hot_rows: Mapping[str, int | np.ndarray] = MappingProxyType({}),
         lazy: bool = False,
         execution: Execution | None = None,
         cluster: Cluster | str | os.PathLike[str] | None = None,
@@ -78,6 +82,8 @@ class HostTables:
             anywhere.
           batch: Arrays or shapes; all batches have these. Of several processes, each is given all of every batch.
           tables: Paths of the parameters that go to the host; None for all tables.
+          hot_rows: By path, which rows of a table stay on the devices: the first so many, or these. No batch waits for
+            them. They are updated as whole tables are, also where a batch does not read them.
           lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them
             (momentum, Adam, weight decay).
           execution: Mode, number of workers of each process, and what limits them.
@@ -92,7 +98,12 @@ class HostTables:
         num_processes = jax.process_count()
         self.execution = execution or Execution()
         self._shapes = jax.eval_shape(state if callable(state) else lambda: state)
-        self.sparse: SparseStep = sparse_step(step, self._shapes, batch, tables=tables, lazy=lazy)
+        wanted = {
+            path: np.arange(rows) if isinstance(rows, int) else np.unique(np.asarray(rows, np.int64))
+            for path, rows in hot_rows.items()
+        }
+        counts = {path: len(rows) for path, rows in wanted.items()}
+        self.sparse: SparseStep = sparse_step(step, self._shapes, batch, tables=tables, lazy=lazy, hot_counts=counts)
         self.plan: BasePlan | None = None
         run: Any = jax.jit(self.sparse.step, donate_argnums=0)
         shardings = None
@@ -107,15 +118,19 @@ class HostTables:
             shardings = run.in_shardings(arguments)
         self._shardings = shardings
         leaves = self.sparse.update.leaves
-        row_shardings = [None] * len(leaves) if shardings is None else rows_of(shardings[0], leaves)
-        self._mover = self._mover_of([leaf.table for leaf in leaves], row_shardings)
+        together = [None] * len(leaves) if shardings is None else rows_of(shardings[0], leaves)
+        apart = [self._everywhere] * len(leaves) if counts else together
+        self._hot_part = HotPart([self.sparse.hot_counts[leaf.table] for leaf in leaves], together, apart)
+        self._mover = self._mover_of([leaf.table for leaf in leaves], apart)
         count = self.execution.num_workers
         own = range(count * jax.process_index(), count * (jax.process_index() + 1))
         layout = _layout(self.sparse, self.execution, count * num_processes)
+        self._hot = [_hot_rows(layout, number, wanted.get(t.path)) for number, t in enumerate(self.sparse.tables)]
         self.pool = WorkerPool(layout, self.execution, worker_bytes, own)
         self._step = 0
         try:
             self._run, self._state = run, self._take(state)
+            self._read_hot_rows()
         except BaseException:
             self.pool.close()
             raise
@@ -141,7 +156,8 @@ class HostTables:
           TrainingError: A worker is lost; the tables are then gone, and training resumes from a checkpoint.
         """
         with self._alone():
-            pipeline = Pipeline(self.sparse, self._run, self.pool, self.execution, self._shardings, self._mover)
+            parts = self._mover, self._hot_part, self._hot
+            pipeline = Pipeline(self.sparse, self._run, self.pool, self.execution, self._shardings, *parts)
             for done in pipeline.steps(self._state, batches, self._step):
                 self._state, self._step = done.state, done.number + 1
                 yield done
@@ -177,6 +193,7 @@ class HostTables:
                 f"{jax.process_count()} processes, each with its own. Save, and restore in one process."
             )
         with self._alone():
+            self._write_hot_rows()
             yield from self.pool.rows(array)
 
     def state(self) -> Any:
@@ -203,6 +220,7 @@ class HostTables:
 
         def evaluate(batch: Any) -> Any:
             with self._alone():
+                self._write_hot_rows()
                 read = rows.rows_of_batch(batch, layout.keys)
                 wanted = dict(zip(rows.numbers, read.rows, strict=True))
                 found = self.pool.take([wanted.get(t, np.zeros(0, np.int64)) for t in range(len(layout.num_rows))])
@@ -229,6 +247,7 @@ class HostTables:
         place = pathlib.Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         with self._alone(), _dense_checkpoints(place, keep) as checkpoints:
+            self._write_hot_rows()
             self.pool.save(_tables_folder(place, self._step), {"step": self._step})
             checkpoints.save(self._step, _dense(self._state, self.sparse), {})
         for step in sorted(_saved_tables(place), reverse=True)[keep:] if keep else ():
@@ -252,16 +271,19 @@ class HostTables:
             self.pool.load(_tables_folder(place, found.step))
         self._step = found.step
         self._state = _with_dense(self._state, self.sparse, found.state)
+        self._read_hot_rows()
         return found.step
 
     def __str__(self) -> str:
         own = self.execution
         layout = self.pool.layout
         per_worker = sum(layout.own_rows(a.table, 0) * a.row_bytes for a in layout.arrays)
+        hot = sum(self.sparse.hot_counts)
         told = f"max_staleness {own.max_staleness}, " if own.mode == "async" else ""
         return (
             f"{self.sparse}\nin host memory: {own.mode}, {told}{own.num_workers} workers with {amount(per_worker)} "
             f"each, {own.num_slots} batches in flight ({amount(layout.size_bytes)} shared)"
+            + (f"; {hot:,} hot rows stay on the devices" if hot else "")
         )
 
     @contextlib.contextmanager
@@ -290,13 +312,38 @@ class HostTables:
             return SeveralProcesses(tables, shardings)
         return OneProcess(None if self._shardings is None else shardings)
 
+    # ---- hot rows
+
+    @property
+    def _hot_in_order(self) -> list[np.ndarray]:
+        """Of each table, its hot rows in the order of their places."""
+        return [hot.rows[np.argsort(hot.places)] for hot in self._hot]
+
+    def _read_hot_rows(self) -> None:
+        """Brings the hot rows of the workers to the devices."""
+        if self._hot_part.is_empty:
+            return
+        leaves, layout, rows = self.sparse.update.leaves, self.pool.layout, self._hot_in_order
+        edges = self.pool.own_edges([layout.spans(t, layout.keys(t, own)) for t, own in enumerate(rows)])
+        hot = self._mover.joined(self._mover.load(self.pool.take(rows), edges))
+        cold = self._hot_part.cold(rows_of(self._state, leaves))
+        self._state = with_rows(self._state, leaves, self._hot_part.together(hot, cold))
+
+    def _write_hot_rows(self) -> None:
+        """Brings the hot rows of the devices to the workers, which have older ones."""
+        if self._hot_part.is_empty:
+            return
+        hot = self._mover.gathered(self._hot_part.hot(rows_of(self._state, self.sparse.update.leaves)))
+        self.pool.put(self._hot_in_order, [self._mover.host(x) for x in hot])
+
     # ---- making the state
 
     def _take(self, state: Any) -> Any:
         """Gives the rows of a state to the workers; returns it with rows of no batch in place of tables."""
-        leaves, capacities = self.sparse.update.leaves, self.sparse.capacities
+        leaves, sparse = self.sparse.update.leaves, self.sparse
+        sizes = [n + capacity for n, capacity in zip(sparse.hot_counts, sparse.capacities, strict=True)]
         if callable(state):
-            initial = initial_state(state, leaves, capacities)
+            initial = initial_state(state, leaves, sizes)
             piece = lambda number, first, count: initial.rows(number, first, count)
         else:
             whole = rows_of(state, leaves)
@@ -311,7 +358,7 @@ class HostTables:
                 if self._shardings is None
                 else jax.jit(initial.dense, out_shardings=self._shardings[0])()
             )
-        empty = [jnp.zeros((capacities[x.table], *x.row_shape), x.dtype) for x in leaves]
+        empty = [jnp.zeros((sizes[x.table], *x.row_shape), x.dtype) for x in leaves]
         dense = with_rows(state, leaves, empty)
         if jax.process_count() == 1:
             own = jax.tree.map(jnp.array, dense)  # since steps reuse its memory
@@ -324,6 +371,20 @@ class HostTables:
             dense,
         )
         return jax.jit(keys, out_shardings=self._shardings[0])(parts)
+
+
+def _hot_rows(layout: Layout, table: int, rows: np.ndarray | None) -> HotRows:
+    """Rows of a table as hot rows, in the order of their owners."""
+    if rows is None:
+        return NO_HOT_ROWS
+    if not ((rows >= 0) & (rows < layout.num_rows[table])).all():
+        raise ConfigError(
+            f"Hot rows are rows of their table, which has {layout.num_rows[table]}; received {rows.min()} to "
+            f"{rows.max()}. Leave out what is none."
+        )
+    places = np.empty(len(rows), np.int32)
+    places[np.argsort(layout.keys(table, rows))] = np.arange(len(rows))
+    return HotRows(rows, places)
 
 
 def _planned_by_the_first(make: Callable[[], BasePlan]) -> BasePlan:

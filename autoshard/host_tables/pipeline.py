@@ -26,11 +26,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from autoshard.host_tables.hot_part import HotPart
 from autoshard.host_tables.in_flight import Patch, Patcher, patch_of
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pool import WorkerPool
 from autoshard.host_tables.row_mover import Loaded, OneProcess, SeveralProcesses, placed
 from autoshard.tables.rows_loss import RowsBatch
+from autoshard.tables.rows_of_batch import HotRows
 from autoshard.tables.sparse_step import SparseStep
 from autoshard.tables.state_rows import rows_of, with_rows
 
@@ -88,17 +90,20 @@ class Pipeline:
         execution: Execution,
         shardings: tuple[Any, Any] | None,
         mover: OneProcess | SeveralProcesses,
+        hot_part: HotPart,
+        hot: Sequence[HotRows],
     ):
         """
         Args:
           sparse: The step over rows. run: The same, as it is planned.
           pool: Where the rows are. execution: See `Execution`. mover: Brings rows to the devices and back.
+          hot_part: Puts hot rows and those of a batch together. hot: Of each table, which are hot.
           shardings: Of its state and of its batch; None for the default device.
         """
         self._sparse, self._run, self._pool, self._execution = sparse, run, pool, execution
         self._leaves = sparse.update.leaves
         self._batch_shardings = None if shardings is None else shardings[1]
-        self._mover = mover
+        self._mover, self._hot_part, self._hot = mover, hot_part, hot
         self._patcher = Patcher([leaf.table for leaf in self._leaves])
         self._order = threading.Lock()
         """What is ordered from the workers, and what is known to have been ordered, go together."""
@@ -147,8 +152,8 @@ class Pipeline:
         for number, batch in enumerate(batches, first):
             fed = self._look_up(number, 0, batch, first)
             wait_s = time.perf_counter() - began_s
-            state, metrics = self._run(with_rows(state, self._leaves, self._mover.joined(fed.rows)), fed.batch)
-            new = jax.block_until_ready(self._mover.gathered(rows_of(state, self._leaves)))
+            state, metrics, new = self._step(state, fed, self._mover.joined(fed.rows))
+            new = jax.block_until_ready(self._mover.gathered(new))
             stepped_s = time.perf_counter()
             self._write_back(fed, new)
             yield Stepped(number, state, metrics, 0, fed.num_rows, wait_s + time.perf_counter() - stepped_s)
@@ -167,8 +172,7 @@ class Pipeline:
             rows = self._mover.joined(fed.rows)
             for patch in fed.patches:
                 rows = self._patcher(rows, next(new for number, new in recent if number == patch.step), patch)
-            state, metrics = self._run(with_rows(state, self._leaves, rows), fed.batch)
-            new = rows_of(state, self._leaves)
+            state, metrics, new = self._step(state, fed, rows)
             if self._execution.mode == "pipelined":
                 recent.append((fed.number, new))
                 # the next step reuses the memory of its state, but the rows in that are those of its own batch
@@ -202,9 +206,15 @@ class Pipeline:
 
     # ---- what stages do
 
+    def _step(self, state: Any, fed: Fed, rows: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
+        """The state after a step, its metrics, and the rows of its batch."""
+        together = self._hot_part.with_batch(rows_of(state, self._leaves), rows)
+        state, metrics = self._run(with_rows(state, self._leaves, together), fed.batch)
+        return state, metrics, self._hot_part.cold(rows_of(state, self._leaves))
+
     def _look_up(self, number: int, slot: int, batch: Any, first: int) -> Fed:
         layout, tables = self._pool.layout, range(len(self._pool.layout.num_rows))
-        read = self._sparse.rows_of_batch(batch, layout.keys)
+        read = self._sparse.rows_of_batch(batch, layout.keys, self._hot)
         keys = tuple(layout.keys(t, rows) for t, rows in enumerate(read.rows))
         for t in tables:
             self._pool.slots[slot].places[t][: len(keys[t])] = layout.places(t, keys[t])

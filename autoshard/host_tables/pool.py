@@ -160,19 +160,35 @@ class WorkerPool:
         Args:
           rows: Of each table, in the order of their `layout.keys`; any number.
         """
+        found = [np.empty((len(rows[a.table]), *a.row_shape), a.element_type) for a in self.layout.arrays]
+        for parts, spans in self._through_first_slot(rows):
+            self.wait(self.read(0, spans))
+            for array, to, of in zip(self.layout.arrays, found, self.slots[0].rows, strict=True):
+                part = parts[array.table]
+                to[part] = of[: part.stop - part.start]
+        return found
+
+    def put(self, rows: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> None:
+        """Sets some rows of each array, as `take` gives them."""
+        for parts, spans in self._through_first_slot(rows):
+            for array, of, to in zip(self.layout.arrays, values, self.slots[0].rows, strict=True):
+                part = parts[array.table]
+                to[: part.stop - part.start] = of[part]
+            self.wait(self.write(0, spans, adds=False))
+
+    def _through_first_slot(
+        self, rows: Sequence[np.ndarray]
+    ) -> Iterator[tuple[list[slice], list[list[tuple[int, int]]]]]:
+        """Parts of rows that fit the first slot, in which their places are, and the spans of workers in it."""
         layout, tables = self.layout, range(len(self.layout.num_rows))
         keys = [layout.keys(t, rows[t]) for t in tables]
-        found = [np.empty((len(keys[a.table]), *a.row_shape), a.element_type) for a in layout.arrays]
         rounds = max((-(-len(own) // most) for own, most in zip(keys, layout.capacities, strict=True)), default=0)
         for n in range(rounds):
-            parts = [own[n * most : (n + 1) * most] for own, most in zip(keys, layout.capacities, strict=True)]
+            bounds = [(n * most, (n + 1) * most) for most in layout.capacities]
+            parts = [slice(*(min(x, len(own)) for x in bound)) for own, bound in zip(keys, bounds, strict=True)]
             for t in tables:
-                self.slots[0].places[t][: len(parts[t])] = layout.places(t, parts[t])
-            self.wait(self.read(0, [layout.spans(t, parts[t]) for t in tables]))
-            for array, to, of in zip(layout.arrays, found, self.slots[0].rows, strict=True):
-                count, first = len(parts[array.table]), n * layout.capacities[array.table]
-                to[first : first + count] = of[:count]
-        return found
+                self.slots[0].places[t][: parts[t].stop - parts[t].start] = layout.places(t, keys[t][parts[t]])
+            yield parts, [layout.spans(t, keys[t][parts[t]]) for t in tables]
 
     def save(self, folder: pathlib.Path, about: dict[str, Any]) -> None:
         """Writes all rows, by worker; the folder is there whole or not at all.

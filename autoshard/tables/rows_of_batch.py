@@ -12,13 +12,36 @@ from autoshard.tables.look_ups import Table
 
 
 @dataclasses.dataclass(frozen=True)
+class HotRows:
+    """Rows of a table that stay on the devices, in front of those of a batch.
+
+    Attributes:
+      rows: Which, rising, as int64. places: Where each lies among them, as int32.
+    """
+
+    rows: np.ndarray
+    places: np.ndarray
+
+    def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of some rows are hot, and the places of these."""
+        if not len(self.rows):
+            return np.zeros(len(rows), np.bool_), np.zeros(0, np.int32)
+        at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        are_hot = self.rows[at] == rows
+        return are_hot, self.places[at[are_hot]]
+
+
+NO_HOT_ROWS = HotRows(np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+
+@dataclasses.dataclass(frozen=True)
 class BatchRows:
     """Which rows a batch reads.
 
     Attributes:
-      rows: For each table, the different rows that are read, as int64.
-      positions: For each look-up, tables first, where among these each id's row is, as int32; one behind the last place
-        for an id that is no row, where the look-up fills.
+      rows: For each table, the different rows that are read and are not hot, as int64.
+      positions: For each look-up, tables first, where among hot rows and these each id's row is, as int32; one behind
+        the last place for an id that is no row, where the look-up fills.
     """
 
     rows: tuple[np.ndarray, ...]
@@ -30,37 +53,49 @@ def rows_of_batch(
     capacities: Sequence[int],
     ids: Sequence[np.ndarray],
     order: Callable[[int, np.ndarray], np.ndarray] | None = None,
+    hot: Sequence[HotRows] | None = None,
 ) -> BatchRows:
     """Which rows a batch reads.
 
     Args:
-      tables: What is looked up. capacities: Of each, the most rows of a batch; the position of an id that is no row.
+      tables: What is looked up. capacities: Of each, places for the rows of a batch.
       ids: Of each look-up, tables first.
       order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
+      hot: Of each table, the rows that stay on the devices; None for none.
     """
     remaining = iter(ids)
     all_rows, positions = [], []
     for number, (table, capacity) in enumerate(zip(tables, capacities, strict=True)):
         own = [next(remaining) for _ in table.look_ups]
-        rows, places = _unique(table, capacity, own, None if order is None else lambda r, n=number: order(n, r))
+        by = None if order is None else lambda r, n=number: order(n, r)
+        rows, places = _unique(table, capacity, own, by, NO_HOT_ROWS if hot is None else hot[number])
         all_rows.append(rows)
         positions += places
     return BatchRows(tuple(all_rows), tuple(positions))
 
 
 def _unique(
-    table: Table, capacity: int, ids: Sequence[np.ndarray], order: Callable[[np.ndarray], np.ndarray] | None
+    table: Table,
+    capacity: int,
+    ids: Sequence[np.ndarray],
+    order: Callable[[np.ndarray], np.ndarray] | None,
+    hot: HotRows,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The different rows that ids name, and the position of each id's row among them."""
+    """The different rows that ids name and that are not hot, and the position of each id's row among all."""
     flat = np.concatenate([x.reshape(-1) for x in ids]).astype(np.int64)
     fills = np.concatenate([np.full(look_up.num_ids, look_up.fills) for look_up in table.look_ups])
     is_row = (flat >= 0) & (flat < table.num_rows)
     rows = np.clip(flat, 0, table.num_rows - 1)
     is_read = is_row | ~fills
+    places = np.full(flat.shape, len(hot.rows) + capacity, np.int32)
+    if len(hot.rows):
+        are_hot, hot_places = hot.find(rows)
+        are_read_hot = are_hot & is_read
+        places[are_read_hot] = hot_places[is_read[are_hot]]
+        is_read = is_read & ~are_hot
     keys = rows if order is None else order(rows)
     first, inverse = _firsts(keys[is_read])
-    places = np.full(flat.shape, capacity, np.int32)
-    places[is_read] = inverse
+    places[is_read] = inverse + np.int32(len(hot.rows))
     stops = np.cumsum([x.size for x in ids])[:-1]
     shaped = [part.reshape(x.shape) for part, x in zip(np.split(places, stops), ids, strict=True)]
     return rows[is_read][first], shaped

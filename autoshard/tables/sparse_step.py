@@ -1,19 +1,20 @@
 """A training step over the rows that a batch reads: a `TrainStep` like any other, in which tables are small."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autoshard.errors import TraceError
+from autoshard.errors import ConfigError, TraceError
 from autoshard.tables.find import find_tables
 from autoshard.tables.look_ups import Table, Tables
 from autoshard.tables.row_updates import RowUpdate, row_updates
 from autoshard.tables.rows_loss import RowsBatch, RowsLoss, ids_function
-from autoshard.tables.rows_of_batch import BatchRows, ids_on_host, rows_of_batch
+from autoshard.tables.rows_of_batch import BatchRows, HotRows, ids_on_host, rows_of_batch
 from autoshard.tables.state_rows import rows_of, with_rows
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
@@ -26,9 +27,10 @@ class SparseStep:
     Attributes:
       found: What was found in the loss.
       tables: Those that are cut out. update: What running on some rows means for them.
-      step: The step over rows: its state has, in place of each table and of the optimizer's leaves of it, `capacities`
-        rows; its batch is a `RowsBatch`.
-      capacities: For each table, the most rows that a batch can read, and so the places for them.
+      step: The step over rows: its state has, in place of each table and of the optimizer's leaves of it, `hot_counts`
+        and then `capacities` rows; its batch is a `RowsBatch`.
+      capacities: For each table, the most rows that a batch can read, hot ones aside, and so the places for them.
+      hot_counts: For each table, rows that are always there.
       ids: From a batch to the ids of each look-up, tables first: computed on the host.
       state, batch: The arguments of `step`, by shape.
     """
@@ -38,18 +40,25 @@ class SparseStep:
     update: RowUpdate
     step: TrainStep
     capacities: tuple[int, ...]
+    hot_counts: tuple[int, ...]
     ids: Callable[[Any], list[jax.Array]]
     state: Any
     batch: RowsBatch
 
-    def rows_of_batch(self, batch: Any, order: Callable[[int, np.ndarray], np.ndarray] | None = None) -> BatchRows:
+    def rows_of_batch(
+        self,
+        batch: Any,
+        order: Callable[[int, np.ndarray], np.ndarray] | None = None,
+        hot: Sequence[HotRows] | None = None,
+    ) -> BatchRows:
         """Which rows a batch reads, each once.
 
         Args:
           batch: Arrays.
           order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
+          hot: Of each table, the rows that are always there, as many as `hot_counts`.
         """
-        return rows_of_batch(self.tables, self.capacities, ids_on_host(self.ids, batch), order)
+        return rows_of_batch(self.tables, self.capacities, ids_on_host(self.ids, batch), order, hot)
 
     def state_of(self, state: Any, rows: Sequence[np.ndarray]) -> Any:
         """The state over some rows of each table, from one with whole tables; places behind the last row are zero."""
@@ -71,7 +80,7 @@ class SparseStep:
         return with_rows(after, leaves, written)
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        """Takes one step with whole tables at hand, on one device: what every way of running it equals."""
+        """Takes one step with whole tables at hand, on one device: what every way of running it equals. No hot rows."""
         read = self.rows_of_batch(batch)
         fed = RowsBatch(batch=batch, positions=tuple(map(jnp.asarray, read.positions)))
         after, metrics = self.step(self.state_of(state, read.rows), fed)
@@ -82,7 +91,13 @@ class SparseStep:
 
 
 def sparse_step(
-    step: TrainStep, state: Any, batch: Any, *, tables: Sequence[str] | None = None, lazy: bool = False
+    step: TrainStep,
+    state: Any,
+    batch: Any,
+    *,
+    tables: Sequence[str] | None = None,
+    lazy: bool = False,
+    hot_counts: Mapping[str, int] = MappingProxyType({}),
 ) -> SparseStep:
     """Cuts a training step at its look-ups, so that it runs on the rows that a batch reads.
 
@@ -90,6 +105,7 @@ def sparse_step(
       step: The training step. state, batch: Its arguments, arrays or shapes; nothing is allocated.
       tables: Paths of the parameters to cut out; None for all tables.
       lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them.
+      hot_counts: By path of a table, how many of its rows are always there; these are updated as whole tables are.
 
     Raises:
       TraceError: There is no such table, or the optimizer's update couples rows or is lazy without `lazy`.
@@ -97,7 +113,7 @@ def sparse_step(
     found = find_tables(step, state, batch)
     by_path = {table.path: table for table in found.tables}
     wanted = list(by_path) if tables is None else list(tables)
-    missing = [path for path in wanted if path not in by_path]
+    missing = [path for path in (*wanted, *hot_counts) if path not in by_path or path not in wanted]
     if missing or not wanted:
         why = next((f": {r.why}" for r in found.refused if missing and r.path == missing[0]), "")
         raise TraceError(
@@ -107,11 +123,19 @@ def sparse_step(
         )
     chosen = tuple(table for table in found.tables if table.path in wanted)
     update = row_updates(step, state, chosen, lazy)
-    capacities = tuple(table.most_rows for table in chosen)
+    counts = tuple(hot_counts.get(table.path, 0) for table in chosen)
+    for table, count in zip(chosen, counts, strict=True):
+        if not 0 <= count < table.num_rows:
+            raise ConfigError(
+                f"Hot rows of a table are some of its rows; received {count} for the {table.num_rows} rows of "
+                f"`{table.path}`. Give fewer, or keep all of that table on the devices: leave it out of `tables`."
+            )
+    capacities = tuple(min(table.most_rows, table.num_rows - n) for table, n in zip(chosen, counts, strict=True))
     own = dataclasses.replace(step.of_arrays(state.params), loss_fn=RowsLoss(step.of_arrays(state.params), chosen))
     shapes = jax.tree.map(shape_like, state)
-    rows = [jax.ShapeDtypeStruct((capacities[x.table], *x.row_shape), x.dtype) for x in update.leaves]
+    sizes = [n + capacity for n, capacity in zip(counts, capacities, strict=True)]
+    rows = [jax.ShapeDtypeStruct((sizes[x.table], *x.row_shape), x.dtype) for x in update.leaves]
     places = [jax.ShapeDtypeStruct(look_up.shape, jnp.int32) for table in chosen for look_up in table.look_ups]
     fed = RowsBatch(batch=jax.tree.map(shape_like, batch), positions=tuple(places))
     ids = ids_function(step, state, batch, chosen)
-    return SparseStep(found, chosen, update, own, capacities, ids, with_rows(shapes, update.leaves, rows), fed)
+    return SparseStep(found, chosen, update, own, capacities, counts, ids, with_rows(shapes, update.leaves, rows), fed)

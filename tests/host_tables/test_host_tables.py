@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import autoshard
-from autoshard.errors import ConfigError, TrainingError
+from autoshard.errors import AutoshardError, ConfigError, TrainingError
 
 ROWS, DIM, EXAMPLES = 37, 3, 6
 
@@ -124,6 +124,40 @@ def test_a_lost_worker_is_told_soon_and_the_checkpoint_serves_any_number_of_work
     uninterrupted, _ = in_host_memory(step, autoshard.Execution("sync", num_workers=1), count=6)
     for x, y in zip(jax.tree.leaves(resumed), jax.tree.leaves(uninterrupted), strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+HOT = {"bags": 9, "bias": np.array([30, 2, 17, 36])}
+
+
+@pytest.mark.parametrize(("mode", "mesh"), [("sync", None), ("pipelined", None), ("pipelined", {"data": 8})])
+def test_hot_rows_make_no_difference(mode, mesh, tmp_path):
+    """Neither to results, nor to checkpoints, nor to evaluations; where the optimizer is exact."""
+    step = autoshard.TrainStep(loss_fn, optax.chain(optax.clip_by_global_norm(0.5), optax.adagrad(0.3)))
+    without, _ = in_host_memory(step, autoshard.Execution("sync", num_workers=1), "zipf", count=7)
+    (first,) = batches(1, "zipf")
+    execution = autoshard.Execution(mode, num_workers=3)
+    evaluate = lambda state, batch: loss_fn(state.params, batch, None)[0]
+    with autoshard.HostTables(step, state_of(step), first, execution=execution, hot_rows=HOT, mesh=mesh) as tables:
+        assert "13 hot rows" in str(tables)
+        counts = [done.num_rows for done in tables.steps(list(batches(7, "zipf"))[:4])]
+        loss = float(tables.evaluation(evaluate, first)(first))
+        tables.save(tmp_path)
+        halfway = tables.state()
+        np.testing.assert_allclose(loss, float(evaluate(halfway, first)), rtol=1e-5)
+    with autoshard.HostTables(step, state_of(step), first, execution=execution, hot_rows={"bias": 20}) as tables:
+        assert tables.restore(tmp_path) == 4
+        assert_close(tables.state(), halfway, rtol=0)
+        cold = [done.num_rows for done in tables.steps(list(batches(7, "zipf"))[4:])]
+        assert_close(tables.state().params, without.params, rtol=1e-5, atol=1e-6)
+    assert max(counts) < ROWS + 5 + ROWS - 13 and max(cold) <= ROWS + 5 + ROWS - 20
+
+
+def test_hot_rows_must_be_rows():
+    step = autoshard.TrainStep(loss_fn, optax.sgd(0.1))
+    (first,) = batches(1, "even")
+    for hot, told in (({"bags": ROWS}, "Give fewer"), ({"bags": np.array([ROWS])}, "37"), ({"dense": 1}, "`dense`")):
+        with pytest.raises(AutoshardError, match=told):
+            autoshard.HostTables(step, state_of(step), first, hot_rows=hot)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
