@@ -27,7 +27,7 @@ def tables(
         int, typer.Option(min=0, help="Steps whose updates a row may lack; with 0, results are exact.")
     ] = 0,
     hot_rows: Annotated[
-        bool, typer.Option(help="Also keep the most frequent rows on accelerators, which cannot be run yet.")
+        bool, typer.Option(help="Also consider to keep the most frequent rows of tables on accelerators.")
     ] = False,
     traceback: Traceback = False,
 ) -> None:

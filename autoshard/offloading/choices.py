@@ -13,8 +13,9 @@ and s bytes of a row with the optimizer's state, and distinct(I) the mean number
     host        R s / M bytes of host memory; a CPU finds I/M ids, gathers and updates distinct(I) / M rows, copies
                 distinct(I/N) rows to each of its accelerators and adds up as many gradients; each link carries
                 distinct(I/N) w bytes down and up; rows of other hosts cross the network
-    hot rows    the k most frequent rows are a table by row of their own, the others one on the host: both are Zipf
-                tables, the cold rows read are distinct(I) less those distinct among the hot ones
+    hot rows    the k most frequent rows are a table by row of their own, all of which is updated (k s / N), the others
+                one on the host, which has places for all: both are Zipf tables, the cold rows read are distinct(I) less
+                those distinct among the hot ones
 
 Random rows are read in sectors of 32 bytes on accelerators and in lines of 64 bytes on CPUs. Tables share one exchange
 of each kind, whose latencies count once (`exchange_fixed_s`), not here.
@@ -164,14 +165,15 @@ def hot_rows(table: TableUse, count: int, s: Situation, parts: int = 1) -> Choic
     share = table.ids.hottest_share(count, table.num_rows)
     hot = dataclasses.replace(table, num_rows=count, num_ids=round(table.num_ids * share))
     rest = lambda ids: max(_distinct(table, ids) - _distinct(hot, ids * share), 0.0)
-    cold = _cold(table, s, parts, table.num_ids * (1 - share), rest, table.num_rows - count)
+    cold = _cold(table, s, parts, table.num_ids * (1 - share), rest, table.num_rows)
     here = by_row(hot, s, parts)
+    updated_s = _moved_s(2 * math.ceil(count / s.num_devices) * table.state_bytes, s)
     found_s = table.num_ids / s.num_nodes * s.rates.id_s  # every id is looked up among the hot ones
     return dataclasses.replace(
         cold,
         place=Place.HOT_ROWS,
         hot_rows=count,
-        loads=cold.loads + here.loads + Loads(cpu_s=found_s),
+        loads=cold.loads + here.loads + Loads(accelerator_s=updated_s, cpu_s=found_s),
         device_bytes=cold.device_bytes + here.device_bytes,
     )
 

@@ -51,6 +51,14 @@ class TablePlacement:
         return tuple(t.path for t, choice in pairs if choice.place.is_on_host)
 
     @property
+    def hot_rows(self) -> dict[str, int]:
+        """By path of a table, how many of its most frequent rows stay on accelerators; for `hot_rows` of
+        `autoshard.HostTables`, which takes these numbers where rows are numbered by frequency, and else the rows.
+        """
+        pairs = zip(self.situation.tables, self.best.choices, strict=True)
+        return {t.path: choice.hot_rows for t, choice in pairs if choice.hot_rows}
+
+    @property
     def execution(self) -> Execution | None:
         """How `autoshard.HostTables` is to run it; None where no table is in host memory."""
         workers = self.best.num_workers

@@ -88,7 +88,7 @@ class SearchOptions:
     Attributes:
       max_staleness: Steps whose updates a look-up may miss; with 0, results are those of `sync`.
       most_prefetch: Batches that may be looked up ahead.
-      hot_rows: Whether hot rows may live apart from the cold ones of their table, which the runtime does not do yet.
+      hot_rows: Whether hot rows may live apart from the cold ones of their table; it must be known which they are.
       micro_batches: Numbers of micro-batches of `sync` that are tried; the runtime knows 1.
       places: Where tables may live.
       modes: Modes that may be chosen.

@@ -6,6 +6,7 @@ whole = sparse_on_devices(step, state, batch)    # and over whole tables on devi
 """
 
 from autoshard.tables.find import find_tables
+from autoshard.tables.frequent_rows import frequent_rows
 from autoshard.tables.look_ups import LookUp, NotATable, Table, Tables
 from autoshard.tables.on_devices import SparseOnDevices, sparse_on_devices
 from autoshard.tables.row_updates import RowUpdate, row_updates
@@ -20,6 +21,7 @@ __all__ = [
     "Table",
     "Tables",
     "find_tables",
+    "frequent_rows",
     "row_updates",
     "sparse_on_devices",
     "sparse_step",

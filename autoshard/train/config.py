@@ -267,6 +267,10 @@ class ExecutionSection(_Section):
             mode and how many workers follow from what plan.cluster tells of hosts.
         max_staleness: of `async`: steps whose updates a row may lack.
         may_be_stale: whether `auto` may choose `async`.
+        hot_rows: by path of a table, how many of its most frequent rows stay on the devices; null for none. With
+            plan.lookups.is_ranked these are the first, otherwise those of the first `sample_batches`. `auto` decides.
+        may_keep_hot_rows: whether `auto` may choose hot rows.
+        sample_batches: batches in which rows are counted.
         tables: paths of the parameters that go to host memory; null for all tables. Not for `auto`.
         lazy: accept that an optimizer leaves rows as they are that a batch does not read, where it would change them
             otherwise: AdamW, momentum, weight decay.
@@ -279,6 +283,9 @@ class ExecutionSection(_Section):
     mode: Literal["sync", "pipelined", "async", "auto"] | None = None
     max_staleness: NonNegativeInt = 2
     may_be_stale: bool = False
+    hot_rows: dict[str, PositiveInt] | None = None
+    may_keep_hot_rows: bool = False
+    sample_batches: PositiveInt = 64
     tables: list[str] | None = Field(default=None, min_length=1)
     lazy: bool = False
     num_workers: PositiveInt | None = None

@@ -10,7 +10,7 @@ import itertools
 import pathlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from autoshard.files import write_text_atomically, yaml_text
 from autoshard.host_tables.hosted import HostTables, saved_step
 from autoshard.host_tables.pipeline import Stepped
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.tables.frequent_rows import frequent_rows
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluation_of
@@ -129,12 +130,18 @@ def _host_tables(
     console: rich.console.Console,
 ) -> HostTables:
     assert isinstance(functions.step, TrainStep)
+    hot_rows: Mapping[str, Any] = part.hot_rows
+    if hot_rows and not config.plan.lookups.is_ranked:
+        state = jax.eval_shape(functions.init, config.train.seed)
+        sample = (data.batches[n] for n in range(config.execution.sample_batches))
+        hot_rows = frequent_rows(functions.step, state, sample, part.hot_rows)
     with shown_progress(console) as show:
         return HostTables(
             functions.step,
             functools.partial(functions.init, config.train.seed),
             data.batches.shapes(),
             tables=part.tables,
+            hot_rows=hot_rows,
             lazy=config.execution.lazy,
             execution=part.execution,
             cluster=config.plan.cluster,

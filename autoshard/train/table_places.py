@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoshard.checkpoints.agreement import from_first
@@ -28,11 +28,13 @@ class HostPart:
     Attributes:
         tables: paths of the parameters; None for all tables.
         execution: how steps follow each other.
+        hot_rows: by path, how many of the most frequent rows stay on the devices.
         placed: the decision, where `auto` made one.
     """
 
     tables: tuple[str, ...] | None
     execution: Execution
+    hot_rows: Mapping[str, int]
     placed: TablePlacement | None = None
 
     def __str__(self) -> str:
@@ -58,7 +60,8 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
     if section.mode is None:
         return None
     if section.mode != "auto":
-        return HostPart(None if section.tables is None else tuple(section.tables), _execution(section))
+        tables = None if section.tables is None else tuple(section.tables)
+        return HostPart(tables, _execution(section), section.hot_rows or {})
     if config.plan.cluster is None:
         raise ConfigError(
             "execution.mode: `auto` decides by what the hosts of the cluster can do; received no plan.cluster. Name a "
@@ -69,28 +72,33 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
     assert isinstance(step, TrainStep)
     made: list[TablePlacement] = []
 
-    def decide() -> tuple[Sequence[str], dict[str, Any]] | None:
+    def decide() -> tuple[Sequence[str], dict[str, Any], dict[str, int]] | None:
         placed = place_tables(
             step,
             state,
             batch,
             cluster=cluster,
             ids=IdDistribution(lookups.zipf_exponent, lookups.is_ranked),
-            search=SearchOptions(max_staleness=section.max_staleness if section.may_be_stale else 0),
+            search=SearchOptions(
+                max_staleness=section.max_staleness if section.may_be_stale else 0, hot_rows=section.may_keep_hot_rows
+            ),
         )
         made.append(placed)
-        return None if placed.execution is None else (placed.host_tables, dataclasses.asdict(placed.execution))
+        if placed.execution is None:
+            return None
+        return placed.host_tables, dataclasses.asdict(placed.execution), placed.hot_rows
 
     decided = from_first(decide)
     if decided is None:
         return None
-    tables, execution = decided
-    return HostPart(tuple(tables), Execution(**execution), made[0] if made else None)
+    tables, execution, hot_rows = decided
+    return HostPart(tuple(tables), Execution(**execution), hot_rows, made[0] if made else None)
 
 
 def step_over_rows(config: TrainConfig, part: HostPart, step: Any, state: Any, batch: Any) -> SparseStep:
     """The step that runs on the devices: over the rows of a batch."""
-    return sparse_step(step, state, batch, tables=part.tables, lazy=config.execution.lazy)
+    lazy, counts = config.execution.lazy, part.hot_rows
+    return sparse_step(step, state, batch, tables=part.tables, lazy=lazy, hot_counts=counts)
 
 
 def _execution(section: ExecutionSection) -> Execution:

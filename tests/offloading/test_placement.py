@@ -66,7 +66,8 @@ def test_hot_rows_take_ids_from_the_host_and_memory_from_accelerators():
     for count in (2000, 20_000, 200_000):
         choice = hot_rows(s.tables[0], count, s)
         assert choice.loads.down_s < previous.loads.down_s and choice.device_bytes > previous.device_bytes
-        assert choice.host_bytes == (10**6 - count) * 1024
+        assert choice.host_bytes == cold.host_bytes == 10**6 * 1024
+        assert choice.loads.accelerator_s > 2 * count / s.num_devices * 1024 / 3.35e12
         previous = choice
     share = s.tables[0].ids.hottest_share(200_000, 10**6)
     assert 0.8 < share < 1 and previous.loads.down_s < cold.loads.down_s / 2

@@ -55,9 +55,14 @@ def on_devices(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("mode", ["sync", "pipelined"])
-def test_losses_and_evaluations_are_those_of_tables_on_devices(mode, on_devices, tmp_path):
-    result, text = run(config_of(tmp_path, execution={"mode": mode, "num_workers": 2}))
+HOT = {"tables.0.embedding": 20, "tables.2.embedding": 7}
+
+
+@pytest.mark.parametrize(("mode", "hot"), [("sync", None), ("pipelined", None), ("pipelined", HOT)])
+def test_losses_and_evaluations_are_those_of_tables_on_devices(mode, hot, on_devices, tmp_path):
+    execution = {"mode": mode, "num_workers": 2, "hot_rows": hot, "sample_batches": 4}
+    result, text = run(config_of(tmp_path, execution=execution))
+    assert ("27 hot rows" in text) == (hot is not None)
     assert result == TrainResult(6, pytest.approx(told(on_devices)[6]["loss"], rel=1e-5), False, tmp_path)
     assert f"in host memory: {mode}" in text and (tmp_path / "plan.json").exists()
     for step, expected in told(on_devices).items():
