@@ -23,9 +23,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.api import BasePlan, load, plan
 from autoshard.checkpoints.agreement import from_first
-from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, TrainingError
+from autoshard.host_tables.checkpoint_folder import dense_checkpoints, saved_tables, tables_folder
+from autoshard.host_tables.dense_state import as_key, dense_leaves, with_dense_leaves, without_keys
 from autoshard.host_tables.hot_part import HotPart
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pipeline import Pipeline, Stepped
@@ -158,9 +159,10 @@ class HostTables:
         with self._alone():
             parts = self._mover, self._hot_part, self._hot
             pipeline = Pipeline(self.sparse, self._run, self.pool, self.execution, self._shardings, *parts)
-            for done in pipeline.steps(self._state, batches, self._step):
-                self._state, self._step = done.state, done.number + 1
-                yield done
+            with contextlib.closing(pipeline.steps(self._state, batches, self._step)) as steps:
+                for done in steps:
+                    self._state, self._step = done.state, done.number + 1
+                    yield done
 
     @property
     def num_steps(self) -> int:
@@ -199,7 +201,7 @@ class HostTables:
     def state(self) -> Any:
         """The whole state as arrays, tables too: for tables that fit."""
         arrays = [np.concatenate(list(self._all_rows(i))) for i in range(len(self.pool.layout.arrays))]
-        return with_rows(jax.device_get(_without_keys(self._state)), self.sparse.update.leaves, arrays)
+        return with_rows(jax.device_get(without_keys(self._state)), self.sparse.update.leaves, arrays)
 
     def evaluation(self, fn: Callable[[Any, Any], Any], batch: Any) -> Callable[[Any], Any]:
         """A function of batches: what `fn(state, batch)` returns for the state at that time, such as held-out losses.
@@ -246,12 +248,12 @@ class HostTables:
         """
         place = pathlib.Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        with self._alone(), _dense_checkpoints(place, keep) as checkpoints:
+        with self._alone(), dense_checkpoints(place, keep) as checkpoints:
             self._write_hot_rows()
-            self.pool.save(_tables_folder(place, self._step), {"step": self._step})
-            checkpoints.save(self._step, _dense(self._state, self.sparse), {})
-        for step in sorted(_saved_tables(place), reverse=True)[keep:] if keep else ():
-            shutil.rmtree(_tables_folder(place, step))
+            self.pool.save(tables_folder(place, self._step), {"step": self._step})
+            checkpoints.save(self._step, dense_leaves(self._state, self.sparse), {})
+        for step in sorted(saved_tables(place), reverse=True)[keep:] if keep else ():
+            shutil.rmtree(tables_folder(place, step))
 
     def restore(self, folder: str | os.PathLike[str]) -> int:
         """Reads the newest checkpoint of a folder, whatever the number of workers that wrote it; returns its step.
@@ -260,17 +262,18 @@ class HostTables:
           TrainingError: There is none, or it is of other tables.
         """
         place = pathlib.Path(folder)
-        with _dense_checkpoints(place) as checkpoints:
+        with dense_checkpoints(place) as checkpoints:
             like = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _dense(self._state, self.sparse)
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+                dense_leaves(self._state, self.sparse),
             )
             found = checkpoints.restore(like)
-        if found is None or not _tables_folder(place, found.step).exists():
+        if found is None or not tables_folder(place, found.step).exists():
             raise TrainingError(f"{place} has no checkpoint with tables. Check the folder.")
         with self._alone():
-            self.pool.load(_tables_folder(place, found.step))
+            self.pool.load(tables_folder(place, found.step))
         self._step = found.step
-        self._state = _with_dense(self._state, self.sparse, found.state)
+        self._state = with_dense_leaves(self._state, self.sparse, found.state)
         self._read_hot_rows()
         return found.step
 
@@ -364,13 +367,9 @@ class HostTables:
             own = jax.tree.map(jnp.array, dense)  # since steps reuse its memory
             return own if self._shardings is None else jax.device_put(own, self._shardings[0])
         assert self._shardings is not None
-        parts = placed(_without_keys(dense), self._everywhere)
-        keys = lambda parts: jax.tree.map(
-            lambda x, like: jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if _is_key(like) else x,
-            parts,
-            dense,
-        )
-        return jax.jit(keys, out_shardings=self._shardings[0])(parts)
+        parts = placed(without_keys(dense), self._everywhere)
+        with_keys = lambda parts: jax.tree.map(as_key, parts, dense)
+        return jax.jit(with_keys, out_shardings=self._shardings[0])(parts)
 
 
 def _hot_rows(layout: Layout, table: int, rows: np.ndarray | None) -> HotRows:
@@ -418,60 +417,6 @@ def _layout(sparse: SparseStep, execution: Execution, num_workers: int) -> Layou
     return Layout(tuple(arrays), rows, sparse.capacities, num_workers, execution.num_slots)
 
 
-def _dense(state: Any, sparse: SparseStep) -> dict[str, Any]:
-    """The leaves of a state that are no rows, by number; keys of random numbers as their data."""
-    skipped = {leaf.index for leaf in sparse.update.leaves}
-    return {str(i): x for i, x in enumerate(jax.tree.leaves(_without_keys(state))) if i not in skipped}
-
-
-def _with_dense(state: Any, sparse: SparseStep, dense: Mapping[str, Any]) -> Any:
-    leaves, tree = jax.tree.flatten(state)
-    for number, x in dense.items():
-        leaves[int(number)] = _as_key(x, leaves[int(number)])
-    return jax.tree.unflatten(tree, leaves)
-
-
-def _without_keys(state: Any) -> Any:
-    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
-
-
-def _as_key(data: Any, like: Any) -> Any:
-    """An array as keys of random numbers, if another has such."""
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like)) if _is_key(like) else data
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _padded(rows: np.ndarray, count: int) -> np.ndarray:
     """Rows filled up to so many."""
     return np.pad(rows, [(0, count - len(rows))] + [(0, 0)] * (rows.ndim - 1))
-
-
-def saved_step(folder: str | os.PathLike[str]) -> int | None:
-    """The step of the newest checkpoint that `HostTables.save` has written to a folder; None if there is none."""
-    place = pathlib.Path(folder)
-    if not (place / "dense").exists():
-        return None
-    with _dense_checkpoints(place) as checkpoints:
-        step = checkpoints.latest_step()
-    return step if step in _saved_tables(place) else None
-
-
-def _dense_checkpoints(folder: pathlib.Path, keep: int | None = None) -> Checkpoints:
-    return Checkpoints((folder / "dense").absolute(), keep or _ALL)
-
-
-_ALL = 1 << 20
-"""More checkpoints than any run writes."""
-
-
-def _tables_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
-    return folder / f"tables-{step}"
-
-
-def _saved_tables(folder: pathlib.Path) -> list[int]:
-    """Steps of which a folder has tables."""
-    ends = (path.name.removeprefix("tables-") for path in folder.glob("tables-*"))
-    return [int(end) for end in ends if end.isdecimal()]

@@ -20,7 +20,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -117,7 +117,7 @@ class Pipeline:
         self._stop = threading.Event()
         self._error: BaseException | None = None
 
-    def steps(self, state: Any, batches: Iterable[Any], first: int = 0) -> Iterator[Stepped]:
+    def steps(self, state: Any, batches: Iterable[Any], first: int = 0) -> Generator[Stepped, None, None]:
         """Runs steps over batches, from a state with rows of any batch in place of tables; see `Stepped`.
 
         When it ends, or is closed, all rows are written back.

@@ -123,8 +123,11 @@ def explained(placement: TablePlacement) -> str:
     )
     console.print()
     console.print(_tables(placement))
+    console.print()
     console.print(_others(placement))
+    console.print()
     console.print(_modes(placement))
+    console.print()
     rates = s.rates
     console.print(
         f"Assumed: a CPU finds an id in {seconds(rates.id_s)} and reads or writes a line of 64 bytes at a random place "

@@ -22,7 +22,8 @@ from autoshard.elastic.decisions import is_first
 from autoshard.elastic.worker import Worker
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
-from autoshard.host_tables.hosted import HostTables, saved_step
+from autoshard.host_tables.checkpoint_folder import saved_step
+from autoshard.host_tables.hosted import HostTables
 from autoshard.host_tables.pipeline import Stepped
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.tables.frequent_rows import frequent_rows
