@@ -16,7 +16,6 @@ are patched from all steps that may not have been.
 import collections
 import contextlib
 import dataclasses
-import os
 import queue
 import threading
 import time
@@ -29,7 +28,7 @@ import numpy as np
 from autoshard.host_tables.hot_part import HotPart
 from autoshard.host_tables.in_flight import Patch, Patcher, patch_of
 from autoshard.host_tables.options import Execution
-from autoshard.host_tables.pool import WorkerPool
+from autoshard.host_tables.pool import WorkerPool, bind_thread
 from autoshard.host_tables.row_mover import Loaded, OneProcess, SeveralProcesses, placed
 from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.rows_of_batch import HotRows
@@ -181,7 +180,7 @@ class Pipeline:
             yield Stepped(fed.number, state, metrics, stale, fed.num_rows, wait_s)
 
     def _look_ups(self, batches: Iterable[Any], first: int) -> None:
-        self._bind_to_cpus()
+        bind_thread(self._execution.worker_cpus)
         try:
             for number, batch in enumerate(batches, first):
                 slot = self._get(self._free)
@@ -195,7 +194,7 @@ class Pipeline:
             self._put(self._fed, error)
 
     def _write_backs(self) -> None:
-        self._bind_to_cpus()
+        bind_thread(self._execution.worker_cpus)
         try:
             while (item := self._new.get()) is not None:
                 self._write_back(*item)
@@ -271,7 +270,3 @@ class Pipeline:
                 return to.put(item, timeout=0.1)
             if self._error is not None:
                 return
-
-    def _bind_to_cpus(self) -> None:
-        if self._execution.worker_cpus and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, self._execution.worker_cpus)  # of this thread alone

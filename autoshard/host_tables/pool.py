@@ -283,6 +283,7 @@ class WorkerPool:
             answers.are_there.set()
 
     def _collect(self) -> None:
+        bind_thread(self._execution.worker_cpus)
         open_ends = dict(self._number_of)
         while open_ends:
             for end in wait(list(open_ends)):
@@ -352,3 +353,9 @@ def _anonymous_file(size_bytes: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size_bytes)
     return descriptor
+
+
+def bind_thread(cpus: Sequence[int] | None) -> None:
+    """Has this thread alone run on some CPUs; None for all."""
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)

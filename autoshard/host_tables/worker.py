@@ -32,6 +32,7 @@ class Worker:
             for array in layout.arrays
         ]
         self._items = [as_items(array) for array in self._arrays]
+        self._sums_of: dict[int, np.ndarray] = {}
 
     def obey(self, order: Order, connection: Connection) -> object:
         """Does what it is told; returns the result, if there is one."""
@@ -49,7 +50,7 @@ class Worker:
                         continue
                     new = rows[start:stop]
                     if adds:
-                        old = np.empty_like(new)
+                        old = self._sums(i)[: stop - start]
                         np.take(self._items[i], places, out=as_items(old), mode="clip")
                         new = np.add(old, new, out=old)
                     self._items[i][places] = as_items(new)
@@ -64,6 +65,13 @@ class Worker:
             case Load(_, folder, num_workers):
                 load_shard(folder, layout, self._begin.worker, num_workers, self._arrays)
         return None
+
+    def _sums(self, array: int) -> np.ndarray:
+        """Memory for sums of rows, kept, since the system takes long to provide it anew for every batch."""
+        if array not in self._sums_of:
+            rows = self._slots[0].rows[array]
+            self._sums_of[array] = np.empty(rows.shape, rows.dtype)
+        return self._sums_of[array]
 
     def _span(self, array: int, slot: int, spans: object) -> tuple[np.ndarray, tuple[int, int]]:
         table = self._begin.layout.arrays[array].table
