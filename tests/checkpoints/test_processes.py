@@ -3,20 +3,14 @@
 import json
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 
 import pytest
+from together import free_port
 
 PROGRAM = pathlib.Path(__file__).with_name("one_process.py")
 TIMEOUT_S = 120
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int, *before: str) -> list[dict]:

@@ -4,18 +4,15 @@ import io
 import json
 import os
 import pathlib
-import socket
-import subprocess
 import sys
 
 import pytest
 import rich.console
+from together import free_port, run_together
 
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.train.config import TrainConfig
 from autoshard.train.trainer import train
-
-TIMEOUT_S = 240
 
 
 def config_of(folder: pathlib.Path, steps: int, **settings) -> TrainConfig:
@@ -31,41 +28,11 @@ def config_of(folder: pathlib.Path, steps: int, **settings) -> TrainConfig:
     )
 
 
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def run_two_processes(path: pathlib.Path) -> list[str]:
-    """What each prints; fails with all their output if one fails or takes too long."""
-    code = "from autoshard.cli import app; app()"
-    common = os.environ | {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
-        "JAX_NUM_PROCESSES": "2",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, "train", str(path)],
-            env=common | {"JAX_PROCESS_ID": str(number)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    printed = []
-    try:
-        printed = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process in processes:
-            process.kill()
-    printed += [process.communicate()[0] for process in processes[len(printed) :]]
-    assert [process.returncode for process in processes] == [0, 0], "\n\n".join(printed)
-    return printed
+    """What each prints."""
+    command = [sys.executable, "-c", "from autoshard.cli import app; app()", "train", str(path)]
+    common = os.environ | {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    return run_together([command] * 2, [common | {"JAX_PROCESS_ID": str(number)} for number in range(2)])
 
 
 def lines_of(folder: pathlib.Path) -> dict[tuple[str, int], float]:
@@ -87,3 +54,18 @@ def test_two_processes_train_as_one_does_and_one_can_continue_their_run(tmp_path
     found, expected = lines_of(together), lines_of(alone)
     assert set(expected) == {*(("train", step) for step in (1, 2, 3, 4)), ("eval", 2), ("eval", 4)}
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_hosts_train_with_tables_in_their_memory_as_one_does(tmp_path):
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    settings = {"execution": {"mode": "pipelined", "num_workers": 2, "lazy": True}}
+    config = config_of(together, 2, devices=4, distributed=True, **settings)
+    write_text_atomically(tmp_path / "run.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
+    first, second = run_two_processes(tmp_path / "run.yaml")
+    assert "completed step: 2," in first and "completed step" not in second
+    printed = io.StringIO()
+    train(config_of(together, 4, **settings), rich.console.Console(file=printed, width=200))
+    assert "Resumed from the checkpoint of step 2" in printed.getvalue()
+    train(config_of(alone, 4, **settings), rich.console.Console(file=io.StringIO()))
+    assert lines_of(together) == pytest.approx(lines_of(alone), rel=1e-5)
