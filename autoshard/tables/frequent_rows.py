@@ -9,7 +9,6 @@ import numpy as np
 from autoshard.errors import ConfigError
 from autoshard.tables.find import find_tables
 from autoshard.tables.rows_loss import ids_function
-from autoshard.tables.rows_of_batch import ids_on_host
 from autoshard.train_step import TrainStep
 
 
@@ -40,7 +39,7 @@ def frequent_rows(
     ids = ids_function(step, state, sample[0], tables)
     read: list[list[np.ndarray]] = [[] for _ in tables]
     for batch in sample:
-        found = iter(ids_on_host(ids, batch))
+        found = iter(ids.on_host(batch))
         for own, table in zip(read, tables, strict=True):
             own += [next(found).reshape(-1) for _ in table.look_ups]
     return {t.path: _most(np.concatenate(own), t.num_rows, counts[t.path]) for own, t in zip(read, tables, strict=True)}

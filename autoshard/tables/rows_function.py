@@ -12,8 +12,8 @@ import optax
 from autoshard.errors import TraceError
 from autoshard.tables.find import find_tables
 from autoshard.tables.look_ups import Table
-from autoshard.tables.rows_loss import RowsBatch, RowsLoss, ids_function
-from autoshard.tables.rows_of_batch import BatchRows, ids_on_host, rows_of_batch
+from autoshard.tables.rows_loss import IdsFunction, RowsBatch, RowsLoss, ids_function
+from autoshard.tables.rows_of_batch import BatchRows, rows_of_batch
 from autoshard.train_step import TrainStep
 
 
@@ -32,13 +32,13 @@ class RowsFunction:
     tables: tuple[Table, ...]
     numbers: tuple[int, ...]
     capacities: tuple[int, ...]
-    ids: Callable[[Any], list[jax.Array]]
+    ids: IdsFunction
     run: Callable[[Any, RowsBatch], Any]
 
     def rows_of_batch(self, batch: Any, order: Callable[[int, np.ndarray], np.ndarray]) -> BatchRows:
         """Which rows a batch reads, each once; `order` takes the number of a table among those of the step."""
         own = lambda number, rows: order(self.numbers[number], rows)
-        return rows_of_batch(self.tables, self.capacities, ids_on_host(self.ids, batch), own)
+        return rows_of_batch(self.tables, self.capacities, self.ids.on_host(batch), own)
 
 
 def rows_function(fn: Callable[[Any, Any], Any], state: Any, batch: Any, tables: Sequence[Table]) -> RowsFunction:
@@ -63,7 +63,7 @@ def rows_function(fn: Callable[[Any, Any], Any], state: Any, batch: Any, tables:
             f"{list(refused.shape)}, {refused.why}."
         )
     own = tuple(table for table in found.tables if table.path in number_of)
-    loss, ids = RowsLoss(step, own), ids_function(step, apart, batch, own) if own else lambda _: []
+    loss, ids = RowsLoss(step, own), ids_function(step, apart, batch, own)
 
     def run(state: Any, fed: RowsBatch) -> Any:
         return loss(state.params, state.replace(params=None), fed, jax.random.key(0))

@@ -4,16 +4,20 @@ Everything else of the program stays as it was written, so the gradient of these
 row: duplicates are summed by the gather's own transpose, as they are for whole tables.
 """
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypedDict
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 from autoshard.errors import PlanMismatchError
 from autoshard.tables.find import Found, found_in
+from autoshard.tables.ids_in_numpy import in_numpy
 from autoshard.tables.look_ups import Table
 from autoshard.tables.traced_loss import TracedLoss, trace_loss
 from autoshard.trace.walk import shape_of, variables
@@ -86,7 +90,7 @@ def chosen(found: Found, tables: Sequence[Table]) -> Found:
     return dataclasses.replace(found, readings=tuple(readings[table.path] for table in tables))
 
 
-def ids_function(step: TrainStep, state: Any, batch: Any, tables: Sequence[Table]) -> Callable[[Any], list[jax.Array]]:
+def ids_function(step: TrainStep, state: Any, batch: Any, tables: Sequence[Table]) -> "IdsFunction":
     """The part of a loss that makes ids: from a batch to the ids of each look-up, as its gather sees them.
 
     Args:
@@ -103,8 +107,42 @@ def ids_function(step: TrainStep, state: Any, batch: Any, tables: Sequence[Table
             needed.update(variables(equation.invars))
     names = jex.DebugInfo("ids", "ids", ("",) * len(loss.batch), ("",) * len(ids))
     part = jaxpr.replace(invars=loss.batch, outvars=ids, eqns=kept[::-1], effects=set(), debug_info=names)
-    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(part, loss.closed.consts))
-    return lambda batch: [x[..., 0] for x in run(*jax.tree.leaves(batch))]
+    return IdsFunction(jex.ClosedJaxpr(part, loss.closed.consts))
+
+
+@dataclasses.dataclass(frozen=True)
+class IdsFunction:
+    """From a batch to the ids of each look-up; within other functions, and on the host.
+
+    Attributes:
+      closed: From the leaves of a batch to index vectors of one id.
+    """
+
+    closed: jex.ClosedJaxpr
+
+    def __call__(self, batch: Any) -> list[jax.Array]:
+        """The ids, traced or on the default device."""
+        return [x[..., 0] for x in jex.jaxpr_as_fun(self.closed)(*jax.tree.leaves(batch))]
+
+    @functools.cached_property
+    def _in_numpy(self) -> Callable[..., list[np.ndarray]] | None:
+        return in_numpy(self.closed)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., list[jax.Array]]:
+        return jax.jit(jex.jaxpr_as_fun(self.closed))
+
+    def on_host(self, batch: Any) -> list[np.ndarray]:
+        """The ids, in NumPy, or else on a CPU device where there is one, beside what the others do."""
+        leaves = [np.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)) for x in jax.tree.leaves(batch)]
+        if (run := self._in_numpy) is not None:
+            return [x[..., 0] for x in run(*leaves)]
+        try:
+            device = jax.default_device(jax.local_devices(backend="cpu")[0])
+        except RuntimeError:  # the CPU was excluded, as by JAX_PLATFORMS=cuda
+            device = contextlib.nullcontext()
+        with device:
+            return [np.asarray(x)[..., 0] for x in self._compiled(*leaves)]
 
 
 def _over_rows(loss: TracedLoss, found: Found, num_rows: Sequence[int]) -> jex.ClosedJaxpr:

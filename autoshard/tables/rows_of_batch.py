@@ -1,11 +1,8 @@
 """Which rows of tables a batch reads, each once, and where each id finds its row among them."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
 import numpy as np
 
 from autoshard.tables.look_ups import Table
@@ -119,13 +116,3 @@ def _firsts(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     inverse = np.empty(count, np.int32)
     inverse[order] = np.cumsum(is_new, dtype=np.int32) - 1
     return order[is_new], inverse
-
-
-def ids_on_host(ids: Callable[[Any], list[jax.Array]], batch: Any) -> list[np.ndarray]:
-    """The ids of each look-up, computed on a CPU device where there is one, beside what the others do."""
-    try:
-        device = jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # the CPU was excluded, as by JAX_PLATFORMS=cuda
-        device = contextlib.nullcontext()
-    with device:
-        return [np.asarray(x) for x in jax.jit(ids)(jax.tree.map(np.asarray, batch))]

@@ -13,8 +13,8 @@ from autoshard.errors import ConfigError, TraceError
 from autoshard.tables.find import find_tables
 from autoshard.tables.look_ups import Table, Tables
 from autoshard.tables.row_updates import RowUpdate, row_updates
-from autoshard.tables.rows_loss import RowsBatch, RowsLoss, ids_function
-from autoshard.tables.rows_of_batch import BatchRows, HotRows, ids_on_host, rows_of_batch
+from autoshard.tables.rows_loss import IdsFunction, RowsBatch, RowsLoss, ids_function
+from autoshard.tables.rows_of_batch import BatchRows, HotRows, rows_of_batch
 from autoshard.tables.state_rows import rows_of, with_rows
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
@@ -41,7 +41,7 @@ class SparseStep:
     step: TrainStep
     capacities: tuple[int, ...]
     hot_counts: tuple[int, ...]
-    ids: Callable[[Any], list[jax.Array]]
+    ids: IdsFunction
     state: Any
     batch: RowsBatch
 
@@ -58,7 +58,7 @@ class SparseStep:
           order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
           hot: Of each table, the rows that are always there, as many as `hot_counts`.
         """
-        return rows_of_batch(self.tables, self.capacities, ids_on_host(self.ids, batch), order, hot)
+        return rows_of_batch(self.tables, self.capacities, self.ids.on_host(batch), order, hot)
 
     def state_of(self, state: Any, rows: Sequence[np.ndarray]) -> Any:
         """The state over some rows of each table, from one with whole tables; places behind the last row are zero."""
