@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import shutil
 
+from autoshard.checkpoints.agreement import from_first
 from autoshard.checkpoints.checkpoints import Checkpoints
 
 _ALL = 1 << 20
@@ -10,13 +12,16 @@ _ALL = 1 << 20
 
 
 def saved_step(folder: str | os.PathLike[str]) -> int | None:
-    """The step of the newest checkpoint that `HostTables.save` has written to a folder; None if there is none."""
+    """The step of the newest checkpoint that `HostTables.save` has written to a folder; None if there is none.
+
+    All processes of a run call it together. The first one looks for all: the others may see what it writes next.
+    """
     place = pathlib.Path(folder)
-    if not (place / "dense").exists():
+    if not from_first((place / "dense").exists):
         return None
     with dense_checkpoints(place) as checkpoints:
         step = checkpoints.latest_step()
-    return step if step in saved_tables(place) else None
+    return step if step is not None and has_tables(place, step) else None
 
 
 def dense_checkpoints(folder: pathlib.Path, keep: int | None = None) -> Checkpoints:
@@ -29,7 +34,17 @@ def tables_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
     return folder / f"tables-{step}"
 
 
-def saved_tables(folder: pathlib.Path) -> list[int]:
-    """Steps of which a folder has tables."""
-    ends = (path.name.removeprefix("tables-") for path in folder.glob("tables-*"))
-    return [int(end) for end in ends if end.isdecimal()]
+def has_tables(folder: pathlib.Path, step: int) -> bool:
+    """Whether the first process sees the rows after a step in a folder. All processes of a run call it together."""
+    return from_first(tables_folder(folder, step).exists)
+
+
+def remove_old_tables(folder: pathlib.Path, keep: int) -> None:
+    """Removes the rows of all but the newest steps. All processes of a run call it together; the first one removes."""
+
+    def remove() -> None:
+        ends = (path.name.removeprefix("tables-") for path in folder.glob("tables-*"))
+        for step in sorted((int(end) for end in ends if end.isdecimal()), reverse=True)[keep:]:
+            shutil.rmtree(tables_folder(folder, step))
+
+    from_first(remove)

@@ -9,7 +9,6 @@ with autoshard.HostTables(step, state, batch, execution=autoshard.Execution("pip
 import contextlib
 import os
 import pathlib
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from autoshard.api import BasePlan, load, plan
 from autoshard.checkpoints.agreement import from_first
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, TrainingError
-from autoshard.host_tables.checkpoint_folder import dense_checkpoints, saved_tables, tables_folder
+from autoshard.host_tables.checkpoint_folder import dense_checkpoints, has_tables, remove_old_tables, tables_folder
 from autoshard.host_tables.dense_state import as_key, dense_leaves, with_dense_leaves, without_keys
 from autoshard.host_tables.hot_part import HotPart
 from autoshard.host_tables.options import Execution
@@ -252,8 +251,8 @@ class HostTables:
             self._write_hot_rows()
             self.pool.save(tables_folder(place, self._step), {"step": self._step})
             checkpoints.save(self._step, dense_leaves(self._state, self.sparse), {})
-        for step in sorted(saved_tables(place), reverse=True)[keep:] if keep else ():
-            shutil.rmtree(tables_folder(place, step))
+        if keep:
+            remove_old_tables(place, keep)
 
     def restore(self, folder: str | os.PathLike[str]) -> int:
         """Reads the newest checkpoint of a folder, whatever the number of workers that wrote it; returns its step.
@@ -268,7 +267,7 @@ class HostTables:
                 dense_leaves(self._state, self.sparse),
             )
             found = checkpoints.restore(like)
-        if found is None or not tables_folder(place, found.step).exists():
+        if found is None or not has_tables(place, found.step):
             raise TrainingError(f"{place} has no checkpoint with tables. Check the folder.")
         with self._alone():
             self.pool.load(tables_folder(place, found.step))

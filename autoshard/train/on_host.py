@@ -18,6 +18,7 @@ import rich.console
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan
+from autoshard.checkpoints.agreement import from_first
 from autoshard.elastic.decisions import is_first
 from autoshard.elastic.worker import Worker
 from autoshard.errors import ConfigError, TrainingError
@@ -110,7 +111,8 @@ def _first_step(config: TrainConfig, folder: pathlib.Path) -> int:
     except OSError as error:
         raise ConfigError(f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another.") from error
     step, place = saved_step(folder / "checkpoints"), folder / "checkpoints"
-    if step is None and place.exists() and any(path.name.isdecimal() for path in place.iterdir()):
+    is_of_devices = lambda: place.exists() and any(path.name.isdecimal() for path in place.iterdir())
+    if step is None and from_first(is_of_devices):
         raise ConfigError(
             f"train.output_dir: {folder} holds a run whose tables are on devices; this one has them in host memory "
             f"(execution.mode is `{config.execution.mode}`). Choose another folder, or leave execution.mode out."

@@ -4,9 +4,11 @@ Each mode takes the same steps as whole tables do on one device, evaluates, and 
 A single process reads these states back with another number of workers, and compares them.
 """
 
+import itertools
 import os
 import pathlib
 import sys
+import time
 import traceback
 
 import jax
@@ -16,8 +18,9 @@ import optax
 from test_host_tables import batches, loss_fn, state_of
 
 import autoshard
+from autoshard.host_tables.checkpoint_folder import saved_step
 
-DEVICES, STEPS = 2, 6
+DEVICES, STEPS, HALF = 2, 6, 3
 CASES = ("sync", "even"), ("pipelined", "zipf"), ("pipelined", "one worker's"), ("async", "zipf")
 """Mode and ids of each."""
 
@@ -48,8 +51,15 @@ def check(execution: autoshard.Execution, ids: str, count: int, folder: pathlib.
     state = make if execution.mode == "sync" else make()
     mesh = {"data": DEVICES * count}
     hot = {"bags": 9, "bias": np.array([30, 2, 17])} if ids == "one worker's" else {}
+    place = folder / f"{execution.mode}-{ids}"
     with autoshard.HostTables(step, state, first, execution=execution, mesh=mesh, hot_rows=hot) as tables:
-        done = list(tables.steps(batches(STEPS, ids)))
+        all_batches = iter(batches(STEPS, ids))
+        done = list(tables.steps(itertools.islice(all_batches, HALF)))
+        time.sleep(0.5 * jax.process_index())  # what the first process writes must not change what others decide
+        assert saved_step(place) is None
+        tables.save(place, keep=1)
+        assert saved_step(place) == HALF
+        done += tables.steps(all_batches)
         found = [float(d.metrics["loss"]) for d in done]
         if execution.mode == "async":
             assert max(d.staleness for d in done) <= execution.max_staleness
@@ -59,7 +69,8 @@ def check(execution: autoshard.Execution, ids: str, count: int, folder: pathlib.
         expected = float(evaluate(states[-1], first)["loss"])
         held_out = tables.evaluation(evaluate, first)
         np.testing.assert_allclose(float(held_out(first)["loss"]), expected, rtol=1e-5)
-        tables.save(folder / f"{execution.mode}-{ids}")
+        tables.save(place, keep=1)
+        assert [path.name for path in place.glob("tables-*")] == [f"tables-{STEPS}"]
         np.testing.assert_allclose(float(held_out(first)["loss"]), expected, rtol=1e-5)
         assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(tables.dense_state.params))
 
