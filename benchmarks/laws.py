@@ -1,0 +1,500 @@
+"""Every law of the compiler on trial: what does a prediction lose, or a compiled program, without it?
+
+    python benchmarks/laws.py                                   # goes on where it stopped
+    python benchmarks/laws.py --share 0/2 & python benchmarks/laws.py --share 1/2   # on two CPUs
+    python benchmarks/laws.py --program gpt,click_model --law fusion.costly --again
+    python benchmarks/laws.py --table                           # only writes the table of what is there
+
+Needs the extra `verify-gpu`, no GPU. A case is a program under a plan or a strategy and one of XLA:GPU's two schedules:
+the zoo's models of `verify_matrix.py` and the programs of `foreign/`, which no law was fitted to. Each is planned and
+compiled once with all laws. Then each law is switched off alone, by putting what says nothing in its place:
+
+- one that only predicts is judged by the same layouts, estimated without it, beside the program that is compiled;
+- one that orders or keeps something is judged by the program that is compiled without it, beside the same prediction.
+
+What a plan would become without the law is not asked. One JSON line each goes to benchmarks/results/laws.jsonl (2 MB,
+not kept) as soon as it is known, the table to laws.md. A law may go if without it no peak that was within 10 % of the
+compiled one and not more than 3 % under leaves that range, no traffic that was within 5 % leaves that, and no step as
+scheduled takes more than 1 % longer.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+from foreign.table import PROGRAMS, Program
+from verify_matrix import BUDGET_BYTES, CONFIGS, MODELS, PER_NODE, RESULTS, Model, subject_of
+
+from autoshard.cluster import Cluster
+from autoshard.compiler.dimension_orders import OrderCopies
+from autoshard.compiler.emitted_collectives import _Merged
+from autoshard.compiler.list_scheduler import FreeingFirst
+from autoshard.compiler.partial_sums import _amounts
+from autoshard.compiler.schedule import Schedule
+from autoshard.errors import AutoshardError
+from autoshard.hlo.collectives import compiled_collectives
+from autoshard.hlo.compiled_schedule import replay
+from autoshard.hlo.module import parse
+from autoshard.planner.build import Formulation
+from autoshard.planner.decode import evaluate
+from autoshard.planner.program import prepare
+from autoshard.plans.make import Posed, best_of, plan_of_choices, plan_program
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.program_plan import ProgramPlan
+from autoshard.plans.question import Question
+from autoshard.solver.problem import Solution
+from autoshard.strategies.restrict import restrictions
+from autoshard.strategies.strategies import ALL
+from autoshard.verify.compile import compile_step
+from autoshard.verify.devices import gpu_devices
+from autoshard.verify.gpus import COMPILER_OPTIONS, H100
+
+PLAN = "plan"
+MESH = (("data", 2), ("tensor", 4))
+SLOW = frozenset({"moe", "unet"})
+"""Compile for minutes: with one strategy alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """Something that `autoshard/compiler/` says of XLA.
+
+    Attributes:
+      name: Its file there, and what it says in a word.
+      off: What to put in which place so that nothing is said.
+      orders: Whether it changes the program that is compiled, and not only what is predicted of it.
+    """
+
+    name: str
+    off: Mapping[str, Any]
+    orders: bool = False
+
+    @contextlib.contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """While the law does not hold."""
+        with contextlib.ExitStack() as stack:
+            for place, instead in self.off.items():
+                stack.enter_context(mock.patch(f"autoshard.{place}", instead))
+            yield
+
+
+class _NoPrefetches:
+    """What `Prefetches` is of a program without gathered copies."""
+
+    def __init__(self, *_: Any):
+        self.held, self.moved = {}, {}
+
+
+def _itself(value: Any) -> Any:
+    """A function that returns `value` whatever it is asked."""
+    return lambda *_, **__: value
+
+
+def _fresh(kind: type) -> Any:
+    """A function that returns a new, empty collection whatever it is asked."""
+    return lambda *_, **__: kind()
+
+
+def _never(amount: Any) -> Any:
+    """`is_reduced_alone`, of nothing."""
+    return np.zeros_like(amount, bool) if isinstance(amount, np.ndarray) else False
+
+
+def _not_put_off(partial: Any, freed: Any, at_once: Any, workspace: int, alone: bool) -> Any:
+    """`_amounts` of products none of which is put off."""
+    return _amounts(partial, np.zeros_like(freed), at_once, workspace, alone)
+
+
+LAWS = (
+    Law("aliasing: sums in a product's buffer", {"compiler.live_ranges.sums_in_place": _fresh(dict)}),
+    Law("aliasing: scattered into what it is added to", {"compiler.live_ranges.scattered_into": _fresh(dict)}),
+    Law("fusion: tanh is costly", {"compiler.fusion.COSTLY": frozenset(), "compiler.live_buffers.COSTLY": frozenset()}),
+    Law("fusion: expensive operations are not repeated", {"compiler.fusion._EXPENSIVE": frozenset()}),
+    Law("fusion: a kernel for each order of dimensions", {"compiler.fusion.read_orders": _fresh(dict)}),
+    Law("fusion: added reductions are one kernel", {"compiler.fusion._summed": _fresh(list)}),
+    Law("fusion: barriers of checkpoints", {"compiler.fusion._held_by_barriers": _itself(frozenset())}),
+    Law("fusion: looked-up rows", {"compiler.fusion._fusible": lambda graph, pointwise: [bool(p) for p in pointwise]}),
+    Law("multi_output_fusion: made together", {"compiler.live_ranges.made_together": _fresh(dict)}),
+    Law("multi_output_fusion: delayed products", {"compiler.live_ranges.delayed_products": _fresh(dict)}),
+    Law("constant_fills: when zeros are filled", {"compiler.live_ranges.constant_fills": _fresh(dict)}),
+    Law("constant_fills: early fills of partial sums", {"compiler.live_ranges.early_fills": _itself(frozenset())}),
+    Law("convolution_kernels: copies for cuDNN", {"compiler.live_ranges.kernel_copies": _fresh(list)}),
+    Law("convolution_kernels: reversed kernels", {"compiler.live_ranges.is_reversed_kernel": _itself(False)}),
+    Law(
+        "dimension_orders: copies in other orders",
+        {"compiler.live_ranges.copies_in_other_orders": _itself(OrderCopies({}, ()))},
+    ),
+    Law("list_scheduler: freeing first", {"compiler.live_ranges.freeing_first": _itself(FreeingFirst({}, {}))}),
+    Law("softmax: stored exponentials", {"compiler.backends.stored_exponentials": _itself(())}),
+    Law("workspaces: of products", {"compiler.backends.product_workspaces": _itself(())}),
+    Law(
+        "collective_combiner: large sums are reduced alone",
+        {f"compiler.{room}.is_reduced_alone": _never for room in ("operand_copies", "partial_sums", "live_buffers")},
+    ),
+    Law("reduce_scatter_combiner: sums wait for each other", {"compiler.partial_sums.combined_until": _fresh(dict)}),
+    Law(
+        "reduce_scatter_combiner: in the order of a norm",
+        {"compiler.reduce_scatter_combiner._wait_for_a_norm": _itself(False)},
+    ),
+    Law("partial_sums: products that are put off", {"compiler.partial_sums._amounts": _not_put_off}),
+    Law("early_products: sums that are waited for", {"compiler.analysis.awaited_sums": _fresh(dict)}),
+    Law("early_products: kernels that are waited for", {"compiler.analysis.awaited_kernels": _fresh(dict)}),
+    Law("live_buffers: slices outlive the whole", {"compiler.live_buffers._Shortening._shorten": _itself(None)}),
+    Law("live_buffers: made for sums", {"compiler.live_buffers._Shortening._make_for_sums": _itself(None)}),
+    Law("live_buffers: long reductions are apart", {"compiler.live_buffers._Shortening._is_apart": _itself(False)}),
+    Law("operand_copies: tables whose ids are there", {"compiler.operand_copies._made_at_once": _itself(frozenset())}),
+    Law(
+        "operand_copies: weights are gathered before their reader",
+        {"compiler.operand_copies._Weights.gathered_at": lambda self, operation, weight: (operation.index, None)},
+    ),
+    Law(
+        "hiding_spans: copies behind the product before",
+        {"compiler.hiding_spans.HidingSpans.gathered_from": lambda self, reader: reader},
+    ),
+    Law(
+        "hiding_spans: sums behind the products after",
+        {"compiler.hiding_spans.HidingSpans.reduced_until": _itself(None)},
+    ),
+    Law(
+        "buffer_assignment: buffers in outputs",
+        {"compiler.buffer_assignment.in_rooms": lambda starts, *_: np.zeros(len(starts), bool)},
+    ),
+    Law(
+        "emitted_collectives: gathered last",
+        {"compiler.emitted_collectives._gathered_last": _itself(_Merged(frozenset(), frozenset()))},
+    ),
+    Law("emitted_collectives: added first", {"compiler.emitted_collectives._added_first": _itself((frozenset(), {}))}),
+    Law("emitted_collectives: reading slices", {"compiler.emitted_collectives._reading_slices": _fresh(set)}),
+    Law(
+        "emitted_collectives: sliced at once",
+        {"compiler.emitted_collectives._sliced_at_once": lambda c, value, steps, readers: steps},
+    ),
+    Law(
+        "emitted_collectives: accumulated in loops",
+        {"compiler.emitted_collectives._Loops.trips": lambda self, group, steps: group.trips},
+    ),
+    Law(
+        "collective_dtypes: moved before it is widened",
+        {"compiler.analysis.moved_itemsizes": lambda graph: tuple(v.itemsize_bytes for v in graph.values)},
+    ),
+    Law("constant_fills: late fills", {"compiler.live_ranges.late_fills": _fresh(dict)}, orders=True),
+    Law("tied_copies", {"planner.decode.tied_copies": _fresh(list)}, orders=True),
+    Law("materialized", {"compiler.ordering.materialized": _fresh(dict)}, orders=True),
+    Law("row_major", {"compiler.ordering.row_major": _fresh(dict)}, orders=True),
+    Law("transposed_products", {"compiler.ordering.transposed_at_once": _itself(frozenset())}, orders=True),
+    Law("smaller_first", {"compiler.ordering.smaller_first": _fresh(dict)}, orders=True),
+    Law("prefetches", {"compiler.ordering.Prefetches": _NoPrefetches}, orders=True),
+    Law("read_in_turn: operands", {"compiler.read_in_turn.Turns.operands": _fresh(dict)}, orders=True),
+    Law("read_in_turn: sums", {"compiler.read_in_turn.Turns.sums": _fresh(list)}, orders=True),
+    Law("read_in_turn: reduced alone", {"compiler.read_in_turn.Turns.reduced": _fresh(list)}, orders=True),
+    Law("reused_operands", {"compiler.ordering.used_up_first": lambda *_: collections.defaultdict(list)}, orders=True),
+    Law("early_products: products first", {"compiler.ordering.products_first": _fresh(dict)}, orders=True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One case with one law switched off, or with none ("").
+
+    Attributes:
+      reason: Why there is no figure.
+      changes: Whether the law changes anything in this case.
+      sent, peak, reserved: Bytes as predicted. compiled_sent, compiled_peak, compiled_total: As compiled.
+      step_s: Of the compiled schedule, replayed.
+    """
+
+    program: str
+    strategy: str
+    schedule: str
+    law: str = ""
+    reason: str = ""
+    changes: bool = False
+    sent_bytes: float = 0.0
+    peak_bytes: float = 0.0
+    reserved_bytes: float = 0.0
+    compiled_sent_bytes: float = 0.0
+    compiled_peak_bytes: float = 0.0
+    compiled_total_bytes: float = 0.0
+    step_s: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def case(self) -> tuple[str, str, str]:
+        return self.program, self.strategy, self.schedule
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return *self.case, self.law
+
+
+def cases() -> list[tuple[str, str, str]]:
+    """Programs, how they are split, and what the compiler is asked for; what tells most comes first."""
+    hiding, least = Schedule.LATENCY_HIDING.value, Schedule.LEAST_MEMORY.value
+    quick = [name for name in MODELS if name not in SLOW]
+    return [
+        *((name, PLAN, hiding) for name in PROGRAMS),
+        *((name, PLAN, hiding) for name in quick),
+        *((name, "zero3", hiding) for name in quick),
+        *((name, PLAN, least) for name in quick),
+        *((name, PLAN, least) for name in PROGRAMS),
+        *((name, "megatron", hiding) for name in quick),
+        ("moe", "megatron", hiding),
+        ("unet", PLAN, hiding),
+    ]
+
+
+class Case:
+    """A program that is planned and compiled with all laws."""
+
+    def __init__(self, key: tuple[str, str, str]):
+        name, self.strategy, schedule = key
+        self.key = key
+        model: Model | Program = PROGRAMS[name] if name in PROGRAMS else MODELS[name]
+        self.axes = dict(model.mesh if isinstance(model, Program) else MESH)
+        self.num_devices = int(np.prod(list(self.axes.values())))
+        cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{self.num_devices}.yaml")
+        self.step, self.args, self.subject = subject_of(model, cluster)
+        self.options = PlanOptions(time_limit_s=20, cache=True, schedule=Schedule(schedule))
+        self.posed, (self.formulation, self.solution) = self._solved()
+
+    def _solved(self) -> tuple[Posed, tuple[Formulation, Solution]]:
+        solved: list[tuple[Posed, tuple[Formulation, Solution]]] = []
+
+        def answer(posed: Posed) -> ProgramPlan:
+            solved.append((posed, best_of(posed).winner))
+            return self._plan(posed, *solved[0][1])
+
+        restrict = None
+        if self.strategy != PLAN:
+            strategy = next(s for s in ALL if s.name == self.strategy)
+            names = () if strategy.tensor is None else tuple(self.axes) if strategy.data is None else ("tensor",)
+            restrict = lambda program, mesh: restrictions(strategy, program, self.subject.roles, mesh, names)
+        plan_program(
+            self.subject.traced,
+            self.subject.program,
+            self.subject.cluster,
+            mesh=self.axes,
+            donate_argnums=(0,),
+            memory_budget_bytes=BUDGET_BYTES,
+            options=self.options,
+            restrict=restrict,
+            answer=answer,
+        )
+        return solved[0]
+
+    def _plan(self, posed: Posed, formulation: Formulation, solution: Solution) -> ProgramPlan:
+        return plan_of_choices(
+            self.subject.traced,
+            formulation,
+            solution.chosen,
+            origin=posed.origin,
+            certificate=solution.certificate,
+        )
+
+    def plan(self, formulation: Formulation) -> ProgramPlan:
+        """What is executed, under the laws that hold now."""
+        return self._plan(self.posed, formulation, self.solution)
+
+    def again(self) -> Formulation:
+        """The problem under the laws that hold now; its choices have the same numbers.
+
+        Raises:
+          ValueError: They do not.
+        """
+        question: Question = dataclasses.replace(
+            self.posed.question, program=prepare(self.subject.traced.graph), schedule=self.formulation.schedule
+        )
+        found = question.formulation(self.formulation.mesh, weights=self.formulation.overlap.weights)
+        alike = lambda f: ([d.rows for d in f.decisions], [(t.reads, t.writes) for t in f.tables], f.argument_layouts)
+        if alike(found) != alike(self.formulation):
+            raise ValueError("other choices without the law")
+        return found
+
+    def compiled(self, plan: ProgramPlan) -> dict[str, float]:
+        """Figures of the program that is compiled."""
+        devices = gpu_devices(H100, self.num_devices, min(PER_NODE, self.num_devices))
+        found = compile_step(plan, self.step, self.args, devices, COMPILER_OPTIONS)
+        module = parse(found.text)
+        return {
+            "compiled_sent_bytes": sum(c.wire_bytes for c in compiled_collectives(module, plan.axes)),
+            "compiled_peak_bytes": found.memory.peak_bytes,
+            "compiled_total_bytes": found.memory.total_bytes,
+            "step_s": replay(module, self.formulation.mesh).step_s,
+        }
+
+    def predicted(self, formulation: Formulation) -> dict[str, float]:
+        """Figures of the estimate."""
+        figures = evaluate(formulation, self.solution.chosen).estimate
+        return {
+            "sent_bytes": sum(c.wire_bytes for c in figures.communication),
+            "peak_bytes": figures.peak_bytes,
+            "reserved_bytes": figures.reserved_bytes or 0.0,
+        }
+
+
+def tried(key: tuple[str, str, str], laws: Sequence[Law], known: Mapping[tuple[str, ...], Trial]) -> Iterator[Trial]:
+    """The trials of one case that are not known."""
+    base = known.get((*key, ""))
+    left = [law for law in laws if (*key, law.name) not in known]
+    if (base is not None and base.reason) or (base is not None and not left):
+        return
+    started = time.perf_counter()
+    passed = lambda: round(time.perf_counter() - started, 1)
+    try:
+        case = Case(key)
+        plan = case.plan(case.formulation)
+        if base is None:
+            figures = case.predicted(case.formulation) | case.compiled(plan)
+            base = dataclasses.replace(Trial(*key, changes=True, seconds=passed()), **figures)
+            yield base
+    except (AutoshardError, jax.errors.JaxRuntimeError) as error:
+        yield Trial(*key, reason=" ".join(str(error).split())[:200], seconds=passed())
+        return
+    for law in left:
+        started = time.perf_counter()
+        one = dataclasses.replace(base, law=law.name)
+        try:
+            with law.switched_off():
+                if law.orders:
+                    without = case.plan(case.again())
+                    changes = without.shardings != plan.shardings
+                    figures = case.compiled(without) if changes else {}
+                else:
+                    figures = case.predicted(case.again())
+                    changes = any(abs(x / max(getattr(base, f), 1) - 1) > 1e-6 for f, x in figures.items() if x)
+            yield dataclasses.replace(one, changes=changes, seconds=passed(), **figures)
+        except (AutoshardError, jax.errors.JaxRuntimeError, ValueError) as error:
+            yield dataclasses.replace(one, reason=" ".join(str(error).split())[:200], seconds=passed())
+
+
+# ---- the table
+
+
+def off_by(trial: Trial) -> float:
+    """How far the predicted peak is above the compiled one, as a share of the latter."""
+    return trial.peak_bytes / trial.compiled_peak_bytes - 1
+
+
+def sent_off_by(trial: Trial) -> float:
+    """How far the predicted traffic is off, as a share of what is compiled."""
+    return abs(trial.sent_bytes / trial.compiled_sent_bytes - 1) if trial.compiled_sent_bytes else 0.0
+
+
+def is_held(trial: Trial) -> bool:
+    """Whether the peak is within 10 % of the compiled one, and not more than 3 % under."""
+    return -0.03 <= off_by(trial) <= 0.1
+
+
+def table(trials: Sequence[Trial]) -> str:
+    """One line for each law."""
+    bases = {t.case: t for t in trials if not t.law and not t.reason}
+    of_law = collections.defaultdict(list)
+    for t in trials:
+        if t.law and t.case in bases:
+            of_law[t.law].append(t)
+    lines = [
+        f"{len(bases)} cases compiled. With all laws:",
+        "",
+        *(_held_by(schedule, [t for t in bases.values() if t.schedule == schedule.value]) for schedule in Schedule),
+        "",
+        "| law | cases that it changes | peak there, with | without | median deviation, with | without | peaks lost | "
+        "traffic lost | step without, over with: mean, most | verdict |",
+        "|" + " --- |" * 10,
+    ]
+    for law in LAWS:
+        own = [t for t in of_law[law.name] if not t.reason and t.changes]
+        others = [t for t in of_law[law.name] if t.reason]
+        if not of_law[law.name]:
+            continue
+        with_it = [bases[t.case] for t in own]
+        lost = [t for t, base in zip(own, with_it, strict=True) if is_held(base) and not is_held(t)]
+        unsent = [t for t, b in zip(own, with_it, strict=True) if sent_off_by(b) <= 0.05 < sent_off_by(t)]
+        steps = [t.step_s / b.step_s for t, b in zip(own, with_it, strict=True) if b.step_s]
+        is_slower = law.orders and bool(steps) and max(steps) > 1.01
+        verdict = "stays" if lost or unsent or is_slower or others else "goes"
+        span = lambda ts: f"{100 * min(map(off_by, ts)):+.1f} to {100 * max(map(off_by, ts)):+.1f} %" if ts else "-"
+        median = lambda ts: f"{100 * statistics.median(abs(off_by(t)) for t in ts):.2f} %" if ts else "-"
+        pace = f"{statistics.geometric_mean(steps):.3f}, {max(steps):.3f}" if law.orders and steps else "-"
+        not_told = f" ({len(others)} with other choices)" if others else ""
+        cells = [law.name, f"{len(own)} of {len(of_law[law.name])}{not_told}", span(with_it), span(own)]
+        cells += [median(with_it), median(own), str(len(lost)), str(len(unsent)), pace, verdict]
+        lines.append("| " + " | ".join(cells) + " |")
+    failed = [t for t in trials if not t.law and t.reason]
+    if failed:
+        lines += ["", "Without a program:", "", *(f"- {' '.join(t.case)}: {t.reason}" for t in failed)]
+    return "\n".join(lines) + "\n"
+
+
+def _held_by(schedule: Schedule, own: Sequence[Trial]) -> str:
+    """How well the predictions of the cases under a schedule hold."""
+    errors = [off_by(t) for t in own]
+    if not errors:
+        return f"- scheduled for {schedule.value}: none"
+    near, under = sum(abs(e) <= 0.1 for e in errors), sum(e < -0.03 for e in errors)
+    return (
+        f"- scheduled for {schedule.value}, {len(own)}: peaks within 10 % in {near}, more than 3 % under in {under}, "
+        f"from {100 * min(errors):+.1f} to {100 * max(errors):+.1f} %, median deviation "
+        f"{100 * statistics.median(map(abs, errors)):.1f} %; traffic within 5 % in "
+        f"{sum(sent_off_by(t) <= 0.05 for t in own)}"
+    )
+
+
+def read(path: pathlib.Path) -> dict[tuple[str, ...], Trial]:
+    """The trials that are known already."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {trial.key: trial for trial in (Trial(**json.loads(line)) for line in lines)}
+
+
+def _told(trial: Trial) -> str:
+    """One line on the terminal."""
+    head = f"{' '.join(trial.case):44s} {trial.law or 'all laws':52s}"
+    if trial.reason:
+        return f"{head} {trial.reason[:100]}"
+    if not trial.changes:
+        return f"{head} changes nothing   {trial.seconds} s"
+    return f"{head} peak {100 * off_by(trial):+6.1f} %   step {trial.step_s * 1e3:8.2f} ms   {trial.seconds} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", help="only these, with commas between them")
+    parser.add_argument("--law", help="only those whose names begin so")
+    parser.add_argument("--share", default="0/1", help="K/N: every N-th case, from the K-th on")
+    parser.add_argument("--again", action="store_true", help="also what is known")
+    parser.add_argument("--table", action="store_true", help="compile nothing; write the table of what is known")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
+    chosen = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 1)
+    lines = chosen.out / "laws.jsonl"
+    known = read(lines)
+    share, shares = map(int, chosen.share.split("/"))
+    laws = [law for law in LAWS if law.name.startswith(chosen.law or "")]
+    for key in [] if chosen.table else cases()[share::shares]:
+        if chosen.program and key[0] not in chosen.program.split(","):
+            continue
+        for trial in tried(key, laws, {} if chosen.again else known):
+            known[trial.key] = trial
+            with lines.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(trial)) + "\n")
+            print(_told(trial), flush=True)
+        jax.clear_caches()
+    head = f"Laws of XLA:GPU switched off one by one; jax {jax.__version__}, {datetime.date.today().isoformat()}."
+    (chosen.out / "laws.md").write_text(head + "\n\n" + table(list(read(lines).values())))
+
+
+if __name__ == "__main__":
+    main()
