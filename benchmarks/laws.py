@@ -65,6 +65,7 @@ from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 
 PLAN = "plan"
 MESH = (("data", 2), ("tensor", 4))
+TOGETHER = "together: all that only predict and that are not missed alone"
 SLOW = frozenset({"moe", "unet"})
 """Compile for minutes: with one strategy alone."""
 
@@ -399,6 +400,21 @@ def is_held(trial: Trial) -> bool:
     return -0.03 <= off_by(trial) <= 0.1
 
 
+def is_missed(trial: Trial, base: Trial) -> bool:
+    """Whether something that was right with the law, as in `base`, is so no longer, or the step takes longer."""
+    is_lost = is_held(base) and not is_held(trial)
+    is_slower = trial.step_s > 1.01 * base.step_s
+    return bool(trial.reason) or is_lost or sent_off_by(base) <= 0.05 < sent_off_by(trial) or is_slower
+
+
+def together(trials: Sequence[Trial]) -> Law:
+    """All laws that only predict and that no case misses alone, as one."""
+    bases = {t.case: t for t in trials if not t.law and not t.reason}
+    missed = {t.law for t in trials if t.case in bases and is_missed(t, bases[t.case])}
+    idle = [law for law in LAWS if not law.orders and law.name not in missed]
+    return Law(TOGETHER, {place: instead for law in idle for place, instead in law.off.items()})
+
+
 def table(trials: Sequence[Trial]) -> str:
     """One line for each law."""
     bases = {t.case: t for t in trials if not t.law and not t.reason}
@@ -415,17 +431,16 @@ def table(trials: Sequence[Trial]) -> str:
         "traffic lost | step without, over with: mean, most | verdict |",
         "|" + " --- |" * 10,
     ]
-    for law in LAWS:
+    for law in (*LAWS, Law(TOGETHER, {})):
         own = [t for t in of_law[law.name] if not t.reason and t.changes]
         others = [t for t in of_law[law.name] if t.reason]
         if not of_law[law.name]:
             continue
         with_it = [bases[t.case] for t in own]
-        lost = [t for t, base in zip(own, with_it, strict=True) if is_held(base) and not is_held(t)]
-        unsent = [t for t, b in zip(own, with_it, strict=True) if sent_off_by(b) <= 0.05 < sent_off_by(t)]
-        steps = [t.step_s / b.step_s for t, b in zip(own, with_it, strict=True) if b.step_s]
-        is_slower = law.orders and bool(steps) and max(steps) > 1.01
-        verdict = "stays" if lost or unsent or is_slower or others else "goes"
+        lost = [t for t in own if is_held(bases[t.case]) and not is_held(t)]
+        unsent = [t for t in own if sent_off_by(bases[t.case]) <= 0.05 < sent_off_by(t)]
+        steps = [t.step_s / bases[t.case].step_s for t in own if bases[t.case].step_s]
+        verdict = "stays" if others or any(is_missed(t, bases[t.case]) for t in own) else "goes"
         span = lambda ts: f"{100 * min(map(off_by, ts)):+.1f} to {100 * max(map(off_by, ts)):+.1f} %" if ts else "-"
         median = lambda ts: f"{100 * statistics.median(abs(off_by(t)) for t in ts):.2f} %" if ts else "-"
         pace = f"{statistics.geometric_mean(steps):.3f}, {max(steps):.3f}" if law.orders and steps else "-"
@@ -473,6 +488,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", help="only these, with commas between them")
     parser.add_argument("--law", help="only those whose names begin so")
+    parser.add_argument("--together", action="store_true", help="all that are not missed alone, switched off at once")
     parser.add_argument("--share", default="0/1", help="K/N: every N-th case, from the K-th on")
     parser.add_argument("--again", action="store_true", help="also what is known")
     parser.add_argument("--table", action="store_true", help="compile nothing; write the table of what is known")
@@ -483,6 +499,8 @@ def main() -> None:
     known = read(lines)
     share, shares = map(int, chosen.share.split("/"))
     laws = [law for law in LAWS if law.name.startswith(chosen.law or "")]
+    if chosen.together:
+        laws = [together(list(known.values()))]
     for key in [] if chosen.table else cases()[share::shares]:
         if chosen.program and key[0] not in chosen.program.split(","):
             continue
