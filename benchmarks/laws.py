@@ -2,7 +2,8 @@
 
     python benchmarks/laws.py                                   # goes on where it stopped
     python benchmarks/laws.py --share 0/2 & python benchmarks/laws.py --share 1/2   # on two CPUs
-    python benchmarks/laws.py --program gpt,click_model --law fusion.costly --again
+    python benchmarks/laws.py --program gpt,click_model --law "fusion: tanh" --again
+    python benchmarks/laws.py --together                        # afterwards: all at once that no case misses alone
     python benchmarks/laws.py --table                           # only writes the table of what is there
 
 Needs the extra `verify-gpu`, no GPU. A case is a program under a plan or a strategy and one of XLA:GPU's two schedules:
@@ -28,7 +29,7 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -37,7 +38,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 from foreign.table import PROGRAMS, Program
-from verify_matrix import BUDGET_BYTES, CONFIGS, MODELS, PER_NODE, RESULTS, Model, subject_of
+from verify_matrix import (
+    BUDGET_BYTES,
+    CONFIGS,
+    MESHES,
+    MODELS,
+    PER_NODE,
+    PLAN,
+    RESULTS,
+    Model,
+    deviation,
+    subject_of,
+)
 
 from autoshard.cluster import Cluster
 from autoshard.compiler.dimension_orders import OrderCopies
@@ -52,19 +64,15 @@ from autoshard.hlo.module import parse
 from autoshard.planner.build import Formulation
 from autoshard.planner.decode import evaluate
 from autoshard.planner.program import prepare
-from autoshard.plans.make import Posed, best_of, plan_of_choices, plan_program
+from autoshard.plans.make import best_of, plan_of_choices, pose
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.plans.question import Question
-from autoshard.solver.problem import Solution
-from autoshard.strategies.restrict import restrictions
+from autoshard.strategies.make import restriction
 from autoshard.strategies.strategies import ALL
 from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 
-PLAN = "plan"
-MESH = (("data", 2), ("tensor", 4))
 TOGETHER = "together: all that only predict and that are not missed alone"
 SLOW = frozenset({"moe", "unet"})
 """Compile for minutes: with one strategy alone."""
@@ -262,53 +270,37 @@ class Case:
     """A program that is planned and compiled with all laws."""
 
     def __init__(self, key: tuple[str, str, str]):
-        name, self.strategy, schedule = key
-        self.key = key
+        name, strategy_name, schedule = key
         model: Model | Program = PROGRAMS[name] if name in PROGRAMS else MODELS[name]
-        self.axes = dict(model.mesh if isinstance(model, Program) else MESH)
+        self.axes = dict(model.mesh if isinstance(model, Program) else MESHES["2x4"])
         self.num_devices = int(np.prod(list(self.axes.values())))
         cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{self.num_devices}.yaml")
         self.step, self.args, self.subject = subject_of(model, cluster)
-        self.options = PlanOptions(time_limit_s=20, cache=True, schedule=Schedule(schedule))
-        self.posed, (self.formulation, self.solution) = self._solved()
-
-    def _solved(self) -> tuple[Posed, tuple[Formulation, Solution]]:
-        solved: list[tuple[Posed, tuple[Formulation, Solution]]] = []
-
-        def answer(posed: Posed) -> ProgramPlan:
-            solved.append((posed, best_of(posed).winner))
-            return self._plan(posed, *solved[0][1])
-
         restrict = None
-        if self.strategy != PLAN:
-            strategy = next(s for s in ALL if s.name == self.strategy)
-            names = () if strategy.tensor is None else tuple(self.axes) if strategy.data is None else ("tensor",)
-            restrict = lambda program, mesh: restrictions(strategy, program, self.subject.roles, mesh, names)
-        plan_program(
+        if strategy_name != PLAN:
+            strategy = next(s for s in ALL if s.name == strategy_name)
+            restrict = restriction(strategy, self.subject, tuple(self.axes), "tensor")
+        self.posed = pose(
             self.subject.traced,
             self.subject.program,
             self.subject.cluster,
             mesh=self.axes,
             donate_argnums=(0,),
             memory_budget_bytes=BUDGET_BYTES,
-            options=self.options,
+            options=PlanOptions(time_limit_s=20, cache=True, schedule=Schedule(schedule)),
             restrict=restrict,
-            answer=answer,
         )
-        return solved[0]
-
-    def _plan(self, posed: Posed, formulation: Formulation, solution: Solution) -> ProgramPlan:
-        return plan_of_choices(
-            self.subject.traced,
-            formulation,
-            solution.chosen,
-            origin=posed.origin,
-            certificate=solution.certificate,
-        )
+        self.formulation, self.solution = best_of(self.posed).winner
 
     def plan(self, formulation: Formulation) -> ProgramPlan:
         """What is executed, under the laws that hold now."""
-        return self._plan(self.posed, formulation, self.solution)
+        return plan_of_choices(
+            self.subject.traced,
+            formulation,
+            self.solution.chosen,
+            origin=self.posed.origin,
+            certificate=self.solution.certificate,
+        )
 
     def again(self) -> Formulation:
         """The problem under the laws that hold now; its choices have the same numbers.
@@ -316,7 +308,7 @@ class Case:
         Raises:
           ValueError: They do not.
         """
-        question: Question = dataclasses.replace(
+        question = dataclasses.replace(
             self.posed.question, program=prepare(self.subject.traced.graph), schedule=self.formulation.schedule
         )
         found = question.formulation(self.formulation.mesh, weights=self.formulation.overlap.weights)
@@ -387,12 +379,12 @@ def tried(key: tuple[str, str, str], laws: Sequence[Law], known: Mapping[tuple[s
 
 def off_by(trial: Trial) -> float:
     """How far the predicted peak is above the compiled one, as a share of the latter."""
-    return trial.peak_bytes / trial.compiled_peak_bytes - 1
+    return deviation(trial.peak_bytes, trial.compiled_peak_bytes)
 
 
 def sent_off_by(trial: Trial) -> float:
     """How far the predicted traffic is off, as a share of what is compiled."""
-    return abs(trial.sent_bytes / trial.compiled_sent_bytes - 1) if trial.compiled_sent_bytes else 0.0
+    return abs(deviation(trial.sent_bytes, trial.compiled_sent_bytes))
 
 
 def is_held(trial: Trial) -> bool:
@@ -400,11 +392,20 @@ def is_held(trial: Trial) -> bool:
     return -0.03 <= off_by(trial) <= 0.1
 
 
+def is_peak_lost(trial: Trial, base: Trial) -> bool:
+    """Whether a peak that holds with the law, as in `base`, does not without."""
+    return is_held(base) and not is_held(trial)
+
+
+def is_traffic_lost(trial: Trial, base: Trial) -> bool:
+    """Whether traffic that is within 5 % with the law, as in `base`, is not without."""
+    return sent_off_by(base) <= 0.05 < sent_off_by(trial)
+
+
 def is_missed(trial: Trial, base: Trial) -> bool:
     """Whether something that was right with the law, as in `base`, is so no longer, or the step takes longer."""
-    is_lost = is_held(base) and not is_held(trial)
     is_slower = trial.step_s > 1.01 * base.step_s
-    return bool(trial.reason) or is_lost or sent_off_by(base) <= 0.05 < sent_off_by(trial) or is_slower
+    return bool(trial.reason) or is_peak_lost(trial, base) or is_traffic_lost(trial, base) or is_slower
 
 
 def together(trials: Sequence[Trial]) -> Law:
@@ -425,7 +426,10 @@ def table(trials: Sequence[Trial]) -> str:
     lines = [
         f"{len(bases)} cases compiled. With all laws:",
         "",
-        *(_held_by(schedule, [t for t in bases.values() if t.schedule == schedule.value]) for schedule in Schedule),
+        "| programs | number | peak within 10 % | more than 3 % under | range | median deviation | traffic within "
+        "5 % | sent at least, of what is predicted |",
+        "|" + " --- |" * 8,
+        *(_held_by(*kind, own) for kind, own in sorted(_kinds(bases.values()).items())),
         "",
         "| law | cases that it changes | peak there, with | without | median deviation, with | without | peaks lost | "
         "traffic lost | step without, over with: mean, most | verdict |",
@@ -437,8 +441,8 @@ def table(trials: Sequence[Trial]) -> str:
         if not of_law[law.name]:
             continue
         with_it = [bases[t.case] for t in own]
-        lost = [t for t in own if is_held(bases[t.case]) and not is_held(t)]
-        unsent = [t for t in own if sent_off_by(bases[t.case]) <= 0.05 < sent_off_by(t)]
+        lost = [t for t in own if is_peak_lost(t, bases[t.case])]
+        unsent = [t for t in own if is_traffic_lost(t, bases[t.case])]
         steps = [t.step_s / bases[t.case].step_s for t in own if bases[t.case].step_s]
         verdict = "stays" if others or any(is_missed(t, bases[t.case]) for t in own) else "goes"
         span = lambda ts: f"{100 * min(map(off_by, ts)):+.1f} to {100 * max(map(off_by, ts)):+.1f} %" if ts else "-"
@@ -454,18 +458,24 @@ def table(trials: Sequence[Trial]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _held_by(schedule: Schedule, own: Sequence[Trial]) -> str:
-    """How well the predictions of the cases under a schedule hold."""
+def _kinds(bases: Iterable[Trial]) -> dict[tuple[str, str], list[Trial]]:
+    """By schedule, and by where a program is from and how it is split."""
+    found = collections.defaultdict(list)
+    for t in bases:
+        whose = "other programs" if t.program in PROGRAMS else "zoo"
+        found[t.schedule, f"{whose}, {'plans' if t.strategy == PLAN else 'strategies'}"].append(t)
+    return found
+
+
+def _held_by(schedule: str, what: str, own: Sequence[Trial]) -> str:
+    """How well the predictions of these cases hold, as a row."""
     errors = [off_by(t) for t in own]
-    if not errors:
-        return f"- scheduled for {schedule.value}: none"
+    sent = [t.compiled_sent_bytes / t.sent_bytes for t in own if t.sent_bytes]
     near, under = sum(abs(e) <= 0.1 for e in errors), sum(e < -0.03 for e in errors)
-    return (
-        f"- scheduled for {schedule.value}, {len(own)}: peaks within 10 % in {near}, more than 3 % under in {under}, "
-        f"from {100 * min(errors):+.1f} to {100 * max(errors):+.1f} %, median deviation "
-        f"{100 * statistics.median(map(abs, errors)):.1f} %; traffic within 5 % in "
-        f"{sum(sent_off_by(t) <= 0.05 for t in own)}"
-    )
+    cells = [f"{what}, {schedule}", str(len(own)), str(near), str(under)]
+    cells += [f"{100 * min(errors):+.1f} to {100 * max(errors):+.1f} %"]
+    cells += [f"{100 * statistics.median(map(abs, errors)):.1f} %", str(sum(sent_off_by(t) <= 0.05 for t in own))]
+    return "| " + " | ".join([*cells, f"{100 * min(sent):.0f} %"]) + " |"
 
 
 def read(path: pathlib.Path) -> dict[tuple[str, ...], Trial]:

@@ -16,6 +16,7 @@ from autoshard.plans.gaps import excess, fits
 from autoshard.plans.make import homogeneous_slice, load_cluster, plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
+from autoshard.plans.question import Restrict
 from autoshard.strategies.restrict import restrictions, why_unsuited
 from autoshard.strategies.strategies import ALL, Strategy
 from autoshard.trace.trace import Trace, trace
@@ -148,7 +149,6 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
         )
     plans, failure = [], None
     for one in meshes:
-        names = () if strategy.tensor is None else tuple(one) if strategy.data is None else (tensor_axis,)
         try:
             plans.append(
                 plan_program(
@@ -159,9 +159,7 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
                     donate_argnums=subject.donated,
                     memory_budget_bytes=settings.get("memory_budget_bytes"),
                     options=settings.get("options"),
-                    restrict=lambda program, logical, names=names: restrictions(
-                        strategy, program, subject.roles, logical, names
-                    ),
+                    restrict=restriction(strategy, subject, tuple(one), tensor_axis),
                     name=strategy.name,
                 )
             )
@@ -170,6 +168,17 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
     if failure is not None and not plans:
         raise failure
     return min(plans, key=lambda p: p.certificate.objective)
+
+
+def restriction(strategy: Strategy, subject: Subject, axes: tuple[str, ...], tensor_axis: str) -> Restrict:
+    """Makes what a plan may not do, so that it is the strategy's.
+
+    Args:
+      strategy: The strategy. subject: What is planned. axes: Of the mesh.
+      tensor_axis: The one that splits weights where the strategy has data axes as well.
+    """
+    names = () if strategy.tensor is None else axes if strategy.data is None else (tensor_axis,)
+    return lambda program, logical: restrictions(strategy, program, subject.roles, logical, names)
 
 
 WIDEST_TENSOR_AXIS = 16
