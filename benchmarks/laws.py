@@ -4,6 +4,7 @@
     python benchmarks/laws.py --share 0/2 & python benchmarks/laws.py --share 1/2   # on two CPUs
     python benchmarks/laws.py --program gpt,click_model --law "fusion: tanh" --again
     python benchmarks/laws.py --together                        # afterwards: all at once that no case misses alone
+    python benchmarks/laws.py --recorded                        # on what `verify_matrix.py` compiled for four meshes
     python benchmarks/laws.py --table                           # only writes the table of what is there
 
 Needs the extra `verify-gpu`, no GPU. A case is a program under a plan or a strategy and one of XLA:GPU's two schedules:
@@ -46,16 +47,16 @@ from verify_matrix import (
     PER_NODE,
     PLAN,
     RESULTS,
+    Cell,
     Model,
     deviation,
     subject_of,
 )
+from verify_matrix import read as read_matrix
 
 from autoshard.cluster import Cluster
 from autoshard.compiler.dimension_orders import OrderCopies
 from autoshard.compiler.emitted_collectives import _Merged
-from autoshard.compiler.list_scheduler import FreeingFirst
-from autoshard.compiler.partial_sums import _amounts
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import AutoshardError
 from autoshard.hlo.collectives import compiled_collectives
@@ -74,6 +75,7 @@ from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 
 TOGETHER = "together: all that only predict and that are not missed alone"
+MESH = "2x4"
 SLOW = frozenset({"moe", "unet"})
 """Compile for minutes: with one strategy alone."""
 
@@ -123,16 +125,10 @@ def _never(amount: Any) -> Any:
     return np.zeros_like(amount, bool) if isinstance(amount, np.ndarray) else False
 
 
-def _not_put_off(partial: Any, freed: Any, at_once: Any, workspace: int, alone: bool) -> Any:
-    """`_amounts` of products none of which is put off."""
-    return _amounts(partial, np.zeros_like(freed), at_once, workspace, alone)
-
-
 LAWS = (
     Law("aliasing: sums in a product's buffer", {"compiler.live_ranges.sums_in_place": _fresh(dict)}),
     Law("aliasing: scattered into what it is added to", {"compiler.live_ranges.scattered_into": _fresh(dict)}),
-    Law("fusion: tanh is costly", {"compiler.fusion.COSTLY": frozenset(), "compiler.live_buffers.COSTLY": frozenset()}),
-    Law("fusion: expensive operations are not repeated", {"compiler.fusion._EXPENSIVE": frozenset()}),
+    Law("fusion: tanh is costly", {"compiler.fusion._COSTLY": frozenset()}),
     Law("fusion: a kernel for each order of dimensions", {"compiler.fusion.read_orders": _fresh(dict)}),
     Law("fusion: added reductions are one kernel", {"compiler.fusion._summed": _fresh(list)}),
     Law("fusion: barriers of checkpoints", {"compiler.fusion._held_by_barriers": _itself(frozenset())}),
@@ -140,36 +136,20 @@ LAWS = (
     Law("multi_output_fusion: made together", {"compiler.live_ranges.made_together": _fresh(dict)}),
     Law("multi_output_fusion: delayed products", {"compiler.live_ranges.delayed_products": _fresh(dict)}),
     Law("constant_fills: when zeros are filled", {"compiler.live_ranges.constant_fills": _fresh(dict)}),
-    Law("constant_fills: early fills of partial sums", {"compiler.live_ranges.early_fills": _itself(frozenset())}),
-    Law("convolution_kernels: copies for cuDNN", {"compiler.live_ranges.kernel_copies": _fresh(list)}),
-    Law("convolution_kernels: reversed kernels", {"compiler.live_ranges.is_reversed_kernel": _itself(False)}),
     Law(
         "dimension_orders: copies in other orders",
         {"compiler.live_ranges.copies_in_other_orders": _itself(OrderCopies({}, ()))},
     ),
-    Law("list_scheduler: freeing first", {"compiler.live_ranges.freeing_first": _itself(FreeingFirst({}, {}))}),
     Law("softmax: stored exponentials", {"compiler.backends.stored_exponentials": _itself(())}),
     Law("workspaces: of products", {"compiler.backends.product_workspaces": _itself(())}),
     Law(
         "collective_combiner: large sums are reduced alone",
-        {f"compiler.{room}.is_reduced_alone": _never for room in ("operand_copies", "partial_sums", "live_buffers")},
+        {f"compiler.{room}.is_reduced_alone": _never for room in ("operand_copies", "partial_sums")},
     ),
     Law("reduce_scatter_combiner: sums wait for each other", {"compiler.partial_sums.combined_until": _fresh(dict)}),
-    Law(
-        "reduce_scatter_combiner: in the order of a norm",
-        {"compiler.reduce_scatter_combiner._wait_for_a_norm": _itself(False)},
-    ),
-    Law("partial_sums: products that are put off", {"compiler.partial_sums._amounts": _not_put_off}),
     Law("early_products: sums that are waited for", {"compiler.analysis.awaited_sums": _fresh(dict)}),
-    Law("early_products: kernels that are waited for", {"compiler.analysis.awaited_kernels": _fresh(dict)}),
     Law("live_buffers: slices outlive the whole", {"compiler.live_buffers._Shortening._shorten": _itself(None)}),
-    Law("live_buffers: made for sums", {"compiler.live_buffers._Shortening._make_for_sums": _itself(None)}),
     Law("live_buffers: long reductions are apart", {"compiler.live_buffers._Shortening._is_apart": _itself(False)}),
-    Law("operand_copies: tables whose ids are there", {"compiler.operand_copies._made_at_once": _itself(frozenset())}),
-    Law(
-        "operand_copies: weights are gathered before their reader",
-        {"compiler.operand_copies._Weights.gathered_at": lambda self, operation, weight: (operation.index, None)},
-    ),
     Law(
         "hiding_spans: copies behind the product before",
         {"compiler.hiding_spans.HidingSpans.gathered_from": lambda self, reader: reader},
@@ -187,7 +167,6 @@ LAWS = (
         {"compiler.emitted_collectives._gathered_last": _itself(_Merged(frozenset(), frozenset()))},
     ),
     Law("emitted_collectives: added first", {"compiler.emitted_collectives._added_first": _itself((frozenset(), {}))}),
-    Law("emitted_collectives: reading slices", {"compiler.emitted_collectives._reading_slices": _fresh(set)}),
     Law(
         "emitted_collectives: sliced at once",
         {"compiler.emitted_collectives._sliced_at_once": lambda c, value, steps, readers: steps},
@@ -229,6 +208,7 @@ class Trial:
     program: str
     strategy: str
     schedule: str
+    mesh: str = MESH
     law: str = ""
     reason: str = ""
     changes: bool = False
@@ -242,19 +222,24 @@ class Trial:
     seconds: float = 0.0
 
     @property
-    def case(self) -> tuple[str, str, str]:
-        return self.program, self.strategy, self.schedule
+    def case(self) -> tuple[str, ...]:
+        return self.program, self.strategy, self.schedule, self.mesh
 
     @property
     def key(self) -> tuple[str, ...]:
         return *self.case, self.law
 
 
-def cases() -> list[tuple[str, str, str]]:
+def recorded_cases(matrix: Iterable[Cell]) -> list[tuple[str, ...]]:
+    """Those of the matrix that were compiled."""
+    return [(c.model, c.strategy, Schedule.LEAST_MEMORY.value, c.mesh) for c in matrix if not c.reason]
+
+
+def cases() -> list[tuple[str, ...]]:
     """Programs, how they are split, and what the compiler is asked for; what tells most comes first."""
     hiding, least = Schedule.LATENCY_HIDING.value, Schedule.LEAST_MEMORY.value
     quick = [name for name in MODELS if name not in SLOW]
-    return [
+    chosen = [
         *((name, PLAN, hiding) for name in PROGRAMS),
         *((name, PLAN, hiding) for name in quick),
         *((name, "zero3", hiding) for name in quick),
@@ -264,15 +249,16 @@ def cases() -> list[tuple[str, str, str]]:
         ("moe", "megatron", hiding),
         ("unet", PLAN, hiding),
     ]
+    return [(*case, MESH) for case in chosen]
 
 
 class Case:
     """A program that is planned and compiled with all laws."""
 
-    def __init__(self, key: tuple[str, str, str]):
-        name, strategy_name, schedule = key
+    def __init__(self, key: tuple[str, ...]):
+        name, strategy_name, schedule, mesh = key
         model: Model | Program = PROGRAMS[name] if name in PROGRAMS else MODELS[name]
-        self.axes = dict(model.mesh if isinstance(model, Program) else MESHES["2x4"])
+        self.axes = dict(model.mesh if isinstance(model, Program) else MESHES[mesh])
         self.num_devices = int(np.prod(list(self.axes.values())))
         cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{self.num_devices}.yaml")
         self.step, self.args, self.subject = subject_of(model, cluster)
@@ -339,8 +325,23 @@ class Case:
         }
 
 
-def tried(key: tuple[str, str, str], laws: Sequence[Law], known: Mapping[tuple[str, ...], Trial]) -> Iterator[Trial]:
-    """The trials of one case that are not known."""
+def _recorded(cell: Cell | None, predicted: Mapping[str, float]) -> dict[str, float]:
+    """What was compiled of this cell of the matrix; nothing if another plan was compiled."""
+    if cell is None or cell.reason or abs(deviation(predicted["peak_bytes"], cell.predicted_peak_bytes)) > 1e-6:
+        return {}
+    if abs(deviation(predicted["sent_bytes"], cell.predicted_bytes)) > 1e-6:
+        return {}
+    return {
+        "compiled_sent_bytes": cell.compiled_bytes,
+        "compiled_peak_bytes": cell.compiled_peak_bytes,
+        "compiled_total_bytes": cell.compiled_total_bytes,
+    }
+
+
+def tried(
+    key: tuple[str, ...], laws: Sequence[Law], known: Mapping[tuple[str, ...], Trial], cell: Cell | None
+) -> Iterator[Trial]:
+    """The trials of one case that are not known. What is recorded of it is not compiled again."""
     base = known.get((*key, ""))
     left = [law for law in laws if (*key, law.name) not in known]
     if (base is not None and base.reason) or (base is not None and not left):
@@ -351,7 +352,8 @@ def tried(key: tuple[str, str, str], laws: Sequence[Law], known: Mapping[tuple[s
         case = Case(key)
         plan = case.plan(case.formulation)
         if base is None:
-            figures = case.predicted(case.formulation) | case.compiled(plan)
+            predicted = case.predicted(case.formulation)
+            figures = predicted | (_recorded(cell, predicted) or case.compiled(plan))
             base = dataclasses.replace(Trial(*key, changes=True, seconds=passed()), **figures)
             yield base
     except (AutoshardError, jax.errors.JaxRuntimeError) as error:
@@ -404,7 +406,7 @@ def is_traffic_lost(trial: Trial, base: Trial) -> bool:
 
 def is_missed(trial: Trial, base: Trial) -> bool:
     """Whether something that was right with the law, as in `base`, is so no longer, or the step takes longer."""
-    is_slower = trial.step_s > 1.01 * base.step_s
+    is_slower = trial.step_s > 1.01 * base.step_s > 0
     return bool(trial.reason) or is_peak_lost(trial, base) or is_traffic_lost(trial, base) or is_slower
 
 
@@ -497,7 +499,8 @@ def _told(trial: Trial) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", help="only these, with commas between them")
-    parser.add_argument("--law", help="only those whose names begin so")
+    parser.add_argument("--law", help="only those whose names begin so, with commas between them")
+    parser.add_argument("--recorded", action="store_true", help="on the cells of the matrix, by what is recorded there")
     parser.add_argument("--together", action="store_true", help="all that are not missed alone, switched off at once")
     parser.add_argument("--share", default="0/1", help="K/N: every N-th case, from the K-th on")
     parser.add_argument("--again", action="store_true", help="also what is known")
@@ -505,23 +508,27 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
     chosen = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 1)
-    lines = chosen.out / "laws.jsonl"
+    name = "laws-recorded" if chosen.recorded else "laws"
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    lines = chosen.out / f"{name}.jsonl"
     known = read(lines)
+    matrix = read_matrix(RESULTS / "verify-matrix.jsonl").values() if chosen.recorded else ()
+    cells = dict(zip(recorded_cases(matrix), (c for c in matrix if not c.reason), strict=True))
     share, shares = map(int, chosen.share.split("/"))
-    laws = [law for law in LAWS if law.name.startswith(chosen.law or "")]
+    laws = [law for law in LAWS if law.name.startswith(tuple((chosen.law or "").split(",")))]
     if chosen.together:
         laws = [together(list(known.values()))]
-    for key in [] if chosen.table else cases()[share::shares]:
+    for key in [] if chosen.table else (list(cells) or cases())[share::shares]:
         if chosen.program and key[0] not in chosen.program.split(","):
             continue
-        for trial in tried(key, laws, {} if chosen.again else known):
+        for trial in tried(key, laws, {} if chosen.again else known, cells.get(key)):
             known[trial.key] = trial
             with lines.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(trial)) + "\n")
             print(_told(trial), flush=True)
         jax.clear_caches()
     head = f"Laws of XLA:GPU switched off one by one; jax {jax.__version__}, {datetime.date.today().isoformat()}."
-    (chosen.out / "laws.md").write_text(head + "\n\n" + table(list(read(lines).values())))
+    (chosen.out / f"{name}.md").write_text(head + "\n\n" + table(list(read(lines).values())))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from autoshard.compiler.collective_combiner import CombinedCollectives, combined_collectives
 from autoshard.compiler.collective_dtypes import moved_itemsizes, rounding_operations
 from autoshard.compiler.def_use import DefUse, def_use
-from autoshard.compiler.early_products import awaited_kernels, awaited_sums, early_products
+from autoshard.compiler.early_products import awaited_sums, early_products
 from autoshard.compiler.live_ranges import LiveRanges, live_ranges
 from autoshard.compiler.reduce_scatter_combiner import reduce_scatter_order
 from autoshard.graph.computations import Computation, all_computations, entry_computation
@@ -29,7 +29,6 @@ class ProgramAnalysis:
       moved_itemsizes: For each value, the bytes of an element as it is moved.
       rounding: The operations that need what they read no more precisely than products do.
       awaited_sums: The products whose sums are waited for; see `early_products.py`.
-      awaited_kernels: The gradients of convolution kernels that are waited for; see `early_products.py`.
     """
 
     graph: Graph
@@ -44,7 +43,6 @@ class ProgramAnalysis:
     moved_itemsizes: tuple[int, ...]
     rounding: frozenset[int]
     awaited_sums: Mapping[int, int]
-    awaited_kernels: Mapping[int, int]
 
 
 def analyse(graph: Graph) -> ProgramAnalysis:
@@ -58,7 +56,7 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         entry=entry,
         groups=groups,
         chains=chains,
-        live=live_ranges(chains, pointwise, weights, gradients),
+        live=live_ranges(chains, pointwise, gradients),
         weights=weights,
         gradients=gradients,
         combined=combined_collectives(graph, groups, gradients),
@@ -66,5 +64,4 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         moved_itemsizes=moved_itemsizes(graph),
         rounding=rounding_operations(graph),
         awaited_sums=awaited_sums(graph, early),
-        awaited_kernels=awaited_kernels(early, gradients),
     )

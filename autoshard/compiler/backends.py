@@ -48,7 +48,7 @@ class XlaCpu:
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""
         yield from stored_values(analysis, choices)
-        yield from partial_sums(analysis, choices, workspace_bytes=0)
+        yield from partial_sums(analysis, choices)
         yield from exchange_workspaces(analysis, choices.groups)
 
     def operand_copies(
@@ -110,7 +110,7 @@ class XlaGpu(XlaCpu):
         """See `Compiler`."""
         yield from stored_values(analysis, choices)
         yield from stored_exponentials(analysis, choices)
-        yield from partial_sums(analysis, choices, self.workspace_bytes, self._hiding(analysis))
+        yield from partial_sums(analysis, choices, self._hiding(analysis))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
         yield from exchange_workspaces(analysis, choices.groups)
 
@@ -119,10 +119,6 @@ class XlaGpu(XlaCpu):
     ) -> Iterator[BufferUse]:
         """See `Compiler`."""
         return operand_copies(analysis, reads, self._hiding(analysis))
-
-    def live_buffers(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray) -> LiveBuffers:
-        """See `Compiler`."""
-        return live_buffers(uses, *shortened(solved, uses, sizes_bytes, not self.hides_collectives))
 
     def _hiding(self, analysis: ProgramAnalysis) -> HidingSpans | None:
         return HidingSpans(analysis.graph) if self.hides_collectives else None

@@ -1,10 +1,9 @@
 """Buffers that are filled with a constant before something is added into them, and when XLA:GPU fills them."""
 
-import collections
 from collections.abc import Collection, Mapping, Set
 
 from autoshard.compiler.def_use import DefUse
-from autoshard.compiler.primitives import PRODUCTS, SUMS
+from autoshard.compiler.primitives import PRODUCTS
 from autoshard.graph.graph import OperationKind
 
 _LARGE_BYTES = 2**20
@@ -65,19 +64,3 @@ def constant_fills(
         key = values[value].shape, values[value].dtype
         together[key] = min(at, together.get(key, at))
     return {value: together[values[value].shape, values[value].dtype] for value in found}
-
-
-def early_fills(chains: DefUse, made: Mapping[int, int], gradients: Set[int]) -> frozenset[int]:
-    """Those of `constant_fills` that are made early even where they are only to hold partial sums: gradients that are
-    added to another one, such as of an embedding that is also the output layer, and those made together with others.
-    """
-    values = chains.graph.values
-    kind = lambda value: (values[value].shape, values[value].dtype)
-    num = collections.Counter(map(kind, made))
-    return frozenset(v for v in made if num[kind(v)] > 1 or (v in gradients and _is_term(chains, v)))
-
-
-def _is_term(chains: DefUse, value: int) -> bool:
-    """Whether a value, or the same in another type, is added to another one."""
-    readers = [c for c, _ in chains.consumers[value]]
-    return any(c.name in SUMS or (c.name == "convert_element_type" and _is_term(chains, c.result())) for c in readers)

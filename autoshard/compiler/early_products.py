@@ -8,7 +8,7 @@ OpenXLA, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc).
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 
 from autoshard.compiler.collective_combiner import is_reduced_alone
 from autoshard.compiler.planned_graph import PlannedGraph
@@ -88,20 +88,6 @@ def awaited_sums(graph: Graph, early: Iterable[EarlyProduct]) -> dict[int, int]:
         if not product.is_convolution and not product.is_term and is_reduced_alone(size_bytes):
             found[product.instruction.leaf.index] = product.operand
     return found
-
-
-def awaited_kernels(early: Iterable[EarlyProduct], gradients: Set[int]) -> dict[int, int]:
-    """For each convolution, by operation, that makes a gradient, the operand whose later readers wait for it: the rule
-    of `products_first`. A gradient of which no product reads an operand later is made when XLA sees fit.
-
-    Args:
-      early: All early products of a graph. gradients: What only the successors of the state are made of.
-    """
-    return {
-        product.instruction.leaf.index: product.operand
-        for product in early
-        if product.is_convolution and product.instruction.results[0] in gradients
-    }
 
 
 def products_first(planned: PlannedGraph, computation: Computation, workspace_bytes: float) -> dict[int, int]:

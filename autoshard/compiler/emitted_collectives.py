@@ -45,7 +45,7 @@ def emitted(c: SolvedProgram) -> EmittedCollectives:
     """The collectives as the compiler makes them."""
     uses, resharded = _uses(c), c.resharded()
     merged = _gathered_last(c, uses)
-    served, total_of = _added_first(c, uses, merged.operations | _reading_slices(c))
+    served, total_of = _added_first(c, uses, merged.operations)
     slicing = collections.defaultdict(list)
     for move in c.moves:
         slicing[move.value].append(move.target)
@@ -119,29 +119,13 @@ def _gathered_last(c: SolvedProgram, uses: Mapping[int | None, int]) -> _Merged:
     return _Merged(spared, merged)
 
 
-def _reading_slices(c: SolvedProgram) -> set[int]:
-    """The operations all of whose operands are sliced alike."""
-    slices: dict[int, dict[int, tuple[Layout, Layout]]] = collections.defaultdict(dict)
-    for move in c.moves:
-        held = c.layouts[move.value]
-        if held != move.target and not move.collectives:
-            for index in c.readers(move):
-                slices[index][move.value] = held, move.target
-    operations = c.analysis.graph.operations
-    return {
-        index
-        for index, found in slices.items()
-        if len(set(found.values())) == 1 and found.keys() == set(operations[index].operands)
-    }
-
-
 def _added_first(
-    c: SolvedProgram, uses: Mapping[int | None, int], moved_alike: Set[int]
+    c: SolvedProgram, uses: Mapping[int | None, int], gathered_last: Set[int]
 ) -> tuple[frozenset[int], dict[int, int]]:
     """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
     serves both; and for the sum of each group that does serve, the total that is reduced.
 
-    `moved_alike` are the operations whose operands are sliced alike, or gathered alike behind them.
+    `gathered_last`: The operations whose operands are gathered alike behind them.
 
     (OpenXLA, `AllReduceReassociate` and `ReduceScatterReassociate`, xla/service/all_reduce_reassociate.cc.)
     """
@@ -168,7 +152,7 @@ def _added_first(
         if not others:
             is_same = math.prod(graph.values[operands[0]].shape) == math.prod(graph.values[result].shape)
         else:
-            is_late = operation.index in moved_alike
+            is_late = operation.index in gathered_last
             layouts = {c.layouts[o] for o in (*operands, *(() if is_late else (result,)))}
             is_same = len(layouts) == 1 and all(other == how and group != last for group, _, other in others)
             if is_same:

@@ -14,28 +14,7 @@ from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
 
-_EXPENSIVE = frozenset(
-    {
-        "erfc",
-        "erf_inv",
-        "pow",
-        "sin",
-        "cos",
-        "tan",
-        "atan2",
-        "cbrt",
-        "lgamma",
-        "digamma",
-        "sort",
-        "transpose",
-    }
-)
-"""Pointwise operations that cost more to compute than to fetch, so that no other kernel repeats them. Exponentials,
-logarithms and logistic functions are not among them: a GPU has units for these, and XLA:GPU's fusion, which compares
-times (`PriorityFusion`), repeats them. Attention keeps its scores, not the exponentials of them.
-"""
-
-COSTLY = frozenset({"tanh"})
+_COSTLY = frozenset({"tanh"})
 """Those for which a GPU has no unit: two kernels may compute them, a third would take longer than fetching them. What
 needs a sum of what they are part of is a kernel apart from the one that sums."""
 
@@ -124,7 +103,7 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
                         [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in chains.consumers[value]]
                     )
     kernels = _kernels(chains, can_fuse, region)
-    has_costly = any(o.name in COSTLY for o in graph.operations)
+    has_costly = any(o.name in _COSTLY for o in graph.operations)
     parts = _kernels(chains, can_fuse, _between_sums(chains)) if has_costly else kernels
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
@@ -135,7 +114,6 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
         for o in operation.operands:
             if o is not None and o not in free:
                 made_of.update(sources[o] if fused[o] else (o,))
-        is_cheap = operation.name not in _EXPENSIVE and not is_key_or_random(operation)
         own = frozenset(made_of)
         for value in operation.results:
             if value is None:
@@ -143,11 +121,11 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
             sources[value] = own
             if not can_fuse[value]:
                 continue
-            if operation.name in COSTLY and len(parts[value]) > 2:
+            if operation.name in _COSTLY and len(parts[value]) > 2:
                 continue
             num = len(kernels[value])
             if num > 1 and not is_alias(operation) and value not in free:
-                if not is_cheap and kernels[value] != {region[operation.index]}:
+                if is_key_or_random(operation) and kernels[value] != {region[operation.index]}:
                     continue
                 if sum(map(size, own)) * (num - 1) > size(value) * (num + 1):
                     continue

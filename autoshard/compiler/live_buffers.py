@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, spans_of
-from autoshard.compiler.collective_combiner import is_reduced_alone
-from autoshard.compiler.fusion import COSTLY
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.graph.layout import Layout, is_sent, shard_bytes
 
@@ -22,24 +20,22 @@ programs do so with up to 32, and not with 64.
 
 
 def shortened(
-    solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray, waits_for_sums: bool = True
+    solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(spans, bytes) of all buffers, as far as the solved program needs them.
 
     Where heavy kernels read slices of a value, XLA takes these as soon as nothing else needs the whole one, since its
     schedule for least memory does first what frees most. A pointwise result that nothing needs whole is computed inside
     its slices (`PriorityFusion`). Where a value is gathered for a reader, what is computed from the copy later needs
-    the pieces no more. And what only products read whose sums are waited for (`early_products.py`) is made for them,
-    not with what is made of values behind these sums.
+    the pieces no more.
 
     Args:
       solved: The program. uses: Its buffers. sizes_bytes: [n] of each; 0 where there is none.
-      waits_for_sums: Whether others wait for sums that are reduced alone, or go on while they are reduced.
 
     Returns:
       int64 [n, 2], the first operation of each buffer and the one after its last; and [n] bytes.
     """
-    return _Shortening(solved, uses, sizes_bytes).shortened(waits_for_sums)
+    return _Shortening(solved, uses, sizes_bytes).shortened()
 
 
 class _Shortening:
@@ -68,47 +64,18 @@ class _Shortening:
         self.buffer_of = {value: found[0] for value, found in by_value.items() if len(found) == 1}
         self.moved = self._moved()
 
-    def shortened(self, waits_for_sums: bool) -> tuple[np.ndarray, np.ndarray]:
+    def shortened(self) -> tuple[np.ndarray, np.ndarray]:
         """(spans, bytes) of all buffers, as far as the solved program needs them."""
         for value in self.moved:
             is_made = value in self.buffer_of and self.chains.producer[value] is not None
             if is_made and value not in self.chains.outputs:
                 self._shorten(value, self.buffer_of[value])
-        if waits_for_sums:
-            self._make_for_sums()
         if all(map(self._is_apart, self.analysis.live.added_reductions)):
             for value, stop in self.analysis.live.apart_stop.items():
                 if value in self.buffer_of:
                     k = self.buffer_of[value]
                     self.spans[k, 1] = min(stop, self.spans[k, 1])
         return self.spans, self.sizes_bytes
-
-    def _make_for_sums(self) -> None:
-        """Makes products whose sums are reduced alone where the program does, with all that nothing else reads.
-
-        Where that is made of a costly function, the kernel behind the sum needs this as well, and as long: it is stored
-        instead.
-        """
-        is_alone = lambda k: self.uses[k].kind is BufferKind.PARTIAL_SUM and is_reduced_alone(self.sizes_bytes[k])
-        summed: set[int] = set()
-        for group, own in self.partial.items():
-            at = self.analysis.groups[group].operations[0]
-            if at in self.analysis.awaited_sums and any(map(is_alone, own)):
-                summed.add(at)
-                for k in own:
-                    self.spans[k] = at, at + 1
-        for value, start in self.starts.items():
-            made, readers = self.chains.producer[value], [c.index for c, _ in self.chains.consumers[value]]
-            if made is not None and made.index < start and readers and summed.issuperset(readers):
-                if value in self.buffer_of and not self._is_costly(value):
-                    self.spans[self.buffer_of[value]] = made.index, max(readers) + 1
-
-    def _is_costly(self, value: int) -> bool:
-        """Whether the kernel that makes a value computes a costly function."""
-        made = self.chains.made_by(value)
-        inside = [o for o in made.operands if o is not None and self.chains.producer[o] is not None]
-        stored = self.analysis.live.stored
-        return made.name in COSTLY or any([self._is_costly(o) for o in inside if o not in stored])
 
     def _is_apart(self, operation: int) -> bool:
         """Whether a reduction sums too many elements on a device to be part of the kernel that adds two of them."""

@@ -2,8 +2,8 @@
 
 Time is counted in operations of the flattened program. A loop body is passed once: what it needs of the world outside
 lives through the whole loop. What is not stored at all says `fusion.py`; which values share a buffer, `aliasing.py`;
-which buffers are there earlier or later than the program's order tells, `multi_output_fusion.py`, `constant_fills.py`
-and `list_scheduler.py`. What can be rebuilt from nothing (iotas, broadcast scalars, masks made of them) is never
+which buffers are there earlier or later than the program's order tells, `multi_output_fusion.py` and
+`constant_fills.py`. What can be rebuilt from nothing (iotas, broadcast scalars, masks made of them) is never
 stored; the successor of a donated argument takes over its buffer.
 """
 
@@ -11,12 +11,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from autoshard.compiler.aliasing import aliases, scattered_into, sums_in_place
-from autoshard.compiler.constant_fills import constant_fills, early_fills, late_fills
-from autoshard.compiler.convolution_kernels import is_reversed_kernel, kernel_copies
+from autoshard.compiler.constant_fills import constant_fills, late_fills
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import copies_in_other_orders
 from autoshard.compiler.fusion import fuse
-from autoshard.compiler.list_scheduler import freeing_first
 from autoshard.compiler.live_range import LiveRange
 from autoshard.compiler.multi_output_fusion import delayed_products, made_together
 from autoshard.graph.graph import OperationKind
@@ -33,8 +31,6 @@ class LiveRanges:
       region: For each operation, the number of heavy kernels before it: operations of one region fuse.
       alias_stop: For each value that is another name of its operand, when its last use ends.
       fused_stop: For each value that is computed inside its readers, when the last of these ends.
-      early_fills: The values whose buffer is filled with a constant long before they are made, even where they are only
-        partial sums (`constant_fills.py`).
       recomputable: The results that their readers could compute (`fusion.py`), stored or not.
       added_reductions: The reductions that are part of the kernel that adds two of them. apart_stop: When the ranges
         end that are longer for it, if each of them is a kernel of its own.
@@ -48,7 +44,6 @@ class LiveRanges:
     region: tuple[int, ...]
     alias_stop: Mapping[int, int]
     fused_stop: Mapping[int, int]
-    early_fills: frozenset[int]
     recomputable: frozenset[int]
     added_reductions: tuple[int, ...]
     apart_stop: Mapping[int, int]
@@ -95,12 +90,12 @@ def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int
     return until
 
 
-def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gradients: Set[int]) -> LiveRanges:
+def live_ranges(chains: DefUse, pointwise: Sequence[bool], gradients: Set[int]) -> LiveRanges:
     """Computes when each value of a graph is stored.
 
     Args:
       chains: The graph. pointwise: For each operation, whether it is (`pointwise_operations`).
-      weights, gradients: Values that stand for them (`graph/state.py`).
+      gradients: The values that stand for them (`graph/state.py`).
     """
     graph = chains.graph
     free = free_values(graph, pointwise)
@@ -119,20 +114,17 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     late = late_fills(chains, scattered)
     fills = constant_fills(chains, free, gradients, scattered, late)
     stops = _stops(chains, until, root)
-    reordered = freeing_first(chains, stops, root, gradients | weights)
-    stops.update(reordered.stops)
-    moved = {**together, **fills, **reordered.made}
+    moved = {**together, **fills}
     apart = stops
     if fusion.added:
         apart = _stops(chains, _last_needs(chains, _not_in(fusion.fused, fusion.added), together), root)
-    unstored = lambda v: fusion.fused[v] or v in root or v in free or is_reversed_kernel(chains, v)
+    unstored = lambda v: fusion.fused[v] or v in root or v in free
     made = list(_made_ranges(chains, unstored, stops, moved))
     orders = copies_in_other_orders(chains, {life.value for life in made}, fusion.sources, moved)
     ranges = [
         *orders.copies,
         *_argument_ranges(chains, stops),
         *(LiveRange(l.value, l.start, orders.stops.get(l.value, l.stop)) for l in made),
-        *kernel_copies(chains),
     ]
     is_added = lambda o: o.name == "reduce_sum" and o.results[0] in fusion.added
     return LiveRanges(
@@ -141,7 +133,6 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         region=tuple(chains.region),
         alias_stop={v: until[v] for v in root},
         fused_stop={v: until[v] for v, is_fused in enumerate(fusion.fused) if is_fused},
-        early_fills=early_fills(chains, fills, gradients),
         recomputable=frozenset(fusion.sources),
         added_reductions=tuple(o.index for o in graph.operations if is_added(o)),
         apart_stop={l.value: apart[l.value] for l in made if apart[l.value] < l.stop},

@@ -13,9 +13,6 @@ from autoshard.cost.collectives import COMBINED_BYTES
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group
 
-_SEVERAL = -1
-"""Made of several gradients."""
-
 
 def combined_until(
     graph: Graph, groups: Sequence[Group], order: Sequence[int], num_devices: int, alone: Collection[int] = ()
@@ -46,8 +43,7 @@ def combined_until(
 def reduce_scatter_order(chains: DefUse, groups: Sequence[Group], gradients: Set[int]) -> tuple[int, ...]:
     """The groups that make gradients by sums, in the order in which XLA's walk from the outputs meets them.
 
-    It goes through the successors of the state. If all of them wait for a norm, it comes through that: the additions
-    of a norm are one kernel, and since each is fused into the next, the operand of the last one is the kernel's first.
+    It goes through the successors of the state.
     """
     graph, producer = chains.graph, chains.producer
     made_by = _made_by(graph, groups, gradients)
@@ -66,7 +62,7 @@ def reduce_scatter_order(chains: DefUse, groups: Sequence[Group], gradients: Set
             elif operation is not None and not operation.rule.is_heavy:
                 operands = [o for o in operation.operands if o is not None and graph.values[o].shape]
                 left.extend(reversed(operands))
-    return tuple(found)[::-1] if _wait_for_a_norm(graph, made_by) else tuple(found)
+    return tuple(found)
 
 
 def _made_by(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> dict[int, int]:
@@ -94,23 +90,3 @@ def _made_by(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> dict
             if r is not None and (is_later or r in found):
                 made_of_gradients.add(r)
     return found
-
-
-def _wait_for_a_norm(graph: Graph, made_by: dict[int, int]) -> bool:
-    """Whether a scalar that is made of several gradients changes what else is made of them."""
-    made_of = dict(made_by)
-    norms: set[int] = set()
-    for operation in graph.operations:
-        found = {made_of[o] for o in operation.operands if o in made_of}
-        results = [r for r in operation.results if r is not None]
-        if not found or not results:
-            continue
-        is_scalar = not any(graph.values[r].shape for r in results)
-        if not is_scalar and not norms.isdisjoint(operation.operands):
-            return True
-        origin = found.pop() if len(found) == 1 else _SEVERAL
-        for r in results:
-            made_of.setdefault(r, origin)
-        if is_scalar and origin == _SEVERAL:
-            norms.update(results)
-    return False

@@ -79,18 +79,6 @@ def test_sums_that_are_added_behind_one_gather_are_reduced_once(formulated, mesh
     assert (sum(map(len, made.sums)), sum(map(len, made.moves))) == expected
 
 
-@pytest.mark.parametrize(("read", "number"), [((WHOLE, 1), 1), ((WHOLE, 0), 2)])
-def test_sums_that_are_added_in_slices_are_reduced_once(formulated, mesh_of, solved, read, number):
-    """Two products are summed whole, and their addition takes the same slice of both, or different ones."""
-    f = formulated(two_products, TERMS, mesh_of(2, 4))
-    one, two = sums_of(f, "dot_general")
-    sliced = {one: (WHOLE, 1), two: read}
-    targets = [sliced.get(flow.value, (WHOLE, WHOLE)) for flow in f.flows]
-    layouts = {**whole(f, (WHOLE, 1)), one: (WHOLE, WHOLE), two: (WHOLE, WHOLE)}
-    made = emitted(solved(f, layouts, targets, summed(f, "dot_general")))
-    assert sum(map(len, made.sums)) == number
-
-
 @pytest.mark.parametrize("use", ["carry", "carry and stack"])
 def test_a_sum_that_a_loop_only_accumulates_is_reduced_behind_it(formulated, mesh_of, solved, use):
     """Four products are added to what the loop carries: one all-reduce of their sum; four if each is read besides."""

@@ -89,23 +89,3 @@ def test_reductions_of_many_elements_are_not_made_by_the_kernel_that_adds_them(
     targets = [layouts[flow.value] for flow in f.flows]
     spans, _ = shortened(solved(f, layouts, targets), f.buffers, np.ones(len(f.buffers)))
     assert [int(spans[values(f).index(v), 1]) for v in products] == until
-
-
-def gated(w, a, b, g):
-    """The product 1 makes the gradient of the weight from 0, both branches multiplied; 4 and 5 are their gradients."""
-    of_w, of_h = jnp.einsum("nd,ne->de", a * b, g), jnp.einsum("ne,de->nd", g, w)
-    return w - of_w, (of_h * a) @ (of_h * b).T
-
-
-@pytest.mark.parametrize(("partial_bytes", "start"), [(0, 4), (4 * 4096**2, 0)])
-def test_what_a_sum_is_made_of_is_there_before_those_who_wait_for_it(formulated, mesh_of, solved, partial_bytes, start):
-    """If the weight's gradient, 64 MiB, is scattered, the product 2 waits for the sum, and the branches' gradients for
-    that product; else one kernel makes what the first product reads together with one of them.
-    """
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    f = formulated(gated, (f32(4096, 4096), *[f32(64, 4096)] * 3), mesh_of(2), donate=(0,))
-    layouts, targets = {v: ALL for v in range(len(f.program.graph.values))}, [ALL] * len(f.flows)
-    sizes = [partial_bytes * (v is None) for v in values(f)] + [0] * len(f.problem.edge_usages)
-    spans, _ = shortened(solved(f, layouts, targets), f.buffers, np.array(sizes, float))
-    multiplied = f.program.graph.operations[0].results[0]
-    assert spans[values(f).index(multiplied), 0] == start

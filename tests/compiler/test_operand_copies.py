@@ -8,28 +8,6 @@ import pytest
 from autoshard.graph.layout import WHOLE
 
 
-def looked_up(tables, at):
-    """The second table is read after two products; its indices are an argument."""
-    first, second = tables
-    x = first[at]
-    return (0.9 * first, 0.9 * second), (x @ x.T) @ second[at]
-
-
-def test_tables_are_gathered_when_their_indices_are_there(formulated, mesh_of):
-    table = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    args = (table, table), jax.ShapeDtypeStruct((64,), jnp.int32)
-    f = formulated(looked_up, args, mesh_of(2), donate=(0,))
-    graph, first_group = f.program.graph, len(f.program.graph.arguments)
-    starts = {}
-    for u in f.problem.edge_usages:
-        flow = f.flows[u.edge]
-        if flow.read is not None and flow.value in f.program.analysis.weights:
-            group = f.program.groups[flow.target - first_group]
-            if graph.operations[group.operations[0]].name == "gather":
-                starts[flow.value] = u.start
-    assert starts == {graph.arguments[0].value: 0, graph.arguments[1].value: 0}
-
-
 def scaled(x, w, u, scale):
     """A scaled product that is read before and after another product."""
     a = (x @ w) * scale
