@@ -57,6 +57,7 @@ from verify_matrix import read as read_matrix
 from autoshard.cluster import Cluster
 from autoshard.compiler.dimension_orders import OrderCopies
 from autoshard.compiler.emitted_collectives import _Merged
+from autoshard.compiler.list_scheduler import FreeingFirst
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import AutoshardError
 from autoshard.hlo.collectives import compiled_collectives
@@ -140,6 +141,7 @@ LAWS = (
         "dimension_orders: copies in other orders",
         {"compiler.live_ranges.copies_in_other_orders": _itself(OrderCopies({}, ()))},
     ),
+    Law("list_scheduler: freeing first", {"compiler.live_ranges.freeing_first": _itself(FreeingFirst({}, {}))}),
     Law("softmax: stored exponentials", {"compiler.backends.stored_exponentials": _itself(())}),
     Law("workspaces: of products", {"compiler.backends.product_workspaces": _itself(())}),
     Law(

@@ -56,7 +56,7 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         entry=entry,
         groups=groups,
         chains=chains,
-        live=live_ranges(chains, pointwise, gradients),
+        live=live_ranges(chains, pointwise, weights, gradients),
         weights=weights,
         gradients=gradients,
         combined=combined_collectives(graph, groups, gradients),

@@ -76,6 +76,11 @@ def has_product(instruction: Instruction) -> bool:
     return instruction.name in PRODUCTS or any(has_product(i) for nested in instruction.nested for i in nested)
 
 
+def num_products(instruction: Instruction) -> int:
+    """How many products an equation contains; 1 if it is one."""
+    return int(instruction.name in PRODUCTS) + sum(num_products(i) for nested in instruction.nested for i in nested)
+
+
 def awaited_sums(graph: Graph, early: Iterable[EarlyProduct]) -> dict[int, int]:
     """For each matrix product, by operation, whose sum the next one waits for if it is reduced alone, the operand whose
     later readers do: the rule of `products_first`, as far as it holds whatever the shardings.

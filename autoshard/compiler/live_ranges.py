@@ -2,8 +2,8 @@
 
 Time is counted in operations of the flattened program. A loop body is passed once: what it needs of the world outside
 lives through the whole loop. What is not stored at all says `fusion.py`; which values share a buffer, `aliasing.py`;
-which buffers are there earlier or later than the program's order tells, `multi_output_fusion.py` and
-`constant_fills.py`. What can be rebuilt from nothing (iotas, broadcast scalars, masks made of them) is never
+which buffers are there earlier or later than the program's order tells, `multi_output_fusion.py`, `constant_fills.py`
+and `list_scheduler.py`. What can be rebuilt from nothing (iotas, broadcast scalars, masks made of them) is never
 stored; the successor of a donated argument takes over its buffer.
 """
 
@@ -15,6 +15,7 @@ from autoshard.compiler.constant_fills import constant_fills, late_fills
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import copies_in_other_orders
 from autoshard.compiler.fusion import fuse
+from autoshard.compiler.list_scheduler import freeing_first
 from autoshard.compiler.live_range import LiveRange
 from autoshard.compiler.multi_output_fusion import delayed_products, made_together
 from autoshard.graph.graph import OperationKind
@@ -90,12 +91,12 @@ def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int
     return until
 
 
-def live_ranges(chains: DefUse, pointwise: Sequence[bool], gradients: Set[int]) -> LiveRanges:
+def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gradients: Set[int]) -> LiveRanges:
     """Computes when each value of a graph is stored.
 
     Args:
       chains: The graph. pointwise: For each operation, whether it is (`pointwise_operations`).
-      gradients: The values that stand for them (`graph/state.py`).
+      weights, gradients: Values that stand for them (`graph/state.py`).
     """
     graph = chains.graph
     free = free_values(graph, pointwise)
@@ -114,7 +115,9 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], gradients: Set[int]) 
     late = late_fills(chains, scattered)
     fills = constant_fills(chains, free, gradients, scattered, late)
     stops = _stops(chains, until, root)
-    moved = {**together, **fills}
+    reordered = freeing_first(chains, stops, root, gradients | weights)
+    stops.update(reordered.stops)
+    moved = {**together, **fills, **reordered.made}
     apart = stops
     if fusion.added:
         apart = _stops(chains, _last_needs(chains, _not_in(fusion.fused, fusion.added), together), root)

@@ -13,6 +13,7 @@ from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.reduce_scatter_combiner import combined_until
 from autoshard.graph.graph import Operation
 from autoshard.graph.groups import Group
+from autoshard.graph.layout import shard_bytes
 
 
 def partial_sums(analysis: ProgramAnalysis, choices: Choices, hiding: HidingSpans | None = None) -> Iterator[BufferUse]:
@@ -53,6 +54,19 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, hiding: HidingSpan
             yield use(start, start + 1, partial_bytes)
             if stop > start + 1:
                 yield use(start + 1, stop, waiting_bytes)
+            if operation.results[0] in live.alias_stop:  # but a partial sum is not scattered into what it is added to
+                yield use(stop - 1, stop, _scattered_bytes(analysis, choices, group))
+
+
+def _scattered_bytes(analysis: ProgramAnalysis, choices: Choices, group: Group) -> np.ndarray:
+    """[K] bytes of what a reduce-scatter makes of a group's partial sum."""
+    value, partial_bytes = group.writes[-1].value, choices.groups[group.index].partial_bytes
+    column = choices.layouts_of(value)
+    if column is None:
+        return np.zeros(len(partial_bytes))
+    size_bytes = float(analysis.graph.values[value].size_bytes)
+    own_bytes = np.array([shard_bytes(size_bytes, layout, choices.mesh_shape) for layout in column.layouts])
+    return np.where(partial_bytes > 0, own_bytes[column.of_choice], 0.0)
 
 
 def _waiting(operations: Sequence[Operation], group: Group, until: int) -> Iterator[tuple[int, int]]:

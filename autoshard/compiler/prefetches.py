@@ -3,9 +3,11 @@
 A weight is there when a step begins. Left alone, the compiler might gather it long before it is read, make one copy for
 the forward and the backward pass and keep it in between, or gather a whole layer's weights together. So each copy is
 held back until an earlier product is made, its anchor: between that and its reader there are other products, behind
-which it can be gathered. Prefetching FSDP does the same.
+which it can be gathered. Prefetching FSDP does the same. No anchor is before another reader of the same: both would
+read one copy, kept in between.
 """
 
+import bisect
 import collections
 from collections.abc import Sequence
 
@@ -43,11 +45,16 @@ class Prefetches:
         self.moved: dict[int, int] = {}
         self._made_at = {r: at for at, i in enumerate(order) for r in i.results if r is not None}
         products: list[int] = []
+        read_at: dict[tuple[int | None, SpecEntries], int] = {}  # a value and a layout -> where it was last read so
         for at, instruction in enumerate(order):
-            if len(products) >= PREFETCH_DISTANCE:
-                for slot, steps in planned.plan_of(instruction).operands:
-                    if _is_gathered(planned, instruction, slot, steps[-1]):
-                        self._hold(instruction, slot, products[-PREFETCH_DISTANCE])
+            copies = [(slot, steps[-1]) for slot, steps in planned.plan_of(instruction).operands]
+            for slot, read_as in copies:
+                if len(products) >= PREFETCH_DISTANCE and _is_gathered(planned, instruction, slot, read_as):
+                    before = read_at.get((instruction.operands[slot], read_as), 0)
+                    anchor = max(len(products) - PREFETCH_DISTANCE, bisect.bisect_left(products, before))
+                    if anchor < len(products):
+                        self._hold(instruction, slot, products[anchor])
+            read_at.update(((instruction.operands[slot], read_as), at) for slot, read_as in copies)
             if has_product(instruction):
                 products.append(at)
 

@@ -14,14 +14,15 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence, Set
 
-from autoshard.compiler.early_products import has_product, is_partial, is_summed_alone
+from autoshard.compiler.early_products import has_product, is_partial, is_summed_alone, num_products
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.graph.computations import Computation, Instruction
 from autoshard.graph.graph import Graph
 
 REDUCED_WITHIN = 4
-"""How many products after one its sum must be there, if it is reduced alone: those between hide it."""
+"""How many products after one its sum must be there, if it is reduced alone: those between hide it. What contains
+products, such as a checkpointed layer, waits if it contains the last of these."""
 
 _SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
 
@@ -96,8 +97,12 @@ class Turns:
     def reduced(self) -> list[Turn]:
         """The products whose sums are reduced alone, and who waits for them; what widens such a sum comes after."""
         found: list[Turn] = []
-        for n, at in enumerate(self.products[:-REDUCED_WITHIN]):
-            product, until = self.order[at], self.products[n + REDUCED_WITHIN]
+        passed = list(itertools.accumulate(num_products(self.order[at]) for at in self.products))
+        for n, at in enumerate(self.products):
+            following = bisect.bisect_left(passed, passed[n] + REDUCED_WITHIN)
+            if following == len(self.products):
+                break
+            product, until = self.order[at], self.products[following]
             is_free = product.name == "dot_general" and self.awaited.isdisjoint(product.results)
             if not (is_free and is_partial(self.planned, product) and is_summed_alone(self.planned, product)):
                 continue

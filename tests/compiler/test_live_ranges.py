@@ -176,3 +176,22 @@ def test_what_one_kernel_reads_for_two_results_ends_with_it():
     assert max(made[o.results[0]].stop for o in read) <= first.index
     both = made[second.operands[0]]
     assert both.start < first.index < both.stop
+
+
+@pytest.mark.parametrize("is_read_later", [False, True])
+def test_of_two_products_that_which_frees_more_is_made_first(is_read_later):
+    """Of the backward pass of attention: p, 64 x 64, ends before the gradient of as many elements is made, since the
+    product of 64 x 4 that needs it last frees more than that. If p is needed later, nothing is gained.
+    """
+
+    def gradients(q, k, v, d):
+        p = jnp.exp(q @ k.T)
+        weights, values = jnp.einsum("id,jd->ij", d, v), jnp.einsum("id,ij->dj", d, p)
+        return (weights * (p if is_read_later else 2.0)) @ k, values
+
+    graph = trace(gradients, [f32(64, 4)] * 4).graph
+    _, first, second, _ = (o for o in graph.operations if o.name == "dot_general")
+    (p,) = (o.results[0] for o in graph.operations if o.name == "exp")
+    made = {life.value: life for life in analyse(graph).live.ranges}
+    assert (made[p].stop <= first.index) != is_read_later
+    assert (made[second.results[0]].start < first.index) != is_read_later
