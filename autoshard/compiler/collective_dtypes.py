@@ -1,8 +1,8 @@
-"""In which type a value travels: the compiler moves a tensor before it is widened.
+"""In which type a value travels: a tensor is moved before it is widened, and after it is narrowed.
 
 XLA swaps collectives with conversions that make a tensor larger (OpenXLA, `CollectiveQuantizer` in
-xla/hlo/transforms/collectives/collective_quantizer.h). A conversion behind the move that makes it smaller was not seen
-to be swapped (jax 0.10.2, XLA:GPU), so that it is for the planner to convert first.
+xla/hlo/transforms/collectives/collective_quantizer.h). With a conversion behind the move that makes it smaller, XLA:GPU
+of jax 0.10.2 does so for some programs and not for others: execution converts first (`EquationPlan.narrows_first`).
 
 XLA:TPU rounds what float32 products read before it moves it, since they read bfloat16 (`DeviceType.rounds_products`),
 and also what is only looked up, cut, joined or shaped anew on the way to them (`BFloat16Propagation`,
@@ -29,6 +29,15 @@ def moved_itemsizes(graph: Graph) -> tuple[int, ...]:
             if result is not None and graph.values[result].shape:
                 sizes[result] = min(sizes[result], sizes[operation.operands[0]])
     return tuple(sizes)
+
+
+def is_narrowed(graph: Graph, read_by: Sequence[int]) -> bool:
+    """Whether a value that the operations `read_by` of one group read is only made smaller there: it is moved after."""
+    operation = graph.operations[read_by[0]]
+    if len(read_by) > 1 or operation.name != "convert_element_type":
+        return False
+    values = graph.values
+    return values[operation.result()].itemsize_bytes < values[operation.operand(0)].itemsize_bytes
 
 
 def rounding_operations(graph: Graph) -> frozenset[int]:

@@ -160,14 +160,17 @@ class Evaluator:
             if copy is not None and copy[1] == steps[-1]:
                 placed[slot] = placed[slot]._replace(value=copy[0], entries=copy[1], copy=None)
         delay(env, equation, placed, plan, placement)
-        operands = self._read_operands(placed, plan)
-        share_copies(env, equation, operands, plan, [*waiting, *waiting_for_part])
+        operands = placed if plan.narrows_first else self._read_operands(placed, plan)
+        if not plan.narrows_first:
+            share_copies(env, equation, operands, plan, [*waiting, *waiting_for_part])
         is_nest = bool(nested_programs(equation))
         if not is_nest and (waiting_for_part or held):
             tied = dict.fromkeys([*waiting_for_part, *held])
             results = wait_for_part(env, list(tied), equation, operands, plan, placement)
         elif is_nest:
             results = Nested(placement, self._run).evaluate(equation, operands, plan, number)
+        elif plan.narrows_first:
+            results = [self._narrowed(equation, operands[0], plan)]
         else:
             results = self._leaf(equation, operands, plan)
         layouts = {} if plan.is_transposed_at_once else dict(plan.results)
@@ -192,6 +195,14 @@ class Evaluator:
                 kept = jax.lax.optimization_barrier(placement.row_major(value, entries))
                 operands[slot] = Placed(kept, entries)
         return operands
+
+    def _narrowed(self, equation: jex.JaxprEqn, operand: Placed, plan: EquationPlan) -> Placed:
+        """The result of a conversion that is made where its operand lies, and moved to where that would be read."""
+        steps = dict(plan.operands)[0]
+        (result,) = self._leaf(equation, [operand], plan)
+        lies = self.place(result.value, operand.entries)
+        is_there = operand.entries == steps[-1]
+        return Placed(self.move(lies, steps[-1:] if is_there else steps), steps[-1])
 
     def _leaf(self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan) -> list[Placed]:
         """The results of an equation that nests no program that the plan knows of."""

@@ -29,6 +29,7 @@ import numpy as np
 from autoshard.cluster import LogicalMesh
 from autoshard.compiler.backends import compiler_of
 from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, OperandRead
+from autoshard.compiler.collective_dtypes import is_narrowed
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.schedule import Schedule
 from autoshard.cost.lookups import Lookups
@@ -51,6 +52,7 @@ class Flow:
 
     Attributes:
       value: Value index. itemsize_bytes: Of an element as it is moved. source, target: Decisions.
+      is_narrowed: Whether it is made smaller before it is sent (`EquationPlan.narrows_first`).
       read: Index into the target group's reads; None for a succession edge.
       trips: How often the tensor is moved in one call.
       makings: The operations for which a gathered copy is made on each of these trips, since it is not kept between
@@ -61,6 +63,7 @@ class Flow:
 
     value: int
     itemsize_bytes: int
+    is_narrowed: bool
     source: int
     target: int
     read: int | None
@@ -233,9 +236,13 @@ class _Builder:
                 if operation.kind is OperationKind.LOOP_CARRY and access.value == operation.operands[1]:
                     trips = body_trips[operation.index] * group.trips
                 source, own = defined
+                itemsize_bytes = self.compiler.moved_itemsize(analysis, access.value, access.operations)
+                if narrows := is_narrowed(self.graph, access.operations):
+                    itemsize_bytes = min(itemsize_bytes, self.graph.values[operation.result()].itemsize_bytes)
                 yield Flow(
                     value=access.value,
-                    itemsize_bytes=self.compiler.moved_itemsize(analysis, access.value, access.operations),
+                    itemsize_bytes=itemsize_bytes,
+                    is_narrowed=narrows,
                     source=source,
                     target=target,
                     read=r,
@@ -259,6 +266,7 @@ class _Builder:
             yield Flow(
                 value=output.value,
                 itemsize_bytes=self.program.analysis.moved_itemsizes[output.value],
+                is_narrowed=False,
                 source=source,
                 target=output.successor_of,
                 read=None,
@@ -281,7 +289,8 @@ class _Builder:
         tensor, own, column = self.graph.values[flow.value], flow.defined_as, flow.read_as
         terms = self.overlap.of_flow(flow.value, tensor.shape, flow.makings)
         makings, places = len(flow.makings), len(flow.places)
-        key = tensor.shape, flow.itemsize_bytes, id(own), id(column), flow.trips, makings, places, terms
+        kind = tensor.shape, flow.itemsize_bytes, flow.is_narrowed
+        key = *kind, id(own), id(column), flow.trips, makings, places, terms
         if key in self.moves:
             return self.moves[key]
         size_bytes = float(math.prod(tensor.shape) * flow.itemsize_bytes)
@@ -294,6 +303,8 @@ class _Builder:
             np.array([[how(s, t) for t in column.layouts] for s in own.layouts], bool) for how in (operator.ne, is_sent)
         )
         copy_bytes = np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
+        if flow.is_narrowed:  # what is sent becomes the result, which is counted as a value
+            moved, sent = moved & ~sent, sent & False
         copies = CopySizes(moved * copy_bytes, sent * copy_bytes) if moved.any() else None
         return self.moves.setdefault(key, _Move(costs, copies))
 

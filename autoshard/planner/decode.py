@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
 from autoshard.compiler.buffer_uses import spans_of
+from autoshard.compiler.collective_dtypes import is_narrowed
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.ordering import ordered
 from autoshard.compiler.orders import Order, orders
@@ -17,7 +18,7 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan, IndexExchange
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
-from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather
+from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather, is_sent
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.estimate import Estimate
@@ -88,6 +89,7 @@ class _Slots:
         self.delayed: dict[int, set[int]] = collections.defaultdict(set)
         self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
         self.exchange: dict[int, IndexExchange] = {}
+        self.narrowing: set[int] = set()
 
     def freeze(self) -> dict[int, EquationPlan]:
         """By equation number; equal ones are one object."""
@@ -97,10 +99,10 @@ class _Slots:
         for n in sorted({*self.operands, *self.results, *self.body, *self.delayed}):
             delayed = tuple(sorted(self.delayed[n])) if n in self.delayed else ()
             scatters = self.scatters.get(n, ())
-            exchange = self.exchange.get(n)
-            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters, exchange)
+            named = self.exchange.get(n), n in self.narrowing
+            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters, *named)
             if key not in shared:
-                shared[key] = EquationPlan(*key[:-1], exchange=exchange)
+                shared[key] = EquationPlan(*key[:-2], exchange=named[0], narrows_first=named[1])
             rows[n] = shared[key]
         return rows
 
@@ -123,6 +125,7 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
         for index in group.operations:
             if index in late and (not late[index] or _is_partial(reader, group, index)):
                 slots.delayed[graph.operations[index].equation].add(0)
+        narrowed = {a.operations[0] for a in group.reads if is_narrowed(graph, a.operations)}
         for index in _moving(reader, group):
             operation = graph.operations[index]
             factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
@@ -141,6 +144,8 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
                         slots.operands[operation.equation][slot] = (reader.entries(value, held),)
                     continue
                 slots.operands[operation.equation][slot] = reader.steps(value, wanted)
+                if index in narrowed and is_sent(held, wanted):
+                    slots.narrowing.add(operation.equation)
                 if is_gather(held, wanted):
                     gathers.append((index, slot, wanted))
     is_prefetched = f.compiler.ordering.schedule is Schedule.LATENCY_HIDING  # by ties to earlier products
