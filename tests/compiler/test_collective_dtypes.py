@@ -37,3 +37,21 @@ def test_what_products_round_is_moved_rounded(formulated, mesh_of, rounds, round
             sizes[name].add(flow.itemsize_bytes)
     assert sizes.pop("both") == ({2, 4} if rounds else {4}), "each reader has a copy of its own"
     assert sizes == {name: {2 if name in rounded else 4} for name in sizes}
+
+
+def cast(weight, x):
+    """A float32 weight that a product reads in bfloat16, and one that is added as it is, too."""
+    return x @ weight["cast"].astype(jnp.bfloat16), x @ weight["both"].astype(jnp.bfloat16) + weight["both"]
+
+
+def test_what_is_only_cast_to_a_smaller_type_is_moved_after_that(formulated, mesh_of):
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+    f = formulated(cast, ({"cast": square, "both": square}, x), mesh_of(4))
+    values, sizes = f.program.graph.values, {}
+    for flow in f.flows:
+        name = values[flow.value].name.rpartition(".")[2]
+        if name in ("cast", "both"):
+            sizes.setdefault(name, set()).add((flow.itemsize_bytes, flow.is_narrowed))
+    assert sizes["cast"] == {(2, True)}
+    assert (4, False) in sizes["both"]

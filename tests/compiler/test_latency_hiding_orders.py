@@ -43,6 +43,25 @@ def test_a_weight_is_gathered_when_the_fourth_product_before_its_own_is_made(siz
     assert held == [(5, "operand of dot_general", size * size * 4)] * is_held
 
 
+@pytest.mark.parametrize(("between", "anchors"), [(1, {0: 4, 4: 6}), (4, {0: 4, 5: 9})])
+def test_no_copy_is_held_back_by_what_is_before_another_reader_of_the_same(between, anchors):
+    """Five layers; the fifth reads the weight e, and so does the last, `between` products later. Its anchor is four
+    products before it, but no earlier than the first reader of e: both would read one copy, kept in between.
+    """
+
+    def f(x, a, e):
+        for w in (a, a, a, a, e, *[a] * between, e):
+            x = x @ w
+        return x
+
+    gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    own = EquationPlan(operands=((0, (ROWS,)),), results=((0, ROWS),))
+    plans = {n: gathers if n in (4, 5 + between) else own for n in range(6 + between)}
+    equations, _ = found(f, [(8, 1024), (1024, 1024), (1024, 1024)], plans, [ROWS, WHOLE, ROWS])
+    held = {n: n + e.holds_back[0][0] for n, e in equations.items() if e.holds_back}
+    assert held == anchors
+
+
 def test_readers_of_an_operand_wait_for_the_gradient_of_a_weight():
     """The gradient of a layer's output is read by both products of the backward pass; x has no other reader."""
 
@@ -97,6 +116,20 @@ def test_a_large_sum_is_reduced_before_the_fourth_product_after_it():
     equations, told = found(behind, shapes, {0: scattered}, [ROWS] * 3 + [WHOLE] * 2)
     assert {n: e.follows for n, e in equations.items() if e.follows}
     assert OrderKind.REDUCED_BEFORE in {o.kind for o in told}
+
+
+def test_a_large_sum_is_reduced_before_the_checkpointed_layer_that_contains_the_fourth_product():
+    """The layer of three products is behind one other: it waits for the sum, as its third product would."""
+
+    def f(weight, x, gradient, a, b):
+        of_weight = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())))
+        layer = jax.checkpoint(lambda y: ((y @ b) @ b) @ b)
+        return of_weight, jnp.sin(layer(gradient @ a)), weight
+
+    scattered = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, ROWS),), scatters=(("data", 0),))
+    shapes = [(8192, 961), (64, 8192), (64, 961), (961, 8), (8, 8)]
+    equations, _ = found(f, shapes, {0: scattered}, [ROWS] * 3 + [WHOLE] * 2)
+    assert {n: e.follows for n, e in equations.items() if e.follows} == {2: ((2, 1),)}, "by what it is handed"
 
 
 def test_of_two_gradients_that_share_an_operand_the_smaller_one_is_made_first():

@@ -85,3 +85,17 @@ def test_partial_sums_are_joined_in_the_order_of_what_needs_them(formulated, mes
     gradients = [g for g in sorted(until) if f.program.graph.operations[groups[g].operations[0]].name == "dot_general"]
     own = [groups[g].operations[-1] + 1 for g in gradients]
     assert [until[g] for g in gradients] == [max(own[:2]), max(own[:2]), own[2]]
+
+
+def test_what_is_scattered_into_a_table_is_there_beside_its_partial_sum(formulated, mesh_of):
+    """Rows are added into the table in place, but a partial sum of them has a buffer of its own, and so has the half
+    that its reduce-scatter makes. What is added is split over two devices; the table has 256 kB.
+    """
+    shapes = [jax.ShapeDtypeStruct(s, d) for s, d in (((1024, 64), jnp.float32), ((64,), jnp.int32))]
+    rows = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    f = formulated(
+        lambda table, at, rows: table + jnp.zeros_like(table).at[at].add(rows), (*shapes, rows), mesh_of(2), donate=(0,)
+    )
+    (scatter,) = (o.index for o in f.program.graph.operations if o.name == "scatter-add")
+    found = {float(u.amounts.max()) for u in partial_sum(f, scatter)}
+    assert found == {256 * 1024.0, 128 * 1024.0}
