@@ -3,10 +3,13 @@
     python benchmarks/verify_matrix.py                     # goes on where it stopped
     python benchmarks/verify_matrix.py --model gpt,moe --mesh 2x4 --only plan,zero3
     python benchmarks/verify_matrix.py --foreign --mesh 2x4 --only plan   # also programs that are not in the zoo
+    python benchmarks/verify_matrix.py --schedule "least memory"       # XLA's other order, into files of its own
+    python benchmarks/verify_matrix.py --share 0/2 & python benchmarks/verify_matrix.py --share 1/2   # on two CPUs
     python benchmarks/verify_matrix.py --table             # only writes the table of what is there
 
 Needs the extra `verify-gpu`, no GPU. The models have their published widths and few layers, since layers repeat. One
-JSON line a cell goes to benchmarks/results/verify-matrix.jsonl as soon as it is known, the table to verify-matrix.md.
+JSON line a cell goes to benchmarks/results/verify-matrix.jsonl (hiding latency, as plans are by default: to
+verify-matrix-hiding.jsonl) as soon as it is known, the table to the same name with .md.
 """
 
 import argparse
@@ -27,6 +30,7 @@ from foreign.table import PROGRAMS, Program
 
 from autoshard import Plan, baselines
 from autoshard.cluster import Cluster
+from autoshard.compiler.schedule import Schedule
 from autoshard.errors import AutoshardError
 from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.compiled_schedule import collective_s
@@ -75,11 +79,11 @@ MESHES = {
     "2x2x4": {"replica": 2, "data": 2, "tensor": 4},
 }
 PLAN = "plan"
+FILES = {Schedule.LEAST_MEMORY: "verify-matrix", Schedule.LATENCY_HIDING: "verify-matrix-hiding"}
 STRATEGIES = (PLAN, "ddp", "zero3", "megatron", "zero3+megatron")
 PER_NODE = 8
 BUDGET_BYTES = 72e9
 """What a plan may use of an H100's 80 GB (`PlanOptions.memory_reserve`)."""
-OPTIONS = PlanOptions(time_limit_s=30, cache=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,22 +162,22 @@ def subject_of(model: Model | Program, cluster: Cluster):
     return functions.step, args, baselines.prepare_subject(functions.step, *args, cluster=cluster, donate_argnums=0)
 
 
-def plan_of(name: str, subject, mesh):
+def plan_of(name: str, subject, mesh, options: PlanOptions):
     if name == PLAN:
         made = plan_program(
-            subject.traced, subject.program, subject.cluster, mesh=mesh, donate_argnums=(0,), options=OPTIONS
+            subject.traced, subject.program, subject.cluster, mesh=mesh, donate_argnums=(0,), options=options
         )
         return Plan.of(made)
     strategy = next(s for s in baselines.ALL if s.name == name)
-    return baselines.plan_baseline(strategy, subject, mesh=mesh, options=OPTIONS)
+    return baselines.plan_baseline(strategy, subject, mesh=mesh, options=options)
 
 
-def measured(key, step, args, subject, keep) -> Cell:
+def measured(key, step, args, subject, options, keep) -> Cell:
     """Plans and compiles one cell."""
     model, mesh, name = key
     axes, started = MESHES[mesh], time.perf_counter()
     try:
-        plan = plan_of(name, subject, axes)
+        plan = plan_of(name, subject, axes, options)
         devices = gpu_devices(H100, plan.num_devices, min(PER_NODE, plan.num_devices))
         compiled = compile_step(plan, step, args, devices, COMPILER_OPTIONS)
     except (AutoshardError, jax.errors.JaxRuntimeError) as error:
@@ -319,39 +323,46 @@ def main() -> None:
     parser.add_argument("--foreign", action="store_true", help="also the programs of benchmarks/foreign")
     parser.add_argument("--mesh", help=f"only these of {', '.join(MESHES)}")
     parser.add_argument("--only", help=f"only these of {', '.join(STRATEGIES)}")
+    parser.add_argument("--schedule", choices=[s.value for s in Schedule], default=Schedule.LATENCY_HIDING.value)
+    parser.add_argument("--share", default="0/1", help="K/N: every N-th model and mesh, from the K-th on")
     parser.add_argument("--again", action="store_true", help="also cells that are known")
     parser.add_argument("--keep", type=pathlib.Path, help="keep plans and compiled programs in this folder")
     parser.add_argument("--table", action="store_true", help="compile nothing; write the table of what is known")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
     chosen = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 1)
-    lines = chosen.out / "verify-matrix.jsonl"
+    schedule = Schedule(chosen.schedule)
+    options = PlanOptions(time_limit_s=30, cache=True, schedule=schedule)
+    name = FILES[schedule]
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    lines = chosen.out / f"{name}.jsonl"
     known = read(lines)
+    share, shares = map(int, chosen.share.split("/"))
     models = {**MODELS, **(PROGRAMS if chosen.foreign else {})}
-    for name in [] if chosen.table else (chosen.model.split(",") if chosen.model else models):
-        for mesh in chosen.mesh.split(",") if chosen.mesh else MESHES:
-            wanted = [(name, mesh, s) for s in (chosen.only.split(",") if chosen.only else STRATEGIES)]
-            if not chosen.again:
-                wanted = [key for key in wanted if key not in known]
-            wanted = [k for k in wanted if "+" not in k[2] or len(MESHES[mesh]) > 1]
-            if not wanted:
-                continue
-            nodes = max(1, jax.numpy.prod(jax.numpy.array(list(MESHES[mesh].values()))).item() // PER_NODE)
-            cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{nodes * PER_NODE}.yaml")
-            step, args, subject = subject_of(models[name], cluster)
-            for key in wanted:
-                cell = measured(key, step, args, subject, chosen.keep)
-                known[cell.key] = cell
-                with lines.open("a") as file:
-                    file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
-                print(_told(cell), flush=True)
+    chosen_models = chosen.model.split(",") if chosen.model else models
+    cases = [(m, mesh) for m in chosen_models for mesh in (chosen.mesh.split(",") if chosen.mesh else MESHES)]
+    for model, mesh in [] if chosen.table else cases[share::shares]:
+        wanted = [(model, mesh, s) for s in (chosen.only.split(",") if chosen.only else STRATEGIES)]
+        if not chosen.again:
+            wanted = [key for key in wanted if key not in known]
+        wanted = [k for k in wanted if "+" not in k[2] or len(MESHES[mesh]) > 1]
+        if not wanted:
+            continue
+        nodes = max(1, jax.numpy.prod(jax.numpy.array(list(MESHES[mesh].values()))).item() // PER_NODE)
+        cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{nodes * PER_NODE}.yaml")
+        step, args, subject = subject_of(models[model], cluster)
+        for key in wanted:
+            cell = measured(key, step, args, subject, options, chosen.keep)
+            with lines.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
+            print(_told(cell), flush=True)
         jax.clear_caches()
+    known = read(lines)
     places = {model: n for n, model in enumerate((*MODELS, *PROGRAMS))}
     ordered = sorted(known.values(), key=lambda c: (places[c.model], list(MESHES).index(c.mesh)))
-    head = (
-        f"Predictions against XLA:GPU, compiled for H100; jax {jax.__version__}, {datetime.date.today().isoformat()}."
-    )
-    (chosen.out / "verify-matrix.md").write_text(head + "\n\n" + table(ordered))
+    head = f"Predictions against XLA:GPU, compiled for H100, scheduled for: {schedule.value}; jax {jax.__version__}, "
+    head += f"{datetime.date.today().isoformat()}."
+    (chosen.out / f"{name}.md").write_text(head + "\n\n" + table(ordered))
 
 
 def _told(cell: Cell) -> str:
