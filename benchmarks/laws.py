@@ -152,6 +152,7 @@ LAWS = (
     Law("early_products: sums that are waited for", {"compiler.analysis.awaited_sums": _fresh(dict)}),
     Law("live_buffers: slices outlive the whole", {"compiler.live_buffers._Shortening._shorten": _itself(None)}),
     Law("live_buffers: long reductions are apart", {"compiler.live_buffers._Shortening._is_apart": _itself(False)}),
+    Law("operand_copies: tables whose ids are there", {"compiler.operand_copies._there_at_once": _itself(frozenset())}),
     Law(
         "hiding_spans: copies behind the product before",
         {"compiler.hiding_spans.HidingSpans.gathered_from": lambda self, reader: reader},

@@ -9,7 +9,7 @@ from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, OperandRead
 from autoshard.compiler.collective_combiner import is_reduced_alone
 from autoshard.compiler.hiding_spans import HidingSpans
-from autoshard.graph.graph import OperationKind
+from autoshard.graph.graph import Graph, Operation, OperationKind
 
 
 def operand_copies(
@@ -22,7 +22,8 @@ def operand_copies(
     computed there like their reader, and copies of gradients wait for others to be combined with, unless they are too
     large for that. XLA:GPU begins a collective as soon as it can: activations are moved as soon as they are there, if a
     product of the same checkpointed function reads them. Where collectives run behind products, a weight is gathered
-    behind the one before its reader, but not before all that enters the reader's checkpointed function is there.
+    behind the one before its reader, but not before all that enters the reader's checkpointed function is there; and
+    all tables are gathered when the step begins that are looked up by indices among its arguments.
 
     Args:
       analysis: The program. reads: What reads in another layout, each with the owner of the copy.
@@ -31,7 +32,7 @@ def operand_copies(
     graph, live = analysis.graph, analysis.live
     alias_stop, fused_stop = live.alias_stop, live.fused_stop
     starts = {life.value: life.start for life in live.ranges}
-    place = graph.checkpoint_of()
+    place, there_at_once = graph.checkpoint_of(), frozenset() if hiding is None else _there_at_once(graph)
     for owner, read in reads:
         access, sizes = analysis.groups[read.group].reads[read.read], read.sizes
         use = lambda start, stop, size_bytes, owner=owner: BufferUse(
@@ -50,6 +51,8 @@ def operand_copies(
                 stop = max([stop, *(alias_stop.get(r, 0) for r in results)])
             if is_weight and operation.rule.is_heavy and hiding is not None:
                 start = max(hiding.gathered_from(o), graph.checkpoints[place[o]][0] if place[o] != -1 else 0)
+                if operation.name == "gather" and there_at_once.issuperset(_others(operation, access.value)):
+                    start = 0
             elif not is_weight and operation.rule.is_heavy and is_kept and o == access.operations[0]:
                 there = starts.get(access.value, o)
                 if there + 1 < o and place[there] == place[o] != -1:
@@ -64,3 +67,18 @@ def operand_copies(
                 if kept_bytes.any():
                     yield use(kept_from, kept_until, kept_bytes)
                 kept_from = kept_until
+
+
+def _others(operation: Operation, value: int) -> set[int]:
+    """The operands of an operation but for one."""
+    return {v for v in operation.operands if v is not None and v != value}
+
+
+def _there_at_once(graph: Graph) -> frozenset[int]:
+    """Values that nothing heavy is needed for but the program's arguments: they are there as soon as it begins."""
+    found = {argument.value for argument in graph.arguments}
+    for operation in graph.operations:
+        if operation.kind is OperationKind.EQUATION and not operation.rule.is_heavy:
+            if all([o is None or o in found for o in operation.operands]):
+                found.update(r for r in operation.results if r is not None)
+    return frozenset(found)

@@ -1,11 +1,40 @@
 """Copies of operands: when each is there, derived by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard.compiler.schedule import Schedule
 from autoshard.graph.layout import WHOLE
+
+
+def looked_up(tables, at):
+    """The second table is read after two products; its indices are an argument."""
+    first, second = tables
+    x = first[at]
+    return (0.9 * first, 0.9 * second), (x @ x.T) @ second[at]
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_where_latency_is_hidden_tables_are_gathered_when_their_indices_are_there(formulated, mesh_of, schedule):
+    """Both when the step begins; for the least memory each when it is read."""
+    table, mesh = jax.ShapeDtypeStruct((64, 64), jnp.float32), mesh_of(2)
+    gpu = dataclasses.replace(mesh.device_type, product_workspace_bytes=4 * 2**20)
+    args = (table, table), jax.ShapeDtypeStruct((64,), jnp.int32)
+    f = formulated(looked_up, args, dataclasses.replace(mesh, device_type=gpu), donate=(0,), schedule=schedule)
+    graph, first_group = f.program.graph, len(f.program.graph.arguments)
+    starts, reads = {}, [o.index for o in graph.operations if o.name == "gather"]
+    for u in f.problem.edge_usages:
+        flow = f.flows[u.edge]
+        if flow.read is not None and flow.value in f.program.analysis.weights:
+            group = f.program.groups[flow.target - first_group]
+            if graph.operations[group.operations[0]].name == "gather":
+                starts[flow.value] = f.instants[u.start]
+    wanted = [0, 0] if schedule is Schedule.LATENCY_HIDING else reads
+    assert [starts[argument.value] for argument in graph.arguments[:2]] == wanted
 
 
 def scaled(x, w, u, scale):
