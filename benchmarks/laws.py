@@ -155,7 +155,7 @@ LAWS = (
     Law("operand_copies: tables whose ids are there", {"compiler.operand_copies._there_at_once": _itself(frozenset())}),
     Law(
         "hiding_spans: copies behind the product before",
-        {"compiler.hiding_spans.HidingSpans.gathered_from": lambda self, reader: reader},
+        {"compiler.hiding_spans.HidingSpans.gathered_from": lambda self, reader, *_: reader},
     ),
     Law(
         "hiding_spans: sums behind the products after",

@@ -18,11 +18,18 @@ class HidingSpans:
     def __init__(self, graph: Graph):
         self._products = [o.index for o in graph.operations if o.name in PRODUCTS]
 
-    def gathered_from(self, reader: int) -> int:
+    def gathered_from(self, reader: int, read_before: int = -1) -> int:
         """The operation from which a gathered copy for operation `reader` is there: the product before, where there are
-        `PREFETCH_DISTANCE` of them; else `reader`."""
+        `PREFETCH_DISTANCE` of them; else `reader`.
+
+        `read_before`: The operation that read the same last. If it is less than that many products before, it is the
+        copy's anchor, and the copy is there right behind it: few kernels are left to hide it.
+        """
         before = bisect.bisect_left(self._products, reader)
-        return self._products[before - 1] if before >= PREFETCH_DISTANCE else reader
+        if before < PREFETCH_DISTANCE:
+            return reader
+        is_anchor = read_before > self._products[before - PREFETCH_DISTANCE]
+        return read_before + 1 if is_anchor else self._products[before - 1]
 
     def reduced_until(self, product: int) -> int | None:
         """The operation before which the sum of `product` is reduced, if it is reduced alone; None if nothing waits for

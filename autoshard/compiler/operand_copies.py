@@ -29,7 +29,7 @@ def operand_copies(
       analysis: The program. reads: What reads in another layout, each with the owner of the copy.
       hiding: The spans of its collectives, where they run behind products.
     """
-    graph, live = analysis.graph, analysis.live
+    graph, live, chains = analysis.graph, analysis.live, analysis.chains
     alias_stop, fused_stop = live.alias_stop, live.fused_stop
     starts = {life.value: life.start for life in live.ranges}
     place, there_at_once = graph.checkpoint_of(), frozenset() if hiding is None else _there_at_once(graph)
@@ -50,7 +50,9 @@ def operand_copies(
             if is_alias(operation):
                 stop = max([stop, *(alias_stop.get(r, 0) for r in results)])
             if is_weight and operation.rule.is_heavy and hiding is not None:
-                start = max(hiding.gathered_from(o), graph.checkpoints[place[o]][0] if place[o] != -1 else 0)
+                readers = (c.index for c, _ in chains.consumers[access.value] if c.rule.is_heavy and c.index < o)
+                start = hiding.gathered_from(o, max(readers, default=-1))
+                start = max(start, graph.checkpoints[place[o]][0] if place[o] != -1 else 0)
                 if operation.name == "gather" and there_at_once.issuperset(_others(operation, access.value)):
                     start = 0
             elif not is_weight and operation.rule.is_heavy and is_kept and o == access.operations[0]:
