@@ -229,8 +229,8 @@ def deviation(ours: float, theirs: float) -> float:
     return math.inf if ours else 0.0
 
 
-def table(cells: list[Cell]) -> str:
-    """What the cells say, as Markdown: the targets, the plan against the strategies, and every cell."""
+def table(cells: list[Cell], schedule: Schedule) -> str:
+    """What the cells say, as Markdown: the targets, where times add up the plan against the strategies, and every cell."""
     done = [c for c in cells if not c.reason]
     sent = [abs(deviation(c.predicted_bytes, c.compiled_bytes)) for c in done]
     pairs = {
@@ -260,7 +260,7 @@ def table(cells: list[Cell]) -> str:
         "Peak: the most alive at once. Reserved: what must be there for the program to run, with the gaps between "
         "buffers, whose places are fixed.",
         "",
-        *_gains(done),
+        *(_gains(done) if schedule is Schedule.LEAST_MEMORY else []),
         "| model | mesh | strategy | sent, MB: predicted | compiled | deviation | peak, GB: predicted | compiled | "
         "deviation | reserved, GB: predicted | compiled | deviation |",
         "|" + " --- |" * 12,
@@ -362,7 +362,7 @@ def main() -> None:
     ordered = sorted(known.values(), key=lambda c: (places[c.model], list(MESHES).index(c.mesh)))
     head = f"Predictions against XLA:GPU, compiled for H100, scheduled for: {schedule.value}; jax {jax.__version__}, "
     head += f"{datetime.date.today().isoformat()}."
-    (chosen.out / f"{name}.md").write_text(head + "\n\n" + table(ordered))
+    (chosen.out / f"{name}.md").write_text(head + "\n\n" + table(ordered, schedule))
 
 
 def _told(cell: Cell) -> str:

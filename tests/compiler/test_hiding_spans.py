@@ -37,7 +37,9 @@ def test_spans_are_told_by_products():
     assert names == ["sin", "dot_general", "dot_general", "tanh", "dot_general"]
     spans = HidingSpans(graph)
     assert [spans.gathered_from(o) for o in (0, 1, 2, 3, 4)] == [0, 1, 2, 2, 2]
-    assert [spans.gathered_from(4, read_before) for read_before in (1, 2)] == [2, 3], "the anchor is two products before"
+    assert [spans.gathered_from(4, read_before) for read_before in (1, 2)] == [2, 3], (
+        "the anchor is two products before"
+    )
     assert [spans.reduced_until(o) for o in (1, 2, 4)] == [4, None, None]
 
 
