@@ -230,7 +230,7 @@ def deviation(ours: float, theirs: float) -> float:
 
 
 def table(cells: list[Cell], schedule: Schedule) -> str:
-    """What the cells say, as Markdown: the targets, where times add up the plan against the strategies, and every cell."""
+    """What the cells say, as Markdown: the targets, the plan beside the strategies where times add up, every cell."""
     done = [c for c in cells if not c.reason]
     sent = [abs(deviation(c.predicted_bytes, c.compiled_bytes)) for c in done]
     pairs = {
