@@ -15,9 +15,9 @@ compiled once with all laws. Then each law is switched off alone, by putting wha
 - one that orders or keeps something is judged by the program that is compiled without it, beside the same prediction.
 
 What a plan would become without the law is not asked. One JSON line each goes to benchmarks/results/laws.jsonl (2 MB,
-not kept) as soon as it is known, the table to laws.md. A law may go if without it no peak that was within 10 % of the
-compiled one and not more than 3 % under leaves that range, no traffic that was within 5 % leaves that, and no step as
-scheduled takes more than 1 % longer.
+not kept) as soon as it is known, the table to laws.md; with --recorded to laws-recorded.jsonl and .md. A law may go if
+without it no peak that was within 10 % of the compiled one and not more than 3 % under leaves that range, no traffic
+that was within 5 % leaves that, and no step as scheduled takes more than 1 % longer.
 """
 
 import argparse

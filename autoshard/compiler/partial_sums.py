@@ -13,7 +13,6 @@ from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.reduce_scatter_combiner import combined_until
 from autoshard.graph.graph import Operation
 from autoshard.graph.groups import Group
-from autoshard.graph.layout import shard_bytes
 
 
 def partial_sums(analysis: ProgramAnalysis, choices: Choices, hiding: HidingSpans | None = None) -> Iterator[BufferUse]:
@@ -64,9 +63,8 @@ def _scattered_bytes(analysis: ProgramAnalysis, choices: Choices, group: Group) 
     column = choices.layouts_of(value)
     if column is None:
         return np.zeros(len(partial_bytes))
-    size_bytes = float(analysis.graph.values[value].size_bytes)
-    own_bytes = np.array([shard_bytes(size_bytes, layout, choices.mesh_shape) for layout in column.layouts])
-    return np.where(partial_bytes > 0, own_bytes[column.of_choice], 0.0)
+    own_bytes = column.shard_bytes(float(analysis.graph.values[value].size_bytes), choices.mesh_shape)
+    return np.where(partial_bytes > 0, own_bytes, 0.0)
 
 
 def _waiting(operations: Sequence[Operation], group: Group, until: int) -> Iterator[tuple[int, int]]:

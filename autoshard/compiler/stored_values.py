@@ -6,7 +6,6 @@ import numpy as np
 
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, Choices
-from autoshard.graph.layout import shard_bytes
 
 
 def stored_values(analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
@@ -20,6 +19,5 @@ def stored_values(analysis: ProgramAnalysis, choices: Choices) -> Iterator[Buffe
             continue
         key = size_bytes, id(column)
         if key not in cache:
-            own = np.array([shard_bytes(float(size_bytes), l, sizes) for l in column.layouts])
-            cache[key] = own[column.of_choice]
+            cache[key] = column.shard_bytes(float(size_bytes), sizes)
         yield BufferUse(BufferKind.VALUE, live.value, live.start, live.stop, cache[key])

@@ -160,8 +160,9 @@ class Evaluator:
             if copy is not None and copy[1] == steps[-1]:
                 placed[slot] = placed[slot]._replace(value=copy[0], entries=copy[1], copy=None)
         delay(env, equation, placed, plan, placement)
-        operands = placed if plan.narrows_first else self._read_operands(placed, plan)
+        operands = placed
         if not plan.narrows_first:
+            operands = self._read_operands(placed, plan)
             share_copies(env, equation, operands, plan, [*waiting, *waiting_for_part])
         is_nest = bool(nested_programs(equation))
         if not is_nest and (waiting_for_part or held):

@@ -1,10 +1,11 @@
 """The layouts that one tensor gets from the choices of a decision; equal columns are one object."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.graph.layout import Layout
+from autoshard.graph.layout import Layout, shard_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class LayoutColumn:
 
     layouts: tuple[Layout, ...]
     of_choice: np.ndarray
+
+    def shard_bytes(self, size_bytes: float, axis_sizes: Sequence[int]) -> np.ndarray:
+        """[K] what a tensor of `size_bytes` takes on one device under each choice, on a mesh of these sizes."""
+        return np.array([shard_bytes(size_bytes, layout, axis_sizes) for layout in self.layouts])[self.of_choice]
 
 
 class LayoutColumns:

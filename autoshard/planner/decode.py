@@ -99,10 +99,11 @@ class _Slots:
         for n in sorted({*self.operands, *self.results, *self.body, *self.delayed}):
             delayed = tuple(sorted(self.delayed[n])) if n in self.delayed else ()
             scatters = self.scatters.get(n, ())
-            named = self.exchange.get(n), n in self.narrowing
-            key = (listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters, *named)
+            exchange, narrows = self.exchange.get(n), n in self.narrowing
+            fields = listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters
+            key = *fields, exchange, narrows
             if key not in shared:
-                shared[key] = EquationPlan(*key[:-2], exchange=named[0], narrows_first=named[1])
+                shared[key] = EquationPlan(*fields, exchange=exchange, narrows_first=narrows)
             rows[n] = shared[key]
         return rows
 
