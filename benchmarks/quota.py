@@ -14,6 +14,8 @@ import tempfile
 
 ROOT = pathlib.Path("/sys/fs/cgroup")
 PERIOD_US = 20_000
+LEAST_QUOTA_US = 1_000
+"""Of a period, the kernel's limit."""
 _FIRST_V1, _FIRST_V2 = 262_144, 10_000
 """The largest weights against other groups."""
 
@@ -41,13 +43,18 @@ class CpuQuota:
         weight, first = ("cpu.weight", _FIRST_V2) if self._is_v2 else ("cpu.shares", _FIRST_V1)
         (self._folders[0] / weight).write_text(str(first))
 
-    def limit(self, cores: float | None) -> None:
-        """Lets this process use so many cores; None: as many as there are."""
-        quota = None if cores is None else round(cores * PERIOD_US)
+    def limit(self, cores: float | None, period_us: int = PERIOD_US) -> None:
+        """Lets this process use so many cores; None: as many as there are.
+
+        Args:
+          cores: How many, at least LEAST_QUOTA_US of a period.
+          period_us: A process that has used up its part of a period stands still for the rest of it.
+        """
+        quota = None if cores is None else round(cores * period_us)
         if self._is_v2:
-            (self._folders[0] / "cpu.max").write_text(f"{'max' if quota is None else quota} {PERIOD_US}")
+            (self._folders[0] / "cpu.max").write_text(f"{'max' if quota is None else quota} {period_us}")
             return
-        (self._folders[0] / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (self._folders[0] / "cpu.cfs_period_us").write_text(str(period_us))
         (self._folders[0] / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
 
     def used_s(self) -> float:

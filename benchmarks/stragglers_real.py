@@ -3,7 +3,8 @@
     python benchmarks/stragglers_real.py [--ratios 2,4,8] [--processes 2] [--rounds 7]
 
 Needs root. Worker processes with one CPU device each share every layer of a residual MLP along a tensor axis; one is
-held at 1 / ratio of the cores of the others by the cgroup CPU controller. No speed is told: in six steps at even shares
+held at 1 / ratio of what the others have by the cgroup CPU controller. Of two processes on two cores the other one is
+not held; of more, each has a quota, which together leave cores free. No speed is told: in six steps at even shares
 each process reads from the scheduler how long it was busy (`autoshard/balance/busy_time.py`), the detector names the
 slow one, and the controller decides for each mode what moves and what is left out. Then, in every round, each mode
 takes two steps, in random order, of which the second is timed: the first moves the state. All modes run the same
@@ -15,17 +16,24 @@ results/stragglers-real.md and .json.
 import argparse
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
 import statistics
 import time
 
-from quota import CpuQuota, result_of_workers
+from quota import LEAST_QUOTA_US, CpuQuota, result_of_workers
 
 ROOT = pathlib.Path(__file__).resolve().parent
-TOKENS, WIDTH, HIDDEN, LAYERS = 2048, 128, 8192, 2
+TOKENS, WIDTH, HIDDEN, LAYERS = 4096, 128, 8192, 2
 WATCHED = 6
+PERIOD_US = 5_000
+"""Of the quotas, where that leaves enough of it: who has used up its part stands still, and so do all at the next sum."""
+FAST_CORES = 1.2
+"""Cores for all processes, where there are more than cores; less than there are, so that quotas decide."""
+SPARE = 1.5
+"""Places are made for a slowdown so many times the nominal one, since quotas slow processes more than they tell."""
 MODES = ("off", "one unit", "resize", "migrate", "semi")
 
 
@@ -95,7 +103,8 @@ def table(results: dict, rounds: int) -> str:
     return f"""# Slow processes along a tensor axis
 
 `python benchmarks/stragglers_real.py`: a residual MLP of {LAYERS} layers ({WIDTH} wide, {HIDDEN} hidden units),
-{TOKENS} rows a step, plain SGD; one CPU device a process, the last one held at 1 / ratio of the others' cores.
+{TOKENS} rows a step, plain SGD; one CPU device a process, the last one held at 1 / ratio of the others' cores. Of two
+processes the other one has a core; of four each of the others has {FAST_CORES / 4:g} cores.
 {rounds} rounds; medians of ratios within a round. `one unit` is the program for uneven shares with one unit moved, so
 that what it costs by itself is seen. `resize` and `semi` may leave out half of an even share. The last column is what
 the controller's own model predicts for the step, scaled to the step of `off`, over the measured one. The machine has
@@ -153,12 +162,12 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
     from autoshard.transfer.peers import all_gather_text
 
     quota = CpuQuota(f"autoshard-stragglers-{number}")
-    fast = min(0.8, 1.7 / count)
+    fast = None if count <= (os.cpu_count() or 1) else FAST_CORES / count
     try:
         step, init = training()
         shapes = jax.eval_shape(init, 0), jax.ShapeDtypeStruct((TOKENS, WIDTH), "float32")
         plan = autoshard.baselines.megatron(step, *shapes, mesh={"tensor": count}, donate_argnums=0)
-        balance = Balance("semi", absorbs=max(4.0, ratio), most_buckets=16, max_loss_share=0.5)
+        balance = Balance("semi", absorbs=max(4.0, SPARE * ratio), most_buckets=32 // count, max_loss_share=0.5)
         run = plan.jit(step, balance=balance)
         params = plan.init(init, 0, run=run)
         x = np.asarray(jax.random.normal(jax.random.key(1), shapes[1].shape))
@@ -177,7 +186,9 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
 
         params, *_ = timed(params)  # compiles
         params, *_ = timed(params)
-        quota.limit(fast / ratio if number == count - 1 else fast)
+        cores = (fast or 1) / ratio if number == count - 1 else fast
+        if cores is not None:
+            quota.limit(cores, max(PERIOD_US, math.ceil(1.2 * LEAST_QUOTA_US / cores)))
         known, named_after, evens = Detector(), 0, []
         for taken in range(1, WATCHED + 1):
             params, step_s, times, _ = timed(params)
