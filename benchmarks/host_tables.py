@@ -6,10 +6,11 @@
 
 Throughput needs Linux and two CPUs that nothing else uses. CPU 0 stands for the accelerator: a process that is held
 there before JAX starts runs the dense part of the step on it, in one thread. The worker processes and the threads that
-serve them are held on CPU 1 (`Execution.worker_cpus`). The main thread's Python runs on CPU 0 too, and so counts as the
-accelerator's time. A click model after DLRM reads bags of ids of several tables, with Adagrad; the width of its MLP is
-chosen so that, in `sync`, the dense part takes as long as looking rows up and writing them back, within 5 %. Two stages
-of equal time overlap in half of it at best: the ideal is 2, or what remains of it where the two are not quite equal.
+serve them, in `sync` too, are held on CPU 1 (`Execution.worker_cpus`). The main thread's Python runs on CPU 0 too, and
+so counts as the accelerator's time. A click model after DLRM reads bags of ids of several tables, with Adagrad; the
+width of its MLP is chosen so that, in `sync`, the dense part takes as long as looking rows up and writing them back,
+within 5 %. Two stages of equal time overlap in half of it at best: the ideal is 2, or what remains of it where the two
+are not quite equal.
 
 Every measurement is a process of its own: it warms up until nothing has been compiled for a while (rows of steps in
 flight are patched by programs of a few sizes), then counts the steps of some seconds. Batches are made before. In each

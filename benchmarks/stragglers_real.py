@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent
 TOKENS, WIDTH, HIDDEN, LAYERS = 4096, 128, 8192, 2
 WATCHED = 6
 PERIOD_US = 5_000
-"""Of the quotas, where that leaves enough of it: who has used up its part stands still, and so do all at the next sum."""
+"""Of the quotas, where that leaves enough of it: who has used up its part stands still, and all at the next sum."""
 FAST_CORES = 1.2
 """Cores for all processes, where there are more than cores; less than there are, so that quotas decide."""
 SPARE = 1.5

@@ -43,12 +43,12 @@ class Read:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Write:
-    """Copies rows from a slot; with `adds`, adds them to what is there."""
+    """Copies rows from a slot, but adds some of them to what is there. added: Which of the slot's `added` are meant."""
 
     number: int
     slot: int
     spans: Spans
-    adds: bool
+    added: Spans
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

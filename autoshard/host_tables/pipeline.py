@@ -20,16 +20,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
 from autoshard.host_tables.hot_part import HotPart
-from autoshard.host_tables.in_flight import Patch, Patcher, patch_of
+from autoshard.host_tables.in_flight import InFlight, Patch, Patcher
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pool import WorkerPool, bind_thread
 from autoshard.host_tables.row_mover import Loaded, OneProcess, SeveralProcesses, placed
+from autoshard.host_tables.sharding import as_items
 from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.rows_of_batch import HotRows
 from autoshard.tables.sparse_step import SparseStep
@@ -45,6 +47,8 @@ class Fed:
       batch: For the step. rows: In place of each array of rows, as loaded.
       spans: For each table, for each worker, which of its rows are whose.
       patches: What is to be taken from steps in flight, the oldest first.
+      added: For each table, positions of the rows that earlier steps may change between its look-up and its write-back,
+        so that what it changes is added to them; none where rows are patched.
       staleness: Steps before it whose rows were not written back when its own were looked up.
       num_rows: Different rows, of all tables.
     """
@@ -55,6 +59,7 @@ class Fed:
     rows: Loaded
     spans: list[list[tuple[int, int]]]
     patches: tuple[Patch, ...]
+    added: tuple[np.ndarray, ...]
     staleness: int
     num_rows: int
 
@@ -104,10 +109,10 @@ class Pipeline:
         self._batch_shardings = None if shardings is None else shardings[1]
         self._mover, self._hot_part, self._hot = mover, hot_part, hot
         self._patcher = Patcher([leaf.table for leaf in self._leaves])
+        self._in_flight = InFlight(pool.layout, execution.num_slots, _has_marks(pool))
         self._order = threading.Lock()
         """What is ordered from the workers, and what is known to have been ordered, go together."""
         self._written = -1
-        self._keys: dict[int, tuple[np.ndarray, ...]] = {}
         self._free: queue.Queue[int] = queue.Queue()
         for slot in range(execution.num_slots):
             self._free.put(slot)
@@ -147,16 +152,18 @@ class Pipeline:
     # ---- stages
 
     def _in_turn(self, state: Any, batches: Iterable[Any], first: int) -> Iterator[Stepped]:
-        began_s = time.perf_counter()
-        for number, batch in enumerate(batches, first):
-            fed = self._look_up(number, 0, batch, first)
-            wait_s = time.perf_counter() - began_s
-            state, metrics, new = self._step(state, fed, self._mover.joined(fed.rows))
-            new = jax.block_until_ready(self._mover.gathered(new))
-            stepped_s = time.perf_counter()
-            self._write_back(fed, new)
-            yield Stepped(number, state, metrics, 0, fed.num_rows, wait_s + time.perf_counter() - stepped_s)
+        cpus = self._execution.worker_cpus
+        with ThreadPoolExecutor(1, "look-ups", initializer=bind_thread, initargs=(cpus,)) as host:
             began_s = time.perf_counter()
+            for number, batch in enumerate(batches, first):
+                fed = host.submit(self._look_up, number, 0, batch, first).result()
+                wait_s = time.perf_counter() - began_s
+                state, metrics, new = self._step(state, fed, self._mover.joined(fed.rows))
+                new = jax.block_until_ready(self._mover.gathered(new))
+                stepped_s = time.perf_counter()
+                host.submit(self._write_back, fed, new).result()
+                yield Stepped(number, state, metrics, 0, fed.num_rows, wait_s + time.perf_counter() - stepped_s)
+                began_s = time.perf_counter()
 
     def _steps(self, state: Any) -> Iterator[Stepped]:
         recent: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=self._execution.num_slots)
@@ -213,7 +220,8 @@ class Pipeline:
 
     def _look_up(self, number: int, slot: int, batch: Any, first: int) -> Fed:
         layout, tables = self._pool.layout, range(len(self._pool.layout.num_rows))
-        read = self._sparse.rows_of_batch(batch, layout.keys, self._hot)
+        self._in_flight.begin(number)
+        read = self._sparse.rows_of_batch(batch, layout.keys, self._hot, self._in_flight.different)
         keys = tuple(layout.keys(t, rows) for t, rows in enumerate(read.rows))
         for t in tables:
             self._pool.slots[slot].places[t][: len(keys[t])] = layout.places(t, keys[t])
@@ -221,34 +229,33 @@ class Pipeline:
         with self._order:
             answers = self._pool.read(slot, spans)
             written = self._written
-        patches: list[Patch] = []
-        if self._execution.mode == "pipelined":
-            if jax.process_count() > 1:  # others may have written less; these have surely been written by all
-                written = max(first, number - self._execution.num_slots + 1) - 1
-            for old in range(written + 1, number):
-                patch = patch_of(old, keys, self._keys[old], self._sparse.capacities)
-                patches += [patch] if patch is not None else []
-            self._keys[number] = keys
-            for old in [n for n in self._keys if n <= written]:
-                del self._keys[old]
+        is_patched = self._execution.mode == "pipelined"
+        if is_patched and jax.process_count() > 1:
+            # others may have written less; these have surely been written by all
+            written = max(first, number - self._execution.num_slots + 1) - 1
+        found = self._in_flight.found(written + 1)
+        patches = self._in_flight.patches(found) if is_patched else ()
+        added = tuple(own.to[:0] if is_patched else own.to for own in found)
         fed = RowsBatch(batch=batch, positions=read.positions)
         on_devices = placed(fed, self._batch_shardings)
         self._pool.wait(answers)
         rows = self._mover.load(self._pool.slots[slot].rows, self._pool.own_edges(spans))
-        return Fed(number, slot, on_devices, rows, spans, tuple(patches), number - 1 - written, sum(map(len, keys)))
+        stale = number - 1 - written
+        return Fed(number, slot, on_devices, rows, spans, patches, added, stale, sum(map(len, keys)))
 
     def _write_back(self, fed: Fed, new: Sequence[Any]) -> None:
-        adds = self._execution.mode == "async"
         edges = self._pool.own_edges(fed.spans)
-        for leaf, rows, own in zip(self._leaves, self._pool.slots[fed.slot].rows, new, strict=True):
+        added = [at[slice(*np.searchsorted(at, edge))] for at, edge in zip(fed.added, edges, strict=True)]
+        for leaf, rows, its in zip(self._leaves, self._pool.slots[fed.slot].rows, new, strict=True):
             start, stop = edges[leaf.table]
-            changed = self._mover.host(own)[start:stop]
-            if adds:
-                np.subtract(changed, rows[start:stop], out=rows[start:stop])
-            else:
-                rows[start:stop] = changed
+            at, after = added[leaf.table], self._mover.host(its)
+            before = rows.take(at, axis=0)
+            rows[start:stop] = after[start:stop]
+            if len(at):
+                change = after.take(at, axis=0) - before
+                as_items(rows).put(at, as_items(change))
         with self._order:
-            answers = self._pool.write(fed.slot, fed.spans, adds)
+            answers = self._pool.write(fed.slot, fed.spans, added)
             self._written = fed.number
         self._pool.wait(answers)
 
@@ -270,3 +277,10 @@ class Pipeline:
                 return to.put(item, timeout=0.1)
             if self._error is not None:
                 return
+
+
+def _has_marks(pool: WorkerPool) -> bool:
+    """Whether marks of all rows take little memory beside those of this process."""
+    layout = pool.layout
+    own = sum(layout.own_rows(x.table, worker) * x.row_bytes for x in layout.arrays for worker in pool.own)
+    return 4 * sum(layout.num_keys) <= own / 4

@@ -123,9 +123,22 @@ class WorkerPool:
         """
         return self._order(lambda number, worker: Read(number, slot, [s[worker] for s in spans]))
 
-    def write(self, slot: int, spans: Sequence[Sequence[tuple[int, int]]], adds: bool) -> Answers:
-        """Has the rows in a slot copied, or added, to the tables."""
-        return self._order(lambda number, worker: Write(number, slot, [s[worker] for s in spans], adds))
+    def write(self, slot: int, spans: Sequence[Sequence[tuple[int, int]]], added: Sequence[np.ndarray] = ()) -> Answers:
+        """Has the rows in a slot copied to the tables.
+
+        Args:
+          slot: Its number. spans: For each table, for each worker, which of the rows are its.
+          added: For each table, positions of rows, rising, that are added to what is there instead; none if left out.
+        """
+        for places, own in zip(self.slots[slot].added, added, strict=False):
+            places[: len(own)] = own
+
+        def order(number: int, worker: int) -> Write:
+            own = [s[worker] for s in spans]
+            edges = [np.searchsorted(a, s) for a, s in zip(added, own, strict=True)] if added else [(0, 0)] * len(own)
+            return Write(number, slot, own, [(int(start), int(stop)) for start, stop in edges])
+
+        return self._order(order)
 
     def fill(self, array: int, first: int, rows: np.ndarray) -> None:
         """Sets rows of an array, from row `first` on; waits until they are there."""
@@ -174,7 +187,7 @@ class WorkerPool:
             for array, of, to in zip(self.layout.arrays, values, self.slots[0].rows, strict=True):
                 part = parts[array.table]
                 to[: part.stop - part.start] = of[part]
-            self.wait(self.write(0, spans, adds=False))
+            self.wait(self.write(0, spans))
 
     def _through_first_slot(
         self, rows: Sequence[np.ndarray]

@@ -69,21 +69,32 @@ class Layout:
         place, owner = np.divmod(rows, self.num_workers)
         return owner * self._stride(table) + place
 
+    def owners(self, table: int, keys: np.ndarray) -> np.ndarray:
+        """The worker that owns each key's row, as numbers of a type that is sorted fast."""
+        return (keys // self._stride(table)).astype(np.min_scalar_type(self.num_workers))
+
     def spans(self, table: int, keys: np.ndarray) -> list[tuple[int, int]]:
-        """For each worker, which of the keys, in rising order, are its rows."""
-        edges = np.searchsorted(keys, np.arange(self.num_workers + 1) * self._stride(table))
+        """For each worker, which of the keys, in the order of their owners, are its rows."""
+        if self.num_workers == 1:
+            return [(0, len(keys))]
+        edges = np.searchsorted(self.owners(table, keys), np.arange(self.num_workers + 1))
         return [(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
     def places(self, table: int, keys: np.ndarray) -> np.ndarray:
         """The place of each key's row with its owner."""
         return keys if self.num_workers == 1 else keys % self._stride(table)
 
+    @property
+    def num_keys(self) -> tuple[int, ...]:
+        """For each table, a number above all keys of its rows."""
+        return tuple(self._stride(t) * self.num_workers for t in range(len(self.num_rows)))
+
     def _stride(self, table: int) -> int:
         return -(-self.num_rows[table] // self.num_workers)
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot: places of rows for each table, then rows for each array; each part on its own line."""
+        """Bytes of a slot: two kinds of places for each table, then rows for each array; each part on its own line."""
         return self._offsets()[-1]
 
     @property
@@ -92,7 +103,7 @@ class Layout:
         return max(1, self.slot_bytes * self.num_slots)
 
     def _offsets(self) -> list[int]:
-        sizes = [capacity * 8 for capacity in self.capacities]
+        sizes = [capacity * 8 for capacity in self.capacities] + [capacity * 4 for capacity in self.capacities]
         sizes += [self.capacities[array.table] * array.row_bytes for array in self.arrays]
         return np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)]).tolist()
 
@@ -104,12 +115,14 @@ class Layout:
             view = lambda number, shape, kind, base=slot * self.slot_bytes: np.ndarray(
                 shape, kind, memory, base + offsets[number]
             )
+            count = len(self.capacities)
             places = [view(i, (capacity,), np.dtype(np.int64)) for i, capacity in enumerate(self.capacities)]
+            added = [view(count + i, (capacity,), np.dtype(np.int32)) for i, capacity in enumerate(self.capacities)]
             rows = [
-                view(len(places) + i, (self.capacities[array.table], *array.row_shape), array.element_type)
+                view(2 * count + i, (self.capacities[array.table], *array.row_shape), array.element_type)
                 for i, array in enumerate(self.arrays)
             ]
-            made.append(Slot(tuple(places), tuple(rows)))
+            made.append(Slot(tuple(places), tuple(added), tuple(rows)))
         return made
 
 
@@ -118,10 +131,13 @@ class Slot:
     """Shared memory of one batch.
 
     Attributes:
-      places: For each table, the places of its rows with their owners. rows: For each array, the rows.
+      places: For each table, the places of its rows with their owners.
+      added: For each table, which of these rows are to be added to what the owner has, by their positions, rising.
+      rows: For each array, the rows.
     """
 
     places: tuple[np.ndarray, ...]
+    added: tuple[np.ndarray, ...]
     rows: tuple[np.ndarray, ...]
 
 

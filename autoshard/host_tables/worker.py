@@ -16,7 +16,7 @@ import numpy as np
 
 from autoshard.host_tables.messages import Begin, Done, Failed, Fetch, Fill, Load, Order, Read, Save, Write
 from autoshard.host_tables.shard_files import load_shard, save_shard
-from autoshard.host_tables.sharding import Slot, as_items
+from autoshard.host_tables.sharding import Slot, Spans, as_items
 
 
 class Worker:
@@ -32,7 +32,6 @@ class Worker:
             for array in layout.arrays
         ]
         self._items = [as_items(array) for array in self._arrays]
-        self._sums_of: dict[int, np.ndarray] = {}
 
     def obey(self, order: Order, connection: Connection) -> object:
         """Does what it is told; returns the result, if there is one."""
@@ -43,17 +42,16 @@ class Worker:
                     places, (start, stop) = self._span(i, slot, spans)
                     if start < stop:
                         np.take(self._items[i], places, out=as_items(rows[start:stop]), mode="clip")
-            case Write(_, slot, spans, adds):
+            case Write(_, slot, spans, added):
                 for i, rows in enumerate(self._slots[slot].rows):
                     places, (start, stop) = self._span(i, slot, spans)
                     if start == stop:
                         continue
-                    new = rows[start:stop]
-                    if adds:
-                        old = self._sums(i)[: stop - start]
-                        np.take(self._items[i], places, out=as_items(old), mode="clip")
-                        new = np.add(old, new, out=old)
-                    self._items[i][places] = as_items(new)
+                    new, at = as_items(rows[start:stop]), self._added(i, slot, added)
+                    if len(at):
+                        old = self._arrays[i].take(places[at - start], axis=0)
+                        new.put(at - start, as_items(rows.take(at, axis=0) + old))
+                    self._items[i].put(places, new, mode="clip")
             case Fill(_, array, first):
                 kind, shape = layout.arrays[array].element_type, layout.arrays[array].row_shape
                 rows = np.frombuffer(connection.recv_bytes(), kind).reshape(-1, *shape)
@@ -66,17 +64,14 @@ class Worker:
                 load_shard(folder, layout, self._begin.worker, num_workers, self._arrays)
         return None
 
-    def _sums(self, array: int) -> np.ndarray:
-        """Memory for sums of rows, kept, since the system takes long to provide it anew for every batch."""
-        if array not in self._sums_of:
-            rows = self._slots[0].rows[array]
-            self._sums_of[array] = np.empty(rows.shape, rows.dtype)
-        return self._sums_of[array]
-
-    def _span(self, array: int, slot: int, spans: object) -> tuple[np.ndarray, tuple[int, int]]:
+    def _span(self, array: int, slot: int, spans: Spans) -> tuple[np.ndarray, tuple[int, int]]:
         table = self._begin.layout.arrays[array].table
-        start, stop = spans[table]  # pyright: ignore[reportIndexIssue]
+        start, stop = spans[table]
         return self._slots[slot].places[table][start:stop], (start, stop)
+
+    def _added(self, array: int, slot: int, added: Spans) -> np.ndarray:
+        table = self._begin.layout.arrays[array].table
+        return self._slots[slot].added[table][slice(*added[table])]
 
 
 def serve(connection: Connection) -> None:

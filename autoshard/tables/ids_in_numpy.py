@@ -53,6 +53,12 @@ def _broadcast(x: np.ndarray, *, shape: Any, broadcast_dimensions: Any, **_: Any
     return np.broadcast_to(x.reshape(sizes), shape)
 
 
+def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    if len(cases) == 2:  # ids counted from the end, mostly, of which there are none
+        return np.where(which, cases[1], cases[0]) if which.any() else np.broadcast_to(cases[0], which.shape)
+    return np.select([which == n for n in range(len(cases))], cases)
+
+
 def _by_element(fn: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return lambda *operands, **_: np.asarray(fn(*operands))
 
@@ -66,7 +72,7 @@ _NUMPY: Mapping[str, Callable[..., np.ndarray]] = MappingProxyType(
         "transpose": lambda x, *, permutation, **_: np.transpose(x, permutation),
         "concatenate": lambda *parts, dimension, **_: np.concatenate(parts, dimension),
         "convert_element_type": lambda x, *, new_dtype, **_: x.astype(new_dtype),
-        "select_n": _by_element(lambda which, *cases: np.select([which == n for n in range(len(cases))], cases)),
+        "select_n": _by_element(_select),
         "clamp": _by_element(lambda low, x, high: np.minimum(np.maximum(x, low), high)),
         "rem": _by_element(np.fmod),  # of the sign of the dividend, as lax.rem
         "add": _by_element(np.add),

@@ -28,6 +28,9 @@ class HotRows:
         return are_hot, self.places[at[are_hot]]
 
 
+Different = Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""From the number of a table and keys: where each different key stands once, and each key's number among these."""
+
 NO_HOT_ROWS = HotRows(np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
@@ -51,6 +54,7 @@ def rows_of_batch(
     ids: Sequence[np.ndarray],
     order: Callable[[int, np.ndarray], np.ndarray] | None = None,
     hot: Sequence[HotRows] | None = None,
+    different: Different | None = None,
 ) -> BatchRows:
     """Which rows a batch reads.
 
@@ -59,13 +63,15 @@ def rows_of_batch(
       ids: Of each look-up, tables first.
       order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
       hot: Of each table, the rows that stay on the devices; None for none.
+      different: Finds the different keys, and puts them in order; default `different_keys`, called for each table once.
     """
     remaining = iter(ids)
     all_rows, positions = [], []
     for number, (table, capacity) in enumerate(zip(tables, capacities, strict=True)):
         own = [next(remaining) for _ in table.look_ups]
         by = None if order is None else lambda r, n=number: order(n, r)
-        rows, places = _unique(table, capacity, own, by, NO_HOT_ROWS if hot is None else hot[number])
+        find = different_keys if different is None else lambda keys, n=number: different(n, keys)
+        rows, places = _unique(table, capacity, own, by, NO_HOT_ROWS if hot is None else hot[number], find)
         all_rows.append(rows)
         positions += places
     return BatchRows(tuple(all_rows), tuple(positions))
@@ -77,28 +83,29 @@ def _unique(
     ids: Sequence[np.ndarray],
     order: Callable[[np.ndarray], np.ndarray] | None,
     hot: HotRows,
+    different: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """The different rows that ids name and that are not hot, and the position of each id's row among all."""
-    flat = np.concatenate([x.reshape(-1) for x in ids]).astype(np.int64)
-    fills = np.concatenate([np.full(look_up.num_ids, look_up.fills) for look_up in table.look_ups])
-    is_row = (flat >= 0) & (flat < table.num_rows)
-    rows = np.clip(flat, 0, table.num_rows - 1)
-    is_read = is_row | ~fills
-    places = np.full(flat.shape, len(hot.rows) + capacity, np.int32)
-    if len(hot.rows):
+    rows = np.concatenate([x.reshape(-1) for x in ids]).astype(np.int64)
+    places = np.full(rows.shape, len(hot.rows) + capacity, np.int32)
+    is_read: np.ndarray | slice = slice(None)
+    if len(hot.rows) or (len(rows) and (rows.min() < 0 or rows.max() >= table.num_rows)):
+        fills = np.concatenate([np.full(look_up.num_ids, look_up.fills) for look_up in table.look_ups])
+        is_read = ((rows >= 0) & (rows < table.num_rows)) | ~fills
+        rows = np.clip(rows, 0, table.num_rows - 1)
         are_hot, hot_places = hot.find(rows)
         are_read_hot = are_hot & is_read
         places[are_read_hot] = hot_places[is_read[are_hot]]
-        is_read = is_read & ~are_hot
+        is_read &= ~are_hot
     keys = rows if order is None else order(rows)
-    first, inverse = _firsts(keys[is_read])
-    places[is_read] = inverse + np.int32(len(hot.rows))
+    first, numbers = different(keys[is_read])
+    places[is_read] = numbers + np.int32(len(hot.rows))
     stops = np.cumsum([x.size for x in ids])[:-1]
     shaped = [part.reshape(x.shape) for part, x in zip(np.split(places, stops), ids, strict=True)]
     return rows[is_read][first], shaped
 
 
-def _firsts(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def different_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each different key stands first, in the order of keys; and for each key its number in that order.
 
     Keys and their positions are sorted as one integer, which is several times faster than sorting positions by keys.

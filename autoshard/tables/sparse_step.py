@@ -14,7 +14,7 @@ from autoshard.tables.find import find_tables
 from autoshard.tables.look_ups import Table, Tables
 from autoshard.tables.row_updates import RowUpdate, row_updates
 from autoshard.tables.rows_loss import IdsFunction, RowsBatch, RowsLoss, ids_function
-from autoshard.tables.rows_of_batch import BatchRows, HotRows, rows_of_batch
+from autoshard.tables.rows_of_batch import BatchRows, Different, HotRows, rows_of_batch
 from autoshard.tables.state_rows import rows_of, with_rows
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
@@ -50,6 +50,7 @@ class SparseStep:
         batch: Any,
         order: Callable[[int, np.ndarray], np.ndarray] | None = None,
         hot: Sequence[HotRows] | None = None,
+        different: Different | None = None,
     ) -> BatchRows:
         """Which rows a batch reads, each once.
 
@@ -57,8 +58,9 @@ class SparseStep:
           batch: Arrays.
           order: From the number of a table and its rows to keys, by which its rows are put in order; default the rows.
           hot: Of each table, the rows that are always there, as many as `hot_counts`.
+          different: Finds the different keys of a table; see `rows_of_batch`.
         """
-        return rows_of_batch(self.tables, self.capacities, self.ids.on_host(batch), order, hot)
+        return rows_of_batch(self.tables, self.capacities, self.ids.on_host(batch), order, hot, different)
 
     def state_of(self, state: Any, rows: Sequence[np.ndarray]) -> Any:
         """The state over some rows of each table, from one with whole tables; places behind the last row are zero."""
