@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autoshard.balance.busy_time import BusyTime
-from autoshard.transfer.peers import all_gather_bytes
+from autoshard.transfer.peers import all_gather_rows
 
 MOST_OVERHEAD = 0.01
 """The part of a step that measuring may take."""
@@ -79,8 +79,8 @@ class DeviceTimes:
             self._probes[order[-1]].seconds(1)
             for n in order:
                 own[n] = self._probes[n].seconds(self._repeats()[n])
-        rows = [own] if jax.process_count() == 1 else _from_all(own)
-        slowest_s = max(float(row[-1]) for row in rows)
+        rows = own[None] if jax.process_count() == 1 else all_gather_rows(own)
+        slowest_s = float(rows[:, -1].max())
         took_s = time.perf_counter() - begin_s
         if jax.process_count() > 1:  # all must measure after the same steps
             each = math.ceil(len(self._devices) / jax.process_count())
@@ -91,11 +91,7 @@ class DeviceTimes:
         self._since = 0
         if self._busy is not None:
             self._busy.lap_s()
-        return np.sum([row[:-1] for row in rows], axis=0), slowest_s
-
-
-def _from_all(own: np.ndarray) -> list[np.ndarray]:
-    return [np.frombuffer(row, float) for row in all_gather_bytes(own.tobytes())]
+        return rows[:, :-1].sum(0), slowest_s
 
 
 class _Probe:

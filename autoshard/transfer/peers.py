@@ -1,8 +1,10 @@
 """How the processes of a run find each other for transfers: where this one listens, and where the others do."""
 
+import functools
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from typing import cast
 
 import jax
@@ -79,17 +81,34 @@ def all_gather_text(text: str) -> list[str]:
     Args:
       text: Of this process; at most 64 bytes, which an address and its port do not exceed.
     """
-    rows = _rows(np.frombuffer(text.encode().ljust(_TEXT_BYTES), np.uint8))
-    everywhere = jax.jit(jnp.copy, out_shardings=_everywhere(rows))(rows)
-    return [bytes(row).decode().strip() for row in np.asarray(everywhere.addressable_data(0))]
+    rows = all_gather_rows(np.frombuffer(text.encode().ljust(_TEXT_BYTES), np.uint8))
+    return [bytes(row).decode().strip() for row in rows]
 
 
 def all_gather_bytes(data: bytes) -> list[bytes]:
     """As `all_gather_text`, for data of any length."""
     sizes = list(map(int, all_gather_text(str(len(data)))))
-    rows = _rows(np.frombuffer(data.ljust(max(sizes), b"\0"), np.uint8))
-    everywhere = jax.jit(jnp.copy, out_shardings=_everywhere(rows))(rows)
-    return [bytes(row)[:size] for row, size in zip(np.asarray(everywhere.addressable_data(0)), sizes, strict=True)]
+    rows = all_gather_rows(np.frombuffer(data.ljust(max(sizes), b"\0"), np.uint8))
+    return [bytes(row)[:size] for row, size in zip(rows, sizes, strict=True)]
+
+
+def all_gather_rows(row: np.ndarray) -> np.ndarray:
+    """What every process gives, in their order; all of them must call this together. The fastest way, in one exchange.
+
+    Args:
+      row: (n,): of this process, of one length and type in all.
+
+    Returns:
+      (processes, n), of that type.
+    """
+    rows = _rows(row.view(np.uint8))  # JAX may have no numbers of this type
+    return np.asarray(_copy_to(_everywhere(rows))(rows).addressable_data(0)).view(row.dtype)
+
+
+@functools.cache
+def _copy_to(everywhere: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    """A copy on all devices; made once, since JAX takes milliseconds for a program that it sees anew."""
+    return jax.jit(jnp.copy, out_shardings=everywhere)
 
 
 def broadcast_bytes(data: bytes) -> bytes:
