@@ -110,15 +110,16 @@ class InFlight:
 
         A stable sort merges the rising keys of all steps in one pass, the batch's in front of the newest of the others.
         """
-        capacity, count = self._layout.capacities[table], self._num_steps
-        slots = [(self._step - back) % count for back in range(1, count)]
-        joined = np.concatenate([own, *(self._keys[table][s * capacity : (s + 1) * capacity] for s in slots)])
+        keys, capacity = self._keys[table], self._layout.capacities[table]
+        begins = [(self._step - back) % self._num_steps * capacity for back in range(1, self._num_steps)]
+        in_use = [begin + np.flatnonzero(keys[begin : begin + capacity] >= 0) for begin in begins]
+        theirs = np.concatenate([np.zeros(0, np.int64), *in_use])
+        joined = np.concatenate([own, keys[theirs]])
         order = np.argsort(joined, kind="stable")
         ordered = joined[order]
         pairs = np.flatnonzero((ordered[1:] == ordered[:-1]) & (order[:-1] < len(own)))
-        back, at = np.divmod(order[pairs + 1] - len(own), capacity)
         places = np.full(len(own), -1)
-        places[order[pairs]] = np.array(slots, np.int64)[back] * capacity + at
+        places[order[pairs]] = theirs[order[pairs + 1] - len(own)]
         return places
 
     def patches(self, found: Sequence[Found]) -> tuple[Patch, ...]:
