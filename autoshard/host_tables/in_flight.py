@@ -5,12 +5,12 @@ what earlier steps make of it meanwhile, while all other rows are just written.
 
 For every row of every table a mark tells which step was the last to read it, and at which place among its rows. Marking
 the ids of a batch finds the different ones among them, and what the marks said before, where steps have them: a place
-holds if that step still has that row there. It takes a third of the time of sorting, and four bytes a row. Where these
-are too many, ids and rows are sorted.
+holds if that step still has that row there. Where marks would take too much memory, ids and rows are sorted, which
+takes longer.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,16 @@ import numpy as np
 
 from autoshard.host_tables.sharding import Layout
 from autoshard.tables.rows_of_batch import different_keys
+
+_MARK = np.int32
+_MOST_MARKS = 1 / 4
+"""The most bytes of marks, as a part of those of the rows that a process has; a choice, not a measurement."""
+
+
+def marks_fit(layout: Layout, workers: Iterable[int]) -> bool:
+    """Whether marks of all rows take little memory beside the rows of these workers."""
+    own = sum(layout.own_rows(x.table, worker) * x.row_bytes for worker in workers for x in layout.arrays)
+    return np.dtype(_MARK).itemsize * sum(layout.num_keys) <= _MOST_MARKS * own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ class InFlight:
         self._steps = np.full(num_steps, -1)
         self._keys = [np.full(num_steps * capacity, -1) for capacity in layout.capacities]
         """For each table, the keys of the rows of each of these steps, filled up by none."""
-        self._marks = [np.zeros(count, np.int32) for count in layout.num_keys] if has_marks else None
+        self._marks = [np.zeros(count, _MARK) for count in layout.num_keys] if has_marks else None
         """For each table, for each key, a place in `_keys`."""
         self._patch_sizes: dict[int, int] = {}
         """For patches from so many steps back, the largest size so far."""
@@ -85,7 +95,7 @@ class InFlight:
             self._had[table] = self._sorted_places(table, keys[first])
             self._remember(table, keys[first])
             return first, numbers
-        marks, ids = self._marks[table], np.arange(len(keys), dtype=np.int32)
+        marks, ids = self._marks[table], np.arange(len(keys), dtype=_MARK)
         before = marks[keys]
         marks[keys] = ids
         first = np.flatnonzero(marks[keys] == ids)  # of ids that are alike, the mark is one's
@@ -94,8 +104,8 @@ class InFlight:
         own, places = keys[first], before[first]
         self._had[table] = np.where(self._keys[table][places] == own, places, -1)
         begin = self._remember(table, own)
-        marks[own] = np.arange(begin, begin + len(own), dtype=np.int32)
-        return first, marks[keys] - np.int32(begin)
+        marks[own] = np.arange(begin, begin + len(own), dtype=_MARK)
+        return first, marks[keys] - _MARK(begin)
 
     def _remember(self, table: int, own: np.ndarray) -> int:
         """Has the keys of the step's rows in `_keys`; returns the place of the first."""

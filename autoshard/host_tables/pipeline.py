@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from autoshard.host_tables.hot_part import HotPart
-from autoshard.host_tables.in_flight import InFlight, Patch, Patcher
+from autoshard.host_tables.in_flight import InFlight, Patch, Patcher, marks_fit
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pool import WorkerPool, bind_thread
 from autoshard.host_tables.row_mover import Loaded, OneProcess, SeveralProcesses, placed
@@ -109,7 +109,7 @@ class Pipeline:
         self._batch_shardings = None if shardings is None else shardings[1]
         self._mover, self._hot_part, self._hot = mover, hot_part, hot
         self._patcher = Patcher([leaf.table for leaf in self._leaves])
-        self._in_flight = InFlight(pool.layout, execution.num_slots, _has_marks(pool))
+        self._in_flight = InFlight(pool.layout, execution.num_slots, marks_fit(pool.layout, pool.own))
         self._order = threading.Lock()
         """What is ordered from the workers, and what is known to have been ordered, go together."""
         self._written = -1
@@ -277,10 +277,3 @@ class Pipeline:
                 return to.put(item, timeout=0.1)
             if self._error is not None:
                 return
-
-
-def _has_marks(pool: WorkerPool) -> bool:
-    """Whether marks of all rows take little memory beside those of this process."""
-    layout = pool.layout
-    own = sum(layout.own_rows(x.table, worker) * x.row_bytes for x in layout.arrays for worker in pool.own)
-    return 4 * sum(layout.num_keys) <= own / 4

@@ -130,12 +130,13 @@ class WorkerPool:
           slot: Its number. spans: For each table, for each worker, which of the rows are its.
           added: For each table, positions of rows, rising, that are added to what is there instead; none if left out.
         """
-        for places, own in zip(self.slots[slot].added, added, strict=False):
+        positions = list(added) or [np.zeros(0, np.int32)] * len(spans)
+        for places, own in zip(self.slots[slot].added, positions, strict=True):
             places[: len(own)] = own
 
         def order(number: int, worker: int) -> Write:
             own = [s[worker] for s in spans]
-            edges = [np.searchsorted(a, s) for a, s in zip(added, own, strict=True)] if added else [(0, 0)] * len(own)
+            edges = [np.searchsorted(a, s) for a, s in zip(positions, own, strict=True)]
             return Write(number, slot, own, [(int(start), int(stop)) for start, stop in edges])
 
         return self._order(order)
