@@ -25,7 +25,8 @@ from autoshard.graph.graph import Graph, Operation
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import Assignment
 from autoshard.graph.tied_dims import TiedDims
-from autoshard.planner.choices import GroupShape, legal_choices
+from autoshard.planner.choices import legal_choices
+from autoshard.planner.group_shapes import GroupShape
 from autoshard.planner.program import Program
 from autoshard.planner.roles import Roles, roles_of
 

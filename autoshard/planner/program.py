@@ -7,7 +7,7 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group
 from autoshard.graph.pointwise import pointwise_operations
-from autoshard.planner.choices import GroupShape, shape_of
+from autoshard.planner.group_shapes import GroupShape, shape_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

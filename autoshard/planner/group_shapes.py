@@ -1,0 +1,219 @@
+"""What the choices of a group depend on: its iteration space, what it reads, computes and writes.
+
+Groups of equal shape share one table of choices (`choices.py`), so that equal layers are priced once.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence, Set
+
+from autoshard.compiler.live_ranges import LiveRanges
+from autoshard.cost.compute import Work, work_of
+from autoshard.graph.graph import Dims, Factor, Graph, LookUp, Operation, Value
+from autoshard.graph.groups import Group, map_dims
+from autoshard.trace.rules.indexing import COMBINERS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """Operations of a group that compute alike.
+
+    Attributes:
+      own: Their factors. dtype: Of their first operand. work: What they compute.
+      sides: Of matrix products, the factors of the rows, of the columns, and of what is summed.
+      flops: All of them together, unsharded. count: How many operations they are.
+    """
+
+    own: tuple[int, ...]
+    dtype: str
+    work: Work
+    sides: tuple[tuple[int, ...], ...]
+    flops: float
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What a group's choices depend on, and nothing else: groups of equal shape share one table.
+
+    Attributes:
+      factors: The iteration space.
+      reads, writes: For each access: dims, whole size in bytes, shape.
+      kernels: What its operations compute.
+      launches: Kernels that the compiler makes of the group.
+      fetched: For each read, whether it is read whole; not so where only a part of it is touched.
+      stored: For each write, whether it is written whole: it reaches memory, and is not a changed operand.
+      touched: The parts that are touched of other reads and writes: dims, whole size in bytes.
+      transposed: What its operations put into another order of dimensions: dims, whole size in bytes.
+      is_scalar_sum: Whether the result is a scalar: XLA combines the all-reduces of scalars (norms, losses, counts)
+        into one (`overlap.py` tells what each pays of it).
+      is_summed_at_once: Whether XLA sums over all axes in one all-reduce where only some of them end in a
+        reduce-scatter, or on several dimensions: it partitions a scatter by itself, which cannot run by shards.
+      table: What it looks up, where that may be exchanged.
+    """
+
+    factors: tuple[Factor, ...]
+    reads: tuple[tuple[Dims, float, tuple[int, ...]], ...]
+    writes: tuple[tuple[Dims, float, tuple[int, ...]], ...]
+    kernels: tuple[Kernel, ...]
+    launches: int
+    fetched: tuple[bool, ...]
+    stored: tuple[bool, ...]
+    touched: tuple[tuple[Dims, float], ...]
+    transposed: tuple[tuple[Dims, float], ...]
+    is_scalar_sum: bool
+    is_summed_at_once: bool
+    table: "Table | None" = None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is a look-up of fewer ids than its table has rows."""
+        if self.table is None:
+            return False
+        size = math.prod(self.factors[f].size for f in self.table.look_up.ids)
+        return size < self.factors[self.table.look_up.rows].size
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """The table that a group looks rows up in, or adds to.
+
+    Attributes:
+      look_up: Its rows and ids, in the group's factors.
+      row: The factors of a row. row_bytes: Of a whole row.
+      is_update: Whether rows are added to, and not taken.
+    """
+
+    look_up: LookUp
+    row: tuple[int, ...]
+    row_bytes: float
+    is_update: bool
+
+
+def _table(group: Group, operations: Sequence[Operation], values: Sequence[Value]) -> Table | None:
+    """The table of a group that is one look-up, and nothing else."""
+    (operation, *others), own = operations, group.factor_maps[0]
+    look_up, touched = operation.rule.look_up, operation.rule.touched
+    if others or look_up is None or touched is None:
+        return None
+    mapped = lambda factors: tuple(own[f] for f in factors)
+    ids = {*look_up.ids, *look_up.tables}
+    row = tuple(f for dim in touched.dims for f in dim if f not in ids)
+    itemsize_bytes = values[operation.operand(2 if touched.is_update else 0)].itemsize_bytes
+    row_bytes = float(itemsize_bytes * math.prod(operation.rule.factors[f].size for f in row))
+    named = LookUp(own[look_up.rows], mapped(look_up.ids), mapped(look_up.tables))
+    return Table(named, mapped(row), row_bytes, touched.is_update)
+
+
+def shape_of(
+    group: Group, graph: Graph, live: LiveRanges, in_memory: Set[int], pointwise: Sequence[bool]
+) -> GroupShape:
+    """The shape of `group`; `in_memory` are the values that are stored under some name, and `pointwise` tells of each
+    operation whether it is (`pointwise_operations`).
+    """
+    operations = [graph.operations[o] for o in group.operations]
+    describe = lambda access: (
+        access.dims,
+        float(graph.values[access.value].size_bytes),
+        graph.values[access.value].shape,
+    )
+    partly_read, partly_written, touched = _partial_accesses(group, operations, graph.values, in_memory)
+    return GroupShape(
+        group.factors,
+        tuple(map(describe, group.reads)),
+        tuple(map(describe, group.writes)),
+        _kernels(group, operations, graph.values),
+        max(
+            len({live.region[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
+            sum(o.rule.is_heavy for o in operations),
+        ),
+        tuple((a.value, a.operations) not in partly_read for a in group.reads),
+        tuple(
+            a.value not in partly_written and (a.value in live.stored or not pointwise[a.operations[0]])
+            for a in group.writes
+        ),
+        touched,
+        _transposed(group, operations, graph.values),
+        all(not graph.values[a.value].shape for a in group.writes),
+        any(o.name in COMBINERS for o in operations),
+        _table(group, operations, graph.values),
+    )
+
+
+def _partial_accesses(
+    group: Group, operations: Sequence[Operation], values: Sequence[Value], in_memory: Set[int]
+) -> tuple[set[tuple[int, tuple[int, ...]]], set[int], tuple[tuple[Dims, float], ...]]:
+    """What the group reads in part (value, who reads it) and writes in part (value), and the parts (dims, bytes).
+
+    An operand that is changed is changed where it is. One that is not in memory yet, such as the zeros to which the
+    gradient of a look-up is added, is made there first: written whole, not read.
+    """
+    read, written = set(), set()
+    touched: list[tuple[Dims, float]] = []
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        part, source = operation.rule.touched, operation.operands[0] if operation.operands else None
+        if part is None or source is None:
+            continue
+        read.add((source, (operation.index,)))
+        times = 1
+        if part.is_update:
+            times = 2  # read and written
+            if source in in_memory:
+                written.add(operation.results[0])
+        size_bytes = part.num_elements * values[source].itemsize_bytes
+        touched.append((map_dims(part.dims, factor_map), float(times * size_bytes)))
+    return read, written, tuple(touched)
+
+
+def _transposed(
+    group: Group, operations: Sequence[Operation], values: Sequence[Value]
+) -> tuple[tuple[Dims, float], ...]:
+    """The results of transpositions, but for those that only move dimensions of one element: dims, bytes."""
+    found = []
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        if operation.name == "transpose" and operation.operands[0] is not None and operation.results[0] is not None:
+            size_bytes, factors = float(values[operation.results[0]].size_bytes), operation.rule.factors
+            before, after = (
+                [f for dim in dims for f in dim if factors[f].size > 1]
+                for dims in (operation.rule.operands[0], operation.rule.results[0])
+            )
+            if before != after:
+                found.append((map_dims(operation.rule.results[0], factor_map), size_bytes))
+    return tuple(found)
+
+
+def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Value]) -> tuple[Kernel, ...]:
+    kernels: dict[tuple, Kernel] = {}
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        if not operation.rule.flops:
+            continue
+        one = Kernel(
+            tuple(sorted(set(factor_map))),
+            _dtype_of(operation.operands, values),
+            work_of(operation.name),
+            _sides(operation, factor_map) if operation.name == "dot_general" else (),
+            operation.rule.flops,
+            1,
+        )
+        key = one.own, one.dtype, one.work, one.sides
+        known = kernels.get(key)
+        kernels[key] = (
+            one
+            if known is None
+            else dataclasses.replace(one, flops=known.flops + one.flops, count=known.count + one.count)
+        )
+    return tuple(kernels.values())
+
+
+def _sides(operation: Operation, factor_map: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The group's factors of a product's rows, of its columns, and of what it sums."""
+    left, right, result = (
+        {factor for factors in dims for factor in factors}
+        for dims in (*operation.rule.operands[:2], operation.rule.results[0])
+    )
+    sides = ((left & result) - right, (right & result) - left, (left & right) - result)
+    return tuple(tuple(sorted(factor_map[f] for f in side)) for side in sides)
+
+
+def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:
+    return next((values[o].dtype for o in operands if o is not None), "float32")
