@@ -24,7 +24,7 @@ from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.softmax import stored_exponentials
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.stored_values import stored_values
-from autoshard.compiler.workspaces import exchange_workspaces, product_workspaces
+from autoshard.compiler.workspaces import own_workspaces, product_workspaces
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class XlaCpu:
         """See `Compiler`."""
         yield from stored_values(analysis, choices)
         yield from partial_sums(analysis, choices)
-        yield from exchange_workspaces(analysis, choices.groups)
+        yield from own_workspaces(analysis, choices.groups)
 
     def operand_copies(
         self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
@@ -112,7 +112,7 @@ class XlaGpu(XlaCpu):
         yield from stored_exponentials(analysis, choices)
         yield from partial_sums(analysis, choices, self._hiding(analysis))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
-        yield from exchange_workspaces(analysis, choices.groups)
+        yield from own_workspaces(analysis, choices.groups)
 
     def operand_copies(
         self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]

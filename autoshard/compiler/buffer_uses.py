@@ -48,12 +48,12 @@ class GroupChoices:
     Attributes:
       reads: For each read of the group, its layouts.
       partial_bytes: [K] bytes of a partial result that waits for its reduce-scatter.
-      exchange_bytes: [K] bytes of ids and rows that a look-up exchanges.
+      workspace_bytes: [K] bytes of ids and rows that a look-up exchanges, or of what a region holds inside.
     """
 
     reads: tuple[LayoutColumn, ...]
     partial_bytes: np.ndarray
-    exchange_bytes: np.ndarray
+    workspace_bytes: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

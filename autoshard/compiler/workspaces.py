@@ -1,4 +1,4 @@
-"""What an operation needs beside its operands and its result: matrix products, and look-ups that are exchanged."""
+"""What an operation needs beside its operands and its result: matrix products, look-ups that are exchanged, regions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -32,12 +32,12 @@ def product_workspaces(
                 yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, amounts[num_choices])
 
 
-def exchange_workspaces(analysis: ProgramAnalysis, choices: Sequence[GroupChoices]) -> Iterator[BufferUse]:
-    """Ids and rows of every look-up that exchanges them, while it does."""
+def own_workspaces(analysis: ProgramAnalysis, choices: Sequence[GroupChoices]) -> Iterator[BufferUse]:
+    """What look-ups exchange and what regions hold inside, while they run."""
     for group, own in zip(analysis.groups, choices, strict=True):
-        if own.exchange_bytes.any():
+        if own.workspace_bytes.any():
             at = group.operations[0]
-            yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, own.exchange_bytes)
+            yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, own.workspace_bytes)
 
 
 def _is_of_matrices(rule: FactorRule) -> bool:

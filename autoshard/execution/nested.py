@@ -134,12 +134,15 @@ def manual_region(equation: jex.JaxprEqn, operands: Sequence[Any], mesh: Mesh) -
             f"plan {dict(mesh.shape)}. Plan with mesh= the axes of the region."
         )
     body = jex.jaxpr_as_fun(jex.ClosedJaxpr(open_jaxpr(p["jaxpr"]), ()))
+    # its types tell which devices it was traced for; those of the plan may be others, as where it is only compiled
+    traced = p["mesh"].abstract_mesh.update(axis_types=mesh.axis_types)
     region = jax.shard_map(
         body,
-        mesh=mesh,
+        mesh=traced,
         in_specs=tuple(p["in_specs"]),
         out_specs=list(p["out_specs"]),
         axis_names=p["newly_manual_axes"] if "newly_manual_axes" in p else p["manual_axes"],  # the name before 0.10.2
         check_vma=p["check_vma"],
     )
-    return region(*operands)
+    with jax.sharding.use_abstract_mesh(traced):
+        return region(*operands)

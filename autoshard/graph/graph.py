@@ -175,6 +175,20 @@ class OperandsAndResults:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Region:
+    """What each device runs of a part that a program splits by hand (`shard_map`): a program of its own.
+
+    Attributes:
+      mesh: The axes of the mesh that it is written for, major to minor, with their sizes.
+      body: The program of one device. All in it is whole: its shapes are those of shards. Its collectives name the mesh
+        axes that they run over (`Operation.over`).
+    """
+
+    mesh: tuple[tuple[str, int], ...]
+    body: "Graph"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Operation(OperandsAndResults):
     """One operation of the flattened program.
 
@@ -191,6 +205,8 @@ class Operation(OperandsAndResults):
       fixed_operands: Likewise for operands.
       slot: Which input of the equation's body a carry or slice is, or which result a stack or join is; 0 otherwise.
       blocks: The annotated blocks that it stands in, the outermost first.
+      region: What it runs on each device, where the program splits that by hand.
+      over: In the body of a region, the mesh axes that a collective runs over.
     """
 
     index: int
@@ -206,6 +222,8 @@ class Operation(OperandsAndResults):
     fixed_operands: tuple[FixedLayout | None, ...] | None = None
     slot: int = 0
     blocks: tuple[Block, ...] = ()
+    region: Region | None = None
+    over: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

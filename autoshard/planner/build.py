@@ -169,7 +169,7 @@ class _Builder:
             if key not in known:
                 reads = tuple([self.columns.of(layouts, decision.rows) for layouts in table.reads])
                 known[key] = GroupChoices(
-                    reads, table.partial_bytes[list(decision.rows)], table.exchange_bytes[list(decision.rows)]
+                    reads, table.partial_bytes[list(decision.rows)], table.workspace_bytes[list(decision.rows)]
                 )
             groups.append(known[key])
         layouts_of = lambda value: None if (found := self.defined(value)) is None else found[1]
@@ -201,6 +201,8 @@ class _Builder:
                 comm_s = np.array(
                     [sum(c.time_s for c in counted_of_group(terms, steps)) for steps in table.collectives]
                 )
+                if table.inside is not None:
+                    comm_s = comm_s + table.inside.comm_s
                 cache[key] = (group.trips * (counting * table.compute_s + comm_s))[list(rows)]
             cost = cache[key] + self.own_s[i] if i in self.own_s else cache[key]
             nodes.append(Node(f"{self.graph.operations[group.operations[0]].name}#{group.operations[0]}", cost))

@@ -31,7 +31,8 @@ from autoshard.graph.layout import (
     shard_bytes,
     spec_entries,
 )
-from autoshard.planner.group_shapes import GroupShape, Table
+from autoshard.planner.group_shapes import GroupShape, RegionWork, Table
+from autoshard.planner.region_collectives import region_collective
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,8 +65,9 @@ class ChoiceTable:
       compute_s: [K] seconds of local computation in one run of the group. flops: [K] per device.
       collectives: The collectives of each choice (the resolution of partial results).
       partial_bytes: [K] extra memory while a partial result waits for its reduce-scatter.
-      exchange_bytes: [K] extra memory while ids and rows are exchanged.
+      workspace_bytes: [K] extra memory while it runs: ids and rows that are exchanged, or what a region holds inside.
       exchanges: What each choice exchanges; None for no look-up, or one that exchanges nothing.
+      inside: What a region takes, under every choice; None for anything else.
     """
 
     choices: tuple[Choice, ...]
@@ -75,8 +77,9 @@ class ChoiceTable:
     flops: np.ndarray
     collectives: tuple[tuple[Collective, ...], ...]
     partial_bytes: np.ndarray
-    exchange_bytes: np.ndarray
+    workspace_bytes: np.ndarray
     exchanges: tuple[Exchange | None, ...]
+    inside: "RegionCosts | None"
 
     @property
     def comm_s(self) -> np.ndarray:
@@ -118,17 +121,59 @@ def choice_table(shape: GroupShape, mesh: LogicalMesh, lookups: Lookups = Lookup
     written = {dims: tuple(key[n] for key in rows) for n, dims in enumerate(writing, len(reading))}
     is_update = shape.table is not None and shape.table.is_update
     kept = [0.0 if e is None else e.buffer_bytes(is_update=is_update) for e in column("exchange")]
+    compute_s, flops = np.array(column("compute_s")), np.array(column("flops"))
+    inside = None if shape.work is None else region_costs(shape.work, mesh)
+    if shape.work is not None and inside is not None:
+        kept = [shape.work.workspace_bytes] * len(rows)
+        compute_s, flops = np.full(len(rows), inside.compute_s), np.full(len(rows), inside.flops)
     return ChoiceTable(
         tuple(column("choice")),
         tuple(by_dims[dims] for dims, _, _ in shape.reads),
         tuple(written[dims] for dims, _, _ in shape.writes),
-        np.array(column("compute_s")),
-        np.array(column("flops")),
+        compute_s,
+        flops,
         tuple(column("collectives")),
         np.array(column("partial_bytes")),
         np.array(kept),
         tuple(column("exchange")),
+        inside,
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionCosts:
+    """What one run of a region takes on each device.
+
+    Attributes:
+      kernels: (seconds, flops) of each of `RegionWork.kernels`, all runs together.
+      collectives: One run of each of `RegionWork.collectives`. comm_s: Seconds of all their runs.
+    """
+
+    kernels: tuple[tuple[float, float], ...]
+    collectives: tuple[Collective, ...]
+    comm_s: float
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of all kernels."""
+        return sum(s for s, _ in self.kernels)
+
+    @property
+    def flops(self) -> float:
+        """Of all kernels."""
+        return sum(flops for _, flops in self.kernels)
+
+
+def region_costs(work: RegionWork, mesh: LogicalMesh) -> RegionCosts:
+    """Prices the work of a region on `mesh`."""
+    whole, kernels = (WHOLE,) * len(mesh.shape), []
+    for k in work.kernels:
+        reads, writes = ({dims: layout_of(dims, whole) for dims, _, _ in a} for a in (k.shape.reads, k.shape.writes))
+        once_s, flops = _compute(k.shape, whole, reads, writes, mesh, mesh.shape, None)
+        kernels.append((k.trips * once_s, k.trips * flops))
+    collectives = tuple([region_collective(c, mesh) for c in work.collectives])
+    comm_s = sum(c.trips * priced.time_s for c, priced in zip(work.collectives, collectives, strict=True))
+    return RegionCosts(tuple(kernels), collectives, comm_s)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class GroupShape:
       is_summed_at_once: Whether XLA sums over all axes in one all-reduce where only some of them end in a
         reduce-scatter, or on several dimensions: it partitions a scatter by itself, which cannot run by shards.
       table: What it looks up, where that may be exchanged.
+      work: What each device does where the program splits it by hand, whatever the choice.
     """
 
     factors: tuple[Factor, ...]
@@ -64,6 +65,7 @@ class GroupShape:
     is_scalar_sum: bool
     is_summed_at_once: bool
     table: "Table | None" = None
+    work: "RegionWork | None" = None
 
     @property
     def is_sparse(self) -> bool:
@@ -72,6 +74,56 @@ class GroupShape:
             return False
         size = math.prod(self.factors[f].size for f in self.table.look_up.ids)
         return size < self.factors[self.table.look_up.rows].size
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionKernels:
+    """Groups of equal shape in the body of a region, where everything is whole.
+
+    Attributes:
+      name, source: The primitive and the user's line of their first operation.
+      shape: Their shape.
+      trips: How often they run, together, in one run of the region.
+    """
+
+    name: str
+    source: str
+    shape: GroupShape
+    trips: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionCollective:
+    """A collective in a region.
+
+    Attributes:
+      name: Its primitive. axes: The mesh axes that it runs over.
+      operand_bytes, result_bytes: On one device. shape: Of its first result.
+      trips: How often it runs in one run of the region.
+      source: The user's line.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    operand_bytes: float
+    result_bytes: float
+    shape: tuple[int, ...]
+    trips: float
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionWork:
+    """What each device does in one run of a region (`graph.Region`).
+
+    Attributes:
+      kernels: What it computes. collectives: What it sends.
+      workspace_bytes: The most that is alive inside at once, beside operands and results.
+    """
+
+    kernels: tuple[RegionKernels, ...]
+    collectives: tuple[RegionCollective, ...]
+    workspace_bytes: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,10 +158,15 @@ def _table(group: Group, operations: Sequence[Operation], values: Sequence[Value
 
 
 def shape_of(
-    group: Group, graph: Graph, live: LiveRanges, in_memory: Set[int], pointwise: Sequence[bool]
+    group: Group,
+    graph: Graph,
+    live: LiveRanges,
+    in_memory: Set[int],
+    pointwise: Sequence[bool],
+    work: RegionWork | None,
 ) -> GroupShape:
-    """The shape of `group`; `in_memory` are the values that are stored under some name, and `pointwise` tells of each
-    operation whether it is (`pointwise_operations`).
+    """The shape of `group`; `in_memory` are the values that are stored under some name, `pointwise` tells of each
+    operation whether it is (`pointwise_operations`), and `work` is that of a region.
     """
     operations = [graph.operations[o] for o in group.operations]
     describe = lambda access: (
@@ -137,6 +194,7 @@ def shape_of(
         all(not graph.values[a.value].shape for a in group.writes),
         any(o.name in COMBINERS for o in operations),
         _table(group, operations, graph.values),
+        work,
     )
 
 

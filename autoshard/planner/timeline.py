@@ -11,9 +11,12 @@ from autoshard.compiler.solved import SolvedProgram
 from autoshard.cost.collectives import Collective
 from autoshard.cost.exposure import Exposure, Hideable, Stretch, exposure
 from autoshard.graph.graph import Operation
+from autoshard.graph.groups import Group
 from autoshard.graph.layout import Layout, is_gather
 from autoshard.planner.build import Formulation
+from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.estimate import CommunicationItem, ComputeItem
+from autoshard.planner.group_shapes import RegionCollective
 from autoshard.planner.overlap import Window, counted_of_group, is_exchange
 from autoshard.planner.solution_reader import SolutionReader
 
@@ -127,11 +130,15 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
     for group, table in zip(f.program.groups, f.tables, strict=True):
         row = reader.rows[reader.first + group.index]
         operation = operations[group.operations[0]]
-        flops, compute_s = group.trips * float(table.flops[row]), group.trips * float(table.compute_s[row])
-        if compute_s or flops:
-            compute.append(ComputeItem(operation.name, operation.equation, operation.source, flops, compute_s))
+        for item in _kernels_of(reader, group, table, row):
+            compute.append(item)
             kernels.append((group.index, f.overlap.kernel(group)))
-            kernels_s[kernels[-1][1]] += compute_s
+            kernels_s[kernels[-1][1]] += item.compute_s
+        if (work := f.program.shapes[group.index].work) and table.inside is not None:
+            value = group.writes[0].value
+            for own, step in zip(work.collectives, table.inside.collectives, strict=True):
+                sendings.append(Sending(value, None, reader.layout[value], group.operations[:1]))
+                communication.append((_item_inside(own, step, operation, group.trips), []))
         if steps := emitted.sums[group.index]:
             value, last = group.writes[0].value, group.writes[-1].value
             terms = f.overlap.of_group(group, reader.graph.values[last].shape)
@@ -204,6 +211,36 @@ def _label(reader: SolutionReader, value: int, name: str) -> str:
     """The name of an argument; of any other value, `name`."""
     own = reader.graph.values[value].name
     return name if own[:1] == "%" else own
+
+
+def _kernels_of(reader: SolutionReader, group: Group, table: ChoiceTable, row: int) -> list[ComputeItem]:
+    """What a group computes: of a region, each kind of its kernels."""
+    operation, trips = reader.graph.operations[group.operations[0]], group.trips
+    if (work := reader.f.program.shapes[group.index].work) and table.inside is not None:
+        rows = [(k.name, k.source, *cost) for k, cost in zip(work.kernels, table.inside.kernels, strict=True)]
+    else:
+        rows = [(operation.name, operation.source, float(table.compute_s[row]), float(table.flops[row]))]
+    return [
+        ComputeItem(name, operation.equation, source, trips * flops, trips * compute_s)
+        for name, source, compute_s, flops in rows
+        if compute_s or flops
+    ]
+
+
+def _item_inside(own: RegionCollective, step: Collective, operation: Operation, trips: float) -> CommunicationItem:
+    """A collective of a region, which runs `trips` times."""
+    times = trips * own.trips
+    return CommunicationItem(
+        step.kind.value,
+        step.axes,
+        f"{own.name} in {operation.name}",
+        own.shape,
+        own.source,
+        step.wire_bytes * times,
+        step.time_s * times,
+        times,
+        operation.equation,
+    )
 
 
 def _item(

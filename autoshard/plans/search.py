@@ -26,6 +26,7 @@ from autoshard.plans.pins import as_spec
 from autoshard.plans.placing import MOST_ROUNDS, better_order
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
+from autoshard.plans.region_mesh import region_mesh
 from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
 from autoshard.solver.driver import solve
@@ -303,11 +304,13 @@ def logical_meshes(
     pins: Mapping[str, PartitionSpec] | None,
     options: PlanOptions,
 ) -> list[LogicalMesh]:
-    """The given mesh, or all that are to be searched: those that have the axes that pins and annotations name.
+    """The given mesh, that of the program's own regions, or all that are to be searched: those that have the axes that
+    pins and annotations name.
 
     Raises:
-      MeshError: If the mesh does not fit the devices, or none has the named axes.
+      MeshError: If the mesh does not fit the devices or the regions, or none has the named axes.
     """
+    mesh = region_mesh(graph, mesh, hardware.num_devices)
     in_turn = options.device_order == "listed"
     if mesh is not None:
         return [_as_listed(hardware, hardware.logical_mesh(mesh)) if in_turn else hardware.logical_mesh(mesh)]

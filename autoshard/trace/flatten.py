@@ -1,8 +1,8 @@
 """Flattens a jaxpr into the values, operations and loops of the unified graph.
 
 Calls (`jit`, `custom_vjp`, `checkpoint`, ...) are inlined. A loop's body appears once, with its trip count; the carry
-is an operation of its own whose single layout holds before, inside and after the loop. Opaque regions (`shard_map`,
-Pallas) stay one operation with their own shardings.
+is an operation of its own whose single layout holds before, inside and after the loop. What a program splits by hand
+(`shard_map`) stays one operation with its own shardings, which tells what each device runs; Pallas kernels stay whole.
 """
 
 import bisect
@@ -26,6 +26,7 @@ from autoshard.graph.graph import (
     Operation,
     OperationKind,
     Output,
+    Region,
     Value,
     ValueKind,
 )
@@ -92,6 +93,8 @@ class _Draft(NamedTuple):
     fixed_operands: tuple[FixedLayout | None, ...] | None = None
     slot: int = 0
     blocks: tuple[Block, ...] = ()
+    region: Region | None = None
+    over: tuple[str, ...] = ()
 
 
 class Flattener:
@@ -168,6 +171,7 @@ class Flattener:
                 source,
                 leaf.fixed_results,
                 blocks=blocks,
+                over=leaf.over,
             )
         )
         self.equations.append(_told(leaf.text, blocks))
@@ -244,9 +248,10 @@ class Flattener:
         results = tuple(None if isinstance(v, jex.DropVar) else self.new_value(v.aval) for v in equation.outvars)
         if equation.primitive.name == "shard_map":
             fixed_operands, fixed_results = shard_map_layouts(equation)
-            rule = _region_rule(equation, fixed_operands, fixed_results)
+            rule, region = _region_rule(equation, fixed_operands, fixed_results), self.region(equation)
         else:
             rule, fixed_operands, fixed_results = _whole_rule(equation, "replicated"), None, None
+            region = None
             self.unknown.append(f"{equation.primitive.name} at {source or 'an unknown line'}")
         self.operations.append(
             _Draft(
@@ -261,9 +266,20 @@ class Flattener:
                 fixed_results,
                 fixed_operands,
                 blocks=self.around,
+                region=region,
             )
         )
         return results
+
+    def region(self, equation: jex.JaxprEqn) -> Region:
+        """What a `shard_map` runs on each device."""
+        jaxpr, inside = open_jaxpr(equation.params["jaxpr"]), Flattener(self.options)
+        inside.leaves, inside.lines = self.leaves, self.lines
+        operands = [inside.new_value(v.aval, f"operand {k}", ValueKind.ARGUMENT) for k, v in enumerate(jaxpr.invars)]
+        arguments = tuple([Argument(v, k, f"operand {k}", False) for k, v in enumerate(operands)])
+        results = inside.call(jaxpr, operands, 1.0)
+        outputs = tuple([Output(v, f"result {k}", None) for k, v in enumerate(results)])
+        return Region(tuple(equation.params["mesh"].shape.items()), inside.finish(arguments, outputs))
 
     def carry(
         self, number: int, slot: int, initial: int | None, aval: Any, trips: float, source: str

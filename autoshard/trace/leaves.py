@@ -19,6 +19,7 @@ from autoshard.errors import TraceError
 from autoshard.graph.graph import FactorRule, FixedLayout
 from autoshard.trace.annotations import constraint_layout
 from autoshard.trace.rules import rule_of, signature_of
+from autoshard.trace.rules.collectives import axes_of
 from autoshard.trace.walk import EquationKind, kind_of
 
 
@@ -38,7 +39,7 @@ class Leaf:
       number: Signatures are numbered as they are met.
       name: Primitive name. rule: How dimensions are tied. text: The signature for people.
       results: The type of each result.
-      fixed_results: As in `Operation`.
+      fixed_results, over: As in `Operation`.
       is_unknown: Whether no rule is known although there is something to split.
     """
 
@@ -48,6 +49,7 @@ class Leaf:
     text: str
     results: tuple[ArrayType, ...]
     fixed_results: tuple[FixedLayout | None, ...] | None
+    over: tuple[str, ...]
     is_unknown: bool
 
 
@@ -94,6 +96,7 @@ class Leaves:
             describe(equation),
             tuple(self.type_of(v.aval) for v in equation.outvars),
             (constraint_layout(equation),) if name == "sharding_constraint" else None,
+            axes_of(equation),
             rule.origin == "replicated" and any(math.prod(getattr(v.aval, "shape", ())) > 1 for v in equation.invars),
         )
 

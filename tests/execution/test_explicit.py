@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec, reshard
 
 import autoshard
-from autoshard.errors import LayoutError
+from autoshard.errors import MeshError
 from autoshard.trace.explicit import without_layouts
 
 X = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)
@@ -103,8 +103,10 @@ def test_a_region_over_the_axes_of_the_plan_stays(mesh):
 
     with jax.set_mesh(mesh):
         x = jax.device_put(X, PartitionSpec("data"))
-        found = autoshard.plan(fn, x, mesh={"data": 4, "tensor": 2}).jit(fn)(x)
-        with pytest.raises(LayoutError, match=r"`shard_map` at .*test_explicit.py.*the mesh lacks axis `data`"):
+        plan = autoshard.plan(fn, x)
+        assert dict(plan.axes) == {"data": 4, "tensor": 2}
+        found = plan.jit(fn)(x)
+        with pytest.raises(MeshError, match=r"region at .*test_explicit.py.* and mesh=\{'all': 8\} was asked for"):
             autoshard.plan(fn, x, mesh={"all": 8})
         np.testing.assert_allclose(found, jax.jit(fn)(x), rtol=1e-5, atol=1e-6)
 

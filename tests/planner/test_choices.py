@@ -218,7 +218,7 @@ def test_laws_of_choices(name, sizes, formulated, mesh_of):
             assert table.flops[k] >= table.flops[whole[0]] / parts - 1e-9
             is_exchanged = bool(choice.exchanged)  # finds duplicates of ids besides
             assert table.compute_s[k] <= table.compute_s[whole[0]] + 1e-12 or is_exchanged
-            assert is_exchanged == (table.exchanges[k] is not None) == (table.exchange_bytes[k] > 0)
+            assert is_exchanged == (table.exchanges[k] is not None) == (table.workspace_bytes[k] > 0)
             assert is_exchanged == any(c.kind is CollectiveKind.ALL_TO_ALL for c in table.collectives[k])
             sums = any(f != WHOLE and shape.factors[f].reduction is not None for f in choice.assignment)
             assert (sums or is_exchanged) == bool(table.collectives[k])

@@ -9,29 +9,34 @@ from autoshard.trace.rules.iteration_space import IterationSpace, whole
 from autoshard.trace.rules.leaf import Leaf
 
 LIGHT = frozenset(
-    """after_all create_token dce_sink random_clone random_fold_in random_seed random_split random_unwrap random_wrap
-    rng_uniform""".split()
+    """after_all axis_index create_token dce_sink random_clone random_fold_in random_seed random_split random_unwrap
+    random_wrap rng_uniform""".split()
 )
-"""Keys and tokens, and a generator that XLA keeps whole."""
+"""Keys and tokens, a generator that XLA keeps whole, and the number of a device."""
 
 HEAVY = frozenset("random_gamma rng_bit_generator".split())
 """Primitives with a kernel of their own."""
 
 
-def _rigid(leaf: Leaf, is_heavy: bool) -> FactorRule:
+def _rigid(leaf: Leaf, flops: float, is_heavy: bool) -> FactorRule:
     return IterationSpace().close(
         tuple(whole(operand.shape) for operand in leaf.operands),
         tuple(whole(result.shape) for result in leaf.results),
-        flops=sum(operand.size for operand in leaf.operands) if is_heavy else 0.0,
+        flops=flops,
         is_heavy=is_heavy,
     )
 
 
 def light(leaf: Leaf) -> FactorRule:
     """Rule of a primitive in `LIGHT`."""
-    return _rigid(leaf, is_heavy=False)
+    return _rigid(leaf, 0.0, is_heavy=False)
 
 
 def heavy(leaf: Leaf) -> FactorRule:
     """Rule of a primitive in `HEAVY`; its cost is taken as one operation an element of the operands."""
-    return _rigid(leaf, is_heavy=True)
+    return _rigid(leaf, float(sum(operand.size for operand in leaf.operands)), is_heavy=True)
+
+
+def collective(leaf: Leaf) -> FactorRule:
+    """Rule of a collective inside a region: each device has its own operands and results."""
+    return _rigid(leaf, 0.0, is_heavy=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules import (
     by_shards,
+    collectives,
     contractions,
     elementwise,
     indexing,
@@ -43,6 +44,7 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys(("approx_top_k", "top_k"), by_shards.top_k),
     **dict.fromkeys(rigid.LIGHT, rigid.light),
     **dict.fromkeys(rigid.HEAVY, rigid.heavy),
+    **dict.fromkeys(collectives.NAMES, rigid.collective),
     **dict.fromkeys(("iota", "empty2"), layout.iota),
     **dict.fromkeys(("slice", "dynamic_slice"), slicing.slice_),
     "bitcast_convert_type": elementwise.bitcast,
