@@ -225,6 +225,11 @@ class Operation(OperandsAndResults):
     region: Region | None = None
     over: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """Its name and the user's line, if that is known."""
+        return f"{self.name} at {self.source}" if self.source else self.name
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loop:

@@ -41,7 +41,7 @@ def peak(f: Formulation, held: LiveBuffers) -> tuple[float, str, tuple[MemoryIte
     peak_at = ""
     if len(held.instants) and graph.operations:
         operation = graph.operations[held.instants[at]]
-        peak_at = f"{operation.name} at {operation.source}" if operation.source else operation.name
+        peak_at = operation.label
     return float(usage[at]), peak_at, tuple(sorted(items, key=lambda m: -m.size_bytes))
 
 
@@ -59,16 +59,15 @@ def _item(f: Formulation, use: BufferUse, size_bytes: float, state: Set[int]) ->
         case BufferKind.OPERAND_COPY:
             value = f.flows[use.owner].value
             tensor, operation = graph.values[value], f.program.analysis.chains.producer[value]
-            name = tensor.name if operation is None else f"{operation.name} at {operation.source}"
+            name = tensor.name if operation is None else operation.label
             return MemoryItem(f"copy of {name}", _CLASSES[use.kind], tensor.shape, size_bytes)
         case BufferKind.VALUE:
             tensor, operation = graph.values[use.owner], f.program.analysis.chains.producer[use.owner]
             if operation is None:
                 kind = "state" if use.owner in state else "inputs"
                 return MemoryItem(tensor.name, kind, tensor.shape, size_bytes)
-            name = f"{operation.name} at {operation.source}"
-            return MemoryItem(name, "intermediates", tensor.shape, size_bytes)
+            return MemoryItem(operation.label, "intermediates", tensor.shape, size_bytes)
         case _:
             group = f.program.groups[use.owner]
             operation, shape = graph.operations[group.operations[0]], graph.values[group.writes[0].value].shape
-            return MemoryItem(f"{operation.name} at {operation.source}", _CLASSES[use.kind], shape, size_bytes)
+            return MemoryItem(operation.label, _CLASSES[use.kind], shape, size_bytes)

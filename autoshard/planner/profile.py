@@ -200,7 +200,7 @@ def _source(e: Evaluation, use: BufferUse, source_of: dict[int, str]) -> str:
 
 def _cause(e: Evaluation, about: Sending) -> Cause:
     tensor, operation = e.reader.graph.values[about.value], e.reader.f.program.analysis.chains.producer[about.value]
-    made_by = tensor.name if operation is None else f"{operation.name} at {operation.source}".removesuffix(" at ")
+    made_by = tensor.name if operation is None else operation.label
     before = None if about.before is None else e.reader.entries(about.value, about.before)
     return Cause(made_by, before, e.reader.entries(about.value, about.after))
 

@@ -26,7 +26,8 @@ class Sending:
     """What a collective is about.
 
     Attributes:
-      value: The value that it sums or moves. before: Its layout, None of a sum of partial results. after: What it gets.
+      value: The value that it sums or moves, or that its region makes.
+      before: Its layout, None of a sum of partial results. after: What it gets; the same where a region moves something.
       waiting: The operations that wait for it, each for an equal part; the number of operations where the end does.
       hideable: Its parts among those that can run beside kernels.
     """
@@ -137,7 +138,8 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         if (work := f.program.shapes[group.index].work) and table.inside is not None:
             value = group.writes[0].value
             for own, step in zip(work.collectives, table.inside.collectives, strict=True):
-                sendings.append(Sending(value, None, reader.layout[value], group.operations[:1]))
+                layout = reader.layout[value]  # at its border; inside, the program moves what it likes
+                sendings.append(Sending(value, layout, layout, group.operations[:1]))
                 communication.append((_item_inside(own, step, operation, group.trips), []))
         if steps := emitted.sums[group.index]:
             value, last = group.writes[0].value, group.writes[-1].value

@@ -198,6 +198,8 @@ def _collective_kinds(plan: ProgramPlan, sources: _Texts) -> tuple[tuple[Collect
             is_line = " at " in cause.made_by
             made_by, after = cause.made_by if is_line else pattern(cause.made_by), layout_text(cause.after)
             before = "partial sums" if cause.before is None else layout_text(cause.before)
+            if cause.before == cause.after:
+                before = after = "split by hand"
         path = "" if argument < 0 else pattern(plan.arguments[argument].name)
         shape = "x".join(map(str, c.shape))
         keys.append((c.kind, "+".join(c.axes), pattern(c.value), shape, made_by, before, after, path, c.source))

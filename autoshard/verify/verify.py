@@ -15,6 +15,7 @@ from autoshard.hlo.flops import product_flops
 from autoshard.hlo.module import parse
 from autoshard.plans.apply import argument_shapes, check
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
+from autoshard.trace.explicit import typed
 from autoshard.trace.trace import Trace
 from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import devices_for, options_for
@@ -55,7 +56,7 @@ def verify(
       VerificationError: It does not know the devices, does not compile the program, or takes too long.
     """
     say = on_stage or (lambda stage: None)
-    args = args or argument_shapes(plan)
+    args = jax.tree.map(_by_shape, args) or argument_shapes(plan)
     chosen = target_of(plan) if target is None else target_named(target)
     devices_per_node = plan.devices_per_node if chosen.name == plan.device else None  # nodes of other devices differ
     devices = devices_for(chosen, plan.axes, devices_per_node, plan.logical_mesh.torus)
@@ -133,3 +134,10 @@ def _donated(plan: ProgramPlan, traced: Trace) -> Sequence[int]:
     counts = [child.num_leaves for child in traced.in_tree.children()]
     starts = [sum(counts[:k]) for k in range(len(counts))]
     return [leaf for k in plan.donate_argnums for leaf in range(starts[k], starts[k] + counts[k])]
+
+
+def _by_shape(leaf: Any) -> Any:
+    """An array without its data, which lie on other devices than those that are compiled for."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type, sharding=typed(leaf))
