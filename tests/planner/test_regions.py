@@ -5,12 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from autoshard.planner.decode import estimate
 
-TWO = AbstractMesh((2,), ("a",))
+TWO = AbstractMesh((2,), ("a",), (AxisType.Auto,))
 LAUNCH_S, BANDWIDTH = 1e-6, 1e11
 HOP_S, LINK = 1e-6, 1e10
 

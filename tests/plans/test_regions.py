@@ -101,7 +101,7 @@ def test_the_compiled_program_sends_what_was_predicted(planned):
 
 
 def test_they_are_planned_for_devices_that_are_not_at_hand():
-    step = functools.partial(train_step, AbstractMesh((2, 4), ("data", "seq")))
+    step = functools.partial(train_step, AbstractMesh((2, 4), ("data", "seq"), (AxisType.Auto,) * 2))
     plan = autoshard.plan(step, *jax.eval_shape(arguments), cluster=CLUSTERS / "h100x8.yaml")
     assert plan.axes == (("data", 2), ("seq", 4))
     assert {c.kind for c in plan.estimate.communication} >= {"collective-permute", "all-to-all"}
