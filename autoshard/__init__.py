@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from autoshard.plans.options import PlanOptions, PlanProgress
     from autoshard.report.write import write_report
     from autoshard.train_step import TrainState, TrainStep
+    from autoshard.uneven_step import UnevenStep
 
 __version__ = "0.2.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "StagedPlan",
     "TrainState",
     "TrainStep",
+    "UnevenStep",
     "baselines",
     "calibrate",
     "compare",
@@ -100,6 +102,7 @@ _HOMES = {
     "StagedPlan": "autoshard.api",
     "TrainState": "autoshard.train_step",
     "TrainStep": "autoshard.train_step",
+    "UnevenStep": "autoshard.uneven_step",
     "write_problem": "autoshard.plans.offline",
     "write_report": "autoshard.report.write",
 }

@@ -27,7 +27,7 @@ FLOORS = (
     },
     {"graph", "cluster", "solver", "pipelines.schedule", "launch"},
     {"trace", "cost", "transfer", "calls", "balance"},
-    {"compiler", "hlo", "checkpoints", "remat", "placement", "tables"},
+    {"compiler", "hlo", "checkpoints", "remat", "placement", "tables", "uneven_step"},
     {"planner", "execution"},
     {"pipelines.split"},
     {"plans"},

@@ -27,7 +27,8 @@ class Sending:
 
     Attributes:
       value: The value that it sums or moves, or that its region makes.
-      before: Its layout, None of a sum of partial results. after: What it gets; the same where a region moves something.
+      before: Its layout, None of a sum of partial results.
+      after: What it gets; the same as before where a region moves something inside.
       waiting: The operations that wait for it, each for an equal part; the number of operations where the end does.
       hideable: Its parts among those that can run beside kernels.
     """
