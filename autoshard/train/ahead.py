@@ -5,7 +5,7 @@ import dataclasses
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.trace.trace import trace
-from autoshard.train.config import TrainConfig
+from autoshard.train.config import StragglersSection, TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.planning import arguments
 from autoshard.train.registry import load_data, runs_in_stages, staged_functions, whole_functions
@@ -28,7 +28,9 @@ class Ahead:
 
     def functions(self) -> TrainFunctions:
         """The functions of the run on the devices that are there now: in stages, where they are of several kinds."""
-        return staged_functions(self.config) if runs_in_stages(self.config) else self.whole
+        if runs_in_stages(self.config):
+            return staged_functions(self.config)
+        return whole_functions(self.config) if self.config.stragglers.shares_batch else self.whole
 
 
 def prepare_ahead(config: TrainConfig) -> Ahead:
@@ -37,8 +39,9 @@ def prepare_ahead(config: TrainConfig) -> Ahead:
     Raises:
         ConfigError: an unknown name, settings that contradict each other, or data that cannot be read.
     """
-    functions, data = whole_functions(config), load_data(config)
-    state, batch = arguments(config, functions)
+    of_any_devices = config.model_copy(update={"stragglers": StragglersSection()})
+    functions, data = whole_functions(of_any_devices), load_data(config)
+    state, batch, *_ = arguments(of_any_devices, functions)
     trace(functions.step, (state, batch), (0,))
     model_flops(functions, state, batch)
     return Ahead(config, functions, data)

@@ -227,12 +227,14 @@ class PlanSection(_Section):
 
 
 class StragglersSection(_Section):
-    """What is done about slow devices along a tensor axis; see docs/guide_stragglers.md.
+    """What is done about slow devices; see docs/guide_stragglers.md.
 
     Attributes:
-        mode: `off`; `migrate` moves hidden units, heads and experts to other devices, and results stay what they are;
-            `resize` lets a slow device leave some of its own out; `semi` does both; `auto` as `semi` as far as
-            `max_loss_share` allows.
+        mode: `off`; `migrate` moves hidden units, heads and experts to other devices of a tensor axis, and results stay
+            what they are; `resize` lets a slow device leave some of its own out; `semi` does both; `auto` as `semi` as
+            far as `max_loss_share` allows. With `parts`, what moves are examples, which `migrate` and `auto` do.
+        parts: micro-batches of equal size that the replicas of data parallelism share out by their speeds; null for a
+            plan with a tensor axis.
         max_loss_share: the most units that a device may leave out, as a share of an even share; null for a half in
             `resize` and `semi`, and for none in `auto`.
         priority: what stays when units are left out: `random`, `change` (whose weights changed most lately), or
@@ -255,6 +257,20 @@ class StragglersSection(_Section):
     emulate: dict[NonNegativeInt, float] = Field(default_factory=dict)
     emulate_from: PositiveInt = 1
     emulate_until: PositiveInt | None = None
+    parts: PositiveInt | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _parts_only_move(self) -> "StragglersSection":
+        if self.parts is not None and self.mode in ("resize", "semi"):
+            raise ValueError(
+                f"with parts of a batch nothing is left out: mode is migrate, auto or off; received {self.mode}"
+            )
+        return self
+
+    @property
+    def shares_batch(self) -> bool:
+        """Whether replicas share a batch out unequally."""
+        return self.parts is not None and (self.mode != "off" or bool(self.emulate))
 
 
 class ExecutionSection(_Section):

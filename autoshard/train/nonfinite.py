@@ -24,6 +24,7 @@ from autoshard.files import write_text_atomically
 from autoshard.launch.messages import Tier
 from autoshard.trace.trace import path_name
 from autoshard.train.run import Run
+from autoshard.uneven_step import UnevenStep
 
 
 def is_bad(metrics: Mapping[str, float]) -> bool:
@@ -116,6 +117,8 @@ def _of_step(run: Run, noticed_at: int, since: int, step: int, state: Any) -> Di
     fn, batch = run.functions.step, run.batch(step - 1)
     if run.one_mesh is not None and isinstance(run.plan, StagedPlan):
         fn, state, batch = fn.in_parts(run.plan.parts), run.one_mesh.bring(state), jax.tree.map(jnp.asarray, batch)
+    if isinstance(fn, UnevenStep):
+        fn = fn.alone(run.config.data.batch_size)
     origin = find_nonfinite(fn, (state, batch))
     place = ""
     if origin is not None and origin.argument.startswith("batch."):

@@ -63,7 +63,7 @@ def train_on_host(
     """
     _refuse(config)
     say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
-    part = host_part(config, functions.step, *arguments(config, functions))
+    part = host_part(config, functions.step, *arguments(config, functions)[:2])
     if part is None:
         return None
     if part.placed is not None:
@@ -95,7 +95,7 @@ def _refuse(config: TrainConfig) -> None:
         ("plan.pins", bool(plan.pins), "Leave them out"),
         ("plan.start", plan.start is not None, "Leave it out"),
         ("plan.memory_budget_bytes", plan.memory_budget_bytes is not None, "Leave it out"),
-        ("stragglers.mode", config.stragglers.mode != "off", "Set it to `off`"),
+        ("stragglers.mode", config.stragglers.mode != "off" or config.stragglers.shares_batch, "Set it to `off`"),
     ):
         if is_set:
             raise ConfigError(

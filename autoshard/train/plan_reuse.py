@@ -10,7 +10,7 @@ from autoshard.api import Plan, StagedPlan, load
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError, ConfigError, PlanMismatchError
 from autoshard.train.config import TrainConfig, config_of_text, load_config
-from autoshard.train.registry import batch_shapes
+from autoshard.train.planning import arguments
 
 DECISIVE = ("model", "optimizer", "data", "plan")
 """The parts of a configuration that a plan depends on, or may depend on."""
@@ -70,9 +70,8 @@ def _other_devices(plan: Plan | StagedPlan, config: TrainConfig) -> str | None:
 
 
 def _other_program(plan: Plan | StagedPlan, config: TrainConfig, functions: TrainFunctions) -> str | None:
-    arguments = jax.eval_shape(functions.init, config.train.seed), batch_shapes(config)
     try:
-        plan.check(functions.step, arguments)
+        plan.check(functions.step, arguments(config, functions))
     except PlanMismatchError as error:
         return str(error).partition("\n")[0]
     return None

@@ -25,7 +25,9 @@ from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.strategies.strategies import Strategy
 from autoshard.train.config import LookupsSection, PlanSection, StagesSection, TrainConfig
 from autoshard.train.registry import batch_shapes, runs_in_stages
+from autoshard.train.shared_batch import share_arguments
 from autoshard.train.table_places import host_part, step_over_rows
+from autoshard.uneven_step import UnevenStep
 
 
 def make_plan(
@@ -52,8 +54,8 @@ def make_plan(
         AutoshardError: the cluster or the plan to start from cannot be read, or no plan satisfies the limits.
     """
     step, args = functions.step, arguments(config, functions)
-    if (part := host_part(config, step, *args)) is not None:
-        over_rows = step_over_rows(config, part, step, *args)
+    if (part := host_part(config, step, *args[:2])) is not None:
+        over_rows = step_over_rows(config, part, step, *args[:2])
         step, args = over_rows.step, (over_rows.state, over_rows.batch)
         tell(f"{part}\n")
     return plan(
@@ -61,7 +63,7 @@ def make_plan(
         *args,
         **_settings(config),
         start=None if config.plan.start is None else Plan.load(config.plan.start),
-        options=options_of(config, on_progress),
+        options=_options_of(config, functions, on_progress),
         solution=solution,
         stages=_stage_options(config.plan.stages),
         configuration=config.model_dump_json(),
@@ -79,14 +81,14 @@ def write_config_problem(
             "of one kind of device with --cluster."
         )
     with shown_progress(console) as show:
-        options = options_of(config, show)
+        options = _options_of(config, functions, show)
         write_problem(path, functions.step, *arguments(config, functions), **_settings(config), options=options)
 
 
-def arguments(config: TrainConfig, functions: TrainFunctions) -> tuple[Any, Any]:
-    """The arguments of a training step, by shape."""
+def arguments(config: TrainConfig, functions: TrainFunctions) -> tuple[Any, ...]:
+    """The arguments of a training step, by shape: state, batch, and what else it takes."""
     state = jax.eval_shape(functions.init, config.train.seed)
-    return state, batch_shapes(config)
+    return state, batch_shapes(config), *share_arguments(functions.step)
 
 
 class _Settings(TypedDict):
@@ -134,7 +136,7 @@ def make_comparison_visibly(
             *arguments(config, functions),
             strategies=strategies,
             title=title,
-            options=options_of(config, show),
+            options=_options_of(config, functions, show),
             stages=_stage_options(config.plan.stages),
             **settings,
         )
@@ -170,6 +172,16 @@ def _partition_specs(section: PlanSection) -> dict[str, PartitionSpec]:
         pattern: PartitionSpec(*(tuple(entry) if isinstance(entry, list) else entry for entry in entries))
         for pattern, entries in section.pins.items()
     }
+
+
+def _options_of(
+    config: TrainConfig, functions: TrainFunctions, on_progress: Callable[[PlanProgress], None] | None
+) -> PlanOptions:
+    """As `options_of`; where replicas share a batch out, their loops are counted as often as they run on average."""
+    options, step = options_of(config, on_progress), functions.step
+    if not isinstance(step, UnevenStep):
+        return options
+    return dataclasses.replace(options, while_trips=step.mean_parts, adaptive=False)
 
 
 def _lookups(section: LookupsSection) -> Lookups:

@@ -34,6 +34,7 @@ from autoshard.train.data.text import part_of, python_sources, text_files
 from autoshard.train.look_up import look_up
 from autoshard.train.models import batch_config, model_config
 from autoshard.train.optimizers import make_optimizer
+from autoshard.train.shared_batch import uneven_step
 from autoshard.train_step import TrainStep
 
 # ---- data
@@ -254,6 +255,8 @@ def whole_functions(config: TrainConfig) -> TrainFunctions:
     except ValueError as error:
         raise ConfigError(f"model.overrides: the model cannot be built: {error} Change one of them.") from error
     functions = functions._replace(evaluate=TracedOnce(functions.evaluate))
+    if config.stragglers.shares_batch:
+        return functions._replace(step=uneven_step(config, _step_with_open_loss(config)))
     if config.plan.remat == "search" or config.plan.annotations or config.execution.mode is not None:
         return functions._replace(step=_step_with_open_loss(config))
     return functions._replace(step=TracedOnce(functions.step))
@@ -271,6 +274,11 @@ def staged_functions(config: TrainConfig) -> TrainFunctions:
             "optimizer.num_micro_batches: a step in stages takes the batch in the micro-batches that its plan says; "
             f"received {section.num_micro_batches}. Set plan.stages.num_micro_batches instead, or leave both out."
         )
+    if config.stragglers.shares_batch:
+        raise ConfigError(
+            f"stragglers.parts: the stages of a step share a batch out as their plan says; received "
+            f"{config.stragglers.parts}. Leave it out, or plan for devices of one kind without plan.stages."
+        )
     init, _, evaluate = whole_functions(config)
     return TrainFunctions(init, _step_with_open_loss(config), evaluate)
 
@@ -280,8 +288,8 @@ def _step_with_open_loss(config: TrainConfig) -> TrainStep:
     section = config.optimizer
     if section.num_micro_batches != 1:
         raise ConfigError(
-            "optimizer.num_micro_batches: plan.remat `search`, plan.annotations and execution.mode are for a batch in "
-            f"one part; received {section.num_micro_batches}. Leave it out, or them."
+            "optimizer.num_micro_batches: plan.remat `search`, plan.annotations, execution.mode and stragglers.parts "
+            f"are for a batch in one part; received {section.num_micro_batches}. Leave it out, or them."
         )
     objective = objective_of(model_config(config.model))
 

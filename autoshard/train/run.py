@@ -20,6 +20,8 @@ from autoshard.train.config import StragglersSection, TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.feed import BatchReader
 from autoshard.train.one_mesh import OneMesh
+from autoshard.train.shared_batch import SharedBatchCall
+from autoshard.uneven_step import UnevenStep
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Run:
     data: TrainData
     plan: Plan | StagedPlan
     folder: pathlib.Path
-    step: PlannedCall | StagedFunction
+    step: PlannedCall | SharedBatchCall | StagedFunction
     shardings: tuple[Any, Any | None]
     one_mesh: OneMesh | None = None
 
@@ -71,7 +73,7 @@ class Run:
         Args:
             when_lowered: called when nothing but the compilation is left to do.
         """
-        if isinstance(self.step, PlannedCall):
+        if isinstance(self.step, PlannedCall | SharedBatchCall):
             state = jax.eval_shape(self.functions.init, self.config.train.seed)
             self.step.compile(state, self.data.batches.shapes(), when_lowered=when_lowered)
         else:
@@ -91,8 +93,12 @@ def _initial_state(plan: BasePlan, run: Run) -> Any:
     return plan.init(run.functions.init, run.config.train.seed, run=run.step)
 
 
-def _step(plan: BasePlan, functions: TrainFunctions, section: StragglersSection) -> PlannedCall | StagedFunction:
+def _step(
+    plan: BasePlan, functions: TrainFunctions, section: StragglersSection
+) -> PlannedCall | SharedBatchCall | StagedFunction:
     """The training step under a plan of either kind."""
+    if isinstance(functions.step, UnevenStep):
+        return SharedBatchCall(plan.jit(functions.step), functions.step)
     if section.mode == "off" and not section.emulate:
         return plan.jit(functions.step)
     if not isinstance(plan, Plan):

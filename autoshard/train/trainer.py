@@ -37,6 +37,8 @@ from autoshard.train.registry import load_data, output_folder, train_functions, 
 from autoshard.train.reports import Reports
 from autoshard.train.result import TrainResult
 from autoshard.train.run import Run, planned_run
+from autoshard.train.shared_batch import SharedBatchCall
+from autoshard.train.slow_replicas import SlowReplicas
 from autoshard.train.stragglers import Stragglers
 from autoshard.train.tensorboard import check_tensorboard
 from autoshard.train.work import step_work
@@ -252,8 +254,10 @@ class _Loop:
         self._evaluate: Callable[[int, Any], EvalReport] | None = None
         if section.eval_every is not None:
             self._evaluate = evaluator(run, section.eval_batches, work.items)
-        self._stragglers: Stragglers | None = None
-        if isinstance(run.step, BalancedCall) and isinstance(run.plan, Plan):
+        self._stragglers: Stragglers | SlowReplicas | None = None
+        if isinstance(run.step, SharedBatchCall):
+            self._stragglers = SlowReplicas(run.config.stragglers, run.step, self._report_straggler)
+        elif isinstance(run.step, BalancedCall) and isinstance(run.plan, Plan):
             args = jax.eval_shape(run.functions.init, run.config.train.seed), run.data.batches.shapes()
             watched = run.config.stragglers, run.plan, run.step, run.functions.step
             self._stragglers = Stragglers(*watched, args, self._report_straggler)

@@ -55,7 +55,7 @@ def in_pieces():
 @pytest.mark.parametrize("layout", ["whole", "in pieces"])
 def test_three_steps_are_those_of_one_device(layout, whole):
     step, plan = whole if layout == "whole" else in_pieces()
-    run, alone = plan.jit(step), jax.jit(STEP.in_parts((BATCH // PARTS,) * PARTS))
+    run, alone = plan.jit(step), jax.jit(step.alone(BATCH))
     sharded, reference = plan.init(start, 0, run=run), start(0)
     rng = np.random.default_rng(0)
     for number in range(3):
@@ -69,6 +69,17 @@ def test_three_steps_are_those_of_one_device(layout, whole):
         (sharded.params, sharded.opt_state),
         (reference.params, reference.opt_state),
     )
+
+
+def test_a_replica_that_is_slowed_computes_the_same():
+    step = autoshard.UnevenStep(STEP, REPLICAS, PARTS, can_be_slowed=True)
+    args = jax.eval_shape(start, 0), jax.eval_shape(batch_of, 0), step.even, np.ones(REPLICAS, np.int32)
+    plan = autoshard.plan(step, *args)
+    run, alone = plan.jit(step), jax.jit(step.alone(BATCH))
+    found = run(plan.init(start, 0, run=run), batch_of(0), step.even, np.asarray([1, 3, 1, 1, 2, 1, 1, 1], np.int32))
+    expected = alone(start(0), batch_of(0))
+    compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    jax.tree.map(compare, (found[0].params, found[1]), (expected[0].params, expected[1]))
 
 
 def test_other_shares_compile_nothing(whole):
@@ -109,8 +120,13 @@ def test_parts_too_few_or_too_many_make_the_step_of_those_that_ran(whole, counts
 
 
 def test_what_cannot_be_shared_out_is_refused():
-    with pytest.raises(StageError, match="mutable state cannot pass"):
-        autoshard.UnevenStep(autoshard.TrainStep(loss_fn, optax.sgd(0.1), has_mutable=True), 8, 24)
+    with pytest.raises(StageError, match=r"received parts=\(24, 24\)"):
+        autoshard.UnevenStep(STEP.in_parts((24, 24)), 8, 24)
+    with pytest.raises(StageError, match=r"mutable state cannot pass .*mean"):
+        uneven = autoshard.UnevenStep(STEP, 8, 24)
+        autoshard.plan(uneven, start(0).replace(mutable={"mean": jnp.zeros(3)}), batch_of(0), uneven.even)
+    with pytest.raises(StageError, match=r"received can_be_slowed=False"):
+        autoshard.plan(uneven, start(0), batch_of(0), uneven.even, uneven.even)
     with pytest.raises(StageError, match=r"received num_parts=4"):
         autoshard.UnevenStep(STEP, 8, 4)
     step = autoshard.UnevenStep(STEP, 8, 20)
