@@ -31,7 +31,8 @@ def test_first_batches_have_the_stated_shapes(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_configurations_are_named_by_their_model_and_fit_it(path):
     config = load_config(path)
-    assert path.stem in (f"{config.model.name}_{config.model.preset}", "gpt3_175b", "quickstart", "stragglers_tiny")
+    others = ("gpt3_175b", "quickstart", "shared_batch_tiny", "stragglers_tiny")
+    assert path.stem in (f"{config.model.name}_{config.model.preset}", *others)
     assert config.plan.cluster is None or pathlib.Path(config.plan.cluster).is_file()
     assert pathlib.Path(config.train.output_dir) == pathlib.Path("runs", path.stem)
     assert batch_shapes(config)
