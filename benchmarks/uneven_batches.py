@@ -80,8 +80,8 @@ def table(results: dict, rounds: int) -> str:
     return f"""# Slow replicas of data parallelism
 
 `python benchmarks/uneven_batches.py`: a residual MLP of {LAYERS} layers ({WIDTH} wide, {HIDDEN} hidden units),
-{EXAMPLES} examples a step in {PARTS} parts, plain SGD; one CPU device a process, the last one held at 1 / ratio of the others'
-cores. Each is bound to one core; of two processes the other one has its own, of four each of the others has
+{EXAMPLES} examples a step in {PARTS} parts, plain SGD; one CPU device a process, the last one held at 1 / ratio of the
+others' cores. Each is bound to one core; of two processes the other one has its own, of four each of the others has
 {FAST_CORES / 4:g} of it. {rounds} rounds; medians, and medians of ratios within a round. `plain` is the planned step
 without parts, `even` and `shared` are `UnevenStep`. The machine has {os.cpu_count()} cores; its load average was
 {min(loads):.1f} to {max(loads):.1f}. The ideal gain is that for the measured slowness, which is too large where two
