@@ -31,7 +31,7 @@ from autoshard.graph.layout import (
     shard_bytes,
     spec_entries,
 )
-from autoshard.planner.group_shapes import GroupShape, RegionWork, Table
+from autoshard.planner.group_shapes import GroupShape, RegionCollective, RegionWork, Table
 from autoshard.planner.region_collectives import region_collective
 
 
@@ -146,11 +146,12 @@ class RegionCosts:
 
     Attributes:
       kernels: (seconds, flops) of each of `RegionWork.kernels`, all runs together.
-      collectives: One run of each of `RegionWork.collectives`. comm_s: Seconds of all their runs.
+      collectives: Those of `RegionWork.collectives` that send anything, each with the price of one run.
+      comm_s: Seconds of all their runs.
     """
 
     kernels: tuple[tuple[float, float], ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[tuple[RegionCollective, Collective], ...]
     comm_s: float
 
     @property
@@ -171,9 +172,9 @@ def region_costs(work: RegionWork, mesh: LogicalMesh) -> RegionCosts:
         reads, writes = ({dims: layout_of(dims, whole) for dims, _, _ in a} for a in (k.shape.reads, k.shape.writes))
         once_s, flops = _compute(k.shape, whole, reads, writes, mesh, mesh.shape, None)
         kernels.append((k.trips * once_s, k.trips * flops))
-    collectives = tuple([region_collective(c, mesh) for c in work.collectives])
-    comm_s = sum(c.trips * priced.time_s for c, priced in zip(work.collectives, collectives, strict=True))
-    return RegionCosts(tuple(kernels), collectives, comm_s)
+    priced = [(c, region_collective(c, mesh)) for c in work.collectives]
+    sent = tuple([(c, price) for c, price in priced if price is not None])
+    return RegionCosts(tuple(kernels), sent, sum(c.trips * price.time_s for c, price in sent))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ from autoshard.cost.collectives import Collective, all_gather, all_reduce, all_t
 from autoshard.planner.group_shapes import RegionCollective
 
 
-def region_collective(collective: RegionCollective, mesh: LogicalMesh) -> Collective:
-    """One run of a collective of a region.
+def region_collective(collective: RegionCollective, mesh: LogicalMesh) -> Collective | None:
+    """One run of a collective of a region; None over axes of one device, where nothing is sent.
 
     Every kind of JAX's is one of XLA's: sums, maxima and minima are all-reduces.
     """
-    axes = [axis for axis in mesh.axes if axis.name in collective.axes]
+    axes = [axis for axis in mesh.axes if axis.name in collective.axes and axis.size > 1]
+    if not axes:
+        return None
     name, operand_bytes = collective.name, collective.operand_bytes
     if "all_to_all" in name:
         priced = all_to_all(axes, operand_bytes)

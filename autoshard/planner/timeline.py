@@ -136,9 +136,9 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
             compute.append(item)
             kernels.append((group.index, f.overlap.kernel(group)))
             kernels_s[kernels[-1][1]] += item.compute_s
-        if (work := f.program.shapes[group.index].work) and table.inside is not None:
+        if table.inside is not None:
             value = group.writes[0].value
-            for own, step in zip(work.collectives, table.inside.collectives, strict=True):
+            for own, step in table.inside.collectives:
                 layout = reader.layout[value]  # at its border; inside, the program moves what it likes
                 sendings.append(Sending(value, layout, layout, group.operations[:1]))
                 communication.append((_item_inside(own, step, operation, group.trips), []))

@@ -107,3 +107,12 @@ def test_a_region_in_a_region_counts_as_often_as_it_runs(estimated):
 
     e, _ = estimated(fn, f32(16, 8))
     assert [(c.kind, c.count) for c in e.communication] == [("all-reduce", 3)]
+
+
+def test_nothing_is_sent_over_an_axis_of_one_device(formulated, mesh_of):
+    mesh = AbstractMesh((2, 1), ("a", "b"), (AxisType.Auto,) * 2)
+    moved = lambda x: jax.lax.ppermute(jax.lax.psum(x, "b"), "b", [(0, 0)])
+    fn = jax.shard_map(moved, mesh=mesh, in_specs=P("a"), out_specs=P("a"), check_vma=False)
+    f = formulated(fn, (f32(16, 8),), mesh_of(2, 1))
+    picks = [f.argument_layouts[0].index((0, -1)), 0]
+    assert not [c for c in estimate(f, picks).communication if "b" in c.axes]

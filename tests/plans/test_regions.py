@@ -100,6 +100,20 @@ def test_the_compiled_program_sends_what_was_predicted(planned):
     assert exchange.predicted_bytes == exchange.compiled_bytes == 4 * 7 / 8 * shard_bytes
 
 
+def test_three_axes_of_which_a_region_uses_one():
+    """A mesh on which two of them are joined, as searches begin with, lacks the region's axis."""
+    here = mesh(data=2, seq=2, tensor=2)
+
+    def fn(w, x):
+        shifted = lambda x: x + jax.lax.ppermute(x, "seq", [(0, 1), (1, 0)])
+        return jax.shard_map(shifted, mesh=here, in_specs=P(None, "seq"), out_specs=P(None, "seq"))(x @ w)
+
+    args = jnp.eye(8) * 2, jnp.arange(64.0).reshape(8, 8)
+    plan = autoshard.plan(fn, *args, cluster=CLUSTERS / "cpux8.yaml")
+    assert plan.axes == (("data", 2), ("seq", 2), ("tensor", 2))
+    np.testing.assert_allclose(plan.jit(fn)(*args), jax.jit(fn)(*args))
+
+
 def test_they_are_planned_for_devices_that_are_not_at_hand():
     step = functools.partial(train_step, AbstractMesh((2, 4), ("data", "seq"), (AxisType.Auto,) * 2))
     plan = autoshard.plan(step, *jax.eval_shape(arguments), cluster=CLUSTERS / "h100x8.yaml")
