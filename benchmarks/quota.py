@@ -1,9 +1,11 @@
 """Processes that may use only part of a core, by Linux's cgroup CPU controller (version 1 or 2): real slow devices.
 
 Needs root. A process that is limited gets its share before all other load of the machine, as long as shares add up to
-less than the cores. `result_of_workers` starts such processes.
+less than the cores. `result_of_workers` starts such processes, and `over_ratios` is the command line of a benchmark
+that does so for one slowdown after another.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -11,6 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 ROOT = pathlib.Path("/sys/fs/cgroup")
 PERIOD_US = 20_000
@@ -93,3 +97,40 @@ def result_of_workers(script: str, count: int, ratio: float, options: list[str])
         if any(codes):
             raise SystemExit(f"The workers ended with {codes}.")
         return json.loads((pathlib.Path(folder) / "result.json").read_text())
+
+
+def over_ratios(
+    script: str,
+    description: str | None,
+    name: str,
+    work: Callable[[str, int, int, float, pathlib.Path, int], None],
+    rows: Callable[[dict[str, Any]], list[str]],
+    table: Callable[[dict[str, Any], int], str],
+) -> None:
+    """Runs workers for each ratio that is asked for, and writes what they found, or is one of the workers.
+
+    Args:
+      script: The benchmark's file. description: What it is.
+      name: Of its results, of which there are a `.json` and a `.md`.
+      work: What a worker does: (address, its number, workers, ratio, folder for results, rounds).
+      rows: Lines of a table of results by `processes|ratio`. table: The report of results and the number of rounds.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ratios", default="2,4,8")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        address, number, ratio, folder = arguments.worker
+        work(address, int(number), arguments.processes, float(ratio), pathlib.Path(folder), arguments.rounds)
+        return
+    path = pathlib.Path(script).resolve().parent / "results" / f"{name}.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    own = ["--processes", str(arguments.processes), "--rounds", str(arguments.rounds)]
+    for ratio in map(float, arguments.ratios.split(",")):
+        key = f"{arguments.processes}|{ratio:g}"
+        results[key] = result_of_workers(script, arguments.processes, ratio, own)
+        print(*rows({key: results[key]}), sep="\n", flush=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        path.with_suffix(".md").write_text(table(results, arguments.rounds))

@@ -13,7 +13,6 @@ speeds over the number of processes times the least. Ratios are taken within a r
 results/stragglers-real.md and .json.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -23,9 +22,8 @@ import random
 import statistics
 import time
 
-from quota import LEAST_QUOTA_US, CpuQuota, result_of_workers
+from quota import LEAST_QUOTA_US, CpuQuota, over_ratios
 
-ROOT = pathlib.Path(__file__).resolve().parent
 TOKENS, WIDTH, HIDDEN, LAYERS = 4096, 128, 8192, 2
 WATCHED = 6
 PERIOD_US = 5_000
@@ -39,30 +37,7 @@ MODES = ("off", "one unit", "resize", "migrate", "semi")
 
 def main() -> None:
     """Runs the workers for each ratio, and writes the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ratios", default="2,4,8")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        address, number, ratio, folder = arguments.worker
-        work(address, int(number), arguments.processes, float(ratio), pathlib.Path(folder), arguments.rounds)
-        return
-    path = ROOT / "results" / "stragglers-real.json"
-    results = json.loads(path.read_text()) if path.exists() else {}
-    for ratio in map(float, arguments.ratios.split(",")):
-        key = f"{arguments.processes}|{ratio:g}"
-        results[key] = measured(ratio, arguments)
-        print(*rows({key: results[key]}), sep="\n", flush=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")
-        (ROOT / "results" / "stragglers-real.md").write_text(table(results, arguments.rounds))
-
-
-def measured(ratio: float, arguments: argparse.Namespace) -> dict:
-    """What the first of new processes reports."""
-    own = ["--processes", str(arguments.processes), "--rounds", str(arguments.rounds)]
-    return result_of_workers(__file__, arguments.processes, ratio, own)
+    over_ratios(__file__, __doc__, "stragglers-real", work, rows, table)
 
 
 def rows(results: dict) -> list[str]:

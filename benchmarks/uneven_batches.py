@@ -11,7 +11,6 @@ one compiled program. Before anything is slowed, `plain` and `even` are timed si
 parts costs. The ideal gain is that of work divided at will. Writes results/uneven-batches.md and .json.
 """
 
-import argparse
 import json
 import math
 import os
@@ -20,35 +19,16 @@ import random
 import statistics
 import time
 
-from quota import LEAST_QUOTA_US, CpuQuota, result_of_workers
+from quota import LEAST_QUOTA_US, CpuQuota, over_ratios
 from stragglers_real import FAST_CORES, PERIOD_US, WATCHED
 
-ROOT = pathlib.Path(__file__).resolve().parent
 EXAMPLES, PARTS, WIDTH, HIDDEN, LAYERS = 8192, 64, 128, 2048, 2
 KINDS = ("plain", "even", "shared")
 
 
 def main() -> None:
-    """Runs the workers for each ratio, and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ratios", default="2,4,8")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        address, number, ratio, folder = arguments.worker
-        work(address, int(number), arguments.processes, float(ratio), pathlib.Path(folder), arguments.rounds)
-        return
-    path = ROOT / "results" / "uneven-batches.json"
-    results = json.loads(path.read_text()) if path.exists() else {}
-    own = ["--processes", str(arguments.processes), "--rounds", str(arguments.rounds)]
-    for ratio in map(float, arguments.ratios.split(",")):
-        key = f"{arguments.processes}|{ratio:g}"
-        results[key] = result_of_workers(__file__, arguments.processes, ratio, own)
-        print(row(key, results[key]), flush=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")
-        (ROOT / "results" / "uneven-batches.md").write_text(table(results, arguments.rounds))
+    """Runs the workers for each ratio, and writes the tables."""
+    over_ratios(__file__, __doc__, "uneven-batches", work, rows, table)
 
 
 def row(key: str, one: dict) -> str:
@@ -70,6 +50,11 @@ def row(key: str, one: dict) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def rows(results: dict) -> list[str]:
+    """Lines of the table."""
+    return [row(key, one) for key, one in results.items()]
+
+
 def table(results: dict, rounds: int) -> str:
     """The report."""
     loads = [load for one in results.values() for load in one["load"]]
@@ -89,7 +74,7 @@ processes share a core: who waits for it seems slower than it is.
 
 | {head} |
 |{" --- |" * (head.count("|") + 1)}
-{chr(10).join(row(key, one) for key, one in results.items())}
+{chr(10).join(rows(results))}
 """
 
 

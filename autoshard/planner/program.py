@@ -62,7 +62,7 @@ def _region_works(graph: Graph) -> dict[int, RegionWork]:
 def _region_work(inside: Program) -> RegionWork:
     """What each device does in a region with this body."""
     graph = inside.graph
-    trips = collections.Counter[tuple[str, str, GroupShape]]()
+    trips: dict[tuple[str, str, GroupShape], float] = collections.defaultdict(float)
     sent = [_collective(o, graph) for o in graph.operations if o.over]
     for group, shape in zip(inside.groups, inside.shapes, strict=True):
         first = graph.operations[group.operations[0]]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from autoshard.balance.detect import Detector
-from autoshard.errors import ConfigError
 from autoshard.train.config import StragglersSection
 from autoshard.train.device_times import DeviceTimes, Times
+from autoshard.train.emulation import slowed_ranks
 from autoshard.train.metrics import StragglerReport
 from autoshard.train.shared_batch import SharedBatchCall
 
@@ -52,15 +52,9 @@ class SlowReplicas:
         Args:
             number: of the step that comes, counted from 1.
         """
-        first, last = self._section.emulate_from, self._section.emulate_until
-        is_on = number >= first and (last is None or number <= last)
-        wanted = self._section.emulate if is_on else {}
-        if max(wanted, default=0) >= self._step.step.replicas:
-            raise ConfigError(
-                f"stragglers.emulate: ranks of axis `{self._step.step.axis}` are 0 to {self._step.step.replicas - 1}; "
-                f"received {max(wanted)}. Name one of these."
-            )
-        self._step.slowed[:] = [round(wanted.get(rank, 1)) for rank in range(self._step.step.replicas)]
+        step = self._step.step
+        wanted = slowed_ranks(self._section, number, step.axis, step.replicas)
+        self._step.slowed[:] = [round(wanted.get(rank, 1)) for rank in range(step.replicas)]
 
     def after_step(self, number: int, step_s: float, state: Any) -> None:
         """Looks at a step that was taken, and sets the shares for the next.

@@ -16,13 +16,13 @@ from autoshard.balance.detect import Detector
 from autoshard.balance.places import Placing, moved
 from autoshard.balance.policy import Action, Disturbance, Part, Policy, act
 from autoshard.balance.selection import ordered
-from autoshard.errors import ConfigError
 from autoshard.plans.apply import check
 from autoshard.plans.balanced import units_of
 from autoshard.plans.movable_work import busiest_axis, island_seconds, parts_of
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.train.config import StragglersSection
 from autoshard.train.device_times import DeviceTimes, Times
+from autoshard.train.emulation import slowed_ranks
 from autoshard.train.metrics import StragglerReport
 from autoshard.train.unit_scores import UnitScores
 
@@ -92,16 +92,9 @@ class Stragglers:
         Args:
             number: of the step that comes, counted from 1.
         """
-        first, last = self._section.emulate_from, self._section.emulate_until
-        is_on = number >= first and (last is None or number <= last)
-        wanted = self._section.emulate if is_on else {}
+        wanted = slowed_ranks(self._section, number, self._axis, self._ways)
         if wanted != self._slowed:
-            if max(wanted, default=0) >= self._ways:
-                raise ConfigError(
-                    f"stragglers.emulate: ranks of axis `{self._axis}` are 0 to {self._ways - 1}; received "
-                    f"{max(wanted)}. Name one of these."
-                )
-            self._slowed = dict(wanted)
+            self._slowed = wanted
             self._shares.slow(wanted, self._axis)
 
     def after_step(self, number: int, step_s: float, state: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import rich.console
+from slow_rank import FROM, RANKS, SLOW, Trace
 
 from autoshard import TrainStep, UnevenStep
 from autoshard.errors import ConfigError
@@ -20,7 +21,7 @@ from autoshard.train.registry import train_functions
 from autoshard.train.slow_replicas import SlowReplicas
 from autoshard.train.trainer import train
 
-RANKS, SLOW, FROM, UNTIL, STEPS, PARTS = 8, 3, 6, 30, 50, 32
+STEPS, PARTS = 50, 32
 
 
 def config_of(folder: pathlib.Path, stragglers: dict, optimizer: dict | None = None, **plan) -> TrainConfig:
@@ -48,19 +49,6 @@ def test_a_run_is_that_in_as_many_micro_batches(tmp_path):
     plain = losses(config_of(tmp_path / "b", {}, {"num_micro_batches": 16}, mesh={"data": 8}))
     assert len(shared) == 4
     np.testing.assert_allclose(shared, plain, rtol=1e-4)
-
-
-class Trace:
-    """Times of the same work, of which rank `SLOW` needs four times as long for a while."""
-
-    def __init__(self):
-        self.step = 0
-
-    def after_step(self, step_s: float) -> tuple[np.ndarray, float]:
-        self.step += 1
-        times = np.exp(0.02 * np.random.default_rng(self.step).standard_normal(RANKS))
-        times[SLOW] *= 4.0 if FROM <= self.step <= UNTIL else 1.0
-        return times, 0.1 * float(max(times))
 
 
 @dataclasses.dataclass

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from slow_rank import FROM, RANKS, SLOW, UNTIL, Trace
 
 from autoshard import Balance, Plan, baselines
 from autoshard.errors import ConfigError
@@ -15,21 +16,8 @@ from autoshard.train.metrics import StragglerReport
 from autoshard.train.stragglers import Stragglers
 from autoshard.train.unit_scores import UnitScores
 
-RANKS, SLOW, FROM, UNTIL, STEPS = 8, 3, 6, 30, 50
+STEPS = 50
 WIDTH, HIDDEN = 16, 128
-
-
-class Trace:
-    """Times of the same work, of which rank `SLOW` needs four times as long for a while."""
-
-    def __init__(self):
-        self.step = 0
-
-    def after_step(self, step_s: float) -> tuple[np.ndarray, float]:
-        self.step += 1
-        times = np.exp(0.02 * np.random.default_rng(self.step).standard_normal(RANKS))
-        times[SLOW] *= 4.0 if FROM <= self.step <= UNTIL else 1.0
-        return times, 0.1 * float(max(times))
 
 
 OPTIMIZER = optax.adam(1e-2)

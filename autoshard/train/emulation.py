@@ -1,0 +1,25 @@
+"""Ranks that are slowed by real work, for tests and demonstrations: which, and at which steps."""
+
+from autoshard.errors import ConfigError
+from autoshard.train.config import StragglersSection
+
+
+def slowed_ranks(section: StragglersSection, number: int, axis: str, ways: int) -> dict[int, float]:
+    """How many times slower which ranks are made in a step.
+
+    Args:
+        section: what is emulated. number: of the step, counted from 1.
+        axis, ways: the mesh axis whose ranks they are, and how many it has.
+
+    Raises:
+        ConfigError: there is no such rank.
+    """
+    first, last = section.emulate_from, section.emulate_until
+    if number < first or (last is not None and number > last):
+        return {}
+    if max(section.emulate, default=0) >= ways:
+        raise ConfigError(
+            f"stragglers.emulate: ranks of axis `{axis}` are 0 to {ways - 1}; received {max(section.emulate)}. Name "
+            "one of these."
+        )
+    return dict(section.emulate)
