@@ -8,6 +8,8 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from autoshard.balance.options import Balance, Mode
 from autoshard.balance.places import even_placing
 from autoshard.balance.policy import Disturbance, Policy, act, along_axis
@@ -17,6 +19,7 @@ from autoshard.plans.balanced import nothing_moves, rooms_for, units_of
 from autoshard.plans.movable_work import busiest_axis, island_seconds, parts_of
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.printing import TextConsole, amount, seconds, table
+from autoshard.uneven_step import UnevenStep
 
 _LASTING = 10**9
 """Steps that a slowdown is taken to last, so that no move is too dear."""
@@ -88,18 +91,12 @@ def forecasts(
     Raises:
       ConfigError: A device is not there, or is not slower; or nothing in the plan can move, with the reason.
     """
-    for device, slowdown in slow.items():
-        if not 0 <= device < plan.num_devices or slowdown < 1:
-            raise ConfigError(
-                f"Slow devices are numbers from 0 to {plan.num_devices - 1} with a slowdown of at least 1; received "
-                f"{device}:{slowdown:g}. Write, for example, 0:2.0."
-            )
+    each = _slowness(plan, slow)
     dims = units_of(plan, graph)
     if not dims.found:
         raise ConfigError(nothing_moves(dims.refused, dict(plan.axes)))
     own_s = island_seconds(plan, graph, dims)
     axis, movable_s = busiest_axis(dims.found, own_s)
-    each = [slow.get(d, 1.0) for d in range(plan.num_devices)]
     slowness = along_axis(each, plan.axes, axis)
     compute_s, comm_s = plan.estimate.compute_s, plan.estimate.exposed_s
     found: list[Forecast] = []
@@ -115,6 +112,48 @@ def forecasts(
         found.append(Forecast(mode, action.after_s + comm_s, action.moved, action.dropped, action.of, moved_bytes))
         ideal_s = action.ideal_s + comm_s
     return Forecasts(tuple(slow.items()), axis, compute_s + comm_s, ideal_s, movable_s / compute_s, tuple(found))
+
+
+def batch_forecasts(plan: ProgramPlan, graph: Graph, step: UnevenStep, slow: Mapping[int, float]) -> Forecasts:
+    """The step of a plan whose replicas share a batch out, with slow devices: at even shares, and at those that suit.
+
+    Args:
+      plan: The plan. graph: Its program. step: What was planned.
+      slow: How many times slower devices are, by their number in the mesh.
+
+    Raises:
+      ConfigError: A device is not there, or is not slower.
+    """
+    slowness = np.array(_slowness(plan, slow))
+    regions = {o.equation for o in graph.operations if o.region is not None}
+    compute_s, comm_s = plan.estimate.compute_s, plan.estimate.exposed_s
+    on_parts_s = sum(c.compute_s for c in plan.estimate.compute if c.equation in regions)
+    part_s, fixed_s = on_parts_s / step.mean_parts, compute_s - on_parts_s
+    ends_s = lambda counts: float((slowness * (fixed_s + part_s * counts)).max())
+    even, suited = step.even, step.shares(slowness.tolist())
+    moved = int(np.abs(suited - even).sum()) // 2
+    modes = (
+        Forecast("off", ends_s(even) + comm_s, 0, 0, step.num_parts, 0.0),
+        Forecast("migrate", ends_s(suited) + comm_s, moved, 0, step.num_parts, 0.0),
+    )
+    at_will_s = (step.num_parts * part_s + step.replicas * fixed_s) / float((1 / slowness).sum())
+    ideal_s = max(at_will_s, float(slowness.max()) * fixed_s) + comm_s
+    return Forecasts(tuple(slow.items()), step.axis, compute_s + comm_s, ideal_s, on_parts_s / compute_s, modes)
+
+
+def _slowness(plan: ProgramPlan, slow: Mapping[int, float]) -> list[float]:
+    """How many times slower each device of a plan is.
+
+    Raises:
+      ConfigError: A device is not there, or is not slower.
+    """
+    for device, slowdown in slow.items():
+        if not 0 <= device < plan.num_devices or slowdown < 1:
+            raise ConfigError(
+                f"Slow devices are numbers from 0 to {plan.num_devices - 1} with a slowdown of at least 1; received "
+                f"{device}:{slowdown:g}. Write, for example, 0:2.0."
+            )
+    return [slow.get(d, 1.0) for d in range(plan.num_devices)]
 
 
 def parse_slow(texts: Sequence[str]) -> dict[int, float]:

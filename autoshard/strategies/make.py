@@ -19,6 +19,7 @@ from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import Restrict
 from autoshard.strategies.restrict import restrictions, why_unsuited
 from autoshard.strategies.strategies import ALL, Strategy
+from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
 
 
@@ -100,7 +101,8 @@ def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Setti
     cluster = load_cluster(settings.get("cluster"))
     batch = settings.get("batch_argnums")
     call = planned_call(fn, args)
-    traced = trace(call.fn, call.args, donated)
+    options = settings.get("options") or PlanOptions()
+    traced = trace(call.fn, call.args, donated, TraceOptions(options.while_trips))
     program = prepare(traced.graph)
     batch = None if batch is None else shifted(_numbers(batch), len(bound(fn).args))
     return Subject(traced, program, roles_of(program, batch), cluster, donated)

@@ -7,7 +7,8 @@ from autoshard.balance.options import Balance
 from autoshard.errors import ConfigError
 from autoshard.plans.apply import argument_shapes, check
 from autoshard.plans.balanced import platform_of
-from autoshard.plans.slow_devices import Forecasts, forecasts, parse_slow
+from autoshard.plans.slow_devices import Forecasts, batch_forecasts, forecasts, parse_slow
+from autoshard.uneven_step import UnevenStep
 
 
 def forecasts_of(plan: Plan | StagedPlan, slow: Sequence[str]) -> Forecasts:
@@ -25,5 +26,8 @@ def forecasts_of(plan: Plan | StagedPlan, slow: Sequence[str]) -> Forecasts:
             "--slow: shares of a tensor axis are those of one program over one mesh; the plan is in stages. Plan again "
             "with the measured speeds as two kinds of devices in the cluster file: stages and batches are then uneven."
         )
-    graph = check(plan, plan.kept_trace.fn, argument_shapes(plan)).graph
+    fn = plan.kept_trace.fn
+    graph = check(plan, fn, argument_shapes(plan)).graph
+    if isinstance(fn, UnevenStep):
+        return batch_forecasts(plan, graph, fn, devices)
     return forecasts(plan, graph, devices, Balance(absorbs=max(4.0, *devices.values(), 0.0)), platform_of(plan))

@@ -201,3 +201,23 @@ def test_the_command(tmp_path):
 def test_mistakes_are_found_before_the_work(args, told):
     result = CliRunner().invoke(app, ["compare", str(CONFIGS / "gpt3_175b.yaml"), *args])
     assert result.exit_code == 2 and told in result.stderr
+
+
+def test_loops_run_as_often_as_is_said():
+    """A comparison counts the body of a `while` loop as a plan does: 7 times."""
+
+    def looped(state, batch):
+        new, value = step(state, batch)
+        body = lambda x: jnp.tanh(x @ state["params"]["up"] @ state["params"]["down"])
+        return new, value + jnp.sum(jax.lax.fori_loop(0, jnp.int32(value) + 1, lambda _, x: body(x), batch))
+
+    compute_s = []
+    for trips in (1, 7):
+        options = autoshard.PlanOptions(while_trips=trips)
+        compared = autoshard.compare(looped, *shapes(), strategies=ALL[:1], options=options, **SETTINGS)
+        planned = autoshard.plan(looped, *shapes(), options=options, **SETTINGS)
+        own = compared.own
+        assert own.plan is not None
+        assert own.plan.estimate.compute_s == pytest.approx(planned.estimate.compute_s)
+        compute_s.append(own.plan.estimate.compute_s)
+    assert compute_s[1] > 2 * compute_s[0]

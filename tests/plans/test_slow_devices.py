@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import autoshard
@@ -11,7 +12,7 @@ from autoshard.balance.places import Room, even_placing
 from autoshard.balance.units import UnitDimension
 from autoshard.errors import ConfigError
 from autoshard.plans.apply import argument_shapes, check
-from autoshard.plans.slow_devices import Forecasts, forecasts, parse_slow
+from autoshard.plans.slow_devices import Forecasts, batch_forecasts, forecasts, parse_slow
 
 RANKS = 8
 
@@ -88,3 +89,23 @@ def test_a_plan_without_a_tensor_axis_is_refused_with_the_reason(planned):
     assert isinstance(plan, autoshard.Plan)
     with pytest.raises(ConfigError, match="tensor axis"):
         forecasts(plan, check(plan, step, (x,)).graph, {0: 2.0}, Balance())
+
+
+def test_replicas_that_share_a_batch_out():
+    """Eight replicas with 32 parts; the one that is four times slower gives three of its four away."""
+    loss_fn = lambda params, x, rng: (jnp.mean(jnp.tanh(x @ params) ** 2), {})
+    step = autoshard.UnevenStep(autoshard.TrainStep(loss_fn, optax.sgd(0.1)), RANKS, 32)
+    args = jax.eval_shape(step.step.init, jax.ShapeDtypeStruct((64, 64), jnp.float32)), jnp.ones((64, 64)), step.even
+    plan = autoshard.plan(step, *args, options=autoshard.PlanOptions(while_trips=step.mean_parts))
+    found = batch_forecasts(plan, check(plan, step, args).graph, step, {3: 4.0})
+    off, migrate = found.modes
+    compute_s, comm_s = plan.estimate.compute_s, plan.estimate.exposed_s
+    assert found.healthy_s == pytest.approx(compute_s + comm_s)
+    assert off.step_s == pytest.approx(4 * compute_s + comm_s), "the slow one runs its four parts"
+    part_s = found.movable * compute_s / 4
+    fixed_s = compute_s - 4 * part_s
+    assert step.shares([1, 1, 1, 4, 1, 1, 1, 1]).tolist() == [5, 5, 5, 1, 4, 4, 4, 4]
+    assert migrate.step_s == pytest.approx(max(fixed_s + 5 * part_s, 4 * (fixed_s + part_s)) + comm_s)
+    assert (migrate.moved, migrate.of) == (3, 32) and found.ideal_s <= migrate.step_s
+    with pytest.raises(ConfigError, match="received 8:2"):
+        batch_forecasts(plan, check(plan, step, args).graph, step, {8: 2.0})
