@@ -220,4 +220,4 @@ def test_loops_run_as_often_as_is_said():
         assert own.plan is not None
         assert own.plan.estimate.compute_s == pytest.approx(planned.estimate.compute_s)
         compute_s.append(own.plan.estimate.compute_s)
-    assert compute_s[1] > 2 * compute_s[0]
+    assert compute_s[1] > 1.2 * compute_s[0]
