@@ -1,11 +1,14 @@
 """Steps whose replicas run unequal numbers of parts: the same step, whoever runs what, and nothing is compiled anew."""
 
+import dataclasses
+
 import jax
 import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from autoshard_models.loss_scaling import LossScaling
 
 import autoshard
 from autoshard.errors import MeshError, StageError
@@ -69,6 +72,18 @@ def test_three_steps_are_those_of_one_device(layout, whole):
         (sharded.params, sharded.opt_state),
         (reference.params, reference.opt_state),
     )
+
+
+def test_the_loss_may_be_scaled():
+    scaled = dataclasses.replace(STEP, scaling=LossScaling())
+    step = autoshard.UnevenStep(scaled, REPLICAS, PARTS)
+    begin = lambda seed: scaled.init(start(seed).params, jax.random.key(seed + 1))
+    plan = autoshard.plan(step, jax.eval_shape(begin, 0), jax.eval_shape(batch_of, 0), step.even)
+    run = plan.jit(step)
+    found = run(plan.init(begin, 0, run=run), batch_of(0), step.shares([1, 1, 1, 5, 1, 1, 1, 1]))
+    expected = jax.jit(step.alone(BATCH))(begin(0), batch_of(0))
+    compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    jax.tree.map(compare, (found[0].params, found[1]), (expected[0].params, expected[1]))
 
 
 def test_a_replica_that_is_slowed_computes_the_same():
