@@ -52,27 +52,34 @@ class SharedBatchCall:
     def __init__(self, call: PlannedCall, step: UnevenStep):
         self._call, self.step, self.mesh = call, step, call.mesh
         self.counts, self.slowed = step.even, np.ones(step.replicas, np.int32)
+        self._placed: dict[tuple[bytes, Any], jax.Array] = {}
 
     def __call__(self, state: Any, batch: Any) -> Any:
         """Takes a step."""
-        return self._call(state, batch, *self._shares)
+        own = share_arguments(self.step, self.counts, self.slowed)
+        _, _, *shardings = self._call.in_shardings((state, batch, *own))
+        return self._call(state, batch, *map(self._place, own, shardings))
 
     def prepare(self, state: Any, batch: Any) -> None:
         """As of `PlannedCall`."""
-        self._call.prepare(state, batch, *self._shares)
+        self._call.prepare(state, batch, *share_arguments(self.step))
 
     def compile(self, state: Any, batch: Any, when_lowered: Callable[[], None] = lambda: None) -> None:
         """As of `PlannedCall`."""
-        self._call.compile(state, batch, *self._shares, when_lowered=when_lowered)
+        self._call.compile(state, batch, *share_arguments(self.step), when_lowered=when_lowered)
 
     def in_shardings(self, args: tuple[Any, Any]) -> tuple[Any, Any]:
         """Those of state and batch."""
-        state, batch, *_ = self._call.in_shardings((*args, *self._shares))
+        state, batch, *_ = self._call.in_shardings((*args, *share_arguments(self.step)))
         return state, batch
 
-    @property
-    def _shares(self) -> tuple[np.ndarray, ...]:
-        return share_arguments(self.step, self.counts, self.slowed)
+    def _place(self, shares: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+        """Shares, which all processes know, where the plan has them."""
+        key = shares.tobytes(), sharding
+        if key not in self._placed:
+            kept = shares.copy()  # arrays on CPUs may be views of it
+            self._placed[key] = jax.make_array_from_callback(shares.shape, sharding, lambda index: kept[index])
+        return self._placed[key]
 
 
 def share_arguments(step: Any, counts: np.ndarray | None = None, slowed: np.ndarray | None = None) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A run of two processes with four CPU devices each, beside one of one process with eight."""
+"""Runs of two processes with four CPU devices each, beside those of one process with eight."""
 
 import io
 import json
@@ -68,4 +68,20 @@ def test_two_hosts_train_with_tables_in_their_memory_as_one_does(tmp_path):
     train(config_of(together, 4, **settings), rich.console.Console(file=printed, width=200))
     assert "Resumed from the checkpoint of step 2" in printed.getvalue()
     train(config_of(alone, 4, **settings), rich.console.Console(file=io.StringIO()))
+    assert lines_of(together) == pytest.approx(lines_of(alone), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_share_their_batches_out_and_train_as_one_does(tmp_path):
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    settings = {
+        "data": {"batch_size": 16},
+        "plan": {"mesh": {"data": 8}, "pins": {"counts": ["data"]}, "time_limit_s": 5},
+        "stragglers": {"mode": "migrate", "parts": 16, "emulate": {3: 4}},
+    }
+    config = config_of(together, 3, devices=4, distributed=True, **settings)
+    write_text_atomically(tmp_path / "run.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
+    first, _ = run_two_processes(tmp_path / "run.yaml")
+    assert "completed step: 3," in first
+    train(config_of(alone, 3, **settings), rich.console.Console(file=io.StringIO()))
     assert lines_of(together) == pytest.approx(lines_of(alone), rel=1e-5)
