@@ -7,17 +7,18 @@ that does so for one slowdown after another.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 ROOT = pathlib.Path("/sys/fs/cgroup")
-PERIOD_US = 20_000
+PERIOD_US, SHORT_PERIOD_US = 20_000, 5_000
 LEAST_QUOTA_US = 1_000
 """Of a period, the kernel's limit."""
 _FIRST_V1, _FIRST_V2 = 262_144, 10_000
@@ -61,6 +62,11 @@ class CpuQuota:
         (self._folders[0] / "cpu.cfs_period_us").write_text(str(period_us))
         (self._folders[0] / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
 
+    def limit_evenly(self, cores: float | None) -> None:
+        """As `limit`, in short periods: who has used up its part stands still, and all at the next sum."""
+        shortest = 0 if cores is None else math.ceil(1.2 * LEAST_QUOTA_US / cores)
+        self.limit(cores, max(SHORT_PERIOD_US, shortest))
+
     def used_s(self) -> float:
         """CPU time that was used so far."""
         if self._is_v2:
@@ -97,6 +103,12 @@ def result_of_workers(script: str, count: int, ratio: float, options: list[str])
         if any(codes):
             raise SystemExit(f"The workers ended with {codes}.")
         return json.loads((pathlib.Path(folder) / "result.json").read_text())
+
+
+def ideal_gain(slowness: Sequence[float]) -> float:
+    """What work divided at will gains over equal shares, by how many times slower each process is."""
+    speeds = [1 / w for w in slowness]
+    return sum(speeds) / (len(speeds) * min(speeds))
 
 
 def over_ratios(

@@ -15,19 +15,16 @@ results/stragglers-real.md and .json.
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import random
 import statistics
 import time
 
-from quota import LEAST_QUOTA_US, CpuQuota, over_ratios
+from quota import CpuQuota, ideal_gain, over_ratios
 
 TOKENS, WIDTH, HIDDEN, LAYERS = 4096, 128, 8192, 2
 WATCHED = 6
-PERIOD_US = 5_000
-"""Of the quotas, where that leaves enough of it: who has used up its part stands still, and all at the next sum."""
 FAST_CORES = 1.2
 """Cores for all processes, where there are more than cores; less than there are, so that quotas decide."""
 SPARE = 1.5
@@ -163,7 +160,7 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
         params, *_ = timed(params)
         cores = (fast or 1) / ratio if number == count - 1 else fast
         if cores is not None:
-            quota.limit(cores, max(PERIOD_US, math.ceil(1.2 * LEAST_QUOTA_US / cores)))
+            quota.limit_evenly(cores)
         known, named_after, evens = Detector(), 0, []
         for taken in range(1, WATCHED + 1):
             params, step_s, times, _ = timed(params)
@@ -204,9 +201,8 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
             load.append(os.getloadavg()[0])
         quota.limit(None)
         if number == 0:
-            speeds = [1 / w for w in slowness]
             result = {
-                "ideal": sum(speeds) / (count * min(speeds)),
+                "ideal": ideal_gain(slowness),
                 "slowness": max(slowness),
                 "named_after": named_after,
                 "shares": shares,

@@ -12,15 +12,14 @@ parts costs. The ideal gain is that of work divided at will. Writes results/unev
 """
 
 import json
-import math
 import os
 import pathlib
 import random
 import statistics
 import time
 
-from quota import LEAST_QUOTA_US, CpuQuota, over_ratios
-from stragglers_real import FAST_CORES, PERIOD_US, WATCHED
+from quota import CpuQuota, ideal_gain, over_ratios
+from stragglers_real import FAST_CORES, WATCHED
 
 EXAMPLES, PARTS, WIDTH, HIDDEN, LAYERS = 8192, 64, 128, 2048, 2
 KINDS = ("plain", "even", "shared")
@@ -146,11 +145,11 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
         for kind in ("plain", "even"):
             timed(kind)  # compiles
         if fast is not None:
-            quota.limit(fast, max(PERIOD_US, math.ceil(1.2 * LEAST_QUOTA_US / fast)))
+            quota.limit_evenly(fast)
         before = [round_of(("plain", "even"), k) for k in range(rounds)]
         cores = (fast or 1) / ratio if number == count - 1 else fast
         if cores is not None:
-            quota.limit(cores, max(PERIOD_US, math.ceil(1.2 * LEAST_QUOTA_US / cores)))
+            quota.limit_evenly(cores)
         known, named_after = Detector(), 0
         for taken in range(1, WATCHED + 1):
             known = known.then(timed("even")[1])
@@ -164,9 +163,8 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
             load.append(os.getloadavg()[0])
         quota.limit(None)
         if number == 0:
-            speeds = [1 / w for w in slowness]
             result = {
-                "ideal": sum(speeds) / (count * min(speeds)),
+                "ideal": ideal_gain(slowness),
                 "slowness": max(slowness),
                 "named_after": named_after,
                 "counts": counts["shared"].tolist(),

@@ -28,3 +28,8 @@ def batch_shares(num_parts: int, slowness: Sequence[float], fixed: float = 0.0) 
         counts[d] += 1
         heapq.heapreplace(ends, (slowness[d] * (fixed + counts[d] + 1), d))
     return tuple(counts)
+
+
+def moved_parts(before: Sequence[int], after: Sequence[int]) -> int:
+    """How many parts another replica runs after a change of shares."""
+    return sum(max(0, new - old) for old, new in zip(before, after, strict=True))

@@ -31,7 +31,7 @@ from autoshard.graph.layout import (
     shard_bytes,
     spec_entries,
 )
-from autoshard.planner.group_shapes import GroupShape, RegionCollective, RegionWork, Table
+from autoshard.planner.group_shapes import GroupShape, RegionCollective, RegionKernels, RegionWork, Table
 from autoshard.planner.region_collectives import region_collective
 
 
@@ -123,8 +123,8 @@ def choice_table(shape: GroupShape, mesh: LogicalMesh, lookups: Lookups = Lookup
     kept = [0.0 if e is None else e.buffer_bytes(is_update=is_update) for e in column("exchange")]
     compute_s, flops = np.array(column("compute_s")), np.array(column("flops"))
     inside = None if shape.work is None else region_costs(shape.work, mesh)
-    if shape.work is not None and inside is not None:
-        kept = [shape.work.workspace_bytes] * len(rows)
+    if inside is not None:
+        kept = [inside.workspace_bytes] * len(rows)
         compute_s, flops = np.full(len(rows), inside.compute_s), np.full(len(rows), inside.flops)
     return ChoiceTable(
         tuple(column("choice")),
@@ -145,24 +145,29 @@ class RegionCosts:
     """What one run of a region takes on each device.
 
     Attributes:
-      kernels: (seconds, flops) of each of `RegionWork.kernels`, all runs together.
+      kernels: Each of `RegionWork.kernels` with its seconds and flops, all runs together.
       collectives: Those of `RegionWork.collectives` that send anything, each with the price of one run.
-      comm_s: Seconds of all their runs.
+      workspace_bytes: As in `RegionWork`.
     """
 
-    kernels: tuple[tuple[float, float], ...]
+    kernels: tuple[tuple[RegionKernels, float, float], ...]
     collectives: tuple[tuple[RegionCollective, Collective], ...]
-    comm_s: float
+    workspace_bytes: float
 
     @property
     def compute_s(self) -> float:
         """Seconds of all kernels."""
-        return sum(s for s, _ in self.kernels)
+        return sum(compute_s for _, compute_s, _ in self.kernels)
 
     @property
     def flops(self) -> float:
         """Of all kernels."""
-        return sum(flops for _, flops in self.kernels)
+        return sum(flops for _, _, flops in self.kernels)
+
+    @property
+    def comm_s(self) -> float:
+        """Seconds of all runs of all collectives."""
+        return sum(c.trips * price.time_s for c, price in self.collectives)
 
 
 def region_costs(work: RegionWork, mesh: LogicalMesh) -> RegionCosts:
@@ -171,10 +176,10 @@ def region_costs(work: RegionWork, mesh: LogicalMesh) -> RegionCosts:
     for k in work.kernels:
         reads, writes = ({dims: layout_of(dims, whole) for dims, _, _ in a} for a in (k.shape.reads, k.shape.writes))
         once_s, flops = _compute(k.shape, whole, reads, writes, mesh, mesh.shape, None)
-        kernels.append((k.trips * once_s, k.trips * flops))
+        kernels.append((k, k.trips * once_s, k.trips * flops))
     priced = [(c, region_collective(c, mesh)) for c in work.collectives]
     sent = tuple([(c, price) for c, price in priced if price is not None])
-    return RegionCosts(tuple(kernels), sent, sum(c.trips * price.time_s for c, price in sent))
+    return RegionCosts(tuple(kernels), sent, work.workspace_bytes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -219,8 +219,8 @@ def _label(reader: SolutionReader, value: int, name: str) -> str:
 def _kernels_of(reader: SolutionReader, group: Group, table: ChoiceTable, row: int) -> list[ComputeItem]:
     """What a group computes: of a region, each kind of its kernels."""
     operation, trips = reader.graph.operations[group.operations[0]], group.trips
-    if (work := reader.f.program.shapes[group.index].work) and table.inside is not None:
-        rows = [(k.name, k.source, *cost) for k, cost in zip(work.kernels, table.inside.kernels, strict=True)]
+    if table.inside is not None:
+        rows = [(k.name, k.source, compute_s, flops) for k, compute_s, flops in table.inside.kernels]
     else:
         rows = [(operation.name, operation.source, float(table.compute_s[row]), float(table.flops[row]))]
     return [

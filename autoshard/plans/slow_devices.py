@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from autoshard.balance.batch_shares import moved_parts
 from autoshard.balance.options import Balance, Mode
 from autoshard.balance.places import even_placing
 from autoshard.balance.policy import Disturbance, Policy, act, along_axis
@@ -131,7 +132,7 @@ def batch_forecasts(plan: ProgramPlan, graph: Graph, step: UnevenStep, slow: Map
     part_s, fixed_s = on_parts_s / step.mean_parts, compute_s - on_parts_s
     ends_s = lambda counts: float((slowness * (fixed_s + part_s * counts)).max())
     even, suited = step.even, step.shares(slowness.tolist())
-    moved = int(np.abs(suited - even).sum()) // 2
+    moved = moved_parts(even.tolist(), suited.tolist())
     modes = (
         Forecast("off", ends_s(even) + comm_s, 0, 0, step.num_parts, 0.0),
         Forecast("migrate", ends_s(suited) + comm_s, moved, 0, step.num_parts, 0.0),

@@ -46,19 +46,22 @@ class SharedBatchCall:
     Attributes:
         step: what was planned. mesh: its devices.
         counts: int32 [replicas]: parts that each replica runs, from the next call on.
-        slowed: int32 [replicas]: how often it runs each, where the step can be slowed.
+        slowed: int32 [replicas]: how often it runs each, where the step can be slowed. Neither is changed in place.
     """
 
     def __init__(self, call: PlannedCall, step: UnevenStep):
         self._call, self.step, self.mesh = call, step, call.mesh
         self.counts, self.slowed = step.even, np.ones(step.replicas, np.int32)
+        self._own: list[jax.sharding.Sharding] = []
+        """Where the plan has the shares."""
         self._placed: dict[tuple[bytes, Any], jax.Array] = {}
 
     def __call__(self, state: Any, batch: Any) -> Any:
         """Takes a step."""
-        own = share_arguments(self.step, self.counts, self.slowed)
-        _, _, *shardings = self._call.in_shardings((state, batch, *own))
-        return self._call(state, batch, *map(self._place, own, shardings))
+        if not self._own:
+            self.in_shardings((state, batch))
+        shares = share_arguments(self.step, self.counts, self.slowed)
+        return self._call(state, batch, *map(self._place, shares, self._own))
 
     def prepare(self, state: Any, batch: Any) -> None:
         """As of `PlannedCall`."""
@@ -70,15 +73,14 @@ class SharedBatchCall:
 
     def in_shardings(self, args: tuple[Any, Any]) -> tuple[Any, Any]:
         """Those of state and batch."""
-        state, batch, *_ = self._call.in_shardings((*args, *share_arguments(self.step)))
+        state, batch, *self._own = self._call.in_shardings((*args, *share_arguments(self.step)))
         return state, batch
 
     def _place(self, shares: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
         """Shares, which all processes know, where the plan has them."""
         key = shares.tobytes(), sharding
         if key not in self._placed:
-            kept = shares.copy()  # arrays on CPUs may be views of it
-            self._placed[key] = jax.make_array_from_callback(shares.shape, sharding, lambda index: kept[index])
+            self._placed[key] = jax.make_array_from_callback(shares.shape, sharding, lambda index: shares[index])
         return self._placed[key]
 
 

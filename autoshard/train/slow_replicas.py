@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from autoshard.balance.batch_shares import moved_parts
 from autoshard.balance.detect import Detector
 from autoshard.train.config import StragglersSection
 from autoshard.train.device_times import DeviceTimes, Times
@@ -40,7 +41,7 @@ class SlowReplicas:
         times: Times | None = None,
     ):
         self._section, self._step, self._report = section, step, report
-        self._times = times or DeviceTimes(step.mesh, step.slowed.tolist, self._work)
+        self._times = times or DeviceTimes(step.mesh, lambda: step.slowed.tolist(), self._work)
         self._detector = Detector(section.threshold)
         self._recent: list[float] = []
         self._looked_at = 0
@@ -54,7 +55,7 @@ class SlowReplicas:
         """
         step = self._step.step
         wanted = slowed_ranks(self._section, number, step.axis, step.replicas)
-        self._step.slowed[:] = [round(wanted.get(rank, 1)) for rank in range(step.replicas)]
+        self._step.slowed = np.asarray([round(wanted.get(rank, 1)) for rank in range(step.replicas)], np.int32)
 
     def after_step(self, number: int, step_s: float, state: Any) -> None:
         """Looks at a step that was taken, and sets the shares for the next.
@@ -86,7 +87,7 @@ class SlowReplicas:
             self._step.counts = wanted
             self._changed, self._recent = (number, step_s), []
         if changes or is_new:
-            moved = int(np.abs(wanted - before).sum()) // 2
+            moved = moved_parts(before.tolist(), wanted.tolist())
             means = f"moved {moved} of {self._step.step.num_parts} parts of a batch" if changes else "nothing"
             self._tell(number, means, step_s, step_s * then / now if changes else step_s)
 
