@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from autoshard.launch.messages import Phase, Tier
+from autoshard.launch.messages import Phase, SlowDevices, Tier
 
 EVENTS = "events.jsonl"
 """Name of the log in the output folder."""
@@ -114,26 +114,10 @@ class CheckpointNotSaved(_Event):
     why: str
 
 
-class StragglerFound(_Event):
-    """Devices of an axis were found to be slow, or no longer, and shares set; what shares gained is told later.
-
-    Attributes:
-        slow: ranks of `axis` that are slow, and how many times.
-        done: what is done, or since when its gain was measured.
-        before_s, after_s: seconds of a step without and with it; predicted when it is done, measured later.
-        shares: of the work that can move, what each rank computes from now on.
-        wants_plan: another plan would do better.
-    """
+class StragglerFound(SlowDevices, _Event):
+    """Devices of an axis were found to be slow, or no longer, and shares set; what shares gained is told later."""
 
     kind: Literal["straggler_found"] = "straggler_found"
-    step: NonNegativeInt
-    axis: str
-    slow: tuple[tuple[NonNegativeInt, float], ...]
-    done: str
-    before_s: NonNegativeFloat
-    after_s: NonNegativeFloat
-    shares: tuple[float, ...]
-    wants_plan: bool
 
 
 class WorkerLost(_Event):

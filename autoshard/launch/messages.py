@@ -165,8 +165,8 @@ class NotSaved(_Message):
     why: str
 
 
-class Straggler(_Message):
-    """What was found of slow devices, and what is done about them; told by the worker of rank 0.
+class SlowDevices(BaseModel):
+    """What was found of slow devices along a mesh axis, and what is done about them.
 
     Attributes:
         step: after which it was found.
@@ -174,10 +174,11 @@ class Straggler(_Message):
         done: what is done, or since when its gain was measured.
         before_s, after_s: seconds of a step without and with it; predicted when it is done, measured later.
         shares: of the work that can move, what each rank computes from now on.
-        wants_plan: another plan would do better.
+        wants_plan: the slowdown has lasted longer than shares can even out; another plan would do better.
     """
 
-    kind: Literal["straggler"] = "straggler"
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     step: NonNegativeInt
     axis: str
     slow: tuple[tuple[NonNegativeInt, float], ...]
@@ -185,7 +186,13 @@ class Straggler(_Message):
     before_s: NonNegativeFloat
     after_s: NonNegativeFloat
     shares: tuple[float, ...]
-    wants_plan: bool
+    wants_plan: bool = False
+
+
+class Straggler(SlowDevices, _Message):
+    """Slow devices, told by the worker of rank 0."""
+
+    kind: Literal["straggler"] = "straggler"
 
 
 class Failed(_Message):

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from autoshard.launch.messages import Straggler
+from autoshard.launch.messages import SlowDevices, Straggler
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,27 +122,8 @@ class EvalReport:
         return {"kind": "eval", "step": self.step, **self.metrics, **figures}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StragglerReport:
-    """What was found of slow devices, and what is done about them.
-
-    Attributes:
-        step: after which it was found.
-        axis: the mesh axis whose ranks are told. slow: ranks that are slow, and how many times.
-        done: what is done, or since when its gain was measured.
-        before_s, after_s: seconds of a step without and with it; predicted when it is done, measured later.
-        shares: of the work that can move, what each rank computes from now on.
-        wants_plan: the slowdown has lasted longer than shares can even out; another plan would do better.
-    """
-
-    step: int
-    axis: str
-    slow: tuple[tuple[int, float], ...]
-    done: str
-    before_s: float
-    after_s: float
-    shares: tuple[float, ...]
-    wants_plan: bool
+class StragglerReport(SlowDevices):
+    """Slow devices, as lines."""
 
     def line(self) -> str:
         """One line for people."""
@@ -156,12 +137,12 @@ class StragglerReport:
 
     def record(self) -> dict[str, Any]:
         """All figures by name, for a line of JSON."""
-        return {"kind": "straggler", **dataclasses.asdict(self)}
+        return {"kind": "straggler", **self.model_dump()}
 
     @property
     def message(self) -> Straggler:
         """What a supervisor is told."""
-        return Straggler(**dataclasses.asdict(self))
+        return Straggler(**self.model_dump())
 
 
 Report = StepReport | EvalReport | StragglerReport
