@@ -1,11 +1,14 @@
 """The time of the same work on each device, apart from waiting for others.
 
 Of several processes on CPUs, each looks at how long it was busy in its steps (`balance/busy_time.py`), which costs
-nothing; but only if XLA computes on one thread, since idle threads of its pool spin. Elsewhere a small product runs on
+nothing while a step runs; but only if XLA computes on one thread, since idle threads of its pool spin. Telling each
+other takes a millisecond or two, so that where steps are short, the times of two steps are exchanged together. Four
+clear steps name a device (`balance/detect.py`), so that this is still within five. Elsewhere a small product runs on
 each device of the process in turn, between steps, no more often than takes a hundredth of the time, but at least every
 fifth step.
 """
 
+import dataclasses
 import math
 import os
 import time
@@ -24,14 +27,27 @@ MOST_OVERHEAD = 0.01
 _PROBE_SIZE, _PROBE_S, _RUNS = 192, 5e-4, 3
 """Rows and columns of the products of a probe; seconds that one run of them takes, more than a dispatch; runs."""
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-_LEAST_OFTEN = 5
-"""Steps between two measurements, at most."""
+_BUSY_EVERY, _PROBES_EVERY = 2, 5
+"""Steps after which processes tell each other how long they were busy, or run probes, at most."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """A step.
+
+    Attributes:
+        times_s: seconds of the same work on each device, in the mesh's order.
+        step_s: seconds of the step in the slowest process.
+    """
+
+    times_s: np.ndarray
+    step_s: float
 
 
 class Times(Protocol):
     """What measures devices."""
 
-    def after_step(self, step_s: float) -> tuple[np.ndarray, float] | None:
+    def after_step(self, step_s: float) -> Sequence[Measured]:
         """See `DeviceTimes.after_step`."""
         ...
 
@@ -54,44 +70,56 @@ class DeviceTimes:
         if self._busy is not None and not self._busy.is_known:
             self._busy = None
         self._probes = {} if self._busy else {n: _Probe(self._devices[n]) for n in self._local}
-        self._since = 0
-        self._every, self._turn = 1, 0
+        self._rows: list[np.ndarray] = []
+        """Of each step that is not told yet: times of all devices, 0 for those of other processes, and of the step."""
+        self._since, self._turn = 0, 0
+        self._every, self._cost_s = 1, 0.0
 
-    def after_step(self, step_s: float) -> tuple[np.ndarray, float] | None:
-        """The times of all devices in the mesh's order, and the slowest process's step; None if not measured.
-
-        All processes must call this after each step.
+    def after_step(self, step_s: float) -> Sequence[Measured]:
+        """Measures a step; all processes must call this after each.
 
         Args:
             step_s: how long it took here.
+
+        Returns:
+            What is now known of the steps since the last that was told, the earliest first; empty after steps after
+            which nothing is measured or exchanged. The same in all processes.
         """
         self._since += 1
-        if self._since < self._every:
-            return None
+        is_told = self._since >= self._every
+        if self._busy is not None:
+            self._note(self._busy.lap_s() / self._work()[self._local], step_s)
+        if not is_told:
+            return ()
         begin_s = time.perf_counter()
-        own = np.zeros(len(self._devices) + 1)
-        own[-1] = step_s
-        if self._busy is not None:
-            own[self._local] = self._busy.lap_s() / self._since / self._work()[self._local]
-        else:
-            self._turn += 1  # the first one finds the process just awake
-            order = [self._local[(k + self._turn) % len(self._local)] for k in range(len(self._local))]
-            self._probes[order[-1]].seconds(1)
-            for n in order:
-                own[n] = self._probes[n].seconds(self._repeats()[n])
-        rows = own[None] if jax.process_count() == 1 else all_gather_rows(own)
-        slowest_s = float(rows[:, -1].max())
-        took_s = time.perf_counter() - begin_s
-        if jax.process_count() > 1:  # all must measure after the same steps
-            each = math.ceil(len(self._devices) / jax.process_count())
-            took_s = 0.0 if self._busy is not None else _RUNS * _PROBE_S * (each + 1)
-            step_s = slowest_s
         if self._busy is None:
-            self._every = max(1, min(_LEAST_OFTEN, math.ceil(took_s / (MOST_OVERHEAD * max(step_s, 1e-6)))))
-        self._since = 0
-        if self._busy is not None:
-            self._busy.lap_s()
-        return rows[:, :-1].sum(0), slowest_s
+            self._note(self._probed(), step_s)
+        own = np.append(self._rows, self._cost_s)
+        everywhere = own[None] if jax.process_count() == 1 else all_gather_rows(own)
+        rows = everywhere[:, :-1].reshape(len(everywhere), len(self._rows), -1)
+        measured = [Measured(rows[:, k, :-1].sum(0), float(rows[:, k, -1].max())) for k in range(len(self._rows))]
+        cost_s = float(everywhere[:, -1].min())  # of the process that came last, which waited for nobody
+        most = _PROBES_EVERY if self._busy is None else _BUSY_EVERY
+        self._every = max(1, min(most, math.ceil(cost_s / (MOST_OVERHEAD * max(measured[-1].step_s, 1e-6)))))
+        self._since, self._rows = 0, []
+        self._cost_s = time.perf_counter() - begin_s
+        return measured
+
+    def _note(self, times_s: np.ndarray, step_s: float) -> None:
+        """Keeps what a step took here."""
+        row = np.zeros(len(self._devices) + 1)
+        row[self._local], row[-1] = times_s, step_s
+        self._rows.append(row)
+
+    def _probed(self) -> np.ndarray:
+        """Seconds of the probes of this process's devices."""
+        self._turn += 1  # the first one finds the process just awake
+        order = [(k + self._turn) % len(self._local) for k in range(len(self._local))]
+        self._probes[self._local[order[-1]]].wake()
+        times_s = np.zeros(len(self._local))
+        for k in order:
+            times_s[k] = self._probes[self._local[k]].seconds(self._repeats()[self._local[k]])
+        return times_s
 
 
 class _Probe:
@@ -107,6 +135,10 @@ class _Probe:
     def seconds(self, times: float) -> float:
         """Seconds that it takes, run so many times over: the least of some runs, which other load disturbs least."""
         return min(self._run(self._products * round(times)) for _ in range(_RUNS))
+
+    def wake(self) -> None:
+        """Runs once, not timed."""
+        self._run(self._products)
 
     def _run(self, count: int) -> float:
         begin_s = time.perf_counter()

@@ -4,22 +4,19 @@ After each step: times of all devices -> the detector -> who is slow -> other sh
 nothing to change, so that they change whenever that pays. All processes see the same times, and decide the same.
 """
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from autoshard.balance.batch_shares import moved_parts
-from autoshard.balance.detect import Detector
 from autoshard.train.config import StragglersSection
 from autoshard.train.device_times import DeviceTimes, Times
 from autoshard.train.emulation import slowed_ranks
 from autoshard.train.metrics import StragglerReport
 from autoshard.train.shared_batch import SharedBatchCall
+from autoshard.train.watch import Watch
 
-_LOOKED_AT = 10
-"""Steps after which a slowdown that goes on is looked at again, and a change is judged."""
 _MARGIN = 0.05
 """Shares change only where that gains more than this part of a step."""
 
@@ -41,11 +38,8 @@ class SlowReplicas:
         times: Times | None = None,
     ):
         self._section, self._step, self._report = section, step, report
-        self._times = times or DeviceTimes(step.mesh, lambda: step.slowed.tolist(), self._work)
-        self._detector = Detector(section.threshold)
-        self._recent: list[float] = []
-        self._looked_at = 0
-        self._changed: tuple[int, float] | None = None
+        times = times or DeviceTimes(step.mesh, lambda: step.slowed.tolist(), self._work)
+        self._watch = Watch(times, range(step.step.replicas), section.threshold)
 
     def before_step(self, number: int) -> None:
         """Begins or ends the emulation at its steps.
@@ -63,45 +57,39 @@ class SlowReplicas:
         Args:
             number: of the step. step_s: its seconds. state: what it returned.
         """
-        measured = self._times.after_step(step_s)
-        if measured is None:
+        if not self._watch.after_step(number, step_s):
             return
-        times, slowest_s = measured
-        self._recent = [*self._recent[1 - _LOOKED_AT :], slowest_s]
-        self._judge(number)
-        named = self._detector.named
-        self._detector = self._detector.then(times)
-        is_new = self._detector.named != named and number > 1
-        is_due = number - self._looked_at >= _LOOKED_AT and any(self._detector.named)
-        if self._section.mode != "off" and (is_new or is_due):
-            self._looked_at = number
-            self._share(number, is_new)
+        if gain := self._watch.gain():
+            self._tell(number, f"measured since step {gain.since}", gain.before_s, gain.after_s)
+        if self._section.mode != "off" and self._watch.is_due(bool(self._watch.slow)):
+            self._share(number)
 
-    def _share(self, number: int, is_new: bool) -> None:
+    def _share(self, number: int) -> None:
         """Sets other shares, if that pays."""
-        slowness, before = np.asarray(self._detector.slowness), self._step.counts
+        slowness, before = np.asarray(self._watch.slowness), self._step.counts
         wanted = self._step.step.shares(slowness.tolist())
         now, then = float((slowness * before).max()), float((slowness * wanted).max())
-        changes, step_s = now - then > _MARGIN * now, statistics.median(self._recent[-3:])
+        changes, step_s = now - then > _MARGIN * now, self._watch.step_s
         if changes:
             self._step.counts = wanted
-            self._changed, self._recent = (number, step_s), []
-        if changes or is_new:
+            self._watch.changed()
+        if changes or self._watch.is_new:
             moved = moved_parts(before.tolist(), wanted.tolist())
             means = f"moved {moved} of {self._step.step.num_parts} parts of a batch" if changes else "nothing"
             self._tell(number, means, step_s, step_s * then / now if changes else step_s)
 
-    def _judge(self, number: int) -> None:
-        """Tells what shares gained, some steps after they changed."""
-        if self._changed is not None and number - self._changed[0] >= _LOOKED_AT:
-            since, before_s = self._changed
-            self._changed = None
-            self._tell(number, f"measured since step {since}", before_s, statistics.median(self._recent))
-
     def _tell(self, number: int, done: str, before_s: float, after_s: float) -> None:
-        slow = tuple((d, w) for d, w in enumerate(self._detector.slowness) if w > 1)
-        shares = tuple((self._step.counts / self._step.step.num_parts).tolist())
-        self._report(StragglerReport(number, self._step.step.axis, slow, done, before_s, after_s, shares, False))
+        self._report(
+            StragglerReport(
+                step=number,
+                axis=self._step.step.axis,
+                slow=self._watch.slow,
+                done=done,
+                before_s=before_s,
+                after_s=after_s,
+                shares=tuple((self._step.counts / self._step.step.num_parts).tolist()),
+            )
+        )
 
     def _work(self) -> np.ndarray:
         """For each replica, its parts as a share of an even number of them."""

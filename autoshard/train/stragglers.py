@@ -5,14 +5,12 @@ step on. All processes see the same times, so that all decide the same.
 """
 
 import dataclasses
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from autoshard.api.balanced_call import BalancedCall
-from autoshard.balance.detect import Detector
 from autoshard.balance.places import Placing, moved
 from autoshard.balance.policy import Action, Disturbance, Part, Policy, act
 from autoshard.balance.selection import ordered
@@ -25,21 +23,7 @@ from autoshard.train.device_times import DeviceTimes, Times
 from autoshard.train.emulation import slowed_ranks
 from autoshard.train.metrics import StragglerReport
 from autoshard.train.unit_scores import UnitScores
-
-_JUDGED_AFTER = 10
-"""Steps with new shares after which their gain is told."""
-_LOOKED_AT = 10
-"""Steps after which a disturbance that goes on is looked at again."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Change:
-    """Shares that changed after `step`: seconds of a step and `placings` before, and the slowness that they are for."""
-
-    step: int
-    before_s: float
-    placings: tuple[Placing, ...]
-    slowness: tuple[float, ...]
+from autoshard.train.watch import Watch
 
 
 class Stragglers:
@@ -76,13 +60,13 @@ class Stragglers:
         self._bytes_per_s = link.bandwidth_bytes_per_s
         self._place_of = _coordinates(plan, self._axis)
         self._ways = self._shares.axes[self._axis]
-        self._times = times or DeviceTimes(step.mesh, self._emulated, self._work)
+        times = times or DeviceTimes(step.mesh, self._emulated, self._work)
+        self._watch = Watch(times, self._place_of, section.threshold)
         self._scores = UnitScores(self._shares.options.priority, [rooms[n] for n in self._rooms], graph, step.mesh)
         self._waited = [np.zeros(rooms[n].unit.size, int) for n in self._rooms]
-        self._detector, self._disturbance = Detector(section.threshold), Disturbance((1.0,) * self._ways)
-        self._recent: list[float] = []
-        self._looked_at, self._told_plan = 0, False
-        self._to_judge: _Change | None = None
+        self._disturbance = Disturbance((1.0,) * self._ways)
+        self._told_plan = False
+        self._placings_before: tuple[Placing, ...] = ()
         self._undone: tuple[float, ...] | None = None
         self._slowed: dict[int, float] = {}
 
@@ -103,31 +87,22 @@ class Stragglers:
         Args:
             number: of the step. step_s: its seconds. state: what it returned.
         """
-        measured = self._times.after_step(step_s)
-        if measured is None:
+        steps = self._watch.after_step(number, step_s)
+        if not steps:
             return
-        times, slowest_s = measured
-        self._recent = [*self._recent[-(_JUDGED_AFTER - 1) :], slowest_s]
         self._judge(number)
-        ranks = [max(times[self._place_of == rank]) for rank in range(self._ways)]
-        named = self._detector.named
-        self._detector = self._detector.then(ranks)
-        slowness = self._detector.slowness
-        self._disturbance = self._disturbance.then(slowness, 1)
-        is_new = self._detector.named != named and number > 1
-        is_due = number - self._looked_at >= _LOOKED_AT and (self._disturbance.slow or self._dropped)
-        if is_new or is_due:
-            self._looked_at = number
-            self._act(number, slowness, state, is_new)
+        self._disturbance = self._disturbance.then(self._watch.slowness, steps)
+        if self._watch.is_due(bool(self._disturbance.slow or self._dropped)):
+            self._act(number, state)
 
     @property
     def _dropped(self) -> int:
         return sum(p.dropped for p in self._shares.placings)
 
-    def _act(self, number: int, slowness: tuple[float, ...], state: Any, is_new: bool) -> None:
+    def _act(self, number: int, state: Any) -> None:
         """Decides, and sets shares."""
         if self._undone is not None:
-            if Disturbance(self._undone).then(slowness, 1).lasted > 1:
+            if Disturbance(self._undone).then(self._watch.slowness, 1).lasted > 1:
                 return
             self._undone = None
         parts = self._parts()
@@ -137,23 +112,19 @@ class Stragglers:
             self._place(action, number, state)
         wants_plan = action.wants_plan and not self._told_plan
         self._told_plan |= action.wants_plan
-        if is_new or action.changes or wants_plan:
+        if self._watch.is_new or action.changes or wants_plan:
             others_s = self._scale * self._comm_s
-            slow = tuple((d, w) for d, w in enumerate(slowness) if w > 1)
-            shares = self._shares.shares(self._axis)
-            before_s, after_s = action.before_s + others_s, action.after_s + others_s
-            means = action.means
-            self._report(StragglerReport(number, self._axis, slow, means, before_s, after_s, shares, wants_plan))
+            self._tell(number, action.means, action.before_s + others_s, action.after_s + others_s, wants_plan)
         if action.changes:
-            self._to_judge = _Change(number, statistics.median(self._recent[-3:]), before, slowness)
-            self._recent = []
+            self._watch.changed()
+            self._placings_before = before
 
     def _parts(self) -> list[Part]:
         """What can move, priced by the plan, scaled to what steps take."""
         self._scale = 1.0
         parts = self._priced(1.0)
         now = act(dataclasses.replace(self._policy, margin=2.0), self._disturbance, parts).before_s + self._comm_s
-        self._scale = statistics.median(self._recent[-3:]) / now
+        self._scale = self._watch.step_s / now
         return self._priced(self._scale)
 
     def _priced(self, scale: float) -> list[Part]:
@@ -180,18 +151,29 @@ class Stragglers:
 
     def _judge(self, number: int) -> None:
         """Tells what shares gained, some steps after they changed, and undoes what made steps longer."""
-        change = self._to_judge
-        if change is None or number - change.step < _JUDGED_AFTER:
+        gain = self._watch.gain()
+        if gain is None:
             return
-        after_s = statistics.median(self._recent[1:] or self._recent)
-        self._to_judge, done = None, f"measured since step {change.step}"
-        is_same = Disturbance(change.slowness).then(self._detector.slowness, 1).lasted > 1
-        if is_same and after_s > (1 + self._policy.margin) * change.before_s and max(change.slowness) > 1:
-            self._shares.place(change.placings)
-            self._undone, done = change.slowness, f"{done}, which is worse, and undone"
-        slow = tuple((d, w) for d, w in enumerate(self._detector.slowness) if w > 1)
-        shares = self._shares.shares(self._axis)
-        self._report(StragglerReport(number, self._axis, slow, done, change.before_s, after_s, shares, False))
+        done = f"measured since step {gain.since}"
+        is_same = Disturbance(gain.slowness).then(self._watch.slowness, 1).lasted > 1
+        if is_same and gain.after_s > (1 + self._policy.margin) * gain.before_s and max(gain.slowness) > 1:
+            self._shares.place(self._placings_before)
+            self._undone, done = gain.slowness, f"{done}, which is worse, and undone"
+        self._tell(number, done, gain.before_s, gain.after_s)
+
+    def _tell(self, number: int, done: str, before_s: float, after_s: float, wants_plan: bool = False) -> None:
+        self._report(
+            StragglerReport(
+                step=number,
+                axis=self._axis,
+                slow=self._watch.slow,
+                done=done,
+                before_s=before_s,
+                after_s=after_s,
+                shares=self._shares.shares(self._axis),
+                wants_plan=wants_plan,
+            )
+        )
 
     def _emulated(self) -> list[float]:
         """For each device, how many times slower it is made."""
