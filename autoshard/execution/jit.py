@@ -250,7 +250,7 @@ class PlannedFunction:
     def lower(self, *args: Any) -> Any:
         """Lowers as `jax.jit(f).lower` does: for `args` (arrays or `jax.ShapeDtypeStruct`), or for the planned ones."""
         args = args or self._shapes()
-        return self._prepare(args).lower(*args)
+        return self._prepare(args).lower(*jax.tree.map(_by_shape, args))
 
 
 def _mesh_in_place_of_another(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
@@ -259,6 +259,11 @@ def _mesh_in_place_of_another(mesh: Mesh) -> contextlib.AbstractContextManager[o
     if around.empty or around == mesh.abstract_mesh or AxisType.Manual in around.axis_types:
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def _by_shape(x: Any) -> Any:
+    """An array of NumPy by its shape, since JAX lowers for no such array where its sharding has other processes."""
+    return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) if isinstance(x, np.ndarray) else x
 
 
 def _place(x: Any, sharding: NamedSharding) -> Any:
