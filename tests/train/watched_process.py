@@ -31,7 +31,8 @@ def main() -> None:
         return step.step.init(jax.random.normal(jax.random.key(seed), (WIDTH,)))
 
     batch = np.random.default_rng(0).standard_normal((EXAMPLES, WIDTH)).astype(np.float32)
-    plan = autoshard.plan(step, jax.eval_shape(init, 0), batch, step.even, donate_argnums=0)
+    pins = {"counts": jax.P("data")}  # so that no process has all of it
+    plan = autoshard.plan(step, jax.eval_shape(init, 0), batch, step.even, donate_argnums=0, pins=pins)
     run = plan.jit(step)
     state = plan.init(init, 0, run=run)
     run.compile(state, batch, step.even)
