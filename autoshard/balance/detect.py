@@ -22,8 +22,10 @@ THRESHOLD = 1.3
 """The slowdown that is to be named."""
 WINDOW = 5
 """Steps after which it is named, and over which it is estimated."""
-_CERTAINTY = 14.0
-"""What names a device: by chance once in e^14 / devices steps or less often (Lorden 1971)."""
+CERTAINTY = 14.0
+"""What names a device, in nats: by chance once in e^14 / devices steps or less often, were the noise known and normal
+(Lorden 1971). What is not so, such as an estimate of the noise from some steps, makes it happen more often;
+benchmarks/stragglers_detection.py tells how often."""
 _OF_MEDIANS = 0.536
 """Deviation of the median of five normal numbers of deviation 1 (Teichroew 1956)."""
 _SHIFTS = (math.log(2), math.log(4))
@@ -39,12 +41,14 @@ class Detector:
 
     Attributes:
       threshold: The slowdown that is to be named.
+      certainty: What names a device, or the end of its slowdown, in nats.
       ratios: Logarithms of the last ratios, a row for each step.
       sums: For each device, how much speaks for each slowdown that is tested, or for its end where it is named.
       named: Which devices are slow.
     """
 
     threshold: float = THRESHOLD
+    certainty: float = CERTAINTY
     ratios: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
     sums: tuple[tuple[float, ...], ...] = ()
     named: tuple[bool, ...] = ()
@@ -58,7 +62,7 @@ class Detector:
         row = ratios(times_s)
         recent = np.concatenate([self.ratios.reshape(-1, len(row))[1 - _REMEMBERED :], row[None]])
         sums, named = list(self.sums or ((),) * len(row)), list(self.named or (False,) * len(row))
-        least, sigma, most = math.log(self.threshold), noise(recent), _CERTAINTY / (WINDOW - 1)
+        least, sigma, most = math.log(self.threshold), noise(recent), self.certainty / (WINDOW - 1)
         shifts = [least, *(s for s in _SHIFTS if s > least)]
         for d, x in enumerate(row.tolist()):
             if len(sums[d]) != (1 if named[d] else len(shifts)):
@@ -69,9 +73,9 @@ class Detector:
             sums[d] = tuple(
                 max(0.0, old + min(max(gain, -2 * most), most)) for old, gain in zip(sums[d], gains, strict=True)
             )
-            if max(sums[d]) >= _CERTAINTY * (1 - 1e-9):
+            if max(sums[d]) >= self.certainty * (1 - 1e-9):
                 sums[d], named[d] = (), not named[d]
-        return Detector(self.threshold, recent, tuple(sums), tuple(named))
+        return dataclasses.replace(self, ratios=recent, sums=tuple(sums), named=tuple(named))
 
     @property
     def slowness(self) -> tuple[float, ...]:
