@@ -129,7 +129,7 @@ def work(address: str, number: int, total: int, folder: pathlib.Path, counts: li
     from autoshard.pipelines.schedule.tasks import ScheduleKind
     from autoshard.transfer.peers import all_gather_text
 
-    quota = CpuQuota(f"autoshard-bubbles-{number}")
+    quota = CpuQuota(f"bubbles-{number}")
     results = []
     try:
         for count in counts:

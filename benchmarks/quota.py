@@ -6,10 +6,12 @@ that does so for one slowdown after another.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +23,7 @@ ROOT = pathlib.Path("/sys/fs/cgroup")
 PERIOD_US, SHORT_PERIOD_US = 20_000, 5_000
 LEAST_QUOTA_US = 1_000
 """Of a period, the kernel's limit."""
+_PREFIX = "autoshard-"
 _FIRST_V1, _FIRST_V2 = 262_144, 10_000
 """The largest weights against other groups."""
 
@@ -28,20 +31,21 @@ _FIRST_V1, _FIRST_V2 = 262_144, 10_000
 class CpuQuota:
     """A control group for this process and its threads.
 
+    That of a process that was killed is removed by who started it (`result_of_workers`), or by the next one.
+
     Args:
-      name: Of the group.
+      name: What the group is for; it is told from others by the process's number.
 
     Raises:
       OSError: There is no CPU controller, or this is not root.
     """
 
     def __init__(self, name: str):
-        self._is_v2 = (ROOT / "cgroup.controllers").exists()
+        self._is_v2 = _is_v2()
         if self._is_v2:
             (ROOT / "cgroup.subtree_control").write_text("+cpu")
-            self._folders = [ROOT / name]
-        else:
-            self._folders = [ROOT / "cpu" / name, ROOT / "cpuacct" / name]
+        remove_left_groups()
+        self._folders = [parent / f"{_PREFIX}{name}-{os.getpid()}" for parent in _parents()]
         for folder in self._folders:
             folder.mkdir(exist_ok=True)
             (folder / "cgroup.procs").write_text(str(os.getpid()))
@@ -81,10 +85,29 @@ class CpuQuota:
             folder.rmdir()
 
 
+def remove_left_groups() -> None:
+    """Removes the groups of processes that are no more."""
+    for folder in (folder for parent in _parents() for folder in parent.glob(f"{_PREFIX}*")):
+        process = folder.name.rpartition("-")[2]
+        if not pathlib.Path(f"/proc/{process}").exists():
+            with contextlib.suppress(OSError):  # a process that it started is still there, or another removed it
+                folder.rmdir()
+
+
+def _is_v2() -> bool:
+    return (ROOT / "cgroup.controllers").exists()
+
+
+def _parents() -> list[pathlib.Path]:
+    """The folders of groups."""
+    return [ROOT] if _is_v2() else [ROOT / "cpu", ROOT / "cpuacct"]
+
+
 def result_of_workers(script: str, count: int, ratio: float, options: list[str]) -> dict:
     """What the first of `count` new processes of a script writes to `result.json`; each computes on one thread.
 
-    They are started with `--worker ADDRESS NUMBER RATIO FOLDER` behind `options`.
+    They are started with `--worker ADDRESS NUMBER RATIO FOLDER` behind `options`, and end with this process where it is
+    interrupted or asked to end.
     """
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -99,7 +122,15 @@ def result_of_workers(script: str, count: int, ratio: float, options: list[str])
         workers = [
             subprocess.Popen([*command, str(number), str(ratio), folder], env=environment) for number in range(count)
         ]
-        codes = [worker.wait() for worker in workers]
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("Ended by SIGTERM."))
+        try:
+            codes = [worker.wait() for worker in workers]
+        finally:  # also where this process is interrupted
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+            remove_left_groups()
+            signal.signal(signal.SIGTERM, before)
         if any(codes):
             raise SystemExit(f"The workers ended with {codes}.")
         return json.loads((pathlib.Path(folder) / "result.json").read_text())

@@ -133,7 +133,7 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
     from autoshard.plans.movable_work import island_seconds, parts_of
     from autoshard.transfer.peers import all_gather_text
 
-    quota = CpuQuota(f"autoshard-stragglers-{number}")
+    quota = CpuQuota(f"stragglers-{number}")
     fast = None if count <= (os.cpu_count() or 1) else FAST_CORES / count
     try:
         step, init = training()

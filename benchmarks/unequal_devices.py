@@ -141,7 +141,7 @@ def work(address: str, number: int, ratio: float, folder: pathlib.Path, rounds: 
     from autoshard import StagedPlan
     from autoshard.transfer.peers import all_gather_text
 
-    quota = CpuQuota(f"autoshard-unequal-{number}")
+    quota = CpuQuota(f"unequal-{number}")
     cores = [FAST_CORES, FAST_CORES / ratio]
     try:
         step, state, batch = training(LAYERS, EXAMPLES, TOKENS, WIDTH)

@@ -107,7 +107,7 @@ def work(address: str, number: int, count: int, ratio: float, folder: pathlib.Pa
         down = [jax.random.normal(k, (HIDDEN, WIDTH)) / HIDDEN**0.5 for k in keys[LAYERS:]]
         return plain.init({"up": up, "down": down})
 
-    quota = CpuQuota(f"autoshard-uneven-{number}")
+    quota = CpuQuota(f"uneven-{number}")
     fast = None if count <= (os.cpu_count() or 1) else FAST_CORES / count
     try:
         shapes = jax.eval_shape(init, 0), jax.ShapeDtypeStruct((EXAMPLES, WIDTH), "float32")
