@@ -38,6 +38,16 @@ def test_every_unit_is_visited(priority):
     assert visits.min() >= 4
 
 
+@pytest.mark.parametrize("priority", ["change", "gradient"])
+def test_no_unit_is_left_out_three_times_in_a_row_for_its_score(priority):
+    """Of four units 2 stay: those with the lowest scores come after two turns, for one turn."""
+    waited, turns = [0] * 8, []
+    for seed in range(6):
+        turns.append(computed(ordered(PLACING, priority, [9, 8, 1, 0, 0, 0, 0, 0], waited, seed)) & {0, 1, 2, 3})
+        waited = [0 if u in turns[-1] | {4, 5, 6, 7} else w + 1 for u, w in enumerate(waited)]
+    assert turns == [{0, 1}, {0, 1}, {2, 3}] * 2
+
+
 def test_random_choice_depends_on_the_seed_alone():
     chosen = [computed(ordered(PLACING, "random", None, [0] * 8, seed)) for seed in range(30)]
     again = [computed(ordered(PLACING, "random", None, [0] * 8, seed)) for seed in range(30)]
