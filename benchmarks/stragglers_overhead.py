@@ -6,7 +6,10 @@ The ViT of configs/stragglers_tiny.yaml on two CPU devices, in one process or in
 does it, twice: with `mode: off`, and with `mode: migrate`, where each step is also followed by what the trainer does
 then (measuring, exchanging times, the detector, the controller). Blocks of ten steps of either follow each other in
 pairs, in random order within a pair. Ratios are of one pair, medians over the pairs, with the median's 95 % interval
-(order statistics). A slowdown that is found by chance would move units, which is told. Writes
+(order statistics); of wall-clock time, and of processor time of the first process, which other load of the machine
+moves less. Both blocks run the same compiled program, so that what the watcher's own calls take is told, too, as parts
+of the time of watched blocks: that is free of what other load does to steps, and its wall-clock time has the wait for
+other processes in an exchange. A slowdown that is found by chance would move units, which is told. Writes
 results/stragglers-overhead.md.
 """
 
@@ -44,7 +47,11 @@ def main() -> None:
             own = ["--processes", str(processes), "--blocks", str(arguments.blocks), "--batch", str(batch)]
             lines.append(row(processes, batch, result_of_workers(__file__, processes, 1, own)))
             print(lines[-1], flush=True)
-    head = "processes | batch | off, ms a step | watched, ms a step | ratio (95 %) | changes of shares | load average"
+    head = (
+        "processes | batch | off, ms a step | watched, ms a step | ratio (95 %) | ratio of processor time (95 %) | "
+        "in the watcher, of wall-clock time | of processor time | "
+        "changes of shares | load average"
+    )
     (ROOT / "results" / "stragglers-overhead.md").write_text(
         f"""# Watching for slow devices while none is slow
 
@@ -61,20 +68,27 @@ cores.
 
 def row(processes: int, batch: int, told: dict) -> str:
     """A line of the table."""
-    ratios = sorted(w / o for o, w in zip(told["off"], told["watched"], strict=True))
-    # the median lies between these two with at least 95 %, by the binomial distribution's normal approximation
-    reach = round(0.98 * len(ratios) ** 0.5)
-    low, high = ratios[max(0, len(ratios) // 2 - reach)], ratios[min(len(ratios) - 1, len(ratios) // 2 + reach)]
     cells = [
         f"{processes}",
         f"{batch}",
         f"{1e3 * statistics.median(told['off']):.2f}",
         f"{1e3 * statistics.median(told['watched']):.2f}",
-        f"{statistics.median(ratios):.3f} ({low:.3f} - {high:.3f})",
+        interval(told["off"], told["watched"]),
+        interval(told["off_cpu"], told["watched_cpu"]),
+        *(f"{told[f'own{kind}'] / sum(told[f'watched{kind}']):.2%}" for kind in ("", "_cpu")),
         f"{told['changes']}",
         f"{told['load']:.1f}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def interval(off: list[float], watched: list[float]) -> str:
+    """The median ratio of pairs, and its 95 % interval."""
+    ratios = sorted(w / o for o, w in zip(off, watched, strict=True))
+    # the median lies between these two with at least 95 %, by the binomial distribution's normal approximation
+    reach = round(0.98 * len(ratios) ** 0.5)
+    low, high = ratios[max(0, len(ratios) // 2 - reach)], ratios[min(len(ratios) - 1, len(ratios) // 2 + reach)]
+    return f"{statistics.median(ratios):.3f} ({low:.3f} - {high:.3f})"
 
 
 def work(address: str, number: int, count: int, batch: int, blocks: int, folder: pathlib.Path) -> None:
@@ -107,27 +121,38 @@ def work(address: str, number: int, count: int, batch: int, blocks: int, folder:
     x = runs[0].batch(0)
     taken = [0]
 
-    def block(which: int) -> float:
-        began_s = time.perf_counter()
+    own = [0.0, 0.0]
+
+    def watching(call, *given) -> None:
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        call(*given)
+        own[0] += (time.perf_counter() - began_s) / STEPS
+        own[1] += (time.process_time() - began_cpu_s) / STEPS
+
+    def block(which: int) -> tuple[float, float]:
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         for _ in range(STEPS):
             if which:
-                watcher.before_step(taken[0] + 1)
+                watching(watcher.before_step, taken[0] + 1)
             stepped_s = time.perf_counter()
             states[which], metrics = runs[which].step(states[which], x)
             jax.block_until_ready(metrics)
             if which:
                 taken[0] += 1
-                watcher.after_step(taken[0], time.perf_counter() - stepped_s, states[which])
-        return (time.perf_counter() - began_s) / STEPS
+                watching(watcher.after_step, taken[0], time.perf_counter() - stepped_s, states[which])
+        return (time.perf_counter() - began_s) / STEPS, (time.process_time() - began_cpu_s) / STEPS
 
     for which in (0, 1, 0, 1):
         block(which)
-    times: list[list[float]] = [[], []]
+    own[:] = 0.0, 0.0
+    times: list[list[tuple[float, float]]] = [[], []]
     for pair in range(blocks):
         for which in random.Random(pair).sample((0, 1), 2):
             times[which].append(block(which))
     if number == 0:
-        told = {"off": times[0], "watched": times[1], "changes": changes[0], "load": os.getloadavg()[0]}
+        (off_s, off_cpu_s), (watched_s, watched_cpu_s) = (list(zip(*one, strict=True)) for one in times)
+        told = {"off": off_s, "watched": watched_s, "off_cpu": off_cpu_s, "watched_cpu": watched_cpu_s}
+        told |= {"own": own[0], "own_cpu": own[1], "changes": changes[0], "load": os.getloadavg()[0]}
         (folder / "result.json").write_text(json.dumps(told))
     if count > 1:
         from autoshard.transfer.peers import all_gather_text

@@ -40,7 +40,7 @@ def main() -> None:
     for counts in [step.even, step.shares([1.0, 3.0])] * (STEPS // 2) + [step.even]:
         state, metrics = run(state, batch, counts)
         losses.append(float(metrics["loss"]))
-        told.append([[*one.times_s.tolist(), one.step_s] for one in times.after_step(1e-3)])  # as short steps are
+        told.append([[*one.times_s.tolist(), one.step_s] for one in times.after_step(1e-3)])
     alone, expected = init(0), []
     for _ in range(STEPS):
         alone, metrics = jax.jit(step.alone(EXAMPLES))(alone, batch)
