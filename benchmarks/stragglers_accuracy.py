@@ -389,7 +389,8 @@ def report(curves: dict) -> str:
         "# Accuracy with units left out",
         "",
         "`python benchmarks/stragglers_accuracy.py`: held-out scores, means over the last three epochs and over seeds;",
-        "in brackets the least and the largest difference to the balanced run of the same seed.",
+        "in brackets the least and the largest difference to the balanced run of the same seed. A unit that was left",
+        "out eight times one after another comes first; straggler-selection.md has other rotations.",
     ]
     for name in dict.fromkeys(label.split("|")[0] for label in curves):
         own = {k: v for k, v in curves.items() if k.startswith(f"{name}|")}
