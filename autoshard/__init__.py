@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autoshard import baselines, elastic, errors
     from autoshard.annotations.scopes import pipeline, replicate, split, stage
-    from autoshard.api import Plan, StagedPlan, compare, diff, jit, load, plan
+    from autoshard.api import Plan, StagedPlan, compare, diff, jit
     from autoshard.balance.options import Balance
     from autoshard.calibration import calibrate
     from autoshard.cluster import Cluster
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from autoshard.errors import AutoshardError
     from autoshard.host_tables.hosted import HostTables
     from autoshard.host_tables.options import Execution
+    from autoshard.offloading.hosted_plan import HostTablesPlan
     from autoshard.offloading.of_step import place_tables
+    from autoshard.offloading.options import TableOptions
+    from autoshard.offloading.planning import plan
+    from autoshard.offloading.reading import load
     from autoshard.pipelines.search.options import StageOptions
     from autoshard.plans.logical import LogicalAxes
     from autoshard.plans.logical_pins import logical_names, pins_from_logical_rules
@@ -45,6 +49,7 @@ __all__ = [
     "Schedule",
     "StageOptions",
     "StagedPlan",
+    "TableOptions",
     "TrainState",
     "TrainStep",
     "UnevenStep",
@@ -55,6 +60,7 @@ __all__ = [
     "elastic",
     "Execution",
     "HostTables",
+    "HostTablesPlan",
     "errors",
     "jit",
     "load",
@@ -80,9 +86,10 @@ _HOMES = {
     "diff": "autoshard.api",
     "Execution": "autoshard.host_tables.options",
     "HostTables": "autoshard.host_tables.hosted",
+    "HostTablesPlan": "autoshard.offloading.hosted_plan",
     "jit": "autoshard.api",
     "IdDistribution": "autoshard.cost.id_distribution",
-    "load": "autoshard.api",
+    "load": "autoshard.offloading.reading",
     "Lookups": "autoshard.cost.lookups",
     "LogicalAxes": "autoshard.plans.logical",
     "logical_axes": "autoshard.plans.naming",
@@ -93,13 +100,14 @@ _HOMES = {
     "place_tables": "autoshard.offloading.of_step",
     "PlanOptions": "autoshard.plans.options",
     "PlanProgress": "autoshard.plans.options",
-    "plan": "autoshard.api",
+    "plan": "autoshard.offloading.planning",
     "replicate": "autoshard.annotations.scopes",
     "Schedule": "autoshard.compiler.schedule",
     "split": "autoshard.annotations.scopes",
     "stage": "autoshard.annotations.scopes",
     "StageOptions": "autoshard.pipelines.search.search",
     "StagedPlan": "autoshard.api",
+    "TableOptions": "autoshard.offloading.options",
     "TrainState": "autoshard.train_step",
     "TrainStep": "autoshard.train_step",
     "UnevenStep": "autoshard.uneven_step",

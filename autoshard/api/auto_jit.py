@@ -13,7 +13,7 @@ from typing import Any, cast, overload
 import jax
 import numpy as np
 
-from autoshard.api.planning import plan
+from autoshard.api.planning import plan_on_devices
 from autoshard.api.program import Plan
 from autoshard.api.reading import load
 from autoshard.api.staged import StagedPlan
@@ -54,7 +54,7 @@ def jit(
       devices: Where to run; by default all live devices.
       static_argnums, static_argnames: Arguments that are constants; a value of its own has a plan of its own.
       **options: Those of `autoshard.plan`: `cluster` (by default the live devices), `mesh`, `donate_argnums`, `pins`,
-        `options` and others.
+        `options` and others, but for `tables`: what is called as a function has all of its state on the devices.
 
     Returns:
       A callable with the arguments and results of `fn`; or, without `fn`, a decorator that makes one.
@@ -141,7 +141,7 @@ class PlannedWhenCalled:
     def _made(self, call: PureCall, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | StagedPlan:
         started_s = time.perf_counter()
         is_static = self._statics.argnums or self._statics.argnames
-        made = plan(self._fn, *args, **self._options, **(self._static if is_static else {}), **kwargs)
+        made = plan_on_devices(self._fn, *args, **self._options, **(self._static if is_static else {}), **kwargs)
         path = self._path(call)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

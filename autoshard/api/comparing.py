@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from jax.sharding import PartitionSpec
 
 from autoshard.api.base_plan import BasePlan
-from autoshard.api.planning import is_cut, plan
+from autoshard.api.planning import is_cut, plan_on_devices
 from autoshard.api.program import Plan
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
@@ -61,7 +61,7 @@ def compare(
         options = settings.get("options")
         own = None
         if options is not None and options.remat != "as_written":  # strategies are for the step as it is written
-            made = plan(
+            made = plan_on_devices(
                 fn,
                 *args,
                 cluster=settings.get("cluster"),
@@ -82,7 +82,7 @@ def compare(
             f"{', '.join(unfit)}: strategies lay out one program on one mesh, and a step in stages is compared with "
             "the forms that its search looked at. Leave them out, or compare on a cluster of one kind of device."
         )
-    made = plan(
+    made = plan_on_devices(
         fn,
         *args,
         cluster=settings.get("cluster"),

@@ -1,4 +1,4 @@
-"""`autoshard.plan`: a plan of one program for one mesh, or of a training step for a cluster of several slices."""
+"""Plans on devices: of one program for one mesh, or of a training step for a cluster of several slices."""
 
 import functools
 import inspect
@@ -36,7 +36,7 @@ def is_cut(fn: Callable[..., Any], cluster: Cluster, stages: object | None) -> T
     return isinstance(fn, TrainStep) and in_stages(cluster, stages)
 
 
-def plan(
+def plan_on_devices(
     fn: Callable[..., Any],
     *args: Any,
     cluster: Cluster | str | os.PathLike[str] | None = None,
@@ -53,55 +53,9 @@ def plan(
     configuration: str | None = None,
     **kwargs: Any,
 ) -> Plan | StagedPlan:
-    """Chooses how `fn` runs on a cluster.
+    """Chooses how `fn` runs on the devices of a cluster, with all that it keeps in their memory.
 
-    Any function on devices of one kind is planned as one program over one mesh. A `TrainStep` can also be cut into
-    stages and shared out over pipelines: that is done where the cluster has devices of several kinds, wherever
-    `stages` is given, and where annotations in it ask for stages (`autoshard.pipeline`).
-
-    Args:
-      fn: Any traceable JAX function, such as a whole training step, also one that `jax.jit` or `nnx.jit` has wrapped;
-        or a `TrainStep`, called with (state, batch).
-      *args: Its positional arguments: pytrees of arrays or `jax.ShapeDtypeStruct`, and Flax NNX modules, whole or by
-        shape (`nnx.eval_shape`), which the planned function changes in place as `fn` does. Leaves that are no arrays,
-        such as functions and strings, are constants. Nothing is allocated.
-      **kwargs: Its keyword arguments. One that has the name of an option here is bound by `functools.partial`.
-      cluster: A `Cluster`, a path to a cluster file, or None for the live devices. No device is needed to plan.
-      mesh: Logical mesh as axis name to size, major to minor (the last axis is the innermost); None to choose the best.
-      donate_argnums: Positional arguments whose buffers `fn` may reuse, as for `jax.jit`; by default those of a `fn`
-        that is wrapped.
-      static_argnums, static_argnames: Arguments that are constants, as for `jax.jit`; by default those of a `fn` that
-        is wrapped.
-      memory_budget_bytes: Limit per device; by default the device's memory less `options.memory_reserve`;
-        `math.inf` for no limit.
-      pins: Shardings to insist on: argument path pattern (`state.params.*.kernel`) to PartitionSpec.
-      start: Layouts to start from, written like pins (such as `pins_from_logical_rules` makes of a model's own rules),
-        or an earlier plan, whose arguments' layouts are taken. The search begins with the best plan that has them, and
-        never ends with a worse one; nothing insists on them. A mesh without the axes that they name starts from
-        nothing, as does one on which no such plan fits; if that is so of all, the plan has a warning that says why.
-      options: See `PlanOptions`.
-      solution: A file of `autoshard solve --out` that solves the problem written by `autoshard.write_problem` for the
-        same program, cluster, mesh and limits; the plan is made from it, and nothing is solved here.
-      stages: What is fixed of stages, replicas and micro-batches; see `StageOptions`. With `StageOptions()` a training
-        step is planned in stages on a cluster of one kind too. `mesh`, `pins`, `start` and `solution` are for plans of
-        one program.
-      configuration: What the plan is made from, as JSON, for the plan to carry.
-
-    The first Ctrl-C ends the search with the best plan so far, if there is one; its certificate says what is proven.
-
-    Returns:
-      A `Plan`, or a `StagedPlan`; see `BasePlan` for what both can do. A `Plan` never costs more, predicted, than any
-      other plan that autoshard can express, up to the certified gap.
-
-    Raises:
-      ConfigError: There is neither an option nor an argument of `fn` of that name.
-      ClusterError: The cluster has devices of several kinds, and `fn` is no `TrainStep`.
-      StageError: The step cannot be cut or shared out as asked; what is given fits one program only.
-      MeshError, PinError, LayoutError: The inputs do not fit together.
-      AnnotationError: What annotations in `fn` ask for cannot be had.
-      MemoryBudgetError: No plan fits; tells the least budget that would do, and what is alive at the peak.
-      SolverError: Nothing was found within the time limit.
-      FileFormatError: `solution` does not belong to this problem, or does not solve it.
+    Arguments, results and errors are those of `autoshard.plan`, which comes here first, without its `tables`.
     """
     options = options or PlanOptions()
     hardware = load_cluster(cluster)
@@ -195,8 +149,8 @@ def plan(
 
 
 def _own_options() -> list[str]:
-    """The options of `plan`, by name."""
-    return [p.name for p in inspect.signature(plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    """The options of `plan_on_devices`, by name."""
+    return [p.name for p in inspect.signature(plan_on_devices).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def _searches_remat(fn: Callable[..., Any], args: Sequence[Any], options: PlanOptions, is_staged: bool) -> bool:

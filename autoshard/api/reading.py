@@ -1,4 +1,4 @@
-"""`autoshard.load`: a saved plan of either kind."""
+"""A saved plan on devices, of either kind."""
 
 import os
 
@@ -15,7 +15,15 @@ def load(path: str | os.PathLike[str]) -> Plan | StagedPlan:
     Raises:
       FileFormatError: The file is not valid JSON, not a plan, of another version, or contradicts itself.
     """
-    document = read_json(path)
+    return plan_of(read_json(path), path)
+
+
+def plan_of(document: object, path: str | os.PathLike[str]) -> Plan | StagedPlan:
+    """The plan of a document as JSON gives it; `path` tells where it stands, for errors.
+
+    Raises:
+      FileFormatError: As of `load`.
+    """
     if isinstance(document, dict) and document.get("format") == STAGED_FORMAT:
         return StagedPlan.of(pipeline_plan_of_document(document, path))
     return Plan.of(plan_of_document(document, path))

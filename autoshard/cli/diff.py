@@ -30,8 +30,8 @@ def diff(
 ) -> None:
     """Show what differs between two saved plans, and what each difference costs."""
     with errors_shown(traceback):
-        from autoshard.api import load
         from autoshard.files import write_text_atomically
+        from autoshard.offloading.reading import load
         from autoshard.printing import PAGE_WIDTH
 
         found = load(a).diff(load(b))

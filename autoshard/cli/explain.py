@@ -33,7 +33,7 @@ def explain(
 ) -> None:
     """Explain a saved plan on one screen: what it decides, what it costs, and why."""
     with errors_shown(traceback):
-        from autoshard.api import load
+        from autoshard.offloading.reading import load
 
         found = load(plan)
         typer.echo(found.explain(program, full))

@@ -40,8 +40,8 @@ def export(
 ) -> None:
     """Write a saved plan as Flax logical-axis rules, as a MaxText file, or as plain shardings."""
     with errors_shown(traceback):
-        from autoshard.api import load
         from autoshard.files import write_text_atomically
+        from autoshard.offloading.reading import load
         from autoshard.plans.export import form_named, read_names
 
         form_named(to)  # refuses what is none before anything is read

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from autoshard.api import Plan, StagedPlan, plan
+from autoshard.api import Plan, StagedPlan, plan_on_devices
 from autoshard.checkpoints.checkpoints import Checkpoints, Restored
 from autoshard.checkpoints.disk import Tell
 from autoshard.checkpoints.memory import MemoryTier
@@ -151,7 +151,7 @@ class Worker:
                 return str(error).partition("\n")[0]
             return None
 
-        return self.choose_plan(lambda: plan(fn, *arguments, **options), why_unfit).plan
+        return self.choose_plan(lambda: plan_on_devices(fn, *arguments, **options), why_unfit).plan
 
     def choose_plan(
         self,

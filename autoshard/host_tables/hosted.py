@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from autoshard.api import BasePlan, load, plan
+from autoshard.api import BasePlan, load, plan_on_devices
 from autoshard.checkpoints.agreement import from_first
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, TrainingError
@@ -70,6 +70,7 @@ class HostTables:
         cluster: Cluster | str | os.PathLike[str] | None = None,
         mesh: Mapping[str, int] | None = None,
         options: PlanOptions | None = None,
+        plan: BasePlan | None = None,
         worker_bytes: int | None = None,
     ):
         """Finds the tables, plans the step over rows, and starts the workers.
@@ -89,10 +90,12 @@ class HostTables:
           execution: Mode, number of workers of each process, and what limits them.
           cluster, mesh, options: For `autoshard.plan` of the step over rows; without any of them it runs on the default
             device, or, of several processes, on all devices.
+          plan: That of the step over rows, in place of these.
           worker_bytes: Limit of the memory of each worker; None for the system's.
 
         Raises:
           TraceError: There are no tables, or the update does not fit; names the line.
+          PlanMismatchError: `plan` is of another step.
           TrainingError: A worker does not start.
         """
         num_processes = jax.process_count()
@@ -107,14 +110,13 @@ class HostTables:
         self.plan: BasePlan | None = None
         run: Any = jax.jit(self.sparse.step, donate_argnums=0)
         shardings = None
-        if num_processes > 1 or not (cluster is None and mesh is None and options is None):
+        if num_processes > 1 or not (cluster is None and mesh is None and options is None and plan is None):
             arguments = self.sparse.state, self.sparse.batch
-            self.plan = _planned_by_the_first(
-                lambda: plan(
-                    self.sparse.step, *arguments, cluster=cluster, mesh=mesh, options=options, donate_argnums=0
-                )
-            )
+            settings: Any = {"cluster": cluster, "mesh": mesh, "options": options, "donate_argnums": 0}
+            make = lambda: plan or plan_on_devices(self.sparse.step, *arguments, **settings)
+            self.plan = _planned_by_the_first(make)
             run = self.plan.jit(self.sparse.step)
+            run.prepare(*arguments)
             shardings = run.in_shardings(arguments)
         self._shardings = shardings
         leaves = self.sparse.update.leaves

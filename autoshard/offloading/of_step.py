@@ -8,17 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from autoshard.api import Plan, plan
+from autoshard.api import Plan, plan_on_devices
 from autoshard.cluster import Cluster
 from autoshard.cost.id_distribution import IdDistribution
 from autoshard.errors import ConfigError
 from autoshard.offloading.placement import TablePlacement, placement_of
 from autoshard.offloading.search import SearchOptions
-from autoshard.offloading.situation import DenseWork, HostRates, TableUse, situation
-from autoshard.plans.make import load_cluster
+from autoshard.offloading.situation import DenseWork, HostRates, TableUse, described_host, situation
+from autoshard.plans.make import budget_of, load_cluster
 from autoshard.plans.options import PlanOptions
 from autoshard.tables import Table, find_tables
-from autoshard.tables.state_rows import RowLeaf, row_leaves, with_rows
+from autoshard.tables.sparse_step import cut_at_look_ups
+from autoshard.tables.state_rows import RowLeaf, row_leaves
+from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
 
 _FEW_ROWS = 64
@@ -35,6 +37,7 @@ def place_tables(
     rates: HostRates | None = None,
     search: SearchOptions | None = None,
     options: PlanOptions | None = None,
+    memory_budget_bytes: float | None = None,
 ) -> TablePlacement:
     """Decides where the embedding tables of a training step live, and how its batches follow each other.
 
@@ -48,6 +51,7 @@ def place_tables(
       rates: What a CPU does in a second; None for estimates.
       search: What may be chosen.
       options: For the plan of the rest.
+      memory_budget_bytes: Limit per device, as for `autoshard.plan`.
 
     Returns:
       The placement. `host_tables` and `execution` are what `autoshard.HostTables` takes.
@@ -57,19 +61,22 @@ def place_tables(
       ClusterError: Hosts are not described.
       MemoryBudgetError: No placement fits.
     """
-    hardware = load_cluster(cluster)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch))
-    found = find_tables(step, *shapes)
+    hardware, options = load_cluster(cluster), options or PlanOptions()
+    state, batch = jax.tree.map(shape_like, (state, batch))
+    found = find_tables(step, state, batch)
     if not found.tables:
         raise ConfigError(f"Tables are placed, and the loss looks no table up. {found}. Plan the step as it is.")
+    described_host(hardware)
     if isinstance(ids, Mapping) and (unknown := set(ids) - {t.path for t in found.tables}):
         raise ConfigError(f"`ids` names tables of the loss; it has none called {min(unknown)!r}.\n{found}")
-    leaves = row_leaves(shapes[0], found.tables)
-    small = [
-        jax.ShapeDtypeStruct((min(found.tables[x.table].num_rows, _FEW_ROWS), *x.row_shape), x.dtype) for x in leaves
-    ]
-    rest = plan(
-        step, with_rows(shapes[0], leaves, small), shapes[1], cluster=hardware, donate_argnums=0, options=options
+    leaves = row_leaves(state, found.tables)
+    few = [min(table.num_rows, _FEW_ROWS) for table in found.tables]
+    rest = plan_on_devices(
+        *cut_at_look_ups(step, state, batch, found.tables, few),
+        cluster=hardware,
+        donate_argnums=0,
+        memory_budget_bytes=memory_budget_bytes,
+        options=options,
     )
     if not isinstance(rest, Plan):
         raise ConfigError("Tables are placed beside a dense part in one program; the plan has stages. Plan without.")
@@ -78,8 +85,9 @@ def place_tables(
     memory_bytes = told.peak_bytes if told.reserved_bytes is None else told.reserved_bytes
     dense = DenseWork(told.step_s, launches_s, memory_bytes, told.flops * rest.num_devices)
     uses = tuple(_use(number, table, leaves, ids) for number, table in enumerate(found.tables))
-    batch_size = max(x.shape[0] for x in jax.tree.leaves(shapes[1]) if x.shape)
-    return placement_of(situation(hardware, uses, dense, batch_size, rates=rates), search)
+    batch_size = max(x.shape[0] for x in jax.tree.leaves(batch) if x.shape)
+    budget_bytes = budget_of(device, memory_budget_bytes, options)
+    return placement_of(situation(hardware, uses, dense, batch_size, budget_bytes=budget_bytes, rates=rates), search)
 
 
 def _use(number: int, table: Table, leaves: tuple[RowLeaf, ...], ids: Any) -> TableUse:

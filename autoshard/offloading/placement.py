@@ -1,6 +1,7 @@
 """The decision as data, and as text that tells why."""
 
 import dataclasses
+from typing import Any
 
 from autoshard.host_tables.options import Execution
 from autoshard.offloading.choices import Choice, choices_of
@@ -69,6 +70,16 @@ class TablePlacement:
         """CPUs that serve tables, for each accelerator."""
         return self.best.num_workers / self.situation.devices_per_node
 
+    @property
+    def outline(self) -> str:
+        """What was decided and predicted, in a few lines."""
+        return _outline(self)
+
+    @property
+    def tables_text(self) -> str:
+        """Which table lives where, and why."""
+        return _text(_tables(self))
+
     def __str__(self) -> str:
         return explained(self)
 
@@ -87,8 +98,8 @@ def placement_of(s: Situation, options: SearchOptions | None = None) -> TablePla
     return TablePlacement(s, found, compared(s, found))
 
 
-def explained(placement: TablePlacement) -> str:
-    """The decision, where time goes, memory of each level, why each table is where it is, and what it is based on."""
+def _outline(placement: TablePlacement) -> str:
+    """The decision, where time goes, and memory of each level."""
     s, best, console = placement.situation, placement.best, TextConsole()
     stages, counts = best.stages, {}
     for choice in best.choices:
@@ -121,22 +132,29 @@ def explained(placement: TablePlacement) -> str:
     console.print(
         f"  proof      no placement that was considered is more than {placement.gap:.2%} better, by the same prices"
     )
-    console.print()
-    console.print(_tables(placement))
-    console.print()
-    console.print(_others(placement))
-    console.print()
-    console.print(_modes(placement))
-    console.print()
+    return console.text.rstrip()
+
+
+def explained(placement: TablePlacement) -> str:
+    """The outline, why each table is where it is, what else there is, and what all of it is based on."""
+    s = placement.situation
     rates = s.rates
-    console.print(
+    assumed = (
         f"Assumed: a CPU finds an id in {seconds(rates.id_s)} and reads or writes a line of 64 bytes at a random place "
         f"in {seconds(rates.line_s)} (estimates); host memory {amount(s.host_bytes_per_s)}/s, links "
         f"{amount(s.to_device.bandwidth_bytes_per_s)}/s each way; on CPUs the dense part reaches "
         f"{rates.flops_share:.0%} of their peak. {_ids(placement)}"
         + (f" To read an example takes a CPU {seconds(rates.read_s)}." if rates.read_s else "")
     )
-    return console.text
+    parts = _outline(placement), placement.tables_text, _text(_others(placement)), _text(_modes(placement))
+    return "\n\n".join((*parts, _text(assumed)))
+
+
+def _text(what: Any) -> str:
+    """What a terminal shows of something."""
+    console = TextConsole()
+    console.print(what)
+    return console.text.rstrip()
 
 
 def _mode(best: Outcome) -> str:
@@ -179,6 +197,7 @@ def _why(placement: TablePlacement, number: int) -> str:
     """For accelerators and for the host, whichever it is not: what moving the table there would do."""
     s, best = placement.situation, placement.best
     others = elsewhere(s, best, number, choices_of(s.tables[number], s, best.flow.num_micro_batches, False))
+    others = [(c, o) for c, o in others if c.place in placement.found.places]
     on_host = best.choices[number].place.is_on_host
     wanted = [(c, o) for c, o in others if c.place.is_on_host != on_host]
     if not wanted:

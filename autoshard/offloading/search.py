@@ -170,11 +170,13 @@ class Found:
     Attributes:
       best: The outcome. bound_s: Of its objective.
       considered: The best outcome of every mode of execution that has one, the best first.
+      places: Where tables could live.
     """
 
     best: Outcome
     bound_s: float
     considered: tuple[Outcome, ...]
+    places: tuple[Place, ...]
 
 
 def dense_loads(s: Situation, parts: int) -> Loads:
@@ -231,7 +233,7 @@ def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
     if not outcomes:
         raise MemoryBudgetError(_no_room(s, options))
     ranked = sorted(outcomes, key=lambda o: o.objective_s)
-    return Found(with_fewest_workers(s, ranked[0]), min(bounds), tuple(ranked))
+    return Found(with_fewest_workers(s, ranked[0]), min(bounds), tuple(ranked), options.places)
 
 
 def with_fewest_workers(s: Situation, found: Outcome) -> Outcome:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from autoshard.cluster import Cluster, Host, Link, LogicalMesh
+from autoshard.cluster import Cluster, Host, Link, LogicalMesh, NodeGroup
 from autoshard.cost.id_distribution import IdDistribution
 from autoshard.errors import ClusterError, ConfigError
 
@@ -157,20 +157,7 @@ def situation(
     """
     if not tables:
         raise ConfigError("Tables are placed; the step has none. Plan it as it is.")
-    if len(cluster.groups) != 1:
-        raise ClusterError(
-            f"Tables are placed on devices of one kind in one node group; {cluster.name!r} has {len(cluster.groups)} "
-            "groups. Plan for one of them."
-        )
-    (group,) = cluster.groups
-    host = group.host
-    needed = ("memory_bandwidth_bytes_per_s", "flops_per_s", "to_device")
-    missing = ["host"] if host is None else [f"host.{name}" for name in needed if getattr(host, name) is None]
-    if host is None or missing:
-        raise ClusterError(
-            f"Where tables live can only be decided for described hosts; node group {group.name!r} of "
-            f"{cluster.name!r} lacks {', '.join(missing)}. Add it, as in configs/clusters/h100x8_cpu.yaml."
-        )
+    group, host = described_host(cluster)
     part = cluster.slices()[0]
     memory_bytes = part.device_type.memory_bytes
     return Situation(
@@ -185,6 +172,29 @@ def situation(
         rates or HostRates(),
         group.inter_node if group.num_nodes > 1 else None,
     )
+
+
+def described_host(cluster: Cluster) -> tuple[NodeGroup, Host]:
+    """The only node group of a cluster and its host, whose rates and links are known.
+
+    Raises:
+      ClusterError: There is no host, its rates or links are not known, or there are several groups.
+    """
+    if len(cluster.groups) != 1:
+        raise ClusterError(
+            f"Tables are placed on devices of one kind in one node group; {cluster.name!r} has {len(cluster.groups)} "
+            "groups. Plan for one of them."
+        )
+    (group,) = cluster.groups
+    host = group.host
+    needed = ("memory_bandwidth_bytes_per_s", "flops_per_s", "to_device")
+    missing = ["host"] if host is None else [f"host.{name}" for name in needed if getattr(host, name) is None]
+    if host is None or missing:
+        raise ClusterError(
+            f"Where tables live can only be decided for described hosts; node group {group.name!r} of "
+            f"{cluster.name!r} lacks {', '.join(missing)}. Add it, as in configs/clusters/h100x8_cpu.yaml."
+        )
+    return group, host
 
 
 def lines(size_bytes: float) -> int:

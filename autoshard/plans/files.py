@@ -21,6 +21,9 @@ VERSION = 12
 STAGED_FORMAT = "autoshard-staged-plan"
 """The format of files of plans in stages, which `autoshard.pipelines.plan.files` reads."""
 
+HOST_TABLES_FORMAT = "autoshard-host-tables-plan"
+"""That of plans with tables in host memory, which `autoshard.offloading.files` reads."""
+
 _DERIVED = frozenset({"in_tree", "out_tree", "kept_trace", "equations"})
 
 
@@ -94,6 +97,11 @@ def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
         raise FileFormatError(
             f"`{path}` is a plan in stages, and what was asked for takes a plan of one program only. `autoshard "
             "explain`, `verify` and `train` take plans in stages; in code, `autoshard.StagedPlan.load` reads them."
+        )
+    if isinstance(raw, dict) and raw.get("format") == HOST_TABLES_FORMAT:
+        raise FileFormatError(
+            f"`{path}` is a plan with tables in host memory, and what was asked for takes plans on devices only. "
+            "`autoshard explain` takes it; in code, `autoshard.load` reads it."
         )
     if not isinstance(raw, dict) or raw.get("format") != "autoshard-plan":
         raise FileFormatError(

@@ -17,8 +17,8 @@ _ADVICE = (
     "jax.checkpoint."
 )
 _TABLES = (
-    " Or keep embedding tables in host memory (autoshard.HostTables; which of them, `autoshard tables` or "
-    "autoshard.place_tables tells)."
+    " Or let embedding tables live in host memory, as autoshard.plan decides for a TrainStep on a cluster that describes "
+    "its hosts (autoshard.TableOptions), the trainer with execution.mode=auto, and you with autoshard.HostTables."
 )
 
 

@@ -15,7 +15,7 @@ from autoshard.tables.look_ups import Table, Tables
 from autoshard.tables.row_updates import RowUpdate, row_updates
 from autoshard.tables.rows_loss import IdsFunction, RowsBatch, RowsLoss, ids_function
 from autoshard.tables.rows_of_batch import BatchRows, Different, HotRows, rows_of_batch
-from autoshard.tables.state_rows import rows_of, with_rows
+from autoshard.tables.state_rows import row_leaves, rows_of, with_rows
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
 
@@ -133,11 +133,24 @@ def sparse_step(
                 f"`{table.path}`. Give fewer, or keep all of that table on the devices: leave it out of `tables`."
             )
     capacities = tuple(min(table.most_rows, table.num_rows - n) for table, n in zip(chosen, counts, strict=True))
-    own = dataclasses.replace(step.of_arrays(state.params), loss_fn=RowsLoss(step.of_arrays(state.params), chosen))
-    shapes = jax.tree.map(shape_like, state)
     sizes = [n + capacity for n, capacity in zip(counts, capacities, strict=True)]
-    rows = [jax.ShapeDtypeStruct((sizes[x.table], *x.row_shape), x.dtype) for x in update.leaves]
-    places = [jax.ShapeDtypeStruct(look_up.shape, jnp.int32) for table in chosen for look_up in table.look_ups]
-    fed = RowsBatch(batch=jax.tree.map(shape_like, batch), positions=tuple(places))
+    own, shapes, fed = cut_at_look_ups(step, state, batch, chosen, sizes)
     ids = ids_function(step, state, batch, chosen)
-    return SparseStep(found, chosen, update, own, capacities, counts, ids, with_rows(shapes, update.leaves, rows), fed)
+    return SparseStep(found, chosen, update, own, capacities, counts, ids, shapes, fed)
+
+
+def cut_at_look_ups(
+    step: TrainStep, state: Any, batch: Any, tables: Sequence[Table], num_rows: Sequence[int]
+) -> tuple[TrainStep, Any, RowsBatch]:
+    """A training step over some rows of tables, with its state and its batch by shape.
+
+    Args:
+      step: The training step. state, batch: Its arguments, arrays or shapes.
+      tables: Of its loss. num_rows: Rows that stand in place of each.
+    """
+    arrays, leaves = step.of_arrays(state.params), row_leaves(state, tables)
+    own = dataclasses.replace(arrays, loss_fn=RowsLoss(arrays, tuple(tables)))
+    rows = [jax.ShapeDtypeStruct((num_rows[x.table], *x.row_shape), x.dtype) for x in leaves]
+    places = [jax.ShapeDtypeStruct(look_up.shape, jnp.int32) for table in tables for look_up in table.look_ups]
+    fed = RowsBatch(batch=jax.tree.map(shape_like, batch), positions=tuple(places))
+    return own, with_rows(jax.tree.map(shape_like, state), leaves, rows), fed

@@ -10,7 +10,7 @@ import itertools
 import pathlib
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from autoshard.host_tables.checkpoint_folder import saved_step
 from autoshard.host_tables.hosted import HostTables
 from autoshard.host_tables.pipeline import Stepped
 from autoshard.interrupts import StopRequest, stop_on_signals
-from autoshard.tables.frequent_rows import frequent_rows
+from autoshard.offloading.host_part import HostPart
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluation_of
@@ -39,7 +39,7 @@ from autoshard.train.profiling import Profile
 from autoshard.train.registry import output_folder, runs_in_stages
 from autoshard.train.reports import Reports
 from autoshard.train.result import TrainResult
-from autoshard.train.table_places import HostPart, host_part
+from autoshard.train.table_places import host_part
 from autoshard.train.work import step_work
 from autoshard.train_step import TrainStep
 
@@ -133,18 +133,15 @@ def _host_tables(
     console: rich.console.Console,
 ) -> HostTables:
     assert isinstance(functions.step, TrainStep)
-    hot_rows: Mapping[str, Any] = part.hot_rows
-    if hot_rows and not config.plan.lookups.is_ranked:
-        state = jax.eval_shape(functions.init, config.train.seed)
-        sample = (data.batches[n] for n in range(config.execution.sample_batches))
-        hot_rows = frequent_rows(functions.step, state, sample, part.hot_rows)
+    state = jax.eval_shape(functions.init, config.train.seed)
+    sample = (data.batches[n] for n in range(config.execution.sample_batches))
     with shown_progress(console) as show:
         return HostTables(
             functions.step,
             functools.partial(functions.init, config.train.seed),
             data.batches.shapes(),
             tables=part.tables,
-            hot_rows=hot_rows,
+            hot_rows=part.hot_rows_of(functions.step, state, sample, config.plan.lookups.is_ranked),
             lazy=config.execution.lazy,
             execution=part.execution,
             cluster=config.plan.cluster,

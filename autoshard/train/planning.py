@@ -12,7 +12,7 @@ import rich.markup
 from autoshard_models.train_step import TrainFunctions
 from jax.sharding import PartitionSpec
 
-from autoshard.api import Plan, StagedPlan, compare, plan
+from autoshard.api import Plan, StagedPlan, compare, plan_on_devices
 from autoshard.comparison.comparison import Comparison
 from autoshard.cost.id_distribution import IdDistribution
 from autoshard.cost.lookups import Lookups
@@ -26,7 +26,8 @@ from autoshard.strategies.strategies import Strategy
 from autoshard.train.config import LookupsSection, PlanSection, StagesSection, TrainConfig
 from autoshard.train.registry import batch_shapes, runs_in_stages
 from autoshard.train.shared_batch import share_arguments
-from autoshard.train.table_places import host_part, step_over_rows
+from autoshard.train.table_places import host_part
+from autoshard.train_step import TrainStep
 from autoshard.uneven_step import UnevenStep
 
 
@@ -55,10 +56,12 @@ def make_plan(
     """
     step, args = functions.step, arguments(config, functions)
     if (part := host_part(config, step, *args[:2])) is not None:
-        over_rows = step_over_rows(config, part, step, *args[:2])
+        assert isinstance(step, TrainStep)  # as `host_part` has seen to
+        state, batch, *_ = args
+        over_rows = part.step_over_rows(step, state, batch, config.execution.lazy)
         step, args = over_rows.step, (over_rows.state, over_rows.batch)
         tell(f"{part}\n")
-    return plan(
+    return plan_on_devices(
         step,
         *args,
         **_settings(config),

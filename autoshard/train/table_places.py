@@ -1,47 +1,20 @@
 """Which embedding tables of a run go to host memory, and how its steps follow each other then: `execution.mode`."""
 
-import dataclasses
 import os
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autoshard.checkpoints.agreement import from_first
 from autoshard.cost.id_distribution import IdDistribution
 from autoshard.errors import ConfigError
 from autoshard.host_tables.options import Execution
+from autoshard.offloading.host_part import HostPart, agreed
 from autoshard.offloading.of_step import place_tables
-from autoshard.offloading.placement import TablePlacement
 from autoshard.offloading.search import SearchOptions
-from autoshard.tables.sparse_step import SparseStep, sparse_step
 from autoshard.train.config import ExecutionSection, TrainConfig
 from autoshard.train_step import TrainStep
 
 _MOST_WORKERS = 8
 """Where nothing else is known: half of the CPUs look rows up, at most so many, which together use most of a memory's
 bandwidth; an estimate."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostPart:
-    """What lies in host memory.
-
-    Attributes:
-        tables: paths of the parameters; None for all tables.
-        execution: how steps follow each other.
-        hot_rows: by path, how many of the most frequent rows stay on the devices.
-        placed: the decision, where `auto` made one.
-    """
-
-    tables: tuple[str, ...] | None
-    execution: Execution
-    hot_rows: Mapping[str, int]
-    placed: TablePlacement | None = None
-
-    def __str__(self) -> str:
-        if self.placed is not None:
-            return str(self.placed).partition("\n\n")[0]
-        which = "all tables" if self.tables is None else ", ".join(self.tables)
-        return f"in host memory: {which}; the plan is that of the step over the rows of a batch"
 
 
 def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPart | None:
@@ -70,35 +43,11 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
         )
     lookups, cluster = config.plan.lookups, config.plan.cluster
     assert isinstance(step, TrainStep)
-    made: list[TablePlacement] = []
-
-    def decide() -> tuple[Sequence[str], dict[str, Any], dict[str, int]] | None:
-        placed = place_tables(
-            step,
-            state,
-            batch,
-            cluster=cluster,
-            ids=IdDistribution(lookups.zipf_exponent, lookups.is_ranked),
-            search=SearchOptions(
-                max_staleness=section.max_staleness if section.may_be_stale else 0, hot_rows=section.may_keep_hot_rows
-            ),
-        )
-        made.append(placed)
-        if placed.execution is None:
-            return None
-        return placed.host_tables, dataclasses.asdict(placed.execution), placed.hot_rows
-
-    decided = from_first(decide)
-    if decided is None:
-        return None
-    tables, execution, hot_rows = decided
-    return HostPart(tuple(tables), Execution(**execution), hot_rows, made[0] if made else None)
-
-
-def step_over_rows(config: TrainConfig, part: HostPart, step: Any, state: Any, batch: Any) -> SparseStep:
-    """The step that runs on the devices: over the rows of a batch."""
-    lazy, counts = config.execution.lazy, part.hot_rows
-    return sparse_step(step, state, batch, tables=part.tables, lazy=lazy, hot_counts=counts)
+    search = SearchOptions(
+        max_staleness=section.max_staleness if section.may_be_stale else 0, hot_rows=section.may_keep_hot_rows
+    )
+    ids = IdDistribution(lookups.zipf_exponent, lookups.is_ranked)
+    return agreed(lambda: place_tables(step, state, batch, cluster=cluster, ids=ids, search=search))
 
 
 def _execution(section: ExecutionSection) -> Execution:

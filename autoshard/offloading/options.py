@@ -1,0 +1,54 @@
+"""What a caller fixes of embedding tables and host memory."""
+
+import dataclasses
+
+from autoshard.errors import ConfigError
+from autoshard.host_tables.options import Mode
+from autoshard.offloading.choices import Place
+from autoshard.offloading.search import SearchOptions
+from autoshard.offloading.situation import HostRates
+
+_PLACES = (Place.WHOLE, Place.HOST, Place.HOT_ROWS)
+"""Those whose memory counts what a plan of the whole step takes; by row and by column the gradient of a table is left
+out, as updates of the rows of a batch alone leave it out (`autoshard.tables.sparse_on_devices`)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What may be done with embedding tables that do not fit the devices; for `autoshard.plan`.
+
+    Attributes:
+      on_hosts: Whether they may live in host memory. Without, a step that does not fit has no plan.
+      mode: How steps follow each other, as in `autoshard.Execution`; None: `sync` or `pipelined`, which give the same
+        results, or with `max_staleness` also `async`, whatever is predicted to be fastest.
+      max_staleness: Steps whose updates a row may lack; with 0, results are exact.
+      hot_rows: Whether the most frequent rows of a table may stay on the devices.
+      lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them
+        (momentum, Adam, weight decay).
+      rates: What a CPU does in a second; None for estimates.
+
+    Raises:
+      ConfigError: The mode is none, or `async` without staleness.
+    """
+
+    on_hosts: bool = True
+    mode: Mode | None = None
+    max_staleness: int = 0
+    hot_rows: bool = False
+    lazy: bool = False
+    rates: HostRates | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in (None, "sync", "pipelined", "async"):
+            raise ConfigError(f"TableOptions.mode is sync, pipelined or async; received {self.mode!r}. Choose one.")
+        if self.mode == "async" and self.max_staleness < 1:
+            raise ConfigError(
+                "TableOptions.max_staleness bounds the steps whose updates a row may lack in the mode `async`; "
+                f"received {self.max_staleness}. Give 1 or more, or choose `pipelined`, whose results are exact."
+            )
+
+    @property
+    def search(self) -> SearchOptions:
+        """What may be chosen, as `place_tables` takes it."""
+        chosen = SearchOptions(max_staleness=self.max_staleness, hot_rows=self.hot_rows, places=_PLACES)
+        return chosen if self.mode is None else dataclasses.replace(chosen, modes=(self.mode,))
