@@ -157,7 +157,7 @@ def plan(
             return made
         if made is None:
             raise
-        raise MemoryBudgetError(f"{error} Here they cannot: {made}") from made
+        raise MemoryBudgetError(f"{error} Here they do not: {made}") from made
 
 
 def _exceeds(state: Any, cluster: Cluster, memory_budget_bytes: float | None, options: PlanOptions) -> bool:

@@ -1,0 +1,271 @@
+"""`autoshard.plan` of a training step whose tables do not fit: the decision, the run, what is told, and files."""
+
+import dataclasses
+import json
+import pathlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+from typer.testing import CliRunner
+
+import autoshard
+from autoshard.cli import app
+from autoshard.cluster import Cluster
+from autoshard.errors import ConfigError, ExportError, FileFormatError, MemoryBudgetError, PlanMismatchError
+from autoshard.report.reading import read_material
+
+CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
+CLUSTER = Cluster.from_file(CLUSTERS / "h100x8_cpu.yaml")
+USERS, ITEMS, EXAMPLES = 200_000, 500, 64
+BUDGET_BYTES = 35e6
+"""What eight devices need at least is 36.8 MB each: 33.6 MB of scratch memory for products, and their part of 25.6 MB."""
+
+
+class Clicks(nn.Module):
+    """Two tables and two layers, as anyone would write them."""
+
+    users: int = USERS
+    width: int = 16
+
+    @nn.compact
+    def __call__(self, batch):
+        user = nn.Embed(self.users, self.width, name="users")(batch["user"])
+        item = nn.Embed(ITEMS, self.width, name="items")(batch["item"])
+        return nn.Dense(1)(nn.relu(nn.Dense(32)(jnp.concatenate([user, item], -1))))[:, 0]
+
+
+def program_of(optimizer=None, model=None, batch_size=EXAMPLES):
+    """A step, a function that makes its state, and the shapes of both arguments."""
+    model = model or Clicks()
+
+    def loss_fn(params, batch, _):
+        return optax.sigmoid_binary_cross_entropy(model.apply(params, batch), batch["y"]).mean(), None
+
+    step = autoshard.TrainStep(loss_fn, optimizer or optax.adagrad(0.1))
+    ids = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    batch = {"user": ids, "item": ids, "y": jax.ShapeDtypeStruct((batch_size,), jnp.float32)}
+    make_state = lambda: step.init(model.init(jax.random.key(0), jax.tree.map(jnp.zeros_like, batch)))
+    return step, make_state, (jax.eval_shape(make_state), batch)
+
+
+def batches(count):
+    rng = np.random.default_rng(1)
+    draw = lambda rows: np.minimum(rng.zipf(1.3, EXAMPLES) - 1, rows - 1).astype(np.int32)
+    return [
+        {"user": draw(USERS), "item": draw(ITEMS), "y": rng.integers(0, 2, EXAMPLES).astype(np.float32)}
+        for _ in range(count)
+    ]
+
+
+def planned(program, cluster=CLUSTER, budget_bytes=BUDGET_BYTES, **settings):
+    step, _, arguments = program
+    settings = {"memory_budget_bytes": budget_bytes, "donate_argnums": 0, **settings}
+    options = {"options": autoshard.PlanOptions(cache=False, least_memory_s=5)}
+    return autoshard.plan(step, *arguments, cluster=cluster, **{**options, **settings})
+
+
+@pytest.fixture(scope="module")
+def program():
+    return program_of()
+
+
+@pytest.fixture(scope="module")
+def hosted(program):
+    """Of a step that no search finds to fit the devices."""
+    return planned(program)
+
+
+# ---- the decision
+
+
+def test_tables_that_fit_stay_on_the_devices(program):
+    assert type(planned(program, budget_bytes=100e6)) is autoshard.Plan
+
+
+def test_tables_that_do_not_fit_go_to_host_memory(hosted):
+    assert hosted.tables == ("params.users.embedding",) and hosted.execution.mode in ("sync", "pipelined")
+    assert hosted.num_devices == 8 and hosted.over_rows.estimate.peak_bytes <= BUDGET_BYTES
+    rows = {a.name: a.shape for a in hosted.over_rows.arguments}
+    assert rows["state.params.params.users.embedding"] == (EXAMPLES, 16)
+    assert rows["state.params.params.items.embedding"] == (ITEMS, 16)
+
+
+def test_a_state_that_exceeds_all_devices_is_not_searched_for(program):
+    """Of a terabyte, by shape: eight devices have half of it, and their default budget is nine tenths of that."""
+    stages = []
+    options = autoshard.PlanOptions(cache=False, on_progress=lambda progress: stages.append(progress.stage))
+    plan = planned(program_of(model=Clicks(10**9, 128)), budget_bytes=None, options=options)
+    assert plan.tables == ("params.users.embedding",) and plan.placement.best.host_bytes > 1e12
+    assert stages.count("trace") == 2  # the rest of the step to price it, and the step over rows
+
+
+def test_the_mode_is_asked_for(program):
+    mode = lambda **fixed: planned(program, tables=autoshard.TableOptions(**fixed)).execution
+    assert mode(mode="sync").mode == "sync"
+    stale = mode(mode="async", max_staleness=2)
+    assert stale.mode == "async" and 1 <= stale.max_staleness <= 2
+    with pytest.raises(ConfigError, match="max_staleness"):
+        autoshard.TableOptions(mode="async")
+    with pytest.raises(ConfigError, match="received 'lazy'"):
+        autoshard.TableOptions(mode="lazy")  # pyright: ignore[reportArgumentType]
+
+
+def test_without_hosts_the_error_says_so(program):
+    with pytest.raises(MemoryBudgetError, match=r"would do.*lacks host\. Add it, as in configs/clusters/h100x8_cpu"):
+        planned(program, cluster=CLUSTERS / "h100x8.yaml")
+
+
+def test_host_memory_is_forbidden(program):
+    with pytest.raises(MemoryBudgetError, match=r"would do.*autoshard\.HostTables\.$"):
+        planned(program, tables=autoshard.TableOptions(on_hosts=False))
+
+
+def test_what_has_no_tables_is_refused_as_ever():
+    step = autoshard.TrainStep(lambda p, b, _: (jnp.mean((b @ p["w"]) ** 2), None), optax.sgd(0.1))
+    state = jax.eval_shape(lambda: step.init({"w": jnp.zeros((1 << 15, 1 << 15))}))
+    with pytest.raises(MemoryBudgetError, match=r"jax\.checkpoint\.$"):
+        planned((step, None, (state, jax.ShapeDtypeStruct((8, 1 << 15), jnp.float32))))
+
+
+def test_an_update_that_is_lazy_must_be_accepted():
+    program = program_of(optax.adam(0.1))
+    with pytest.raises(MemoryBudgetError, match="Here they do not: .*lazy=True"):
+        planned(program)
+    lazy = planned(program, tables=autoshard.TableOptions(lazy=True))
+    assert str(lazy).startswith("Plan with tables in host memory for cluster h100x8_cpu; lazy update: rows that")
+
+
+def test_where_donating_would_do_the_error_says_so():
+    (group,) = CLUSTER.groups
+    one = Cluster("one", (dataclasses.replace(group, devices_per_node=1),))
+    program = program_of(model=Clicks(2_000_000), batch_size=1 << 16)
+    tables = autoshard.TableOptions(mode="sync")
+    assert type(planned(program, one, 500e6, tables=tables)) is autoshard.Plan
+    with pytest.raises(MemoryBudgetError, match="Pass donate_argnums=0"):
+        planned(program, one, 500e6, tables=tables, donate_argnums=())
+
+
+def test_what_cannot_go_together_is_refused(program):
+    with pytest.raises(MemoryBudgetError, match="pins speak of a step with all tables on the devices"):
+        planned(program, pins={"state.params.params.users.embedding": PartitionSpec()})
+    asked = autoshard.TableOptions()
+    with pytest.raises(ConfigError, match="tables= is for a TrainStep of one program.*received <lambda> with 1"):
+        autoshard.plan(lambda x: x, jnp.zeros(8), cluster=CLUSTER, tables=asked)
+    with pytest.raises(ConfigError, match="tables= is for a TrainStep of one program.*and stages="):
+        planned(program, tables=asked, stages=autoshard.StageOptions())
+
+
+# ---- the run
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.5), optax.adagrad(0.1)], ids=["sgd", "adagrad"])
+def test_three_steps_equal_those_of_one_device(optimizer, tmp_path):
+    step, make_state, _ = program = program_of(optimizer)
+    plan = planned(program)
+    plan.save(tmp_path / "plan.json")
+    whole, run = make_state(), jax.jit(step)
+    losses = []
+    for batch in batches(3):
+        whole, metrics = run(whole, batch)
+        losses.append(float(metrics["loss"]))
+    read = autoshard.load(tmp_path / "plan.json")
+    for made, batch in ((plan, None), (read, batches(1)[0])):
+        with made.host_tables(step, make_state, batch) as tables:
+            assert tables.execution == plan.execution
+            done = list(tables.steps(batches(3)))
+            after = tables.state()
+        np.testing.assert_allclose([float(d.metrics["loss"]) for d in done], losses, rtol=1e-6)
+        for own, expected in zip(jax.tree.leaves(after), jax.tree.leaves(whole), strict=True):
+            if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
+                continue
+            np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_another_execution_may_take_the_place_of_the_planned_one(program, hosted):
+    step, make_state, _ = program
+    fewer = dataclasses.replace(hosted.execution, mode="sync", num_workers=2)
+    with hosted.host_tables(step, make_state(), execution=fewer) as tables:
+        assert tables.execution == fewer and len(tables.pool.process_ids) == 2
+        assert [done.number for done in tables.steps(batches(2))] == [0, 1]
+
+
+def test_the_plan_is_of_one_step_alone(program, hosted):
+    other, make_state, arguments = program_of(optax.sgd(0.1))
+    with pytest.raises(PlanMismatchError):
+        hosted.host_tables(other, make_state, arguments[1])
+    with pytest.raises(PlanMismatchError):
+        hosted.check(other, arguments)
+    with pytest.raises(PlanMismatchError, match="received `<lambda>`"):
+        hosted.check(lambda x: x, ())
+    hosted.check(program[0], program[2])
+
+
+def test_what_a_function_cannot_do_shows_what_can(program, hosted):
+    step, make_state, _ = program
+    for refused in (lambda: hosted.jit(step), lambda: hosted.init(make_state)):
+        with pytest.raises(ConfigError, match=r"with plan\.host_tables\(step, make_state\) as tables:"):
+            refused()
+    with pytest.raises(ExportError, match=r"plan\.over_rows\.export"):
+        hosted.export("shardings")
+
+
+# ---- what is told, and files
+
+
+def test_the_explanation_tells_places_mode_workers_time_memory_and_how_to_run_it(hosted):
+    head, outline, *_ = parts = str(hosted).split("\n\n")
+    assert head == (
+        "Plan with tables in host memory for cluster h100x8_cpu; the update of the rows that a batch reads equals that "
+        "of whole tables"
+    )
+    assert outline.startswith("2 tables of 25.7 MB with the optimizer's state, on 8 x H100-SXM and 1 host of 112 CPUs")
+    for line in ("places     1 in accelerators, whole; 1 in host memory", "step   ", "mode   ", "1 workers a host"):
+        assert line in outline
+    assert "of 35 MB on each accelerator; 25.6 MB of 1.8 TB on each host" in outline
+    lives = {line.split()[0]: " ".join(line.split()) for line in parts[2].splitlines()[2:]}
+    assert lives["params.users.embedding"].startswith(
+        "params.users.embedding 200,000 25.6 MB 64 host memory accelerators, whole: "
+    )
+    assert "accelerators, whole host memory: +" in lives["params.items.embedding"]
+    assert parts[3] == "The step over the rows of a batch, on the accelerators"
+    assert parts[4].startswith("Plan `autoshard` for cluster `h100x8_cpu`: 8 x H100-SXM")
+    assert "with plan.host_tables(step, make_state) as tables:" in parts[6]
+    assert "The best of every mode" in hosted.explain(full=True) and "<pre>Plan with" in hosted._repr_html_()
+
+
+def test_plans_are_saved_and_read(hosted, tmp_path):
+    path = tmp_path / "plan.json"
+    hosted.save(path)
+    read = autoshard.load(path)
+    assert read == hosted and read == autoshard.HostTablesPlan.load(path)
+    assert read.explain(full=True) == hosted.explain(full=True)
+    assert read.diff(hosted).is_empty
+    shown = CliRunner().invoke(app, ["explain", str(path)])
+    assert shown.exit_code == 0 and shown.output.startswith("Plan with tables in host memory")
+    with pytest.raises(PlanMismatchError, match="batch="):
+        read.host_tables(*program_of()[:2])
+    for reader in (autoshard.Plan.load, read_material):
+        with pytest.raises(FileFormatError, match="is a plan with tables in host memory"):
+            reader(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"version": 0}, "of version 0"),
+        ({"format": "other"}, "is not an autoshard plan"),
+        ({"lazy": 2}, "at `lazy`"),
+        ({"more": 1}, "at `more`"),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(change, what, hosted, tmp_path):
+    path = tmp_path / "plan.json"
+    hosted.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(FileFormatError, match=what):
+        autoshard.load(path)
