@@ -17,8 +17,9 @@ _ADVICE = (
     "jax.checkpoint."
 )
 _TABLES = (
-    " Or let embedding tables live in host memory, as autoshard.plan decides for a TrainStep on a cluster that describes"
-    " its hosts (autoshard.TableOptions), the trainer with execution.mode=auto, and you with autoshard.HostTables."
+    " Or let embedding tables live in host memory: autoshard.plan decides that for a TrainStep on a cluster that "
+    "describes its hosts (autoshard.TableOptions), the trainer with execution.mode=auto, and you with "
+    "autoshard.HostTables."
 )
 
 

@@ -23,7 +23,7 @@ CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 CLUSTER = Cluster.from_file(CLUSTERS / "h100x8_cpu.yaml")
 USERS, ITEMS, EXAMPLES = 200_000, 500, 64
 BUDGET_BYTES = 35e6
-"""What eight devices need at least is 36.8 MB each: 33.6 MB of scratch memory for products, and their part of 25.6 MB."""
+"""Eight devices need 36.8 MB each: 33.6 MB of scratch memory for products, and their part of 25.6 MB."""
 
 
 class Clicks(nn.Module):
