@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from autoshard.errors import TrainingError
 from autoshard.transfer.peers import all_gather_bytes, broadcast_bytes
 
 _LEAST_BYTES = 1024
@@ -20,10 +21,25 @@ def from_all(data: Any) -> list[Any]:
 
 
 def from_first(decide: Callable[[], Any]) -> Any:
-    """What `decide` gives in the first process, in all of them; the others do not call it. Plain data."""
+    """What `decide` gives in the first process, in all of them; the others do not call it. Plain data.
+
+    Raises:
+        TrainingError: in the others, if it fails in the first process, which raises what it raised.
+    """
     if jax.process_count() == 1:
         return decide()
-    return json.loads(broadcast_bytes(_text(decide()) if jax.process_index() == 0 else b""))
+    told, failure = {}, None
+    if jax.process_index() == 0:
+        try:
+            told = {"decided": decide()}
+        except Exception as error:
+            told, failure = {"failed": f"{type(error).__name__}: {error}"}, error
+    told = json.loads(broadcast_bytes(_text(told)))
+    if failure is not None:
+        raise failure
+    if "failed" in told:
+        raise TrainingError(f"The first process of the run cannot go on, nor can the others: {told['failed']}")
+    return told["decided"]
 
 
 def all_together(lists: Sequence[Sequence[Any]]) -> list[Any]:

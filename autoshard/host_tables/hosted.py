@@ -245,10 +245,10 @@ class HostTables:
           folder: Made if it is missing. keep: The newest checkpoints that stay there; None for all.
 
         Raises:
-          TrainingError: It cannot be written, or `steps` is still running.
+          ConfigError: The folder cannot be made.
+          TrainingError: It cannot be written, in all processes where one cannot; or `steps` is still running.
         """
         place = pathlib.Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
         with self._alone(), dense_checkpoints(place, keep) as checkpoints:
             self._write_hot_rows()
             self.pool.save(tables_folder(place, self._step), {"step": self._step})

@@ -227,10 +227,25 @@ class WorkerPool:
             shutil.rmtree(folder, ignore_errors=True)
             unfinished.rename(folder)
 
-        from_first(begin)
-        self.wait(self._order(lambda number, _: Save(number, unfinished)), self._execution.timeout_s * 60)
-        from_all(None)
-        from_first(commit)
+        try:
+            from_first(begin)
+            if failure := next(filter(None, from_all(self._saved(unfinished))), None):
+                raise TrainingError(failure)
+            from_first(commit)
+        except OSError as error:
+            raise TrainingError(
+                f"A checkpoint of tables in host memory cannot be written to {folder}: {error}. The one before is "
+                "untouched. Make room there, or name another folder."
+            ) from error
+
+    def _saved(self, folder: pathlib.Path) -> str | None:
+        """Has the workers of this process write their rows; tells what went wrong, so that no other process waits."""
+        try:
+            order = self._order(lambda number, _: Save(number, folder))
+            self.wait(order, self._execution.timeout_s * 60)
+        except TrainingError as error:
+            return str(error)
+        return None
 
     def load(self, folder: pathlib.Path) -> dict[str, Any]:
         """Reads all rows that a pool of any number of workers has written; returns what it was told besides.

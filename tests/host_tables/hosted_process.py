@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from test_host_tables import batches, loss_fn, state_of
 
 import autoshard
+from autoshard.errors import TrainingError
 from autoshard.host_tables.checkpoint_folder import saved_step
 
 DEVICES, STEPS, HALF = 2, 6, 3
@@ -57,6 +59,7 @@ def check(execution: autoshard.Execution, ids: str, count: int, folder: pathlib.
         done = list(tables.steps(itertools.islice(all_batches, HALF)))
         time.sleep(0.5 * jax.process_index())  # what the first process writes must not change what others decide
         assert saved_step(place) is None
+        check_refused(tables, place)
         tables.save(place, keep=1)
         assert saved_step(place) == HALF
         done += tables.steps(all_batches)
@@ -73,6 +76,19 @@ def check(execution: autoshard.Execution, ids: str, count: int, folder: pathlib.
         assert [path.name for path in place.glob("tables-*")] == [f"tables-{STEPS}"]
         np.testing.assert_allclose(float(held_out(first)["loss"]), expected, rtol=1e-5)
         assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(tables.dense_state.params))
+
+
+def check_refused(tables: autoshard.HostTables, place: pathlib.Path) -> None:
+    """Where the first process cannot write, all are told soon."""
+    in_the_way = place / f"tables-{HALF}.unfinished"
+    if jax.process_index() == 0:
+        place.mkdir()
+        in_the_way.touch()
+    with pytest.raises(TrainingError, match="cannot be written|first process of the run cannot go on"):
+        tables.save(place)
+    assert saved_step(place) is None
+    if jax.process_index() == 0:
+        in_the_way.unlink()
 
 
 def check_saved(ids: str, folder: pathlib.Path) -> None:
