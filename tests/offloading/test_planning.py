@@ -69,6 +69,12 @@ def planned(program, cluster=CLUSTER, budget_bytes=BUDGET_BYTES, **settings):
     return autoshard.plan(step, *arguments, cluster=cluster, **{**options, **settings})
 
 
+def one_node(cluster, num_devices):
+    """A node like that of a cluster, with so many devices."""
+    (group,) = cluster.groups
+    return Cluster("one node", (dataclasses.replace(group, devices_per_node=num_devices),))
+
+
 @pytest.fixture(scope="module")
 def program():
     return program_of()
@@ -141,8 +147,7 @@ def test_an_update_that_is_lazy_must_be_accepted():
 
 
 def test_where_donating_would_do_the_error_says_so():
-    (group,) = CLUSTER.groups
-    one = Cluster("one", (dataclasses.replace(group, devices_per_node=1),))
+    one = one_node(CLUSTER, 1)
     program = program_of(model=Clicks(2_000_000), batch_size=1 << 16)
     tables = autoshard.TableOptions(mode="sync")
     assert type(planned(program, one, 500e6, tables=tables)) is autoshard.Plan
