@@ -26,7 +26,7 @@ VERSION = 1
 class HostedData:
     """What such a file holds; see `HostTablesPlan` for the fields."""
 
-    placement: TablePlacement
+    placed: TablePlacement
     over_rows: ProgramPlan
     update: str
     lazy: bool
@@ -40,7 +40,7 @@ class _Document(pydantic.BaseModel):
     format: Literal[HOST_TABLES_FORMAT]  # pyright: ignore[reportInvalidTypeForm]: a constant
     version: Literal[VERSION]  # pyright: ignore[reportInvalidTypeForm]: a constant
     jax_version: str
-    placement: TablePlacement
+    placed: TablePlacement
     over_rows: dict[str, Any]
     update: str
     lazy: bool
@@ -52,7 +52,7 @@ def write_hosted(data: HostedData, path: str | os.PathLike[str]) -> None:
         format=HOST_TABLES_FORMAT,
         version=VERSION,
         jax_version=jax.__version__,
-        placement=data.placement,
+        placed=data.placed,
         over_rows=json.loads(plan_document(data.over_rows).model_dump_json()),
         update=data.update,
         lazy=data.lazy,
@@ -84,8 +84,8 @@ def hosted_of_document(raw: Any, path: str | os.PathLike[str]) -> HostedData:
         document: Any = checked_document(_Document, raw, path)
     except ConfigError as error:
         raise FileFormatError(f"`{path}` is not a valid plan: {error} Plan again.") from error
-    placement: TablePlacement = document.placement
-    if len(placement.best.choices) != len(placement.situation.tables) or not placement.host_tables:
+    placed: TablePlacement = document.placed
+    if len(placed.best.choices) != len(placed.situation.tables) or not placed.host_tables:
         raise FileFormatError(f"`{path}`: each table has one place, and some are in host memory. Plan again.")
     over_rows = plan_of_document(document.over_rows, f"{path}, the step over rows")
-    return HostedData(placement, over_rows, document.update, document.lazy)
+    return HostedData(placed, over_rows, document.update, document.lazy)

@@ -44,6 +44,8 @@ class HostPart:
     ) -> Mapping[str, int | np.ndarray]:
         """The hot rows as `HostTables` takes them: the first ones of ranked rows, else those frequent in a sample.
 
+        Where fewer are looked up in the sample, others fill them up.
+
         Args:
           step: The training step. state: Its state, arrays or shapes.
           sample: Batches. is_ranked: Whether row 0 is the most frequent, row 1 the next, and so on.
@@ -51,13 +53,21 @@ class HostPart:
         Raises:
           ConfigError: There is no batch.
         """
-        return self.hot_rows if is_ranked or not self.hot_rows else frequent_rows(step, state, sample, self.hot_rows)
+        if is_ranked or not self.hot_rows:
+            return self.hot_rows
+        found = frequent_rows(step, state, sample, self.hot_rows)
+        return {path: _filled(rows, self.hot_rows[path]) for path, rows in found.items()}
 
     def __str__(self) -> str:
         if self.placed is not None:
             return self.placed.outline
         which = "all tables" if self.tables is None else ", ".join(self.tables)
         return f"in host memory: {which}; the plan is that of the step over the rows of a batch"
+
+
+def _filled(rows: np.ndarray, count: int) -> np.ndarray:
+    """Rows, and the first others of their table, so many in all."""
+    return np.concatenate([rows, np.setdiff1d(np.arange(count), rows)[: count - len(rows)]])
 
 
 def agreed(decide: Callable[[], TablePlacement]) -> HostPart | None:

@@ -38,14 +38,14 @@ class HostTablesPlan(BasePlan):
     the rows of a batch, and what was planned is the training step.
 
     Attributes:
-      placement: Which table lives where, how steps follow each other, and what is predicted of time and memory.
+      placed: Which table lives where, how steps follow each other, and what is predicted of time and memory.
       over_rows: The plan of the step over the rows of a batch.
       update: What running on the rows of a batch means for those that it does not read, for people.
       lazy: Whether these may stay as they are where whole tables would change them.
       shapes: State and batch by shape; None in a plan read from a file.
     """
 
-    placement: TablePlacement
+    placed: TablePlacement
     over_rows: Plan
     update: str
     lazy: bool
@@ -65,22 +65,22 @@ class HostTablesPlan(BasePlan):
     @classmethod
     def of(cls, data: HostedData) -> "HostTablesPlan":
         """The plan that holds what a file does."""
-        return cls(data.placement, Plan.of(data.over_rows), data.update, data.lazy)
+        return cls(data.placed, Plan.of(data.over_rows), data.update, data.lazy)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_hosted(HostedData(self.placement, self.over_rows, self.update, self.lazy), path)
+        write_hosted(HostedData(self.placed, self.over_rows, self.update, self.lazy), path)
 
     @property
     def part(self) -> HostPart:
         """What lies in host memory."""
-        found = HostPart.of(self.placement)
+        found = HostPart.of(self.placed)
         assert found is not None
         return found
 
     @property
     def tables(self) -> tuple[str, ...]:
         """Paths of the tables in host memory."""
-        return self.placement.host_tables
+        return self.placed.host_tables
 
     @property
     def execution(self) -> Execution:
@@ -157,9 +157,9 @@ class HostTablesPlan(BasePlan):
           TrainingError: A worker does not start.
         """
         shapes = self._shapes_of(() if batch is None else (state, batch))
-        part = agreed(lambda: self.placement)
+        part = agreed(lambda: self.placed)
         assert part is not None
-        is_ranked = all(table.ids.is_ranked for table in self.placement.situation.tables)
+        is_ranked = all(table.ids.is_ranked for table in self.placed.situation.tables)
         return HostTables(
             step,
             state,
@@ -187,11 +187,11 @@ class HostTablesPlan(BasePlan):
     def explain(self, program: int | None = None, full: bool = False) -> str:
         if program is not None:
             return self.over_rows.explain(program, full)
-        placement, over_rows = self.placement, self.over_rows.explain(full=full)
+        placed, over_rows = self.placed, self.over_rows.explain(full=full)
         return "\n\n".join(
             (
                 f"Plan with tables in host memory for cluster {self.cluster}; {self.update}",
-                str(placement) if full else f"{placement.outline}\n\n{placement.tables_text}",
+                str(placed) if full else f"{placed.outline}\n\n{placed.tables_text}",
                 "The step over the rows of a batch, on the accelerators",
                 over_rows if full else over_rows.partition("\n\n")[0],
                 "Run it",

@@ -186,7 +186,7 @@ def _plan_on_hosts(
     Raises:
       AutoshardError: There is none.
     """
-    placement = place_tables(
+    placed = place_tables(
         step,
         state,
         batch,
@@ -197,7 +197,7 @@ def _plan_on_hosts(
         options=options,
         memory_budget_bytes=memory_budget_bytes,
     )
-    part = HostPart.of(placement)
+    part = HostPart.of(placed)
     if part is None:
         raise ConfigError(
             "All tables fit the devices where the state is donated and hardly more is needed. Pass donate_argnums=0, "
@@ -217,4 +217,4 @@ def _plan_on_hosts(
     )
     assert isinstance(over_rows, Plan)  # since the rest of the step has such a plan
     shapes = jax.tree.map(shape_like, (state, batch))
-    return HostTablesPlan(placement, over_rows, str(sparse.update), tables.lazy, shapes)
+    return HostTablesPlan(placed, over_rows, str(sparse.update), tables.lazy, shapes)

@@ -9,7 +9,7 @@ import traceback
 
 import jax
 import numpy as np
-from test_planning import CLUSTER, batches, one_node, planned, program_of
+from test_planning import CLUSTER, batches, on_one_device, one_node, planned, program_of
 
 import autoshard
 
@@ -22,10 +22,7 @@ def main(number: int, count: int, port: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", count, number)
     step, make_state, _ = program = program_of()
-    whole, run, losses = make_state(), jax.jit(step), []
-    for batch in batches(3):
-        whole, metrics = run(whole, batch)
-        losses.append(float(metrics["loss"]))
+    _, losses = on_one_device(step, make_state, batches(3))
     options = autoshard.TableOptions(mode="sync" if number else "pipelined")
     plan = planned(program, one_node(CLUSTER, DEVICES * count), tables=options)
     with plan.host_tables(step, make_state) as tables:

@@ -17,6 +17,7 @@ import autoshard
 from autoshard.cli import app
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, ExportError, FileFormatError, MemoryBudgetError, PlanMismatchError
+from autoshard.offloading.situation import HostRates
 from autoshard.report.reading import read_material
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
@@ -53,11 +54,11 @@ def program_of(optimizer=None, model=None, batch_size=EXAMPLES):
     return step, make_state, (jax.eval_shape(make_state), batch)
 
 
-def batches(count):
+def batches(count, size=EXAMPLES):
     rng = np.random.default_rng(1)
-    draw = lambda rows: np.minimum(rng.zipf(1.3, EXAMPLES) - 1, rows - 1).astype(np.int32)
+    draw = lambda rows: np.minimum(rng.zipf(1.3, size) - 1, rows - 1).astype(np.int32)
     return [
-        {"user": draw(USERS), "item": draw(ITEMS), "y": rng.integers(0, 2, EXAMPLES).astype(np.float32)}
+        {"user": draw(USERS), "item": draw(ITEMS), "y": rng.integers(0, 2, size).astype(np.float32)}
         for _ in range(count)
     ]
 
@@ -106,7 +107,7 @@ def test_a_state_that_exceeds_all_devices_is_not_searched_for(program):
     stages = []
     options = autoshard.PlanOptions(cache=False, on_progress=lambda progress: stages.append(progress.stage))
     plan = planned(program_of(model=Clicks(10**9, 128)), budget_bytes=None, options=options)
-    assert plan.tables == ("params.users.embedding",) and plan.placement.best.host_bytes > 1e12
+    assert plan.tables == ("params.users.embedding",) and plan.placed.best.host_bytes > 1e12
     assert stages.count("trace") == 2  # the rest of the step to price it, and the step over rows
 
 
@@ -168,16 +169,21 @@ def test_what_cannot_go_together_is_refused(program):
 # ---- the run
 
 
+def on_one_device(step, make_state, all_batches):
+    """The state after steps with whole tables, and the loss of each."""
+    state, run, losses = make_state(), jax.jit(step), []
+    for batch in all_batches:
+        state, metrics = run(state, batch)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.5), optax.adagrad(0.1)], ids=["sgd", "adagrad"])
 def test_three_steps_equal_those_of_one_device(optimizer, tmp_path):
     step, make_state, _ = program = program_of(optimizer)
     plan = planned(program)
     plan.save(tmp_path / "plan.json")
-    whole, run = make_state(), jax.jit(step)
-    losses = []
-    for batch in batches(3):
-        whole, metrics = run(whole, batch)
-        losses.append(float(metrics["loss"]))
+    whole, losses = on_one_device(step, make_state, batches(3))
     read = autoshard.load(tmp_path / "plan.json")
     for made, batch in ((plan, None), (read, batches(1)[0])):
         with made.host_tables(step, make_state, batch) as tables:
@@ -189,6 +195,23 @@ def test_three_steps_equal_those_of_one_device(optimizer, tmp_path):
             if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
                 continue
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_ranked", [True, False])
+def test_hot_rows_that_the_plan_keeps_on_the_devices_make_no_difference(is_ranked):
+    """Slow CPUs make them worth while; of rows in no order, those of a sample, which has fewer, are taken."""
+    step, make_state, _ = program = program_of(batch_size=4096)
+    options = autoshard.PlanOptions(lookups=autoshard.Lookups(autoshard.IdDistribution(1.2, is_ranked)))
+    slow = autoshard.TableOptions(hot_rows=True, mode="sync", rates=HostRates(id_s=1e-8, line_s=1e-6))
+    plan = planned(program, options=options, tables=slow)
+    ((path, count),) = plan.placed.hot_rows.items()
+    assert path == "params.users.embedding" and count > 4096
+    _, losses = on_one_device(step, make_state, batches(3, 4096))
+    sample = () if is_ranked else batches(1, 4096)
+    with plan.host_tables(step, make_state, sample=sample) as tables:
+        assert tables.sparse.hot_counts == (count,)
+        done = list(tables.steps(batches(3, 4096)))
+    np.testing.assert_allclose([float(d.metrics["loss"]) for d in done], losses, rtol=1e-6)
 
 
 def test_another_execution_may_take_the_place_of_the_planned_one(program, hosted):
