@@ -13,7 +13,7 @@ from autoshard.graph.computations import Computation, all_computations, entry_co
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations
 from autoshard.graph.pointwise import pointwise_operations
-from autoshard.graph.state import gradient_values, weight_values
+from autoshard.graph.state import awaited_scalar, gradient_values, weight_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class ProgramAnalysis:
       graph: The graph. entry: Its entry computation. groups: Its groups.
       chains: Its def-use chains. live: When its values are alive.
       weights, gradients: The values whose collectives nobody waits for (`graph/state.py`).
+      gradients_until: The operation before which all gradients are reduced that are made before it.
       combined: How many collectives of those are combined into one.
       reduce_scatter_order: The groups that sum to gradients, in the order in which they are combined.
       moved_itemsizes: For each value, the bytes of an element as it is moved.
@@ -38,6 +39,7 @@ class ProgramAnalysis:
     live: LiveRanges
     weights: frozenset[int]
     gradients: frozenset[int]
+    gradients_until: int
     combined: CombinedCollectives
     reduce_scatter_order: tuple[int, ...]
     moved_itemsizes: tuple[int, ...]
@@ -59,6 +61,7 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         live=live_ranges(chains, pointwise, weights, gradients),
         weights=weights,
         gradients=gradients,
+        gradients_until=awaited_scalar(graph, gradients),
         combined=combined_collectives(graph, groups, gradients),
         reduce_scatter_order=reduce_scatter_order(chains, groups, gradients),
         moved_itemsizes=moved_itemsizes(graph),

@@ -3,7 +3,7 @@
 Told by the flow of values between the state that a step takes and the state that it returns, not by names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from autoshard.graph.graph import Graph, Operation, OperationKind
 
@@ -57,3 +57,31 @@ def gradient_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
                 passes_on = False
         read(operation, passes_on)
     return frozenset(gradients)
+
+
+def awaited_scalar(graph: Graph, gradients: Set[int]) -> int:
+    """The first operation that waits for a scalar made of more than half of all gradients, such as the norm by which
+    they are clipped, and makes more than scalars; the number of operations where none does. A scalar of one gradient,
+    as of Adafactor, holds up that one alone.
+    """
+    made_of: dict[int, int] = {}  # of values made of gradients: bit n stands for the n-th that is summed of others
+    waiting: list[tuple[int, int]] = []  # operation, the gradients of the scalars that it waits for
+    num_gradients = 0
+    for operation in graph.operations:
+        of_scalars = of_all = 0
+        for o in operation.operands:
+            bits = 0 if o is None else made_of.get(o, 0)
+            of_all |= bits
+            of_scalars |= bits if o is not None and not graph.values[o].shape else 0
+        for r in operation.results:
+            if r is None:
+                continue
+            if of_all:
+                made_of[r] = of_all
+            elif r in gradients and any(f.reduction is not None for f in operation.rule.factors):
+                made_of[r] = 1 << num_gradients
+                num_gradients += 1
+            if of_scalars and graph.values[r].shape:
+                waiting.append((operation.index, of_scalars))
+    found = (o for o, scalars in waiting if 2 * scalars.bit_count() > num_gradients > 1)
+    return next(found, len(graph.operations))

@@ -184,13 +184,18 @@ class Overlap:
         return next((o for o in group.operations if operations[o].rule.is_heavy), group.operations[-1])
 
     def window(self, value: int, reader: int | None) -> Window:
-        """When a weight can be gathered for `reader`, or a gradient be moved: within the innermost loop around it."""
+        """When a weight can be gathered for `reader`, or a gradient be moved: within the innermost loop around it.
+
+        No gradient is updated with before all are there where the update waits for their norm.
+        """
         chains, graph = self.analysis.chains, self.analysis.graph
         if value in self.analysis.gradients or reader is None:
             made = chains.producer[value]
             start = 0 if made is None else made.index + 1
             loops = () if made is None else chains.loop_nest[made.index]
-            stop = graph.loops[loops[-1]].stop if loops else len(graph.operations)
+            until = self.analysis.gradients_until
+            whole = until if start <= until else len(graph.operations)
+            stop = graph.loops[loops[-1]].stop if loops else whole
             return min(start, stop), stop
         loops = chains.loop_nest[reader] if reader < len(chains.loop_nest) else ()  # what is returned unchanged
         return (graph.loops[loops[-1]].start if loops else 0), reader
