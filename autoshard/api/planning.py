@@ -23,7 +23,7 @@ from autoshard.plans.remat_search import plan_rematerialised
 from autoshard.strategies.adaptive import plan_adaptive
 from autoshard.suggestions import suggestion
 from autoshard.train_step import TrainStep
-from autoshard.verify.closed_loop import plan_confirmed
+from autoshard.verify.fastest_mesh import plan_checked
 
 
 def in_stages(cluster: Cluster, stages: object | None) -> bool:
@@ -91,14 +91,14 @@ def plan_on_devices(
                 donate_argnums=donated,
                 start=start,
                 options=options,
-                answer=lambda step: answered(functools.partial(plan_confirmed, fn=step, args=args)),
+                answer=lambda step: answered(functools.partial(plan_checked, fn=step, args=args)),
                 **one_program,
             )
             return Plan.of(made)
         if not is_staged:
             statics = Statics.of(fn, static_argnums, static_argnames)
             with pure_call(fn, args, kwargs, statics, _own_options()) as call:
-                confirmed = functools.partial(plan_confirmed, fn=call.fn, args=call.args)
+                confirmed = functools.partial(plan_checked, fn=call.fn, args=call.args)
                 made = plan_function(
                     call.fn,
                     call.args,

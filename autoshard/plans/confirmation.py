@@ -3,7 +3,7 @@
 import dataclasses
 
 from autoshard.execution.candidates import CandidateFigures
-from autoshard.printing import amount
+from autoshard.printing import amount, seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,6 +34,24 @@ class CompiledOtherwise:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ReplayedMesh:
+    """A mesh whose plan was compiled and replayed as well.
+
+    Attributes:
+      axes: (name, size) of its axes. step_s: What its plan predicts.
+      fastest: The fastest way in which its program was scheduled.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    step_s: float
+    fastest: CandidateFigures
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self.axes)
+        return f"{axes}: {seconds(self.fastest.step_s)} simulated, {seconds(self.step_s)} predicted"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Confirmation:
     """Whether a compiler does what a plan predicts, and within the memory (`PlanOptions.compile_check`).
 
@@ -51,6 +69,7 @@ class Confirmation:
       first_step_s: The predicted step of the plan before anything was corrected.
       candidates: The ways in which its program was scheduled; empty where there is one only.
       chosen: The fastest of them that fits the memory.
+      meshes: The meshes whose plans were compiled and replayed, this one included; empty where there is one only.
     """
 
     compiler: str
@@ -66,6 +85,7 @@ class Confirmation:
     first_step_s: float | None = None
     candidates: tuple[CandidateFigures, ...] = ()
     chosen: CandidateFigures | None = None
+    meshes: tuple[ReplayedMesh, ...] = ()
 
     def __str__(self) -> str:
         """One line on the outcome, then one for each collective that was compiled otherwise."""
@@ -81,6 +101,8 @@ class Confirmation:
         if self.chosen is not None:
             others = "; ".join(str(c) for c in self.candidates if c != self.chosen)
             lines.append(f"scheduled for {self.chosen}" + (f" (not for {others})" if others else ""))
+        if self.meshes:
+            lines.append(f"the fastest by replay of {len(self.meshes)} meshes: {'; '.join(map(str, self.meshes))}")
         if self.forbidden:
             lines.append(f"forbidden, since compiled otherwise: {'; '.join(self.forbidden)}")
         return "\n".join(lines)

@@ -47,6 +47,9 @@ class PlanOptions:
         compiler does otherwise; see `autoshard/verify/closed_loop.py`. The compiler for GPUs and TPUs must be
         installed, else the plan says that it is not checked.
       compile_check_rounds: How many plans are compiled at most.
+      compile_check_meshes: On GPUs, of how many meshes plans are compiled, where several are searched and others are
+        predicted to be nearly as fast as the best: the one whose compiled schedule is the fastest by replay is taken;
+        see `autoshard/verify/fastest_mesh.py`. It takes as long again for each.
       remat: What the layers of a `TrainStep` keep for their backward pass. "as_written": what the program says,
         `jax.checkpoint` included. "search": the fastest policy that fits the memory; `jax.checkpoint` in the program is
         then one candidate of several (`autoshard/plans/remat_search.py`). It takes a plan for each policy that is
@@ -75,6 +78,7 @@ class PlanOptions:
     least_memory_s: float = 60.0
     compile_check: bool = False
     compile_check_rounds: int = 4
+    compile_check_meshes: int = 1
     remat: Literal["as_written", "search"] = "as_written"
     device_order: Literal["sought", "listed"] = "sought"
     adaptive: bool = False

@@ -200,6 +200,7 @@ class PlanSection(_Section):
         work_limit: limit of the planner in units of work instead of time, which makes its answer repeatable; or null.
         cache: keep solutions on disk, and answer from them or start from them.
         check: compile the plan ahead of time for its devices, and correct it where the compiler does otherwise.
+        check_meshes: with `check`, on GPUs: of how many of the best meshes plans are compiled; the fastest is taken.
         remat: what the layers of the model keep for their backward pass: `as_written`, or `search` for the fastest
             policy that fits the memory, of which the model's own `jax.checkpoint` is then one candidate.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
@@ -218,6 +219,7 @@ class PlanSection(_Section):
     work_limit: PositiveFloat | None = None
     cache: bool = True
     check: bool = False
+    check_meshes: PositiveInt = 1
     remat: Literal["as_written", "search"] = "as_written"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None

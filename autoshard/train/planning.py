@@ -200,6 +200,7 @@ def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] 
         work_limit=section.work_limit,
         cache=section.cache,
         compile_check=section.check,
+        compile_check_meshes=section.check_meshes,
         remat=section.remat,
         lookups=_lookups(section.lookups),
         on_progress=on_progress,

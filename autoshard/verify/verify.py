@@ -56,7 +56,7 @@ def verify(
       VerificationError: It does not know the devices, does not compile the program, or takes too long.
     """
     say = on_stage or (lambda stage: None)
-    args = jax.tree.map(_by_shape, args) or argument_shapes(plan)
+    args = jax.tree.map(by_shape, args) or argument_shapes(plan)
     chosen = target_of(plan) if target is None else target_named(target)
     devices_per_node = plan.devices_per_node if chosen.name == plan.device else None  # nodes of other devices differ
     devices = devices_for(chosen, plan.axes, devices_per_node, plan.logical_mesh.torus)
@@ -136,7 +136,7 @@ def _donated(plan: ProgramPlan, traced: Trace) -> Sequence[int]:
     return [leaf for k in plan.donate_argnums for leaf in range(starts[k], starts[k] + counts[k])]
 
 
-def _by_shape(leaf: Any) -> Any:
+def by_shape(leaf: Any) -> Any:
     """An array without its data, which lie on other devices than those that are compiled for."""
     if not isinstance(leaf, jax.Array):
         return leaf
