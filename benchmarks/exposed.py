@@ -14,6 +14,7 @@ import argparse
 import collections
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import os
@@ -45,11 +46,12 @@ from autoshard.hlo.compiled_schedule import replay
 from autoshard.hlo.cost_profile import cost_profile, instruction_costs
 from autoshard.hlo.module import HloModule, parse
 from autoshard.plans.apply import planned_function
-from autoshard.plans.make import homogeneous_slice, plan_program
+from autoshard.plans.make import homogeneous_slice, plan_posed, plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
 from autoshard.verify.devices import gpu_devices
+from autoshard.verify.fastest_mesh import plan_checked
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -66,7 +68,14 @@ bandwidth (NVIDIA's data sheet), 3 us a launch. At the catalogue's peaks less wo
 """
 DEVICES = (8, 16, 64)
 
-PLANS = {"plan": Schedule.LATENCY_HIDING, "plan, least memory": Schedule.LEAST_MEMORY}
+PLANS = {
+    "plan": PlanOptions(time_limit_s=60, schedule=Schedule.LATENCY_HIDING),
+    "plan, least memory": PlanOptions(time_limit_s=60, schedule=Schedule.LEAST_MEMORY),
+    "plan, fastest of 3 meshes": PlanOptions(
+        time_limit_s=60, schedule=Schedule.LATENCY_HIDING, compile_check=True, compile_check_meshes=3
+    ),
+}
+"""The last one is compiled for every mesh, which takes minutes: only where `--only` names it."""
 
 
 Key = tuple[str, int, str, str, float]
@@ -241,17 +250,16 @@ class Planning:
                     subject.cluster,
                     donate_argnums=(0,),
                     memory_budget_bytes=budget_gb * 1e9,
-                    options=PlanOptions(time_limit_s=60, cache=True, schedule=PLANS[strategy]),
+                    options=PLANS[strategy],
+                    answer=functools.partial(plan_checked, fn=self.step, args=self.args)
+                    if PLANS[strategy].compile_check
+                    else plan_posed,
                 )
             )
             devices = gpu_devices(H100, plan.num_devices, min(PER_NODE, plan.num_devices))
             run = planned_function(plan, self.step, device_mesh(plan.axes, devices))
-            ways = [
-                lambda options, of=of: of.lower(*self.args).compile(compiler_options=options)
-                for of in (run, run.unordered)
-            ]
             choosing = plan.interface.choosing
-            candidates = compile_candidates(*ways, "cuda", choosing, COMPILER_OPTIONS)
+            candidates = compile_candidates(run.compile_as(self.args), "cuda", choosing, COMPILER_OPTIONS)
         except (AutoshardError, jax.errors.JaxRuntimeError) as error:
             reason, seconds = " ".join(str(error).split())[:300], round(time.perf_counter() - started, 1)
             yield dataclasses.replace(cell, reason=reason, seconds=seconds)
@@ -473,6 +481,8 @@ def main() -> None:
             planning = Planning(name, num_devices)
             budgets = tuple(map(float, chosen.budget.split(","))) if chosen.budget else PROGRAMS[name].budgets_gb
             for strategy in () if chosen.by_hand else PLANS:
+                if only is None and PLANS[strategy].compile_check:
+                    continue
                 for budget_gb in budgets:
                     if is_wanted(strategy) and (
                         chosen.again or not _has_plan(known, name, num_devices, strategy, budget_gb)

@@ -28,8 +28,10 @@ class Candidate(enum.Enum):
     None is the fastest for every program. XLA's scheduler believes in links of its own; with a profile written by the
     plan's cost model (`hlo/cost_profile.py`) it hides what the plan says can be hidden. Two collectives at once help
     where gathers and reductions are in flight together. Collectives of a loop, as over scanned layers, have little to
-    hide behind within one iteration. Orders bound the memory, and hinder some fusions: without them a program is faster
-    where there is memory to spare. The order of least memory stays for where nothing else fits.
+    hide behind within one iteration. The plan's orders bound the memory: a collective gets a few products to hide
+    behind. Orders that follow the plan's own schedule give each what it needs, and let weights of checkpointed layers
+    be gathered before the layer begins. All orders hinder some fusions: without any a program can be faster where there
+    is memory to spare. The order of least memory stays for where nothing else fits.
     """
 
     LEAST_MEMORY = "least memory"
@@ -37,12 +39,18 @@ class Candidate(enum.Enum):
     TWO_AT_ONCE = "latency hiding by XLA's costs, two collectives at once"
     PLAN_COSTS = "latency hiding by the plan's costs"
     PIPELINED_LOOPS = "latency hiding by the plan's costs, collectives of loops pipelined"
+    BY_TIME = "latency hiding by the plan's costs, in the order of the plan's own schedule"
     UNORDERED = "latency hiding by the plan's costs, without the plan's orders"
 
     @property
     def by_plan_costs(self) -> bool:
         """Whether XLA's scheduler is handed a profile of the plan's costs (`profile_option`)."""
-        return self in (Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS, Candidate.UNORDERED)
+        return self not in (Candidate.LEAST_MEMORY, Candidate.XLA_COSTS, Candidate.TWO_AT_ONCE)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the program has the orders that bound its memory as the plan predicts."""
+        return self not in (Candidate.BY_TIME, Candidate.UNORDERED)
 
 
 def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | int | str]:

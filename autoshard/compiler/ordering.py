@@ -19,6 +19,7 @@ from autoshard.compiler.reused_operands import used_up_first
 from autoshard.compiler.row_major import row_major
 from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.smaller_first import smaller_first
+from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.compiler.transposed_products import transposed_at_once
 from autoshard.graph.computations import Computation, Instruction, all_computations
 from autoshard.graph.equation_plan import EquationPlan, evaluation_order
@@ -51,6 +52,7 @@ def ordered(
     axis_sizes: Mapping[str, int],
     rules: OrderingRules,
     entry: Computation | None = None,
+    times: TransferTimes | None = None,
 ) -> PlannedGraph:
     """The graph with what a plan says of each equation, and what must be ordered or kept.
 
@@ -59,6 +61,7 @@ def ordered(
       arguments: The layout of each argument. axis_sizes: Of the mesh, by axis name.
       rules: Those of the compiler.
       entry: The graph's entry computation, where it is known: it is the same for all plans.
+      times: When what hides is sent, where orders are to follow that; None for orders that bound the memory.
     """
     found = dict(equations)
 
@@ -81,7 +84,7 @@ def ordered(
         for number, (results, part) in _waits(planned, computation, rules.product_workspace_bytes).items():
             say(number, waits=results, waits_for_part=part)
     if rules.schedule is Schedule.LATENCY_HIDING:
-        for number, fields in _hiding(planned).items():
+        for number, fields in _hiding(planned, times).items():
             say(number, **fields)
     if rules.turns_rows:
         for number, kept in row_major(planned).items():
@@ -108,14 +111,14 @@ def _waits(
     return found
 
 
-def _hiding(planned: PlannedGraph) -> dict[int, dict[str, Any]]:
+def _hiding(planned: PlannedGraph, times: TransferTimes | None) -> dict[int, dict[str, Any]]:
     """For equations, what of an `EquationPlan` is ordered where collectives run behind kernels."""
     found: dict[int, dict[str, Any]] = collections.defaultdict(dict)
     awaited = awaited_values(planned.graph, by_products=True)
     handed_on = awaited_values(planned.graph, by_products=False)
 
     def visit(computation: Computation, results: Sequence[int | None]) -> None:
-        _order_hiding(planned, computation, results, awaited, found)
+        _order_hiding(planned, computation, results, awaited, found, times)
         for instruction in computation:
             for nested in instruction.nested:
                 visit(nested, [r if r in handed_on else None for r in instruction.results])
@@ -130,6 +133,7 @@ def _order_hiding(
     results: Sequence[int | None],
     awaited: Set[int | None],
     found: Mapping[int, dict[str, Any]],
+    times: TransferTimes | None,
 ) -> None:
     """Adds to `found` what is ordered of a computation; `results` and `awaited` as in `Turns`."""
     if not computation:
@@ -139,7 +143,7 @@ def _order_hiding(
     follows: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
     moved = smaller_first(planned, computation, awaited)
     order, by_number = _evaluated(computation, moved), {i.equation: i for i in computation}
-    turns, prefetches = Turns(planned, order, results, awaited), Prefetches(planned, order)
+    turns, prefetches = Turns(planned, order, results, awaited), Prefetches(planned, order, times)
     for number, slots in turns.operands().items():
         found[number]["waits_for_part"] = slots
     for turn in turns.sums():  # made last of what is there before: what it holds back must be there
@@ -150,12 +154,14 @@ def _order_hiding(
         else:
             held[turn.before].add((turn.after - turn.before, turn.slot))
         found[turn.before]["operands"] = _read_as(planned, by_number[turn.before])
-    for turn in turns.reduced():
+    for turn in turns.reduced(times, prefetches.opened):
         if turn.after is not None:
             follows[turn.after].add((turn.after - turn.before, turn.slot))
             moved.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
     for number, copies in prefetches.held.items():
         held[number].update((reader - number, slot) for reader, slot in copies)
+    for number, slots in prefetches.opened.items():
+        found[number]["opened"] = slots
     for number, until in (moved | prefetches.moved).items():
         found[number]["evaluated_at"] = until - number
     for field, slots_of in (("holds_back", held), ("holds_results", holding), ("follows", follows)):

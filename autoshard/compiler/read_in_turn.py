@@ -12,12 +12,13 @@ import bisect
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from autoshard.compiler.early_products import has_product, is_partial, is_summed_alone, num_products
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS
-from autoshard.graph.computations import Computation, Instruction
+from autoshard.compiler.transfer_times import TransferTimes
+from autoshard.graph.computations import Computation, Instruction, first_operation
 from autoshard.graph.graph import Graph
 
 REDUCED_WITHIN = 4
@@ -94,17 +95,22 @@ class Turns:
                     found += [dataclasses.replace(tie, along=along) for tie in ties]
         return found
 
-    def reduced(self) -> list[Turn]:
-        """The products whose sums are reduced alone, and who waits for them; what widens such a sum comes after."""
+    def reduced(
+        self, times: TransferTimes | None = None, opened: Mapping[int, tuple[int, ...]] | None = None
+    ) -> list[Turn]:
+        """The products whose sums are reduced alone, and who waits for them; what widens such a sum comes after.
+
+        Args:
+          times: When the sums are sent; None for `REDUCED_WITHIN`.
+          opened: For equations, the operand slots that do not wait with the others.
+        """
         found: list[Turn] = []
-        passed = list(itertools.accumulate(num_products(self.order[at]) for at in self.products))
-        for n, at in enumerate(self.products):
-            following = bisect.bisect_left(passed, passed[n] + REDUCED_WITHIN)
-            if following == len(self.products):
-                break
-            product, until = self.order[at], self.products[following]
-            is_free = product.name == "dot_general" and self.awaited.isdisjoint(product.results)
-            if not (is_free and is_partial(self.planned, product) and is_summed_alone(self.planned, product)):
+        for at, until in zip(self.products, self._followers(times), strict=True):
+            product = self.order[at]
+            if until is None:
+                continue
+            if product.nested:
+                found += self._tie(product, self.order[until], opened)
                 continue
             along = self._along(at, until)
             if along is None or until + 1 == len(self.order):
@@ -113,9 +119,43 @@ class Turns:
             late = [k for k, number in enumerate(along) if made[number].name not in _SAME_ELEMENTS]
             first = late[0] if late else len(along)
             before = made[along[first - 1]] if first else product
-            ties = self._tie(before, self.order[until])
+            ties = self._tie(before, self.order[until], opened)
             found += [dataclasses.replace(tie, along=along[first:]) for tie in ties]
         return found
+
+    def _followers(self, times: TransferTimes | None) -> list[int | None]:
+        """For each product, the position of the one that waits for its sum, reduced alone; None if none does. What
+        contains products has sums of its own only in time: those that are not through before its end.
+        """
+        if times is None:
+            passed = list(itertools.accumulate(num_products(self.order[at]) for at in self.products))
+            after = [bisect.bisect_left(passed, own + REDUCED_WITHIN) for own in passed]
+            of_one = [self._is_reduced_alone(self.order[at]) for at in self.products]
+            return [self._product(k) if alone else None for k, alone in zip(after, of_one, strict=True)]
+        firsts = [first_operation(self.order[at]) for at in self.products]
+        found: list[int | None] = []
+        for n, at in enumerate(self.products):
+            ends = [times.ends[i.equation] for i in self._reduced_alone(self.order[at]) if i.equation in times.ends]
+            following = bisect.bisect_left(firsts, max(ends)) if ends else len(firsts)
+            is_through = bool(self.order[at].nested) and following <= n + 1
+            found.append(None if is_through else self._product(following))
+        return found
+
+    def _product(self, number: int) -> int | None:
+        """The position of a product; None behind the last one."""
+        return self.products[number] if number < len(self.products) else None
+
+    def _is_reduced_alone(self, product: Instruction) -> bool:
+        is_free = product.name == "dot_general" and self.awaited.isdisjoint(product.results)
+        return is_free and is_partial(self.planned, product) and is_summed_alone(self.planned, product)
+
+    def _reduced_alone(self, instruction: Instruction) -> Iterator[Instruction]:
+        """The products whose sums are reduced alone that an equation is or contains."""
+        if instruction.name == "dot_general" and self._is_reduced_alone(instruction):
+            yield instruction
+        for nested in instruction.nested:
+            for inner in nested:
+                yield from self._reduced_alone(inner)
 
     def behind(self, number: int) -> int:
         """The equation that is evaluated after the one with a number."""
@@ -138,9 +178,12 @@ class Turns:
         is_small = _FEW * values[made].size_bytes <= values[instruction.operand(0)].size_bytes
         return bool(values[made].shape) and is_small and made not in self.awaited
 
-    def _tie(self, before: Instruction, after: Instruction) -> list[Turn]:
+    def _tie(
+        self, before: Instruction, after: Instruction, opened: Mapping[int, tuple[int, ...]] | None = None
+    ) -> list[Turn]:
         """A tie by the largest operand of the later instruction, if it has any."""
-        slot = self._largest({slot: o for slot, o in enumerate(after.operands) if o is not None})
+        free = (opened or {}).get(after.equation, ())
+        slot = self._largest({slot: o for slot, o in enumerate(after.operands) if o is not None and slot not in free})
         return [] if slot is None else [Turn(before.equation, after.equation, slot)]
 
     def _hand_over(self, before: Instruction, along: Sequence[int]) -> list[Turn]:

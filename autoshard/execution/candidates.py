@@ -27,8 +27,8 @@ from autoshard.hlo.module import parse
 from autoshard.printing import amount, seconds
 from autoshard.user_cache import user_cache
 
-Compile = Callable[[dict[str, Any]], Any]
-"""Compiles a lowered program under compiler options, as `jax.stages.Lowered.compile` does."""
+Compile = Callable[[Candidate, dict[str, Any]], Any]
+"""Compiles the program of a way under compiler options, as `jax.stages.Lowered.compile` does."""
 
 
 _SPARED = 0.85
@@ -96,8 +96,7 @@ class Choosing:
 
 
 def compile_candidates(
-    compile_with: Compile,
-    compile_unordered: Compile,
+    compile_as: Compile,
     platform: str,
     choosing: Choosing,
     options: Mapping[str, Any] | None = None,
@@ -107,7 +106,7 @@ def compile_candidates(
     Of the others, one that XLA does not compile is left out, with a warning.
 
     Args:
-      compile_with: Compiles it. compile_unordered: Compiles it without the plan's orders.
+      compile_as: Compiles it, in the orders of a way.
       platform: What JAX calls its devices, which are GPUs.
       choosing: Which ways to try, and what prices them.
       options: Compiler options for all of them.
@@ -115,7 +114,7 @@ def compile_candidates(
     own, mesh = dict(options or {}), choosing.mesh
     first = _priced(
         Candidate.LEAST_MEMORY,
-        compile_with({**own, **candidate_options(platform, Candidate.LEAST_MEMORY)}),
+        compile_as(Candidate.LEAST_MEMORY, {**own, **candidate_options(platform, Candidate.LEAST_MEMORY)}),
         platform,
         mesh,
     )
@@ -125,18 +124,16 @@ def compile_candidates(
             continue
         if candidate is Candidate.PIPELINED_LOOPS and not _sends_in_loops(first.text, mesh):
             continue
-        is_unordered = candidate is Candidate.UNORDERED
-        if is_unordered and not choosing.has_room(first.figures):
+        if candidate is Candidate.UNORDERED and not choosing.has_room(first.figures):
             continue
-        compile_own = compile_unordered if is_unordered else compile_with
         base = {**own, **candidate_options(platform, candidate)}
         try:
             if candidate.by_plan_costs:  # the others have instructions of their own
-                named = first.text if candidate is Candidate.PLAN_COSTS else compile_own(base).as_text()
+                named = first.text if candidate is Candidate.PLAN_COSTS else compile_as(candidate, base).as_text()
                 with _profile_file(cost_profile(instruction_costs(parse(named), mesh))) as profile:
-                    compiled = compile_own({**base, **profile_option(profile)})
+                    compiled = compile_as(candidate, {**base, **profile_option(profile)})
             else:
-                compiled = compile_own(base)
+                compiled = compile_as(candidate, base)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"XLA does not compile a program for {candidate.value}: {reason:.300}", stacklevel=2)

@@ -11,11 +11,12 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from autoshard.compiler.candidates import Candidate
 from autoshard.compiler.options import GPU_PLATFORMS, compiler_options
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import MeshError
 from autoshard.execution.apply import Evaluator
-from autoshard.execution.candidates import Choosing, CompiledCandidate, compile_candidates
+from autoshard.execution.candidates import Choosing, Compile, CompiledCandidate, compile_candidates
 from autoshard.execution.placement import partition_spec
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
@@ -92,6 +93,7 @@ class Interface:
       donate_argnums: Positional arguments whose buffers are reused.
       schedule: What the compiler is asked for.
       choosing: By what the fastest way to schedule the program on GPUs is chosen.
+      timed: What equations enforce instead where there is memory to spare.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -102,6 +104,16 @@ class Interface:
     donate_argnums: tuple[int, ...]
     schedule: Schedule
     choosing: Choosing
+    timed: tuple[tuple[int, EquationPlan], ...] = ()
+
+    def for_candidate(self, candidate: Candidate) -> "Interface":
+        """The same layouts, in the orders of one way to schedule the program."""
+        match candidate:
+            case Candidate.UNORDERED:
+                return self.unordered
+            case Candidate.BY_TIME:
+                return dataclasses.replace(self, shardings=tuple({**dict(self.shardings), **dict(self.timed)}.items()))
+        return self
 
     @property
     def unordered(self) -> "Interface":
@@ -237,15 +249,26 @@ class PlannedFunction:
     def candidates(self, *args: Any) -> tuple[CompiledCandidate, ...]:
         """The program for `args`, as of `lower`, compiled for GPUs in each way that the plan names; nothing runs."""
         platform = self.mesh.devices.flat[0].platform
-        compile_with = lambda options: self.lower(*args).compile(compiler_options=options)
-        unordered = self.unordered
-        compile_unordered = lambda options: unordered.lower(*args).compile(compiler_options=options)
-        return compile_candidates(compile_with, compile_unordered, platform, self._interface.choosing)
+        return compile_candidates(self.compile_as(args), platform, self._interface.choosing)
 
-    @property
-    def unordered(self) -> "PlannedFunction":
-        """The function in the plan's layouts, but not in its order."""
-        return PlannedFunction(self._fn, self._interface.unordered, self.mesh, self._check, self._shapes)
+    def of_candidate(self, candidate: Candidate) -> "PlannedFunction":
+        """The function in the plan's layouts, in the orders of one way to schedule it."""
+        if candidate.is_bounded:
+            return self
+        interface = self._interface.for_candidate(candidate)
+        return PlannedFunction(self._fn, interface, self.mesh, self._check, self._shapes)
+
+    def compile_as(self, args: Sequence[Any]) -> Compile:
+        """Compiles the program for `args`, each of its orders traced once."""
+        lowered: dict[Candidate | None, Any] = {}
+
+        def compile_as(candidate: Candidate, options: dict[str, Any]) -> Any:
+            own = None if candidate.is_bounded else candidate
+            if own not in lowered:
+                lowered[own] = self.of_candidate(candidate).lower(*args)
+            return lowered[own].compile(compiler_options=options)
+
+        return compile_as
 
     def lower(self, *args: Any) -> Any:
         """Lowers as `jax.jit(f).lower` does: for `args` (arrays or `jax.ShapeDtypeStruct`), or for the planned ones."""

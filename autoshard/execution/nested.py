@@ -43,7 +43,7 @@ class Nested:
         numbers, values = nested_numbers(equation, number), [o.value for o in operands]
         match kind_of(equation):
             case EquationKind.CALL:
-                return self._call(equation, operands, number + 1)
+                return self._call(equation, operands, plan, number + 1)
             case EquationKind.SCAN:
                 programs = self._scan(equation, operands, plan, number + 1)
             case EquationKind.WHILE:
@@ -56,7 +56,9 @@ class Nested:
         results = equation.primitive.bind(*values, **{**equation.params, **programs})
         return [Placed(r, None) for r in results]
 
-    def _call(self, equation: jex.JaxprEqn, operands: Sequence[Placed], number: int) -> list[Placed]:
+    def _call(
+        self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan, number: int
+    ) -> list[Placed]:
         """A call: inlined, but of a checkpointed function, which changes what the compiler may do.
 
         What enters that one is constrained again inside: the compiler would else give it the layout of any of its uses.
@@ -70,7 +72,13 @@ class Nested:
         inner = closed.jaxpr
         hoisted = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars], debug_info=inner.debug_info)
         values = [p.value for p in operands]
-        results = equation.primitive.bind(*closed.consts, *values, **{**equation.params, "jaxpr": hoisted})
+        params = {**equation.params, "jaxpr": hoisted}
+        if plan.opened:
+            held = params["prevent_cse"]
+            every = held if isinstance(held, tuple) else (held,) * len(values)
+            kept = tuple(is_held and slot not in plan.opened for slot, is_held in enumerate(every))
+            params["prevent_cse"] = (bool(held),) * len(closed.consts) + kept
+        results = equation.primitive.bind(*closed.consts, *values, **params)
         return list(map(self.placement.place, results, ends))
 
     def _scan(

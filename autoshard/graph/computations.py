@@ -74,5 +74,28 @@ def all_computations(entry: Computation) -> Iterator[Computation]:
             yield from all_computations(nested)
 
 
+def first_operation(instruction: Instruction) -> int:
+    """The first operation that an equation is or contains; all are behind it where it contains none."""
+    return min((o.index for o in _operations(instruction)), default=0)
+
+
+def last_operation(instruction: Instruction) -> int:
+    """The last operation that an equation is or contains."""
+    return max((o.index for o in _operations(instruction)), default=0)
+
+
+def is_checkpoint(instruction: Instruction) -> bool:
+    """Whether an equation is a call of a checkpointed function."""
+    return instruction.name in ("checkpoint", "remat", "remat2")
+
+
+def _operations(instruction: Instruction) -> Iterator[Operation]:
+    if instruction.operation is not None:
+        yield instruction.operation
+    for nested in instruction.nested:
+        for inner in nested:
+            yield from _operations(inner)
+
+
 def _is_equation(operation: Operation) -> bool:
     return operation.kind is OperationKind.EQUATION

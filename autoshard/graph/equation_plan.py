@@ -51,6 +51,8 @@ class EquationPlan:
       holds_results: Results of its computation that nobody reads before each device has made its part of the results.
       follows: (how much lower the number of an earlier equation of its computation is, operand slot): operands that are
         read only when the results of that equation are there, summed.
+      opened: Operand slots of a checkpointed function that do not wait for its other operands: what is gathered of them
+        inside may be gathered before.
       evaluated_at: Where it is evaluated: right before the equation of its computation whose number is higher by so
         much; 0 where the program has it.
       materialized: Result slots that are stored before anything reads them.
@@ -72,6 +74,7 @@ class EquationPlan:
     holds_back: tuple[tuple[int, int], ...] = ()
     holds_results: tuple[int, ...] = ()
     follows: tuple[tuple[int, int], ...] = ()
+    opened: tuple[int, ...] = ()
     evaluated_at: int = 0
     materialized: tuple[int, ...] = ()
     row_major: tuple[int, ...] = ()
@@ -91,6 +94,7 @@ class EquationPlan:
             holds_back=(),
             holds_results=(),
             follows=(),
+            opened=(),
             evaluated_at=0,
         )
 
@@ -106,6 +110,7 @@ class EquationPlan:
         return bool(
             waiting
             or self.follows
+            or self.opened
             or self.evaluated_at
             or self.materialized
             or self.row_major

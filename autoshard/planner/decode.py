@@ -24,7 +24,8 @@ from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.peak import counted_bytes, peak
 from autoshard.planner.solution_reader import SolutionReader
-from autoshard.planner.timeline import Timeline, timeline
+from autoshard.planner.timeline import Timeline, asked_for, timeline
+from autoshard.planner.transfer_times import transfer_times
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Decoded:
       choices: The choice of each group.
       shardings: What each equation must enforce, by equation number.
       orders: What of that is ordered or kept, one by one.
+      timed: What equations enforce instead where orders follow the times of the plan's own schedule.
     """
 
     argument_layouts: tuple[Layout, ...]
@@ -47,6 +49,7 @@ class Decoded:
     choices: tuple[Choice, ...]
     shardings: tuple[tuple[int, EquationPlan], ...]
     orders: tuple[Order, ...]
+    timed: tuple[tuple[int, EquationPlan], ...]
 
 
 @collection_paused()
@@ -68,7 +71,13 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     arguments = tuple([reader.layout[a.value] for a in graph.arguments])
     entries = [reader.entries(a.value, l) for a, l in zip(graph.arguments, arguments, strict=True)]
     axis_sizes = {axis.name: axis.size for axis in f.mesh.axes}
-    planned = ordered(graph, _shardings(reader), entries, axis_sizes, f.compiler.ordering, f.program.analysis.entry)
+    shardings, rules, entry = _shardings(reader), f.compiler.ordering, f.program.analysis.entry
+    planned = ordered(graph, shardings, entries, axis_sizes, rules, entry)
+    timed: tuple[tuple[int, EquationPlan], ...] = ()
+    if rules.schedule is Schedule.LATENCY_HIDING:
+        times = transfer_times(f, asked_for(f, picks))
+        own = ordered(graph, shardings, entries, axis_sizes, rules, entry, times).equations
+        timed = tuple((n, plan) for n, plan in own.items() if plan != planned.equations.get(n))
     return Decoded(
         arguments,
         tuple(outputs),
@@ -76,6 +85,7 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
         tuple([reader.choice(g.index) for g in f.program.groups]),
         tuple(planned.equations.items()),
         orders(planned),
+        timed,
     )
 
 

@@ -15,7 +15,7 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.layout import SpecEntries
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
-VERSION = 12
+VERSION = 13
 """Changes whenever a file written before could be misread."""
 
 STAGED_FORMAT = "autoshard-staged-plan"
@@ -147,7 +147,7 @@ def _check(plan: ProgramPlan, path: str | os.PathLike[str]) -> None:
         for entries in steps:
             _check_entries(dataclasses.replace(tensor, entries=entries), sizes, path)
     known: set[SpecEntries] = set()
-    for number, shardings in plan.shardings:
+    for number, shardings in (*plan.shardings, *plan.timed):
         paths = [(slot, entries) for slot, steps in shardings.operands for entries in steps]
         for _, entries in (*paths, *shardings.results, *shardings.body):
             if entries not in known:

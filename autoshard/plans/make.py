@@ -337,6 +337,7 @@ def plan_of_choices(
         output_steps=decoded.output_steps,
         shardings=decoded.shardings,
         orders=decoded.orders,
+        timed=decoded.timed,
         equations=graph.equations,
         donate_argnums=origin.donate_argnums,
         schedule=formulation.schedule,

@@ -86,6 +86,8 @@ class ProgramPlan:
       output_steps: For each output, the layouts that it passes through at the end; empty if it is made in its own.
       shardings: What each equation enforces, by equation number: layouts, and what must be ordered or kept.
       orders: What must be ordered or kept, one by one, for people.
+      timed: What equations enforce instead where there is memory to spare: the same layouts, in orders that follow the
+        times of the plan's own schedule.
       equations: Signature of every traced equation: identifies the function.
       donate_argnums: Positional arguments whose buffers are reused.
       schedule: What the compiler is asked for.
@@ -130,6 +132,7 @@ class ProgramPlan:
     remat: RematChoice | None = None
     placement: PlacementSummary | None = None
     slack: Slack | None = None
+    timed: tuple[tuple[int, EquationPlan], ...] = ()
     obeyed: tuple[Obeyed, ...] = ()
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
@@ -195,21 +198,22 @@ class ProgramPlan:
             self.donate_argnums,
             self.schedule,
             Choosing(self.compile_candidates, self.logical_mesh, self.budget_bytes),
+            self.timed,
         )
 
     @property
     def compile_candidates(self) -> tuple[Candidate, ...]:
         """How to schedule its program on GPUs, beside the way of least memory; the fastest that fits runs.
 
-        Nothing else for a plan for the least memory; after a compile check, the way that was the fastest in the plan's
-        order, and that without.
+        Nothing else for a plan for the least memory; after a compile check, the way that was the fastest in the orders
+        that bound its memory, and those in other orders.
         """
         if self.schedule is Schedule.LEAST_MEMORY:
             return ()
         chosen = self.confirmation.chosen if self.confirmation is not None else None
-        if chosen is not None:
-            return chosen.candidate, Candidate.UNORDERED
-        return Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS, Candidate.UNORDERED
+        bounded = (Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS) if chosen is None else (chosen.candidate,)
+        by_time = (Candidate.BY_TIME,) if self.timed else ()
+        return *bounded, *by_time, Candidate.UNORDERED
 
 
 def _unflatten(tree: Any, tensors: Sequence[PlannedTensor]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from autoshard.compiler.candidates import Candidate
 from autoshard.errors import VerificationError
 from autoshard.execution.candidates import CandidateFigures, Choosing, compile_candidates
 from autoshard.execution.compiled_memory import CompiledMemory
@@ -62,22 +63,17 @@ def compile_step(
         process, and then goes on in the background.
     """
     run = planned_function(plan, fn, device_mesh(plan.axes, devices, plan.logical_mesh.order, plan.logical_mesh.torus))
-    lowered = run.lower(*args)
-    platform, started = devices[0].platform, time.perf_counter()
+    compile_one, platform, started = run.compile_as(args), devices[0].platform, time.perf_counter()
 
-    def compile_with(own: dict[str, Any]) -> Any:
-        return _within(time_limit_s, lambda: lowered.compile(compiler_options=own), started)
-
-    def compile_unordered(own: dict[str, Any]) -> Any:
-        program = run.unordered.lower(*args)
-        return _within(time_limit_s, lambda: program.compile(compiler_options=own), started)
+    def compile_as(candidate: Candidate, own: dict[str, Any]) -> Any:
+        return _within(time_limit_s, lambda: compile_one(candidate, own), started)
 
     with _stderr_kept() as log:
         try:
             if choosing is None:
-                compiled = compile_with(options)
+                compiled = compile_as(Candidate.LEAST_MEMORY, options)
                 return CompiledStep(compiled.as_text(), CompiledMemory.of(compiled, platform), log())
-            candidates = compile_candidates(compile_with, compile_unordered, platform, choosing, options)
+            candidates = compile_candidates(compile_as, platform, choosing, options)
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise VerificationError(f"XLA does not compile the planned step: {str(error).strip()[:600]}") from error
     best = choosing.fastest([c.figures for c in candidates])

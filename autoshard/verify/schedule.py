@@ -59,8 +59,8 @@ def schedule_figures(
 def choosing_for(plan: ProgramPlan, target: Target, candidates: tuple[Candidate, ...] | None) -> Choosing | None:
     """By what the way to schedule a plan's program for `target` is chosen; None where there is one only.
 
-    Programs without the plan's orders are left out: what the plan predicts of memory is not about them, and `Plan.jit`
-    takes them only if they fit.
+    Programs in other orders than those that bound the memory are left out: what the plan predicts of memory is not
+    about them, and `Plan.jit` takes them only if they fit.
 
     `candidates`: The ways to try; None for the plan's own.
     """
@@ -68,7 +68,7 @@ def choosing_for(plan: ProgramPlan, target: Target, candidates: tuple[Candidate,
     if _not_replayed(plan, target) or not choosing.others:
         return None
     tried = choosing.others if candidates is None else candidates
-    return dataclasses.replace(choosing, others=tuple(c for c in tried if c is not Candidate.UNORDERED))
+    return dataclasses.replace(choosing, others=tuple(c for c in tried if c.is_bounded))
 
 
 def _predicted(estimate: Estimate) -> StepTimes:

@@ -86,15 +86,15 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
     monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
     run = plan.jit(step, devices_for(H100, plan.axes, 8))
     found = run.candidates()
-    least, _, own, unordered = found
+    least, own, by_time, unordered = found
     tried = [c.figures.candidate for c in found]
-    assert tried == [Candidate.LEAST_MEMORY, Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.UNORDERED]
+    assert tried == [Candidate.LEAST_MEMORY, Candidate.PLAN_COSTS, Candidate.BY_TIME, Candidate.UNORDERED]
     for one in found:
         replayed = replay(parse(one.text), plan.logical_mesh)
         assert one.figures.step_s == replayed.step_s and one.figures.reserved_bytes == one.memory.total_bytes > 0
     assert own.figures.exposed_s < least.figures.exposed_s and own.figures.step_s < least.figures.step_s
     profiles = set(tmp_path.glob("*.pbtxt"))
-    assert len(profiles) == 2 and all(p.read_text().startswith("costs { name: ") for p in profiles)
+    assert len(profiles) == 3 and all(p.read_text().startswith("costs { name: ") for p in profiles)
     run.candidates()
     assert set(tmp_path.glob("*.pbtxt")) == profiles
     assert unordered.memory.peak_bytes >= least.memory.peak_bytes
@@ -147,8 +147,8 @@ def candidates_of(is_scanned: bool) -> tuple[CandidateFigures, ...]:
     )
     links = Cluster.from_file(H100X8.with_name("h100x16.yaml")).slices()[0].logical_mesh(dict(axes))
     choosing = Choosing((Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS), links, None)
-    compile_with = lambda options: lowered.compile(compiler_options={**COMPILER_OPTIONS, **options})
-    return tuple(c.figures for c in compile_candidates(compile_with, compile_with, "cuda", choosing))
+    compile_as = lambda _, options: lowered.compile(compiler_options={**COMPILER_OPTIONS, **options})
+    return tuple(c.figures for c in compile_candidates(compile_as, "cuda", choosing))
 
 
 def test_a_plan_for_the_least_memory_is_compiled_in_one_way(plan):
@@ -156,5 +156,5 @@ def test_a_plan_for_the_least_memory_is_compiled_in_one_way(plan):
     args = {"w": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
     other = autoshard.plan(lambda w: w["w"] * 2, args, cluster=H100X8, mesh={"data": 8}, options=least)
     assert other.compile_candidates == ()
-    own = Candidate.XLA_COSTS, Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS, Candidate.UNORDERED
+    own = Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS, Candidate.BY_TIME, Candidate.UNORDERED
     assert plan.compile_candidates == own

@@ -1,6 +1,8 @@
 """Training under orders that let collectives run behind kernels goes as it does unsharded: such orders move equations,
-and hold back operands, copies that are gathered, and results of checkpointed layers."""
+and hold back operands, copies that are gathered, and results of checkpointed layers. In the order of the plan's own
+schedule, weights enter checkpointed layers before all else does."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -12,31 +14,60 @@ from autoshard_models.presets import preset
 
 from autoshard import PlanOptions, baselines
 from autoshard.cluster import Cluster
+from autoshard.compiler.candidates import Candidate
 from autoshard.compiler.schedule import Schedule
+from autoshard.execution.jit import device_mesh
 from autoshard.graph.equation_plan import EquationPlan
+from autoshard.plans.apply import planned_function
 
 GPUS = Cluster.from_file(pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x8.yaml")
-FIELDS = ("waits_for_part", "holds_back", "holds_results", "evaluated_at")
+
+
+def on_slow_links() -> Cluster:
+    """The same with links of a hundredth: what enters a layer must be gathered before it begins."""
+    group, *_ = GPUS.groups
+    link = dataclasses.replace(group.intra_node, bandwidth_bytes_per_s=group.intra_node.bandwidth_bytes_per_s / 100)
+    return dataclasses.replace(GPUS, groups=(dataclasses.replace(group, intra_node=link),))
+
+
+BOUNDED = {"waits_for_part", "holds_back", "holds_results", "evaluated_at"}
+BY_TIME = {*BOUNDED, "opened"}
+
+
+def enters_a_layer(lowered: jax.stages.Lowered) -> int:
+    """The most values for which one barrier makes all others wait: those that enter a checkpointed layer."""
+    barriers = [line for line in lowered.as_text().splitlines() if "optimization_barrier" in line]
+    return max(line.partition("optimization_barrier")[2].partition(":")[0].count("%") for line in barriers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["zero3", "megatron"])
-def test_steps_of_training(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "candidate"),
+    [
+        ("zero3", Candidate.PLAN_COSTS),
+        ("megatron", Candidate.PLAN_COSTS),
+        ("zero3", Candidate.BY_TIME),
+    ],
+)
+def test_steps_of_training(name, candidate, monkeypatch):
     """What is ordered for GPUs runs on CPUs alike, of a model whose copies are all small."""
     monkeypatch.setattr("autoshard.compiler.prefetches._LEAST_BYTES", 0)
-    config = preset("tiny", num_layers=2, remat=True, embed_dim=128, num_heads=4, context_length=64, vocab_size=64)
+    config = preset("tiny", num_layers=3, remat=True, embed_dim=128, num_heads=4, context_length=64, vocab_size=64)
     functions = train_step.build(config, optax.sgd(0.1, momentum=0.9))
     tokens = jax.random.randint(jax.random.key(1), (2, 8, 64), 0, 64)
     state, batch = functions.init(0), {"inputs": tokens[0], "targets": tokens[1]}
-    subject = baselines.prepare_subject(functions.step, state, batch, cluster=GPUS, donate_argnums=0)
+    cluster = GPUS if candidate.is_bounded else on_slow_links()
+    subject = baselines.prepare_subject(functions.step, state, batch, cluster=cluster, donate_argnums=0)
     strategy = next(s for s in baselines.ALL if s.name == name)
     options = PlanOptions(schedule=Schedule.LATENCY_HIDING)
-    plan = baselines.plan_baseline(strategy, subject, mesh={"data": 2, "model": 4}, options=options)
-    ordered = {
-        field for _, e in plan.shardings for field in FIELDS if getattr(e, field) != getattr(EquationPlan(), field)
-    }
-    assert ordered == {*FIELDS}
-    planned, reference = plan.jit(functions.step, devices=jax.devices()[:8]), jax.jit(functions.step)
+    plan = baselines.plan_baseline(strategy, subject, mesh={"data": 2, "tensor": 4}, options=options)
+    program = planned_function(plan, functions.step, device_mesh(plan.axes, jax.devices()[:8]))
+    enforced = plan.interface.for_candidate(candidate).shardings
+    wanted = BOUNDED if candidate.is_bounded else BY_TIME
+    assert {f for _, e in enforced for f in BY_TIME if getattr(e, f) != getattr(EquationPlan(), f)} == wanted
+    planned, reference = program.of_candidate(candidate), jax.jit(functions.step)
+    if not candidate.is_bounded:
+        assert enters_a_layer(planned.lower(state, batch)) < enters_a_layer(program.lower(state, batch))
     sharded = functions.init(0)
     for _ in range(2):
         sharded, found = planned(sharded, batch)

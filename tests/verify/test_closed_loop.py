@@ -202,12 +202,11 @@ def test_of_several_ways_to_schedule_a_plan_the_fastest_that_fits_is_kept(tmp_pa
     cluster = ROOT / "configs" / "clusters" / "h100x8.yaml"
     plan = planned(cluster=cluster, schedule=Schedule.LATENCY_HIDING, compile_check_rounds=1)
     found = plan.confirmation
-    loops, without_orders = list(Candidate)[-2:]
-    assert (loops, without_orders) == (Candidate.PIPELINED_LOOPS, Candidate.UNORDERED)
-    assert found.is_confirmed and [c.candidate for c in found.candidates] == list(Candidate)[:-2]  # there is no loop
+    assert list(Candidate)[-3:] == [Candidate.PIPELINED_LOOPS, Candidate.BY_TIME, Candidate.UNORDERED]
+    assert found.is_confirmed and [c.candidate for c in found.candidates] == list(Candidate)[:-3]  # there is no loop
     assert found.chosen.step_s == min(c.step_s for c in found.candidates)
     assert found.compiled_reserved_bytes == found.chosen.reserved_bytes
-    assert plan.compile_candidates == (found.chosen.candidate, Candidate.UNORDERED)
+    assert plan.compile_candidates == (found.chosen.candidate, Candidate.BY_TIME, Candidate.UNORDERED)
     assert f"scheduled for {found.chosen.candidate.value}" in " ".join(plan.explain(full=True).split())
     plan.save(tmp_path / "plan.json")
     assert autoshard.Plan.load(tmp_path / "plan.json").confirmation == found
