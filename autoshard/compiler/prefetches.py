@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from autoshard.compiler.early_products import has_product
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.transfer_times import TransferTimes
-from autoshard.graph.computations import Computation, Instruction, first_operation, is_checkpoint, last_operation
+from autoshard.graph.computations import Computation, Instruction, first_operation, last_operation
 from autoshard.graph.layout import SpecEntries
 
 PREFETCH_DISTANCE = 4
@@ -55,64 +55,61 @@ class Prefetches:
         self.held: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
         self.moved: dict[int, int] = {}
         self._made_at = {r: at for at, i in enumerate(order) for r in i.results if r is not None}
-        products: list[int] = []
-        read_of: dict[int | None, int] = {}  # what a value is made of -> where it was last read in another layout
+        self._products: list[int] = []  # positions of those before the current instruction
+        self._done: list[int] = []  # for each, one past its last operation
         read_at: dict[tuple[int | None, SpecEntries], int] = {}  # a value and a layout -> where it was last read so
+        read_of: dict[int | None, int] = {}  # what a value is made of -> where it was last read in another layout
         for at, instruction in enumerate(order):
             copies = [(slot, steps[-1]) for slot, steps in planned.plan_of(instruction).operands]
             for slot, read_as in copies:
                 if _is_gathered(planned, instruction, slot, read_as):
                     before = read_at.get((instruction.operands[slot], read_as), -1)
-                    self._hold_from(instruction, slot, products, self._distance(instruction, slot, products), before)
-            if times is not None and is_checkpoint(instruction):
-                self._open(instruction, products, read_of)
+                    self._hold_behind(instruction, slot, self._wanted(instruction, slot), before)
             read_at.update(((instruction.operands[slot], read_as), at) for slot, read_as in copies)
-            read_of.update((self._root(instruction.operands[slot]), at) for slot, _ in copies)
+            if times is not None:
+                if instruction.is_checkpoint:
+                    self._open(instruction, times, read_of)
+                read_of.update((self._root(instruction.operands[slot]), at) for slot, _ in copies)
             if has_product(instruction):
-                products.append(at)
+                self._products.append(at)
+                self._done.append(last_operation(instruction) + 1)
 
-    def _distance(self, reader: Instruction, slot: int, products: Sequence[int]) -> int | None:
-        """How many of the `products` before its reader a copy may be gathered behind; None if behind none."""
+    def _wanted(self, reader: Instruction, slot: int) -> int | None:
+        """The number of the product behind which a copy may be gathered; -1 for none, None if it is not held back."""
         if self.times is None:
-            return PREFETCH_DISTANCE if len(products) >= PREFETCH_DISTANCE else None
+            number = len(self._products) - PREFETCH_DISTANCE
+            return number if number >= 0 else None
         begin = self.times.begins.get((reader.equation, slot))
-        return None if begin is None else self._behind(products, begin)
+        return -1 if begin is None else self._done_by(begin)
 
-    def _behind(self, products: Sequence[int], begin: int) -> int | None:
-        """How many of the last `products` are not done before the operation `begin`, and `_SLACK` more; None if that is
-        all of them."""
-        done = bisect.bisect_left(products, begin, key=lambda at: last_operation(self.order[at]) + 1) - _SLACK
-        return len(products) - done + 1 if done > 0 else None
+    def _done_by(self, begin: int) -> int:
+        """The number of the last product that is done by the operation `begin`, less `_SLACK`; -1 if there is none."""
+        return max(bisect.bisect_left(self._done, begin) - 1 - _SLACK, -1)
 
-    def _hold_from(
-        self, reader: Instruction, slot: int, products: Sequence[int], distance: int | None, before: int
-    ) -> None:
-        """Holds a copy back until `distance` products before its reader, or the first from `before` on, where the same
-        was read last."""
-        first = bisect.bisect_left(products, before) if before >= 0 else -1
-        anchor = max(first, -1 if distance is None else len(products) - distance)
-        if 0 <= anchor < len(products) and (distance is not None or self.times is not None):
-            self._hold(reader, slot, products[anchor])
+    def _hold_behind(self, reader: Instruction, slot: int, wanted: int | None, before: int) -> None:
+        """Holds a copy back until the product number `wanted` is done, or the first one from position `before` on,
+        where the same was read last."""
+        if wanted is None:
+            return
+        number = max(wanted, bisect.bisect_left(self._products, before) if before >= 0 else -1)
+        if 0 <= number < len(self._products):
+            self._hold(reader, slot, self._products[number])
 
-    def _open(self, nest: Instruction, products: Sequence[int], read_of: Mapping[int | None, int]) -> None:
+    def _open(self, nest: Instruction, times: TransferTimes, read_of: Mapping[int | None, int]) -> None:
         """Lets what is gathered inside a checkpointed function begin before all that enters it is there."""
-        assert self.times is not None
-        begins = _begins_inside(nest, self.times)
-        opened = {slot: begin for slot, begin in begins.items() if begin < first_operation(nest)}
+        opened = {s: begin for s, begin in _begins_inside(nest, times).items() if begin < first_operation(nest)}
         for slot, begin in opened.items():
-            distance, before = self._behind(products, begin), read_of.get(self._root(nest.operands[slot]), -1)
-            self._hold_from(nest, slot, products, distance, before)
+            self._hold_behind(nest, slot, self._done_by(begin), read_of.get(self._root(nest.operands[slot]), -1))
         if opened:
             self.opened[nest.equation] = tuple(sorted(opened))
 
     def _root(self, value: int | None) -> int | None:
         """What a value is made of by equations that only give it another form."""
         while value is not None and (at := self._made_at.get(value)) is not None:
-            instruction = self.order[at]
-            operands = [o for o in instruction.operands if o is not None]
-            if instruction.operation is None or instruction.leaf.rule.is_heavy or len(operands) != 1:
+            source = _given_form(self.order[at])
+            if source is None:
                 break
-            value = operands[0]
+            value = source
         return value
 
     def _hold(self, reader: Instruction, slot: int, anchor: int) -> None:
@@ -131,14 +128,22 @@ class Prefetches:
         found: list[int] = []
         while (at := self._made_at.get(value, -1)) >= anchor:
             instruction = self.order[at]
-            operands = [o for o in instruction.operands if o is not None]
-            if at == anchor or instruction.operation is None or instruction.leaf.rule.is_heavy or len(operands) != 1:
+            source = _given_form(instruction)
+            if at == anchor or source is None:
                 return None
             if len(instruction.results) != 1 or self.planned.plan_of(instruction).operands or len(found) == _MOST_MADE:
                 return None
             found.append(at)
-            value = operands[0]
+            value = source
         return found
+
+
+def _given_form(instruction: Instruction) -> int | None:
+    """The only operand of a light equation, such as a cast, which gives it another form; None of any other equation."""
+    operands = [o for o in instruction.operands if o is not None]
+    if instruction.operation is None or instruction.leaf.rule.is_heavy or len(operands) != 1:
+        return None
+    return operands[0]
 
 
 def _begins_inside(nest: Instruction, times: TransferTimes) -> dict[int, int]:
@@ -150,10 +155,9 @@ def _begins_inside(nest: Instruction, times: TransferTimes) -> dict[int, int]:
             begin = times.begins.get((instruction.equation, slot))
             if begin is not None and o in made_of:
                 found[made_of[o]] = min(found.get(made_of[o], begin), begin)
-        operands = [o for o in instruction.operands if o is not None]
-        if len(operands) == 1 and operands[0] in made_of and instruction.operation is not None:
-            if not instruction.leaf.rule.is_heavy:
-                made_of.update((r, made_of[operands[0]]) for r in instruction.results if r is not None)
+        source = _given_form(instruction)
+        if source in made_of:
+            made_of.update((r, made_of[source]) for r in instruction.results if r is not None)
     return found
 
 

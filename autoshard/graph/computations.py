@@ -20,7 +20,7 @@ class Instruction(OperandsAndResults):
       equation, name, operands, results: As in `Operation`.
       operation: The operation that it is; None if it nests computations.
       nested: The computations that it nests.
-      is_inlined: As in `Nesting`.
+      is_inlined, is_checkpoint: As in `Nesting`.
     """
 
     equation: int
@@ -30,6 +30,7 @@ class Instruction(OperandsAndResults):
     operation: Operation | None
     nested: tuple["Computation", ...] = ()
     is_inlined: bool = False
+    is_checkpoint: bool = False
 
     @property
     def leaf(self) -> Operation:
@@ -54,13 +55,13 @@ def entry_computation(graph: Graph) -> Computation:
         for number in numbers[bisect.bisect_left(numbers, start) : bisect.bisect_left(numbers, stop)]:
             if number < following:
                 continue
-            item, nested, is_inlined = items[number], (), False
+            item, nested, kind = items[number], (), (False, False)
             if isinstance(item, Nesting):
                 bounds = (*item.starts, item.stop)
                 nested = tuple(computation(*pair) for pair in itertools.pairwise(bounds))
-                following, is_inlined = item.stop, item.is_inlined
+                following, kind = item.stop, (item.is_inlined, item.is_checkpoint)
             operation = None if isinstance(item, Nesting) else item
-            found.append(Instruction(number, item.name, item.operands, item.results, operation, nested, is_inlined))
+            found.append(Instruction(number, item.name, item.operands, item.results, operation, nested, *kind))
         return tuple(found)
 
     return computation(0, len(graph.equations))
@@ -75,18 +76,13 @@ def all_computations(entry: Computation) -> Iterator[Computation]:
 
 
 def first_operation(instruction: Instruction) -> int:
-    """The first operation that an equation is or contains; all are behind it where it contains none."""
+    """The first operation that an equation is or contains; 0 where it contains none."""
     return min((o.index for o in _operations(instruction)), default=0)
 
 
 def last_operation(instruction: Instruction) -> int:
-    """The last operation that an equation is or contains."""
+    """The last operation that an equation is or contains; 0 where it contains none."""
     return max((o.index for o in _operations(instruction)), default=0)
-
-
-def is_checkpoint(instruction: Instruction) -> bool:
-    """Whether an equation is a call of a checkpointed function."""
-    return instruction.name in ("checkpoint", "remat", "remat2")
 
 
 def _operations(instruction: Instruction) -> Iterator[Operation]:

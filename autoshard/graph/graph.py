@@ -249,6 +249,7 @@ class Nesting:
       starts: The first equation of each nested program, in the order of their numbers.
       stop: One past the last nested equation.
       is_inlined: Whether execution inlines the program: what it makes is as if the equations around it had made it.
+      is_checkpoint: Whether it calls a checkpointed function.
     """
 
     equation: int
@@ -258,6 +259,7 @@ class Nesting:
     starts: tuple[int, ...]
     stop: int
     is_inlined: bool
+    is_checkpoint: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

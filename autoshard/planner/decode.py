@@ -24,7 +24,7 @@ from autoshard.planner.choices import Choice, scatter_order
 from autoshard.planner.estimate import Estimate
 from autoshard.planner.peak import counted_bytes, peak
 from autoshard.planner.solution_reader import SolutionReader
-from autoshard.planner.timeline import Timeline, asked_for, timeline
+from autoshard.planner.timeline import Timeline, asked_for_by, timeline
 from autoshard.planner.transfer_times import transfer_times
 
 
@@ -75,7 +75,7 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     planned = ordered(graph, shardings, entries, axis_sizes, rules, entry)
     timed: tuple[tuple[int, EquationPlan], ...] = ()
     if rules.schedule is Schedule.LATENCY_HIDING:
-        times = transfer_times(f, asked_for(f, picks))
+        times = transfer_times(f, asked_for_by(reader))
         own = ordered(graph, shardings, entries, axis_sizes, rules, entry, times).equations
         timed = tuple((n, plan) for n, plan in own.items() if plan != planned.equations.get(n))
     return Decoded(

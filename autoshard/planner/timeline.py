@@ -110,7 +110,11 @@ class Timeline:
 
 def asked_for(f: Formulation, picks: Sequence[int]) -> Timeline:
     """The timeline of the solution `picks` with the collectives that it asks for, as the solver counts them."""
-    reader = SolutionReader(f, picks)
+    return asked_for_by(SolutionReader(f, picks))
+
+
+def asked_for_by(reader: SolutionReader) -> Timeline:
+    """`asked_for` of a solution that is read already."""
     solved = reader.solved()
     return timeline(reader, solved, requested(solved), as_compiled=False)
 

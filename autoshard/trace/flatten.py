@@ -189,9 +189,10 @@ class Flattener:
         results = self.nested(equation, number, operands, trips)
         self.around = blocks_around
         if self.starts:
-            is_inlined = kind_of(equation) is EquationKind.CALL and not is_checkpoint(equation)
+            is_call, is_checkpointed = kind_of(equation) is EquationKind.CALL, is_checkpoint(equation)
             name, starts, stop = equation.primitive.name, tuple(self.starts), len(self.equations)
-            self.nestings.append(Nesting(number, name, operands, tuple(results), starts, stop, is_inlined))
+            kind = is_call and not is_checkpointed, is_checkpointed
+            self.nestings.append(Nesting(number, name, operands, tuple(results), starts, stop, *kind))
         self.starts = around
         return results
 

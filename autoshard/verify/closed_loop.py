@@ -33,6 +33,7 @@ from autoshard.planner.allowed import Restrictions
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import Choice
 from autoshard.planner.program import Program
+from autoshard.plans.as_scheduled import as_scheduled
 from autoshard.plans.confirmation import CompiledOtherwise, Confirmation
 from autoshard.plans.gaps import NEGLIGIBLE_BYTES
 from autoshard.plans.make import Posed, best_of, plan_found
@@ -42,7 +43,7 @@ from autoshard.plans.search import Found, search
 from autoshard.plans.text import layout_text
 from autoshard.printing import amount
 from autoshard.solver.options import ROUNDING
-from autoshard.solver.problem import Certificate, Status
+from autoshard.solver.problem import Certificate
 from autoshard.verify.devices import platform_of
 from autoshard.verify.targets import target_of
 from autoshard.verify.verification import NEGLIGIBLE, Stray, Verification
@@ -289,7 +290,8 @@ def _told(best: _Compiled, first: Found, question: Question, num_compilations: i
         candidates=v.schedule.candidates,
         chosen=v.schedule.chosen,
     )
-    certificate = _certificate(first, best.found.cost_s, question)
+    all_meshes = first.certificate(question.options, time.perf_counter() - question.started)
+    certificate = proven_of(all_meshes, best.found.cost_s, question)
     candidates = [
         dataclasses.replace(c, step_s=best.found.cost_s) if c.axes == best.plan.axes else c for c in first.candidates
     ]
@@ -298,10 +300,8 @@ def _told(best: _Compiled, first: Found, question: Question, num_compilations: i
     )
 
 
-def _certificate(first: Found, cost_s: float, question: Question) -> Certificate:
-    """What is proven of a plan that costs `cost_s`, by the bound of the first search."""
-    own = first.certificate(question.options, time.perf_counter() - question.started)
-    bound = min(own.bound, cost_s)
-    gap = (cost_s - bound) / abs(cost_s) if cost_s else 0.0
-    status = Status.OPTIMAL if gap <= max(question.options.relative_gap, ROUNDING) else Status.FEASIBLE
-    return dataclasses.replace(own, status=status, objective=cost_s, bound=bound, gap=gap)
+def proven_of(certificate: Certificate, cost_s: float, question: Question) -> Certificate:
+    """What the bound of a certificate proves of a plan that costs `cost_s`."""
+    elapsed_s = time.perf_counter() - question.started
+    own = dataclasses.replace(certificate, bound=min(certificate.bound, cost_s), solve_s=elapsed_s)
+    return as_scheduled(own, cost_s, max(question.options.relative_gap, ROUNDING))

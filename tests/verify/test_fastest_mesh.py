@@ -19,7 +19,7 @@ needs_xla_gpu = pytest.mark.skipif(
 
 
 def step(params, x):
-    """Gradient descent of two layers, updated by what is clipped."""
+    """Gradient descent of two layers."""
 
     def loss(p):
         return jnp.mean((jnp.tanh(jnp.tanh(x @ p["up"]) @ p["down"]) - 1.0) ** 2)
