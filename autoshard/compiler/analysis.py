@@ -22,6 +22,7 @@ class ProgramAnalysis:
 
     Attributes:
       graph: The graph. entry: Its entry computation. groups: Its groups.
+      kernel_of: For each group, the operation in whose place its kernels run: its first heavy one, or its last.
       chains: Its def-use chains. live: When its values are alive.
       weights, gradients: The values whose collectives nobody waits for (`graph/state.py`).
       gradients_until: The operation before which all gradients are reduced that are made before it.
@@ -35,6 +36,7 @@ class ProgramAnalysis:
     graph: Graph
     entry: Computation
     groups: tuple[Group, ...]
+    kernel_of: tuple[int, ...]
     chains: DefUse
     live: LiveRanges
     weights: frozenset[int]
@@ -57,6 +59,7 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         graph=graph,
         entry=entry,
         groups=groups,
+        kernel_of=tuple(_kernel(graph, group) for group in groups),
         chains=chains,
         live=live_ranges(chains, pointwise, weights, gradients),
         weights=weights,
@@ -68,3 +71,7 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         rounding=rounding_operations(graph),
         awaited_sums=awaited_sums(graph, early),
     )
+
+
+def _kernel(graph: Graph, group: Group) -> int:
+    return next((o for o in group.operations if graph.operations[o].rule.is_heavy), group.operations[-1])

@@ -96,10 +96,13 @@ def exposure(kernels_s: Sequence[float], collectives: Sequence[Hideable], share:
             exposed_s[c] = left_s[c]
         if waits:
             start = k
-            while start > 0 and sent_until[start - 1] <= k:
-                start -= 1
-            while stretches and stretches[-1][0] >= start:
-                stretches.pop()
+            while True:
+                if stretches and stretches[-1][1] == start:  # what is sent in there is needed before k, too
+                    start = stretches.pop()[0]
+                elif start > 0 and sent_until[start - 1] <= k:
+                    start -= 1
+                else:
+                    break
             stretches.append((start, k))
         if k == len(kernels_s):
             break

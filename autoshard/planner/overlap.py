@@ -168,7 +168,11 @@ class Overlap:
 
     def of_kernels(self, group: Group) -> float:
         """What counts of the time of a group's kernels."""
-        return 1.0 if self.weights is None else 1 - self.share * self.weights.of_operation(self.kernel(group))
+        return (
+            1.0
+            if self.weights is None
+            else 1 - self.share * self.weights.of_operation(self.analysis.kernel_of[group.index])
+        )
 
     def is_free(self, value: int) -> bool:
         """Whether nobody waits for a value to be resharded."""
@@ -177,11 +181,6 @@ class Overlap:
     def is_reduced_freely(self, group: Group) -> bool:
         """Whether nobody waits for the results of a group to be reduced."""
         return all(a.value in self.analysis.gradients for a in group.writes)
-
-    def kernel(self, group: Group) -> int:
-        """The operation in whose place a group's kernels run: its first heavy one, or its last."""
-        operations = self.analysis.graph.operations
-        return next((o for o in group.operations if operations[o].rule.is_heavy), group.operations[-1])
 
     def window(self, value: int, reader: int | None) -> Window:
         """When a weight can be gathered for `reader`, or a gradient be moved: within the innermost loop around it.

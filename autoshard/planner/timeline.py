@@ -138,7 +138,7 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         operation = operations[group.operations[0]]
         for item in _kernels_of(reader, group, table, row):
             compute.append(item)
-            kernels.append((group.index, f.overlap.kernel(group)))
+            kernels.append((group.index, f.overlap.analysis.kernel_of[group.index]))
             kernels_s[kernels[-1][1]] += item.compute_s
         if table.inside is not None:
             value = group.writes[0].value

@@ -14,7 +14,9 @@ from autoshard.planner.timeline import Timeline
 def transfer_times(f: Formulation, planned: Timeline) -> TransferTimes:
     """When a solution of `f` sends what hides; `planned` is its timeline."""
     operations, gradients = f.program.graph.operations, f.program.analysis.gradients
-    made_by = {a.value: operations[f.overlap.kernel(g)].equation for g in f.program.groups for a in g.writes}
+    made_by = {
+        a.value: operations[f.overlap.analysis.kernel_of[g.index]].equation for g in f.program.groups for a in g.writes
+    }
     latest, earliest = latest_begins(planned), earliest_ends(planned)
     begins: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}

@@ -1,24 +1,25 @@
 """The best plan for a step whose collectives hide: rounds of pricing, in branches where one decision ties the layers.
 
 Prices bound a mixture of plans (`pricing.py`). Where some layers may do as one plan of it and some as another, a plan
-comes close to the mixture (`primal_recovery.py`). But some decisions hold for all layers at once, such as the layout of
+comes close to the mixture (`master_problem.py`). But some decisions hold for all layers at once, such as the layout of
 the activations between them; plans that differ there cannot be mixed, and the bound of their mixture is below what any
 plan can reach. Then the problem is cut in two, one in which that decision is as in the fastest plan and one in which it
 is not, and each is priced by itself (branch and bound; Land and Doig, An automatic method of solving discrete
 programming problems, 1960). Most branches cannot win, as their first bound tells.
 """
 
-import collections
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from autoshard.planner.build import Formulation, branched
+from autoshard.planner.step_times import StepTimes
 from autoshard.planner.ties import settle_ties
 from autoshard.planner.timeline import asked_for
-from autoshard.plans.pricing import ROUNDS, Priced, priced
-from autoshard.plans.primal_recovery import Mixture, Series, Timed, fastest_like
+from autoshard.plans.master_problem import MasterProblem, tying_decision
+from autoshard.plans.pricing import ROUNDS, Priced, Series, Timed, priced
 from autoshard.solver.options import ROUNDING
-from autoshard.solver.problem import Certificate, Problem, Solution, Status
+from autoshard.solver.problem import Certificate, Solution, Status
 
 _BRANCHINGS = 4
 """How often a problem is cut in two at most."""
@@ -26,17 +27,26 @@ _BRANCHINGS = 4
 _BRANCH_ROUNDS = 6
 """How many prices are tried at most in each branch."""
 
-_SHARED = 0.02
-"""Plans with less of a mixture do not count."""
 
-_TIED = 0.02
-"""A decision ties the layers if this share of all edges, or more, hang on it."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The best solution of a problem as scheduled.
+
+    Attributes:
+      formulation: The problem in whose branch, and at whose prices, it was found.
+      solution: Has no choices if none was found.
+      plans: All that are known; None where nothing hides.
+    """
+
+    formulation: Formulation
+    solution: Solution
+    plans: MasterProblem | None
 
 
 def solved_as_scheduled(
     formulation: Formulation, hint: Sequence[int] | None, relative_gap: float, series: Series, rounds: int = ROUNDS
-) -> tuple[Formulation, Solution]:
-    """The best solution of a problem as scheduled, and the problem in whose branch, and at whose prices, it was found.
+) -> Scheduled:
+    """Solves a problem.
 
     Args:
       formulation: The problem. hint: Choices to begin with.
@@ -45,15 +55,46 @@ def solved_as_scheduled(
     """
     if formulation.overlap.weights is None:
         found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
-        return formulation, with_ties_settled(formulation, found)
-    ties = lambda mixture: _tying(formulation.problem, mixture) is not None
-    root = priced(formulation, hint, relative_gap, series, rounds, is_settled=ties)
-    if root.best is None:  # the first problem has no solution
-        return root.formulation, root.found
+        return Scheduled(formulation, with_ties_settled(formulation, found), None)
+    master = MasterProblem(StepTimes(formulation), formulation.problem.capacity)
+    return _solved(formulation, hint, relative_gap, series, master, rounds)
+
+
+def solved_with_less(
+    before: Scheduled, formulation: Formulation, hint: Sequence[int], relative_gap: float, series: Series, rounds: int
+) -> Scheduled:
+    """Solves a problem again with less memory, where nothing of what is known comes close enough to the bound it has.
+
+    Args:
+      before: How it was solved. formulation: It with less memory.
+      hint, relative_gap, series, rounds: As for `solved_as_scheduled`.
+    """
+    if before.plans is None:
+        return solved_as_scheduled(formulation, hint, relative_gap, series, rounds)
+    master = before.plans.with_budget(formulation.problem.capacity)
+    made = master.fastest(math.inf, 0.1 * relative_gap) or master.fastest_known()
+    if made is not None:
+        certificate = as_scheduled(before.solution.certificate, made.step_s, relative_gap)
+        if certificate.status is Status.OPTIMAL:
+            return Scheduled(formulation, Solution(made.choices, certificate), master)
+    return _solved(formulation, hint, relative_gap, series, master, rounds)
+
+
+def _solved(
+    formulation: Formulation,
+    hint: Sequence[int] | None,
+    relative_gap: float,
+    series: Series,
+    master: MasterProblem,
+    rounds: int,
+) -> Scheduled:
+    """`solved_as_scheduled` of what can hide; `master` has the plans that are known."""
+    ties = lambda mixture: tying_decision(master.tabulated, mixture.undecided) is not None
+    root = priced(formulation, hint, relative_gap, series, master, rounds, is_settled=ties)
+    if root.best is None:  # the problem has no solution, or none was found
+        return Scheduled(root.formulation, root.found, master)
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
-    if least.mixture is not None:
-        best = fastest_like(least.mixture, least.formulation, best, least.bound.bound, relative_gap, series)
-    choices, step_s = best.solution.chosen, best.step_s
+    choices, step_s = best.choices, asked_for(best.formulation, best.choices).step_s
     settled = settle_ties(best.formulation, choices)
     settled_s = asked_for(best.formulation, settled).step_s
     if settled_s <= step_s * (1 + ROUNDING):  # what costs the same at prices need not take the same time
@@ -61,7 +102,7 @@ def solved_as_scheduled(
     certificate = as_scheduled(least.bound, step_s, relative_gap)
     # with more memory another branch may be the one that bounds least
     certificate = dataclasses.replace(certificate, capacity_price=root.bound.capacity_price)
-    return best.formulation, Solution(choices, certificate)
+    return Scheduled(best.formulation, Solution(choices, certificate), master)
 
 
 def with_ties_settled(formulation: Formulation, found: Solution) -> Solution:
@@ -85,7 +126,7 @@ def _branch_and_bound(root: Priced, best: Timed, relative_gap: float, series: Se
         least = min(leaves, key=lambda leaf: leaf.bound.bound)
         decision = None
         if least.mixture is not None and least.bound.bound < best.step_s * (1 - relative_gap):
-            decision = _tying(least.formulation.problem, least.mixture)
+            decision = tying_decision(least.master.tabulated, least.mixture.undecided)
         if decision is None or branching == _BRANCHINGS:
             break
         leaves = [leaf for leaf in leaves if leaf is not least]
@@ -93,6 +134,7 @@ def _branch_and_bound(root: Priced, best: Timed, relative_gap: float, series: Se
             leaf = _leaf(least, decision, choices, best.step_s, relative_gap, series)
             if leaf.best is not None and leaf.best.step_s < best.step_s:
                 best = leaf.best
+            root.master.take(leaf.master)
             leaves.append(leaf)
     return best, least
 
@@ -101,33 +143,14 @@ def _leaf(
     parent: Priced, decision: int, choices: Sequence[int], to_beat_s: float, relative_gap: float, series: Series
 ) -> Priced:
     """The part of a problem with these choices of a decision, priced."""
-    known = [plan for plan in parent.known if plan.choices[decision] in choices]
-    fastest = min(known, key=lambda plan: plan.times.step_s, default=None)
-    leaf = priced(
-        branched(parent.formulation, decision, choices),
-        None if fastest is None else fastest.choices,
-        relative_gap,
-        series,
-        _BRANCH_ROUNDS,
-        known=known,
-        to_beat_s=to_beat_s,
-    )
+    branch, master = branched(parent.formulation, decision, choices), parent.master.within(decision, choices)
+    leaf = priced(branch, None, relative_gap, series, master, _BRANCH_ROUNDS, to_beat_s=to_beat_s)
     return leaf if leaf.bound.bound > parent.bound.bound else dataclasses.replace(leaf, bound=parent.bound)
 
 
 def _halves(parent: Priced, decision: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The choice of a decision in the fastest plan of a mixture, and all others."""
-    assert parent.mixture is not None
-    fastest = min(parent.mixture.mixed, key=lambda plan: plan.times.step_s)
-    own = fastest.choices[decision]
+    """The choice of a decision in the fastest plan, and all others."""
+    assert parent.best is not None
+    own = parent.best.choices[decision]
     left = parent.formulation.branch.get(decision, range(len(parent.formulation.problem.nodes[decision].costs)))
     return (own,), tuple(choice for choice in left if choice != own)
-
-
-def _tying(problem: Problem, mixture: Mixture) -> int | None:
-    """The decision that ties most, of those in which the plans of a mixture differ; None if none ties much."""
-    mixed = [plan.choices for share, plan in zip(mixture.shares, mixture.plans, strict=True) if share >= _SHARED]
-    differ = {node for node, column in enumerate(zip(*mixed, strict=True)) if len(set(column)) > 1}
-    ends = (end for edge in problem.edges for end in (edge.source, edge.target) if end in differ)
-    [(decision, number)] = collections.Counter(ends).most_common(1) or [(None, 0)]
-    return decision if number >= max(_TIED * len(problem.edges), 2) else None

@@ -1,34 +1,36 @@
-"""The best plan for a step whose collectives hide behind kernels: a problem is solved, what binds is priced, and again.
+"""Prices what kernels wait for: the best bound that prices prove, and the plans found on the way to it.
 
-What is exposed of a plan's collectives is no sum over its choices, but a maximum of sums, one for each set of disjoint
-stretches of kernels (`cost/exposure.py`). Weights of stretches make a problem that the solver takes, and whose bound
-holds for the step as scheduled (`planner/overlap.py`). The best weights are those of
+For all weights w of stretches in the set W (`overlap.py`) the optimum of the problem priced with w bounds the step of
+every plan,
 
-    max over weights w   min over plans x   least(x) + sum_I w_I waited_I(x)
+    bound(w) = min over plans x   least(x) + sum_I w_I waited_I(x),
 
-which is sought with the plans and stretches known so far, each round adding a plan that is best at the last weights,
-and the stretches that bind in it (Kelley, The cutting-plane method for solving convex programs, 1960). Only part of the
-way is gone, from the weights that bounded best so far: the method alone swings from one extreme to another. At first a
-small weight of the whole step keeps plans from sending for nothing; it goes once it is what the bound lacks. As long as
-the fastest plan and the bound are far apart because of the weights, a problem is solved no more exactly than tells
-where to go next. `as_scheduled.py` goes on from there.
+with least(x) the step if all hides that can, and waited_I(x) what the schedule waits within stretch I at least. The
+best bound is that of the problem convexified,
+
+    max over w in W   bound(w)  =  min over mixtures of plans x   max over w in W   least + sum_I w_I waited_I .
+
+It is sought by column generation (Dantzig and Wolfe, Decomposition principle for linear programs, 1960): each round
+adds plans that are best at the last weights, and those of the best mixture of what each part of the known plans does
+(`master_problem.py`) are the next. Only part of the way is gone, from the weights that bounded best so far: the method
+alone swings from one extreme to another (Wentges, Weighted Dantzig-Wolfe decomposition, 1997). Rounds need plans that
+are worth mixing, not plans that fit the memory: where layers are copies of one another, what message passing decodes is
+enough, at the prices of memory that the mixture begins with. Plans that fit are made of the parts of all.
+`as_scheduled.py` goes on from there.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-
-import numpy as np
-from scipy.optimize import linprog
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from autoshard.cost.exposure import Stretch
 from autoshard.planner.build import Formulation, repriced
 from autoshard.planner.overlap import StretchWeights
-from autoshard.planner.timeline import asked_for
-from autoshard.plans.primal_recovery import Known, Mixture, Series, Timed
+from autoshard.plans.master_problem import MasterProblem, Mixture
 from autoshard.solver.problem import Certificate, Solution
 
-ROUNDS = 8
+ROUNDS = 12
 """How many problems are solved at most."""
 
 _FIRST_SHARE, _LATER_SHARE = 0.5, 0.5
@@ -39,19 +41,53 @@ _FIRST_GAP, _GAP_SHARE = 0.02, 0.3
 """How exactly the first problem is solved, and each of the others, as a share of the gap that is left for the step; but
 never more exactly than half of what is wanted, so that the other half is left to the weights."""
 
-_UNSETTLED, _SETTLED = 0.5, 0.9
-"""How much of the way to the best weights for the plans known so far is gone: more where the same set binds again."""
+_UNSETTLED, _SETTLED = 0.6, 0.8
+"""How much of the way to the weights of the best mixture is gone: more where the plans found last were known."""
 
-_STALLED = 0.02
-"""Weights are good enough where a round moves their bound and the best mixture by less than this share of what lies
-between the bound and the fastest plan."""
+_SLIGHT = 0.02
+"""Prices of memory below this share of the highest are left out: each instant that counts takes time."""
 
-_WORTH_A_BYTE = 0.02
-"""The weight of the whole step in the first rounds: what hides is not quite free, so that a plan does not send for
-nothing. A choice of the search: bounds hold for all weights, and come out at most so much lower."""
+_STALLED, _PATIENCE = 0.02, 3
+"""Weights are good enough where so many rounds one after another move the best bound and the best mixture by less than
+this share of what lies between the bound and the fastest plan."""
 
-_LOST = 0.5
-"""Once that weight costs this share, or more, of what lies between the bound and the fastest plan, it is left out."""
+_MADE_GAP = 0.3
+"""How far from the fastest plan that is made of known ones the one found may be, as a share of the gap wanted."""
+
+
+_Key = TypeVar("_Key")
+
+
+class Series(Protocol):
+    """Solves problems one after another, each within a share of the time that is left for all.
+
+    Results have no choices if there are none, or none that can win.
+    """
+
+    def solve(
+        self,
+        formulation: Formulation,
+        *,
+        hint: Sequence[int] | None,
+        relative_gap: float,
+        share: float,
+        is_bound_enough: bool = False,
+    ) -> Solution:
+        """Solves a problem as it is priced, to a relative gap; see `SolverOptions.is_bound_enough`."""
+        ...
+
+    def price(self, prices: Mapping[int, float]) -> None:
+        """Takes the prices of instants that the next problem begins with."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timed:
+    """A plan of a problem that fits, and the time of its step as scheduled."""
+
+    formulation: Formulation
+    choices: tuple[int, ...]
+    step_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,15 +97,15 @@ class Priced:
     Attributes:
       formulation: The problem, priced with the weights that bounded best.
       bound: The certificate of the best bound. found: The last solution.
-      best: The fastest plan; None if none was found. known: All plans.
-      mixture: The best of the known plans; None if there are none.
+      best: The fastest plan; None if none was found.
+      master: All plans. mixture: The best of them; None if there are none.
     """
 
     formulation: Formulation
     bound: Certificate
     found: Solution
     best: Timed | None
-    known: tuple[Known, ...]
+    master: MasterProblem
     mixture: Mixture | None
 
 
@@ -78,9 +114,9 @@ def priced(
     hint: Sequence[int] | None,
     relative_gap: float,
     series: Series,
+    master: MasterProblem,
     rounds: int = ROUNDS,
     *,
-    known: Sequence[Known] = (),
     to_beat_s: float = math.inf,
     is_settled: Callable[[Mixture], bool] = lambda _: False,
 ) -> Priced:
@@ -89,87 +125,74 @@ def priced(
     Args:
       formulation: The problem. hint: Choices to begin with.
       relative_gap: From which gap to the bound on a solution is optimal.
-      series: Solves problems. rounds: How many prices are tried at most.
-      known: Plans of the problem that are known. to_beat_s: The step of the fastest plan elsewhere.
+      series: Solves problems. master: Plans of the problem that are known; takes those that are found.
+      rounds: How many prices are tried at most.
+      to_beat_s: The step of the fastest plan elsewhere.
       is_settled: Whether a mixture of plans is enough to know; asked from the third round on.
     """
     at = formulation
     centre = at.overlap.weights  # the weights that bounded best so far
     assert centre is not None, "nothing hides"
-    bound, bounded, price, best, mixture = None, at, None, None, None
-    end = len(at.program.graph.operations)
-    whole = StretchWeights(((1.0, (0, end)),))
-    plans = list(known)
-    before, bound_stretches = None, None
-    stretches = [stretch for _, stretch in (*centre.stretches, *whole.stretches)]
-    stretches = list(dict.fromkeys([*stretches, *(s for plan in plans for s in plan.times.stretches)]))
-    weights, enough, gap, is_free = centre, 0.5 * relative_gap, _FIRST_GAP, False
+    if hint is not None:
+        master.add(hint)
+    known = master.fastest_known()
+    best = None if known is None else Timed(at, known.choices, known.step_s)
+    bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
+    enough, gap, stalled = 0.5 * relative_gap, _FIRST_GAP, 0
     for n in range(rounds + 1):
-        share = _LATER_SHARE / max(rounds - n, 1) if n or plans else _FIRST_SHARE
-        found = series.solve(at, hint=hint, relative_gap=max(gap, enough), share=share)
+        share = _LATER_SHARE / max(rounds - n, 1) if n or best is not None else _FIRST_SHARE
+        start, gap = hint if best is None else best.choices, max(gap, enough)
+        found = series.solve(at, hint=start, relative_gap=gap, share=share, is_bound_enough=True)
+        plans = () if found.choices is None else (found.choices,)
+        plans = plans if found.relaxed is None else found.relaxed.choices
+        is_new = any([master.add(plan) for plan in plans])
+        made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
+        if best is None and made is None and found.relaxed is not None:  # memory is tight: it takes a search to fit it
+            found = series.solve(at, hint=start, relative_gap=gap, share=share)
+            is_new = found.choices is not None and master.add(found.choices)
+        made = made or (master.fastest_known() if best is None else None)
+        if made is not None:
+            best = Timed(at, made.choices, made.step_s)
         if bound is None or found.certificate.bound > bound.bound:
-            bound, bounded, centre = found.certificate, at, weights
+            bound, bounded, centre = found.certificate, at, at.overlap.weights
+            prices = {} if found.relaxed is None else found.relaxed.prices
         own = found.certificate.capacity_price  # some problems are solved without prices
         price = max((p for p in (price, own) if p is not None), key=lambda p: p.bound, default=None)
-        if found.choices is None:
+        mixture = master.mixture() if plans and best is not None else None
+        if mixture is None or best is None:
             break
-        is_new = found.choices != hint
-        hint = found.choices
-        times = asked_for(at, found.chosen)
-        # a plan to which hiding was free may send for nothing: it must be faster by what counts
-        if best is None or times.step_s < best.step_s * (1 - relative_gap if is_free else 1):
-            best = Timed(at, found, times.step_s)
-            to_beat_s = min(to_beat_s, best.step_s)
-        is_bound_again = times.stretches == bound_stretches
-        bound_stretches = times.stretches
-        plans.append(Known(found.choices, times))
-        stretches = list(dict.fromkeys([*stretches, *times.stretches]))
-        mixture = _best_mixture(plans, stretches)
-        gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0) if is_new else _GAP_SHARE * gap
+        to_beat_s = min(to_beat_s, best.step_s)
         enough_s = bound.bound + relative_gap * to_beat_s
-        if n == rounds or to_beat_s <= enough_s or mixture.step_s <= enough_s:
+        if n == rounds or to_beat_s <= enough_s or mixture.step_s <= enough_s - 0.5 * relative_gap * to_beat_s:
             break
         now = mixture.step_s, bound.bound
         moved_s = math.inf if before is None else sum(abs(a - b) for a, b in zip(now, before, strict=True))
-        is_stalled = math.isfinite(bound.bound) and moved_s < _STALLED * (to_beat_s - bound.bound)
-        is_costly = -_WORTH_A_BYTE * float(times.waited_s([(0, end)])[0]) >= _LOST * (to_beat_s - bound.bound)
-        is_over = n + 1 == rounds or (n > 1 and (is_stalled or is_settled(mixture)))
-        if is_over and (is_free or not is_costly):
+        has_moved = not math.isfinite(bound.bound) or moved_s >= _STALLED * (to_beat_s - bound.bound)
+        stalled = 0 if has_moved else stalled + 1
+        if n > 1 and (stalled == _PATIENCE or is_settled(mixture)):
             break
-        before, is_free = now, is_costly
-        weights = _between(centre, mixture.weights, _SETTLED if is_bound_again or is_free else _UNSETTLED)
-        at = repriced(at, weights if is_free else _between(weights, whole, _WORTH_A_BYTE))
+        before = now
+        gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0)
+        way = _UNSETTLED if is_new else _SETTLED
+        following = _between(prices, mixture.prices, way)
+        highest = max(following.values(), default=0.0)
+        series.price({instant: p for instant, p in following.items() if p >= _SLIGHT * highest})
+        assert centre is not None, "nothing hides"
+        following = _between(_by_stretch(centre), _by_stretch(mixture.weights), way)
+        at = repriced(at, StretchWeights(tuple((w, stretch) for stretch, w in following.items())))
     assert bound is not None, rounds
     bound = dataclasses.replace(bound, capacity_price=price)
-    return Priced(bounded, bound, found, best, tuple(plans), mixture)
+    return Priced(bounded, bound, found, best, master, mixture)
 
 
-def _best_mixture(plans: Sequence[Known], stretches: Sequence[Stretch]) -> Mixture:
-    """The mixture of plans that takes least, and the weights of stretches that prove it."""
-    waited_s = np.array([plan.times.waited_s(stretches) for plan in plans])
-    least_s = np.array([plan.times.least_s for plan in plans])
-    scale_s = max(np.abs(waited_s).max(), least_s.max()) or 1.0
-    starts, stops = np.array(stretches).T
-    ends = np.unique(starts)  # where stretches overlap most, one begins
-    together = (starts <= ends[:, None]) & (ends[:, None] < stops)
-    # max v over w >= 0, such that least + waited w >= v for every plan, and at most 1 of w at any operation
-    found = linprog(
-        np.array([*[0.0] * len(stretches), -1.0]),
-        A_ub=np.block([[-waited_s / scale_s, np.ones((len(plans), 1))], [together, np.zeros((len(ends), 1))]]),
-        b_ub=np.concatenate([least_s / scale_s, np.ones(len(ends))]),
-        bounds=[(0, None)] * len(stretches) + [(None, None)],
-    )
-    shares = np.clip(-found.ineqlin.marginals[: len(plans)], 0.0, None)
-    w = np.clip(found.x[:-1], 0.0, None)
-    w /= max(1.0, (together @ w).max())  # rounding
-    weights = StretchWeights(tuple(pair for pair in zip(w.tolist(), stretches, strict=True) if pair[0] > 0))
-    return Mixture(tuple(plans), tuple((shares / shares.sum()).tolist()), weights, -float(found.fun * scale_s))
+def _by_stretch(weights: StretchWeights) -> dict[Stretch, float]:
+    return {stretch: w for w, stretch in weights.stretches}
 
 
-def _between(one: StretchWeights, other: StretchWeights, share: float) -> StretchWeights:
-    """Weights on the way from one to the other, `share` of it."""
-    found: dict[Stretch, float] = {}
-    for weights, part in ((one, 1 - share), (other, share)):
-        for w, stretch in weights.stretches:
-            found[stretch] = found.get(stretch, 0.0) + part * w
-    return StretchWeights(tuple((w, stretch) for stretch, w in found.items()))
+def _between(one: Mapping[_Key, float], other: Mapping[_Key, float], share: float) -> dict[_Key, float]:
+    """Amounts on the way from one to the other, `share` of it; what is missing is 0."""
+    found: dict[_Key, float] = {}
+    for amounts, part in ((one, 1 - share), (other, share)):
+        for key, amount in amounts.items():
+            found[key] = found.get(key, 0.0) + part * amount
+    return found

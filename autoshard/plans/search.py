@@ -19,7 +19,7 @@ from autoshard.planner.build import Formulation, whole
 from autoshard.planner.labels import labels_of
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.timeline import asked_for
-from autoshard.plans.as_scheduled import as_scheduled, solved_as_scheduled, with_ties_settled
+from autoshard.plans.as_scheduled import as_scheduled, solved_as_scheduled, solved_with_less, with_ties_settled
 from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
@@ -29,16 +29,16 @@ from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.region_mesh import region_mesh
 from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
-from autoshard.solver.driver import solve
 from autoshard.solver.io.solution_cache import SolutionCache, default_cache
 from autoshard.solver.io.solution_file import read_solution
 from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import ROUNDING, Progress, SolverOptions
-from autoshard.solver.problem import Certificate, Problem, Solution, Status
+from autoshard.solver.problem import Certificate, Solution, Status
 from autoshard.trace.annotations import fixed_of_spec
 
-AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP = 3, 0.5, 0.01
-"""How many problems are solved at most, in which share of the time limit, and how exactly, whenever gaps do not fit."""
+AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP, AGAIN_MORE = 3, 0.5, 0.01, 1.25
+"""How many problems are solved at most, in which share of the time limit, and how exactly, whenever gaps do not fit: a
+plan is good enough whose gap is so much larger than that of the plan before."""
 
 _AS_LONG = 1.5
 """How much longer than the longest before a problem may take, whatever its share of the time left."""
@@ -167,6 +167,7 @@ def search_meshes(
             work_limit=options.work_limit,
         )
         solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
+        scheduled = None
         if solution is not None:
             found = with_ties_settled(formulation, read_solution(solution, formulation.problem))
             if formulation.overlap.weights is not None:
@@ -184,14 +185,19 @@ def search_meshes(
                 any_cost = dataclasses.replace(tell, cutoff=math.inf)
                 aside = functools.partial(solve_one, tell=any_cost)
                 first = choices_of_joined_axes(question, formulation, limits, aside)
-            series = _Series(limits, solve_one, stop)
-            formulation, found = solved_as_scheduled(formulation, first, options.relative_gap, series)
+            series = _Series(limits, solve_one)
+            scheduled = solved_as_scheduled(formulation, first, options.relative_gap, series)
+            formulation, found = scheduled.formulation, scheduled.solution
         own_fits = False
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
-            gap = max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
-            again_in = _Series(limits.part(AGAIN_SHARE), solve_one, stop)
-            again = functools.partial(_solved_again, relative_gap=gap, series=again_in)
-            found, own_fits = with_gaps(formulation, found, options.relative_gap, None if solution else again)
+            gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
+            again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
+            again = None
+            if scheduled is not None:
+                again = lambda f, hint, *, of=scheduled, gap=gap, series=again_in: (
+                    solved_with_less(of, f, hint, gap, series, AGAIN_ROUNDS).solution
+                )
+            found, own_fits = with_gaps(formulation, found, options.relative_gap, again)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
         bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
@@ -235,27 +241,32 @@ class _Series:
     tell, while there is time left: a problem that is cut short tells nothing.
     """
 
-    def __init__(self, limits: SolverOptions, solve_one: Callable[..., Solution], stop: StopRequest):
+    def __init__(self, limits: SolverOptions, solve_one: Callable[..., Solution]):
         """Starts the clock; `solve_one`: as `_solved`, given its formulation, limits, hint and start."""
-        self._limits, self._solve_one, self._stop = limits, solve_one, stop
+        self._limits, self._solve_one = limits, solve_one
         self._until = limits.deadline()
         self._start = LiftedStart()
         self._longest_s = 0.0  # that a problem took
 
     def solve(
-        self, formulation: Formulation, *, hint: Sequence[int] | None, relative_gap: float, share: float
+        self,
+        formulation: Formulation,
+        *,
+        hint: Sequence[int] | None,
+        relative_gap: float,
+        share: float,
+        is_bound_enough: bool = False,
     ) -> Solution:
-        """See `plans/primal_recovery.py`, `Series`."""
-        is_one_of_several = formulation.overlap.weights is not None
-        limits = dataclasses.replace(self._part(relative_gap, share), is_folding_enough=is_one_of_several)
+        """See `plans/pricing.py`, `Series`."""
+        limits = dataclasses.replace(self._part(relative_gap, share), is_bound_enough=is_bound_enough)
         began = time.perf_counter()
         found = self._solve_one(formulation, limits, hint=hint, start=self._start)
         self._longest_s = max(self._longest_s, time.perf_counter() - began)
         return found
 
-    def solve_part(self, problem: Problem, *, relative_gap: float, share: float) -> Solution:
-        """See `plans/primal_recovery.py`, `Series`."""
-        return solve(problem, self._part(relative_gap, share), stop=self._stop)
+    def price(self, prices: Mapping[int, float]) -> None:
+        """See `plans/pricing.py`, `Series`."""
+        self._start.restart(prices)
 
     def _part(self, relative_gap: float, share: float) -> SolverOptions:
         limits = dataclasses.replace(self._limits, relative_gap=relative_gap)
@@ -263,11 +274,6 @@ class _Series:
             return limits
         left_s = max(self._until - time.perf_counter(), 0.0)
         return dataclasses.replace(limits, time_limit_s=min(max(share * left_s, _AS_LONG * self._longest_s), left_s))
-
-
-def _solved_again(formulation: Formulation, hint: Sequence[int], relative_gap: float, series: _Series) -> Solution:
-    """The solution of a problem with a tighter limit than one that was solved before."""
-    return solved_as_scheduled(formulation, hint, relative_gap, series, AGAIN_ROUNDS)[1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

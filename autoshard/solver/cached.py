@@ -49,12 +49,17 @@ def solve_cached(
     if stored is not None:
         wanted = options.wanted_gap
         certificate = stored.solution.certificate
-        if certificate.gap <= wanted or stored.limit_s >= ABOUT_AS_LONG * options.time_limit_s:
-            status = Status.OPTIMAL if certificate.gap <= wanted else Status.FEASIBLE
+        is_whole = stored.solution.relaxed is None or options.is_bound_enough
+        is_exact = certificate.gap <= wanted or stored.limit_s >= ABOUT_AS_LONG * options.time_limit_s
+        if is_whole and is_exact:
             if on_progress is not None:
                 on_progress(Progress(0.0, certificate.objective, certificate.bound, "from the cache"))
-            return dataclasses.replace(stored.solution, certificate=dataclasses.replace(certificate, status=status))
-        hint = _better(problem, hint, stored.solution)
+            if certificate.status is not Status.UNKNOWN:
+                status = Status.OPTIMAL if certificate.gap <= wanted else Status.FEASIBLE
+                certificate = dataclasses.replace(certificate, status=status)
+            return dataclasses.replace(stored.solution, certificate=certificate)
+        if stored.solution.choices is not None:
+            hint = _better(problem, hint, stored.solution)
     own = plain_keys(problem) if keys is None else keys()
     if hint is None:
         hint = cache.nearest(problem, own)
@@ -62,9 +67,12 @@ def solve_cached(
         found = solve(problem, options, hint, on_progress, stop, start)
     if stored is not None:
         found = _with_bound(found, stored.solution.certificate.bound, options.wanted_gap)
-    if found.choices is not None:
+    if found.choices is not None or found.relaxed is not None:
+        took_s = found.certificate.solve_s
         ended_early = stop.requested or found.certificate.status is Status.OPTIMAL
-        limit_s = found.certificate.solve_s if ended_early else options.time_limit_s
+        limit_s = took_s if ended_early else options.time_limit_s
+        if found.relaxed is not None and not stop.requested and took_s < ABOUT_AS_LONG * options.time_limit_s:
+            limit_s = math.inf  # more time would have changed nothing
         cache.store(digest, own, found, limit_s)
     return found
 
@@ -81,10 +89,12 @@ def _trusted(entry: Entry | None, problem: Problem) -> Entry | None:
     """The entry if its choices are what it says; its problem may have been written by anyone."""
     if entry is None:
         return None
-    certificate, choices = entry.solution.certificate, entry.solution.chosen
-    if len(choices) == len(problem.nodes) and all(
-        0 <= k < len(node.costs) for k, node in zip(choices, problem.nodes, strict=True)
-    ):
+    certificate, choices = entry.solution.certificate, entry.solution.choices
+    relaxed = entry.solution.relaxed
+    every = [*([] if relaxed is None else relaxed.choices), *([] if choices is None else [choices])]
+    if all(_has_choices(problem, own) for own in every):
+        if choices is None:
+            return entry
         result = evaluate(problem, choices)
         if result.feasible and math.isclose(result.objective, certificate.objective, rel_tol=1e-9, abs_tol=1e-300):
             return entry
@@ -92,11 +102,19 @@ def _trusted(entry: Entry | None, problem: Problem) -> Entry | None:
     return None
 
 
+def _has_choices(problem: Problem, choices: Sequence[int]) -> bool:
+    """Whether there is one choice for each node, and the node has it."""
+    nodes = problem.nodes
+    return len(choices) == len(nodes) and all(0 <= k < len(n.costs) for k, n in zip(choices, nodes, strict=True))
+
+
 def _with_bound(solution: Solution, bound: float, wanted_gap: float) -> Solution:
     """The solution with a bound that was proven before, if that is the better one."""
     certificate = solution.certificate
-    if bound <= certificate.bound or solution.choices is None:
+    if bound <= certificate.bound:
         return solution
+    if solution.choices is None:
+        return dataclasses.replace(solution, certificate=dataclasses.replace(certificate, bound=bound))
     bound = min(bound, certificate.objective)
     gap = relative_gap(certificate.objective, bound)
     status = Status.OPTIMAL if gap <= wanted_gap else Status.FEASIBLE

@@ -21,8 +21,8 @@ from autoshard.solver.search import Search
 
 SWEEPS, CHUNK = 40, 4
 """Most pairs of sweeps over the whole problem, and between two looks at the bound."""
-WORTHWHILE = 0.02
-"""Sweeping goes on while a chunk closes this share of the gap."""
+WORTHWHILE, WORTH_A_SHARE = 0.02, 0.1
+"""Sweeping goes on while a chunk closes this share of the gap; and without a solution, this share of the gap wanted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,12 +85,15 @@ class WholeBound:
         ascent = DualAscent(graph, own_prices, messages)
         done = 0
         while done < SWEEPS and not search.done():
-            before = max(search.bound, ascent.bound)
+            before = ascent.bound
             done += ascent.climb(CHUNK, search.objective, np.inf, -np.inf)
             search.budget.spend(3 * CHUNK * table_entries(graph))
             search.prove(ascent.bound, "copied messages")
             search.price_capacity(float(ascent.prices.sum()), ascent.bound)
-            if np.isinf(search.objective) or ascent.bound - before < WORTHWHILE * (search.objective - ascent.bound):
+            enough = WORTH_A_SHARE * search.options.wanted_gap * abs(ascent.bound)
+            if np.isfinite(search.objective):
+                enough = WORTHWHILE * (search.objective - ascent.bound)
+            if ascent.bound - before < enough:
                 break
 
 

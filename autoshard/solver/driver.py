@@ -8,12 +8,13 @@
 """
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.exact.mathopt_runner import MathOptRunner
-from autoshard.solver.lifted_search import search_lifted
+from autoshard.solver.lifted_search import relax_lifted, search_lifted
 from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.primal_dual import PrimalDualSearch
@@ -25,7 +26,7 @@ from autoshard.solver.validate import check_problem
 from autoshard.solver.warm_up import is_warm, share_compilation, warm_up_options, warm_up_problem
 
 COPIES_SHARE, ENOUGH_SHARE = 0.3, 0.9
-"""Share of the time limit that folding copies may take; and where nothing need come after it."""
+"""Share of the time limit that folding copies may take; and where a bound by it is enough."""
 
 
 def solve(
@@ -82,12 +83,16 @@ def _solve(
 ) -> Solution:
     """`solve` of a checked problem, with the clock running."""
     search = Search(problem, options, on_progress, runner)
-    with search.budget.at_most(ENOUGH_SHARE if options.is_folding_enough else COPIES_SHARE):
+    if options.is_bound_enough:
+        with search.budget.at_most(ENOUGH_SHARE):
+            relaxed = relax_lifted(search, start)
+        if relaxed is not None:
+            return dataclasses.replace(search.solution(), relaxed=relaxed)
+    with search.budget.at_most(COPIES_SHARE):
         search_lifted(search, start)
-    is_enough = options.is_folding_enough and search.choices is not None
     if hint is not None:  # not before: as good as asked for, it would keep folding from finding a better one
         search.offer(hint, "hint")
-    if search.done() or is_enough:
+    if search.done():
         return search.solution()
     network = Network(problem)
     presolve(network, lambda: search.budget.remaining() <= 0)

@@ -9,6 +9,8 @@
 Every solution is expanded and priced on the whole problem; every bound holds for the whole problem (`quotient.py`).
 """
 
+import dataclasses
+
 import numpy as np
 
 from autoshard.solver.bound.dual_ascent import DualAscent
@@ -19,6 +21,7 @@ from autoshard.solver.labelling import labels_cost
 from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.primal.local_search import repair
 from autoshard.solver.primal.tree_moves import descend_trees
+from autoshard.solver.problem import Relaxed
 from autoshard.solver.reduce.colour_refinement import refine
 from autoshard.solver.reduce.columns import columns_of, usage_over_time
 from autoshard.solver.reduce.network import Network
@@ -28,8 +31,10 @@ from autoshard.solver.search import Search
 
 WORTHWHILE = 0.9
 """Folding goes on while classes are at most this share of the nodes."""
-CUTS = 8
-"""Most rounds of adding instants where the capacity is exceeded."""
+CUTS, RELAXED_CUTS = 8, 3
+"""Most rounds of adding instants where the capacity is exceeded; and where a bound is enough."""
+RELAXED_GAIN = 0.2
+"""A bound is good enough where a round gains less than this share of the wanted gap."""
 PEAKS = 3
 """Instants added in a round."""
 COARSE_ROUNDS = 4
@@ -48,6 +53,18 @@ STALL = 0.02
 """An ascent ends where it gains less than this share of the wanted gap."""
 TREE_ROUNDS = 8
 """Rounds of the local search over trees."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Climbed:
+    """Choices for the nodes of a quotient problem; int64 [nodes] each.
+
+    Attributes:
+      choices: Those that fit the instants that count, if any were found. decoded: As they were decoded last.
+    """
+
+    choices: np.ndarray
+    decoded: tuple[np.ndarray, ...]
 
 
 class _LiftedSearch:
@@ -73,12 +90,12 @@ class _LiftedSearch:
             return None
         return quotient_of(problem, self.columns, partition, instants)
 
-    def climb(self, quotient: Quotient) -> np.ndarray | None:
+    def climb(self, quotient: Quotient) -> "_Climbed | None":
         """Raises the bound by message passing on the lifted problem; if there is none, on the tied one, whose messages
         are then copied to the whole problem.
 
         Returns:
-          Choices for its nodes, decoded on the way and made to fit the instants that count; None if the search is over.
+          What is found on the way; None if the search is over.
         """
         search, lifted = self.search, quotient.lifted
         if lifted is None:
@@ -96,7 +113,7 @@ class _LiftedSearch:
             search.prove(constant, "quotient presolve")
             if not network.is_cut_by_capacity:
                 search.price_capacity(0.0, constant)
-            return np.array(network.postsolve({}))
+            return _Climbed(np.array(network.postsolve({})), ())
         graph, nodes = factor_graph_of(network)
         instants = [quotient.instants[t] for t in network.instants.tolist()]
         own_prices = np.array([self.start.prices.get(t, 0.0) for t in instants])
@@ -122,7 +139,8 @@ class _LiftedSearch:
             self.whole.prove(search, quotient, ascent, prices)
         else:
             self.start.keep(quotient, network, graph, ascent.messages)
-        return np.array(network.postsolve_labels(nodes, _decoded(graph, ascent)))
+        of_labels = lambda labels: np.array(network.postsolve_labels(nodes, labels))
+        return _Climbed(of_labels(_decoded(graph, ascent)), tuple(map(of_labels, ascent.decoded)))
 
     def offer(self, whole: np.ndarray, phase: str) -> bool:
         """Offers choices for the whole problem; where they exceed the capacity, the worst instants count from now on.
@@ -130,15 +148,20 @@ class _LiftedSearch:
         Returns:
           Whether they fit.
         """
-        problem = self.search.problem
-        if problem.capacity is not None and self.columns.instants:
-            usage = usage_over_time(problem, self.columns, whole)
-            peaks = _peaks(usage, problem.capacity * (1 + CAPACITY_TOLERANCE))
-            if peaks:
-                self.exceeded.update(peaks)
-                return False
+        if self.count_exceeded(whole):
+            return False
         self.search.offer(whole.tolist(), phase)
         return True
+
+    def count_exceeded(self, whole: np.ndarray) -> bool:
+        """Lets the worst instants count at which choices exceed the capacity; whether there are any."""
+        problem = self.search.problem
+        if problem.capacity is None or not self.columns.instants:
+            return False
+        usage = usage_over_time(problem, self.columns, whole)
+        peaks = _peaks(usage, problem.capacity * (1 + CAPACITY_TOLERANCE))
+        self.exceeded.update(peaks)
+        return bool(peaks)
 
     def offer_repaired(self, bands: int, whole: np.ndarray, phase: str) -> bool:
         """Offers choices; as long as they exceed the capacity, repairs them as those of the quotient problem.
@@ -172,8 +195,9 @@ def search_lifted(search: Search, start: LiftedStart | None = None) -> None:
     quotient = state.quotient(0)
     if quotient is None:
         return
-    choices = state.climb(quotient)
-    if choices is not None and state.offer(quotient.expanded(choices), "quotient") and not search.done():
+    climbed = state.climb(quotient)
+    fits = climbed is not None and state.offer(quotient.expanded(climbed.choices), "quotient")
+    if fits and not search.done():
         choices = _tied_choices(search, quotient)
         if choices is not None:
             state.offer(quotient.expanded(choices), "tied")
@@ -182,11 +206,11 @@ def search_lifted(search: Search, start: LiftedStart | None = None) -> None:
     for bands in BANDS:
         for _ in range(CUTS):
             quotient = None if search.done() else state.quotient(bands)
-            choices = None if quotient is None else state.climb(quotient)
-            if quotient is None or choices is None:
+            climbed = None if quotient is None else state.climb(quotient)
+            if quotient is None or climbed is None:
                 return
             before = len(state.exceeded)
-            fits = state.offer_repaired(bands, quotient.expanded(choices), "quotient")
+            fits = state.offer_repaired(bands, quotient.expanded(climbed.choices), "quotient")
             if search.done() or not fits or len(state.exceeded) > before:
                 continue  # new instants count: the bound can rise
             if not bands:
@@ -194,6 +218,34 @@ def search_lifted(search: Search, start: LiftedStart | None = None) -> None:
             choices = _tied_choices(search, quotient)
             if choices is None or state.offer_repaired(bands, quotient.expanded(choices), "tied"):
                 break
+
+
+def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | None:
+    """Proves a bound by folding.
+
+    Args:
+      search: Is told what is found. start: As for `search_lifted`.
+
+    Returns:
+      What comes with it; None where little is repeated, or there is no solution.
+    """
+    state = _LiftedSearch(search, start or LiftedStart())
+    found, before = (), -np.inf
+    for _ in range(RELAXED_CUTS):
+        quotient = state.quotient(0)
+        climbed = None if quotient is None else state.climb(quotient)
+        if quotient is None or climbed is None:
+            break
+        whole = quotient.expanded(climbed.choices)
+        found = tuple(tuple(own.tolist()) for own in (whole, *map(quotient.expanded, climbed.decoded)))
+        enough = RELAXED_GAIN * search.options.wanted_gap * abs(search.bound)
+        if not state.count_exceeded(whole) or search.done() or search.bound - before < enough:
+            break
+        before = search.bound
+    if not found or search.infeasible:
+        return None
+    prices = {instant: state.start.prices[instant] for instant in sorted(state.start.binding)}
+    return Relaxed(tuple(dict.fromkeys(found)), prices)
 
 
 def _satisfying(search: Search) -> float:

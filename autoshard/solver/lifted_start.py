@@ -34,6 +34,11 @@ class LiftedStart:
         self.prices.update(prices)
         self.binding = {instant for instant, price in prices.items() if price > 0}
 
+    def restart(self, prices: Mapping[int, float]) -> None:
+        """Takes prices that were found elsewhere in place of all others."""
+        self.prices = {}
+        self.price(prices)
+
     def keep(self, quotient: Quotient, network: Network, graph: FactorGraph, messages: np.ndarray) -> None:
         """Takes the messages of a lifted problem.
 

@@ -23,7 +23,8 @@ class SolverOptions:
       dual_passes: Most message-passing sweeps over the whole problem.
       ilp_entries: Largest integer program (non-zero matrix entries) that is built.
       neighbourhoods: Most integer programs over a part of the nodes, once the whole is too large or too slow.
-      is_folding_enough: Whether to stop once folding copies has found a solution, whatever its gap.
+      is_bound_enough: Whether to stop once folding copies has proven a bound. The choices that come with it
+        (`Solution.relaxed`) are then all that is found. Where little is repeated, this changes nothing.
       work_limit: Limit in units of counted work, or None to go by the clock. A unit is 1e8 visited table entries, in
         the order of a second of one core; phases end when their share of it is used up.
     """
@@ -34,7 +35,7 @@ class SolverOptions:
     dual_passes: int = 2000
     ilp_entries: int = 400_000
     neighbourhoods: int = 200
-    is_folding_enough: bool = False
+    is_bound_enough: bool = False
     work_limit: float | None = None
 
     @property

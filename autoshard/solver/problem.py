@@ -12,6 +12,7 @@ nothing of JAX, tensors or meshes.
 import dataclasses
 import enum
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -129,11 +130,31 @@ class Certificate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Relaxed:
+    """What a bound leaves behind.
+
+    Attributes:
+      choices: Some vectors of choices that are best, or nearly, at the prices; they may exceed the capacity.
+      prices: Of instants that bind, per unit of capacity.
+    """
+
+    choices: tuple[tuple[int, ...], ...]
+    prices: Mapping[int, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Solution:
-    """One choice per node (None without a solution), and the certificate."""
+    """What was found.
+
+    Attributes:
+      choices: One per node; None without a solution.
+      certificate: See `Certificate`.
+      relaxed: What came with the bound, where that was all that was asked for.
+    """
 
     choices: tuple[int, ...] | None
     certificate: Certificate
+    relaxed: Relaxed | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:

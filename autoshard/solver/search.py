@@ -69,12 +69,12 @@ class Search:
         return self.infeasible or self.gap() <= self.options.wanted_gap or self.budget.remaining() <= 0
 
     def solution(self) -> Solution:
+        bound = min(self.bound, self.objective)
+        price = CapacityPrice(bound, 0.0) if self.problem.capacity is None else self.capacity_price
         if self.choices is None:
             status = Status.INFEASIBLE if self.infeasible else Status.UNKNOWN
-            bound = math.inf if self.infeasible else self.bound
-            return Solution(None, Certificate(status, math.inf, bound, math.inf, self.budget.wall_s()))
-        bound = min(self.bound, self.objective)
+            bound, price = (math.inf, None) if self.infeasible else (bound, price if math.isfinite(bound) else None)
+            return Solution(None, Certificate(status, math.inf, bound, math.inf, self.budget.wall_s(), price))
         gap = relative_gap(self.objective, bound)
         status = Status.OPTIMAL if gap <= self.options.wanted_gap else Status.FEASIBLE
-        price = CapacityPrice(bound, 0.0) if self.problem.capacity is None else self.capacity_price
         return Solution(self.choices, Certificate(status, self.objective, bound, gap, self.budget.wall_s(), price))

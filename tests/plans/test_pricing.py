@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 
 from autoshard.compiler.schedule import Schedule
-from autoshard.interrupts import StopRequest
 from autoshard.planner.build import branched, repriced, whole
 from autoshard.planner.decode import estimate
-from autoshard.planner.hidden import hidden
 from autoshard.planner.overlap import StretchWeights
+from autoshard.planner.step_times import StepTimes
 from autoshard.planner.timeline import asked_for
-from autoshard.plans.as_scheduled import _tying, solved_as_scheduled
+from autoshard.plans.as_scheduled import solved_as_scheduled
+from autoshard.plans.master_problem import MasterProblem, tying_decision
 from autoshard.plans.pricing import priced
-from autoshard.plans.primal_recovery import Known, Mixture
-from autoshard.plans.relinking import relinked
 from autoshard.plans.search import _Series
 from autoshard.solver import SolverOptions, Status, evaluate, solve
 from autoshard.solver.problem import Certificate, Solution
@@ -60,11 +58,16 @@ def hiding(formulated, gpus):
 class Exactly:
     """Solves problems as exactly as is asked for, without a limit of time."""
 
-    def solve(self, formulation, *, hint, relative_gap, share):
-        return solve(formulation.problem, SolverOptions(relative_gap=relative_gap), hint)
+    def solve(self, formulation, *, hint, relative_gap, share, is_bound_enough=False):
+        options = SolverOptions(relative_gap=relative_gap, is_bound_enough=is_bound_enough)
+        return solve(formulation.problem, options, hint)
 
-    def solve_part(self, problem, *, relative_gap, share):
-        return solve(problem, SolverOptions(relative_gap=relative_gap))
+    def price(self, prices):
+        assert all(price >= 0 for price in prices.values())
+
+
+def master_of(f):
+    return MasterProblem(StepTimes(f), f.problem.capacity)
 
 
 def random_picks(f, number):
@@ -98,34 +101,19 @@ def test_at_the_stretches_that_bind_the_price_of_a_plan_is_its_step(hiding):
         assert estimate(hiding, picks, as_compiled=False).step_s == pytest.approx(times.step_s)
 
 
-def test_limits_on_waiting_are_those_of_plans(hiding):
-    """A plan is one of the limited problem if and only if it waits no longer within the stretches."""
-    n = len(hiding.program.graph.operations)
-    picked = random_picks(hiding, 200)
-    for stretches in ([(0, n)], [(0, n // 2), (n // 3, n)]):
-        waited = {tuple(picks): asked_for(hiding, picks).waited_s(stretches) for picks in picked}
-        limits_s = np.median(np.array(list(waited.values())), axis=0)
-        limited = hidden(hiding, dict(zip(stretches, limits_s.tolist(), strict=True)))
-        outcomes = set()
-        for picks, own_s in waited.items():
-            whole, part = evaluate(hiding.problem, picks), evaluate(limited, picks)
-            assert part.objective == whole.objective
-            if np.abs(own_s - limits_s).min() > 1e-9 * np.abs(limits_s).max():
-                assert part.feasible == (whole.feasible and (own_s <= limits_s).all())
-                outcomes.add(part.feasible)
-        assert outcomes == {True, False}
-    assert hidden(hiding, {(0, n): -1.0}) is None
-
-
-def test_plans_on_the_way_between_two_are_made_of_both(hiding):
-    """What is found fits, takes what it says, and does in each node what one of the two does."""
-    ways = [(one, other, relinked(hiding, one, other)) for one, other in itertools.pairwise(random_picks(hiding, 12))]
-    assert any(way is not None for _, _, way in ways)
-    for one, other, way in ways:
-        if way is not None:
-            assert evaluate(hiding.problem, way.choices).feasible
-            assert way.step_s == asked_for(hiding, way.choices).step_s
-            assert all(c in pair for c, pair in zip(way.choices, zip(one, other, strict=True), strict=True))
+def test_times_of_plans_add_up_from_decisions_and_edges(hiding):
+    """What is read off prices is what the timeline of the plan says."""
+    times, n = StepTimes(hiding), len(hiding.program.graph.operations)
+    for picks in random_picks(hiding, 50):
+        own, planned = times.of(np.array(picks)), asked_for(hiding, picks)
+        assert own.kernels_s.sum() == pytest.approx(planned.compute_s)
+        assert own.least_s.sum() == pytest.approx(planned.least_s)
+        stretches, exposed_s = times.exposed(own)
+        assert own.least_s.sum() + exposed_s == pytest.approx(planned.step_s)
+        waited_s = sum(times.waited_s(own, stretch).sum() for stretch in stretches)
+        assert waited_s == pytest.approx(planned.waited_s(planned.stretches).sum(), abs=1e-12)
+        for stretch in ((0, n), (0, n // 2), (n // 3, n)):
+            assert times.waited_s(own, stretch).sum() == pytest.approx(planned.waited_s([stretch])[0], abs=1e-12)
 
 
 def test_repricing_changes_costs_and_nothing_else(hiding):
@@ -155,7 +143,8 @@ def one_layer(request, formulated, gpus):
 def test_no_plan_is_faster_than_the_bound(one_layer):
     f, steps_s = one_layer
     fastest_s = min(steps_s.values())
-    at, found = solved_as_scheduled(f, None, 1e-6, Exactly())
+    scheduled = solved_as_scheduled(f, None, 1e-6, Exactly())
+    at, found = scheduled.formulation, scheduled.solution
     certificate = found.certificate
     assert certificate.bound <= fastest_s * (1 + 1e-9)
     assert certificate.objective == pytest.approx(asked_for(at, found.chosen).step_s)
@@ -170,8 +159,8 @@ def test_the_bound_is_tight_where_all_that_is_sent_hides(formulated, gpus):
     mesh = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, peak_flops_per_s=rates))
     args = ({"one": f32(256, 512), "two": f32(512, 256)}, f32(512, 256))
     f = formulated(train, args, mesh, donate=(0,), schedule=Schedule.LATENCY_HIDING)
-    found = priced(f, None, 1e-4, Exactly())
-    times = asked_for(found.best.formulation, found.best.solution.choices)
+    found = priced(f, None, 1e-4, Exactly(), master_of(f))
+    times = asked_for(found.best.formulation, found.best.choices)
     assert times.hidden_s > 0 and times.step_s < 1.001 * times.compute_s
     assert found.bound.bound >= (1 - 1e-3) * found.best.step_s
 
@@ -182,10 +171,10 @@ def test_branches_bound_the_plans_that_are_theirs(one_layer):
     for decision, node in enumerate(f.problem.nodes):
         for left in ((0,), tuple(range(1, len(node.costs)))):
             own = {picks: step_s for picks, step_s in steps_s.items() if picks[decision] in left}
-            leaf = priced(branched(f, decision, left), None, 1e-6, Exactly())
+            leaf = priced(branched(f, decision, left), None, 1e-6, Exactly(), master_of(f))
             assert (leaf.best is None) == (not own)
             if own:
-                assert leaf.best.solution.choices in own
+                assert leaf.best.choices in own
                 assert leaf.bound.bound <= min(own.values()) * (1 + 1e-9)
                 assert leaf.best.step_s >= min(own.values()) * (1 - 1e-9)
             again = whole(leaf.formulation)
@@ -197,13 +186,9 @@ def test_what_ties_most_is_cut(hiding):
     """Of the decisions in which the plans of a mixture differ, the one on which most edges hang."""
     ends = collections.Counter(end for e in hiding.problem.edges for end in (e.source, e.target))
     (most, number), *others = ends.most_common()
-    same = [0] * len(hiding.problem.nodes)
-    mixture_of = lambda *plans: Mixture(
-        tuple(Known(tuple(p), asked_for(hiding, p)) for p in plans), (0.5, 0.5), StretchWeights(()), 1.0
-    )
-    differs = lambda *nodes: [int(n in nodes) for n in range(len(same))]
-    assert _tying(hiding.problem, mixture_of(same, differs(most, others[-1][0]))) == most
-    assert _tying(hiding.problem, mixture_of(same, same)) is None
+    tabulated = StepTimes(hiding).tabulated
+    assert tying_decision(tabulated, [most, others[-1][0]]) == most
+    assert tying_decision(tabulated, []) is None
     assert number > others[-1][1]
 
 
@@ -224,7 +209,7 @@ def test_a_problem_has_as_long_as_those_before_took_whatever_its_share(hiding):
         time.sleep(took_s)
         return Solution(None, Certificate(Status.UNKNOWN, 0.0, 0.0, 0.0, 0.0))
 
-    series = _Series(SolverOptions(time_limit_s=100), solved, StopRequest())
+    series = _Series(SolverOptions(time_limit_s=100), solved)
     for share in (0.5, 1e-9, 1.0):
         series.solve(hiding, hint=None, relative_gap=0.0, share=share)
     first, second, third = limits_s

@@ -46,6 +46,25 @@ def test_an_unchanged_problem_is_answered_at_once(tmp_path):
         assert phases(dataclasses.replace(problem, nodes=renamed), cache)[1] == ["from the cache"]
 
 
+def test_what_came_with_a_bound_is_kept_where_a_bound_is_enough(tmp_path):
+    """And is no answer where it is not."""
+    cache, kept = SolutionCache(tmp_path), 0
+    bound_only = dataclasses.replace(EXACT, is_bound_enough=True)
+    for seed in range(20):
+        problem = generate.repeated(seed, "hub")
+        first, told = phases(problem, cache, bound_only)
+        again, told = phases(problem, cache, bound_only)
+        if first.relaxed is None:
+            continue
+        kept += 1
+        assert told == ["from the cache"] and again.relaxed == first.relaxed and again.choices is None
+        assert again.certificate.bound == first.certificate.bound
+        solved, told = phases(problem, cache)
+        assert "from the cache" not in told and solved.relaxed is None
+        assert solved.certificate.bound >= first.certificate.bound
+    assert kept > 5
+
+
 def test_a_smaller_gap_or_more_time_searches_on_from_what_is_known(tmp_path):
     cache, problem = SolutionCache(tmp_path), generate.grid(2, 9, 5, 0.4)
     stop = StopRequest()

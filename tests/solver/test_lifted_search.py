@@ -1,5 +1,6 @@
 """Quotients: tied solutions cost what they cost expanded, and bounds of the folded problem are bounds of the whole."""
 
+import dataclasses
 import functools
 import math
 
@@ -13,6 +14,7 @@ from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.factor_graph import factor_graph_of
 from autoshard.solver.lifted_search import search_lifted
+from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.problem import Edge, Node, Problem
 from autoshard.solver.reduce.colour_refinement import refine
 from autoshard.solver.reduce.columns import columns_of, restricted, usage_over_time
@@ -123,6 +125,46 @@ def test_a_hub_with_equal_copies_folds_to_two_nodes_and_its_bound_is_tight():
     search_lifted(search)
     assert search.objective == 30.0
     assert search.bound == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_bound_that_is_enough_holds_and_leaves_choices(link):
+    """Choices are of the problem, whether they fit or not; prices are of instants, and the bound is one."""
+    found = 0
+    for seed in SEEDS:
+        problem = generate.repeated(seed, link)
+        solution = solve(problem, SolverOptions(relative_gap=1e-3, is_bound_enough=True))
+        optimum = repeated_optimum(seed, link)
+        assert solution.certificate.bound <= optimum * (1 + 1e-9) + 1e-12 or math.isinf(optimum)
+        if solution.relaxed is None:  # nothing is folded, or there is no solution: solved as ever
+            status = solution.certificate.status
+            assert (solution.choices is None) == math.isinf(optimum) == (status is Status.INFEASIBLE)
+            continue
+        found += 1
+        assert solution.choices is None and solution.certificate.status is Status.UNKNOWN
+        for choices in solution.relaxed.choices:
+            assert math.isfinite(evaluate(problem, choices).objective) or math.isinf(optimum)
+        assert all(0 <= t < columns_of(problem).instants and p > 0 for t, p in solution.relaxed.prices.items())
+    assert found > 20 or link == "chain"  # whose copies are all told apart
+
+
+@pytest.mark.parametrize("link", ["chain", "hub"])
+def test_a_search_that_begins_where_another_ended_finds_what_it_would_find(link):
+    """The second problem has other costs; the first one's messages and prices are a start, and no more."""
+    exact = SolverOptions(relative_gap=1e-6)
+    for seed in range(4):
+        first = generate.repeated(seed, link)
+        kinds = {id(node.costs): 1 + 0.1 * n for n, node in enumerate(first.nodes)}  # copies stay copies
+        scaled = {key: next(n.costs for n in first.nodes if id(n.costs) == key) * by for key, by in kinds.items()}
+        nodes = tuple(dataclasses.replace(node, costs=scaled[id(node.costs)]) for node in first.nodes)
+        second = dataclasses.replace(first, nodes=nodes)
+        start = LiftedStart()
+        solve(first, exact, start=start)
+        begun, alone = solve(second, exact, start=start), solve(second, exact)
+        assert begun.certificate.status == alone.certificate.status
+        if alone.certificate.status is Status.OPTIMAL:
+            assert begun.certificate.objective == pytest.approx(alone.certificate.objective, rel=1e-5)
+            assert begun.certificate.bound <= alone.certificate.objective * (1 + 1e-9)
 
 
 def test_irregular_partitions_prove_nothing():

@@ -70,6 +70,68 @@ def _usage_at(graph, theta, tables, messages, change, usage):
 
 
 @numba.njit(cache=True, nogil=True)
+def _lines_at(graph, theta, tables, messages, change, t, owner_start, value, slope):
+    """Writes what labels and entries that use anything at instant `t` cost after prices moved by `change`, and by how
+    much more for each unit that the price of `t` moves further; owner after owner. Returns how many owners there are.
+    """
+    running = running_sum(change)
+    owners, at = 0, 0
+    for i in range(len(graph.label_start) - 1):
+        begin, end = graph.usage_start[i], graph.usage_start[i + 1]
+        live = False
+        for r in range(begin, end):
+            live |= graph.usage_first[r] <= t < graph.usage_last[r]
+        if not live:
+            continue
+        first = graph.label_start[i]
+        for k in range(graph.label_start[i + 1] - first):
+            value[at], slope[at] = theta[first + k], 0.0
+            for r in range(begin, end):
+                amount = graph.amounts[graph.usage_amounts[r] + k]
+                value[at] += (running[graph.usage_last[r]] - running[graph.usage_first[r]]) * amount
+                if graph.usage_first[r] <= t < graph.usage_last[r]:
+                    slope[at] += amount
+            at += 1
+        owners += 1
+        owner_start[owners] = at
+    for f in range(len(graph.source)):
+        begin, end = graph.pair_start[f], graph.pair_start[f + 1]
+        live = False
+        for r in range(begin, end):
+            live |= graph.pair_first[r] <= t < graph.pair_last[r]
+        if not live:
+            continue
+        columns, place = graph.columns[f], graph.table[f]
+        for e in range(graph.rows[f] * columns):
+            value[at] = tables[place + e] - messages[graph.source_message[f] + e // columns]
+            value[at] -= messages[graph.target_message[f] + e % columns]
+            slope[at] = 0.0
+            for r in range(begin, end):
+                amount = graph.amounts[graph.pair_amounts[r] + e]
+                value[at] += (running[graph.pair_last[r]] - running[graph.pair_first[r]]) * amount
+                if graph.pair_first[r] <= t < graph.pair_last[r]:
+                    slope[at] += amount
+            at += 1
+        owners += 1
+        owner_start[owners] = at
+    return owners
+
+
+@numba.njit(cache=True, nogil=True)
+def _used(owners, owner_start, value, slope, further):
+    """The usage of what is least where a price moves `further`."""
+    total = 0.0
+    for o in range(owners):
+        low, amount = np.inf, 0.0
+        for k in range(owner_start[o], owner_start[o + 1]):
+            moved = value[k] + further * slope[k]
+            if moved < low:
+                low, amount = moved, slope[k]
+        total += amount
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
 def _largest(values):
     best = 0
     for index in range(len(values)):
@@ -95,32 +157,35 @@ def ascend_prices(graph: FactorGraph, theta: np.ndarray, tables: np.ndarray, mes
     excess = np.empty(count)
     for t in range(count):
         excess[t] = abs(usage[t] - graph.capacity[t])
+    owner_start = np.zeros(len(graph.label_start) + len(graph.source), np.int64)
+    value, slope = np.empty(len(theta) + len(tables)), np.empty(len(theta) + len(tables))
     moved = 0
     for _ in range(count):
         if moved == COORDINATES:
             break
         t = _largest(excess)
         excess[t] = -1.0
-        _usage_at(graph, theta, tables, messages, change, usage)
-        slope = usage[t] - graph.capacity[t]
-        if slope == 0 or (slope < 0 and prices[t] + change[t] <= 0):
+        before = change[t]
+        owners = _lines_at(graph, theta, tables, messages, change, t, owner_start, value, slope)
+        over = _used(owners, owner_start, value, slope, 0.0) - graph.capacity[t]
+        if over == 0 or (over < 0 and prices[t] + before <= 0):
             continue
         moved += 1
-        rising = slope > 0
-        near, length = change[t], step if rising else -step
+        rising = over > 0
+        near, length = before, step if rising else -step
         far = near + length
         for _turn in range(WIDENINGS):
             change[t] = max(far, -prices[t])
-            _usage_at(graph, theta, tables, messages, change, usage)
-            if (usage[t] > graph.capacity[t]) != rising or change[t] == -prices[t]:
+            used = _used(owners, owner_start, value, slope, change[t] - before)
+            if (used > graph.capacity[t]) != rising or change[t] == -prices[t]:
                 break
             near, length = change[t], 2 * length
             far = near + length
         far = max(far, -prices[t])
         for _turn in range(HALVINGS):
             change[t] = 0.5 * (near + far)
-            _usage_at(graph, theta, tables, messages, change, usage)
-            if (usage[t] > graph.capacity[t]) == rising:
+            used = _used(owners, owner_start, value, slope, change[t] - before)
+            if (used > graph.capacity[t]) == rising:
                 near = change[t]
             else:
                 far = change[t]

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from autoshard.errors import FileFormatError
 from autoshard.files import write_bytes_atomically
 from autoshard.solver.io.problem_keys import ProblemKeys, carried_over, overlap, sketch
-from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Solution, Status, relative_gap
+from autoshard.solver.problem import CapacityPrice, Certificate, Problem, Relaxed, Solution, Status, relative_gap
 from autoshard.user_cache import user_cache
 
 FORMAT, VERSION = "autoshard-cached-solution", 1
@@ -38,6 +38,8 @@ _SUFFIX = ".json.gz"
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
     """A solution as stored: its certificate, its choices, and the keys of each node and of the choice that it took.
+
+    One without choices has relaxed ones, the first of which stand for them.
 
     Attributes:
       limit_s: The time limit it was sought under; what was used of it if the user stopped the search, or if the gap
@@ -85,21 +87,30 @@ class SolutionCache:
 
     def store(self, digest: str, keys: ProblemKeys, solution: Solution, limit_s: float) -> None:
         """Stores a solution; one that is there already is replaced."""
-        certificate, choices, price = solution.certificate, solution.chosen, solution.certificate.capacity_price
+        certificate, price = solution.certificate, solution.certificate.capacity_price
+        relaxed, choices = solution.relaxed, solution.choices
+        if choices is None and relaxed is not None:
+            choices = relaxed.choices[0]
+        assert choices is not None, certificate.status
         header = {
             "format": FORMAT,
             "version": VERSION,
             "nodes": len(choices),
             "sketch": sketch(keys.nodes),
             "status": certificate.status.value,
-            "objective": certificate.objective,
+            "objective": certificate.objective if math.isfinite(certificate.objective) else None,
             "bound": certificate.bound if math.isfinite(certificate.bound) else None,
             "capacity_price": None if price is None else [price.bound, price.per_unit],
             "solve_s": certificate.solve_s,
             "limit_s": limit_s if math.isfinite(limit_s) else None,
         }
         chosen = [own[choice] for own, choice in zip(keys.choices, choices, strict=True)]
-        body = {"choices": list(choices), "keys": _interned(keys.nodes), "meanings": _interned(chosen)}
+        body = {
+            "choices": list(choices),
+            "relaxed": None if relaxed is None else [relaxed.choices, list(relaxed.prices.items())],
+            "keys": _interned(keys.nodes),
+            "meanings": _interned(chosen),
+        }
         content = gzip.compress(f"{json.dumps(header)}\n{json.dumps(body)}\n".encode(), compresslevel=3)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -149,11 +160,12 @@ class SolutionCache:
             with gzip.open(path, "rb") as file:
                 header, body = _checked_header(file.readline()), json.loads(file.read())
             bound = -math.inf if header["bound"] is None else float(header["bound"])
+            objective = math.inf if header["objective"] is None else float(header["objective"])
             certificate = Certificate(
                 Status(header["status"]),
-                float(header["objective"]),
+                objective,
                 bound,
-                relative_gap(float(header["objective"]), bound),
+                relative_gap(objective, bound),
                 float(header["solve_s"]),
                 None if header["capacity_price"] is None else CapacityPrice(*map(float, header["capacity_price"])),
             )
@@ -162,7 +174,13 @@ class SolutionCache:
             choices = tuple(int(choice) for choice in body["choices"])
             if not len(choices) == len(nodes) == len(chosen) == header["nodes"]:
                 raise ValueError("its parts have different lengths")
-            return Entry(Solution(choices, certificate), limit_s, nodes, chosen)
+            relaxed = None
+            if body.get("relaxed") is not None:
+                every, prices = body["relaxed"]
+                every = tuple(tuple(int(choice) for choice in own) for own in every)
+                relaxed = Relaxed(every, {int(instant): float(price) for instant, price in prices})
+            found = None if certificate.status is Status.UNKNOWN else choices
+            return Entry(Solution(found, certificate, relaxed), limit_s, nodes, chosen)
         return None
 
 

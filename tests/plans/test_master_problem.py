@@ -1,0 +1,147 @@
+"""The restricted master problem: what is made of known plans is the best that can be, and what it prices is right."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autoshard.compiler.schedule import Schedule
+from autoshard.planner.step_times import StepTimes
+from autoshard.planner.timeline import asked_for
+from autoshard.plans.master_problem import MasterProblem
+from autoshard.solver import evaluate
+
+
+def train(params, x):
+    """Four layers that are copies of one another, and their update."""
+    loss = lambda p: jnp.sum(jnp.tanh(x @ p[0]) @ p[1] + jnp.tanh(x @ p[2]) @ p[3])
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+@pytest.fixture(scope="module", params=[1.0, 30.0])
+def problem(request, formulated, mesh_of):
+    """A problem whose collectives hide, with little and with much to compute beside them."""
+    mesh = mesh_of(4)
+    rates = tuple((dtype, rate / request.param) for dtype, rate in mesh.device_type.peak_flops_per_s)
+    device_type = dataclasses.replace(mesh.device_type, product_workspace_bytes=1024, peak_flops_per_s=rates)
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    args = ([f32(64, 128), f32(128, 64), f32(64, 128), f32(128, 64)], f32(512, 64))
+    mesh = dataclasses.replace(mesh, device_type=device_type)
+    return formulated(train, args, mesh, donate=(0,), schedule=Schedule.LATENCY_HIDING)
+
+
+def plans_apart(f, rng, num_parts):
+    """Two plans that differ in some decisions, no two of which share an edge, so that each is a part."""
+    joined = {frozenset((e.source, e.target)) for e in f.problem.edges}
+    while True:
+        base = [int(rng.integers(len(n.costs))) for n in f.problem.nodes]
+        other, changed = list(base), []
+        for node in rng.permutation(len(base)).tolist():
+            apart = all(frozenset((node, own)) not in joined for own in changed)
+            if apart and len(changed) < num_parts and len(f.problem.nodes[node].costs) > 1:
+                changed.append(node)
+                other[node] = (base[node] + 1) % len(f.problem.nodes[node].costs)
+        if all(np.isfinite(evaluate(f.problem, picks).objective) for picks in (base, other)):
+            return base, other, changed
+
+
+def all_made(f, base, other, changed):
+    """Every plan that is made of two, with its step and its peak."""
+    for follows in itertools.product((0, 1), repeat=len(changed)):
+        picks = list(base)
+        for node, own in zip(changed, follows, strict=True):
+            picks[node] = other[node] if own else base[node]
+        yield tuple(picks), asked_for(f, picks).step_s, evaluate(f.problem, picks).peak_usage
+
+
+def test_the_fastest_plan_is_that_of_all_that_can_be_made(problem):
+    """With memory for all of them, for some, and for the least."""
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        base, other, changed = plans_apart(problem, rng, 5)
+        made = list(all_made(problem, base, other, changed))
+        peaks = sorted(peak for *_, peak in made)
+        for budget in (None, peaks[len(peaks) // 2], peaks[0]):
+            master = MasterProblem(StepTimes(problem), None if budget is None else 1.001 * budget)
+            assert master.add(base) and master.add(other) and not master.add(base)
+            found, known = master.fastest(np.inf, 1e-9), master.fastest_known()
+            fitting = {picks: step_s for picks, step_s, peak in made if budget is None or peak <= 1.001 * budget}
+            step_s = min(p.step_s for p in (found, known) if p is not None)
+            # what is sent although it hides costs a little, and of plans that are as fast any may be taken
+            assert min(fitting.values()) * (1 - 1e-9) <= step_s <= min(fitting.values()) * 1.002
+            if found is not None:
+                assert found.step_s == pytest.approx(fitting[found.choices])
+                assert master.fastest(found.step_s * (1 - 1e-3), 1e-9) is None
+
+
+def test_no_plan_takes_less_than_the_mixture_at_its_prices(problem):
+    """By duality: least + what is waited for by weight + what is used by price, less the budget's, is at least that."""
+    rng = np.random.default_rng(1)
+    for n in range(12):
+        base, other, changed = plans_apart(problem, rng, 5)
+        made = list(all_made(problem, base, other, changed))
+        peaks = sorted(peak for *_, peak in made)
+        budget = 1.001 * peaks[(0, len(peaks) // 2, -1)[n % 3]]
+        times = StepTimes(problem)
+        master = MasterProblem(times, budget)
+        master.add(base), master.add(other)
+        mixture = master.mixture()
+        if mixture is None:  # even mixtures exceed the budget, though a plan made of both need not
+            assert not any(peak <= budget for *_, peak in made)
+            continue
+        slack = []
+        for picks, step_s, peak in made:
+            own, taken = times.of(np.array(picks)), times.tabulated.taken(np.array(picks))
+            price_s = own.least_s.sum()
+            price_s += sum(w * times.waited_s(own, stretch).sum() for w, stretch in mixture.weights.stretches)
+            used = times.tabulated.usage(taken)
+            price_s += sum(price * (used[instant] - budget) for instant, price in mixture.prices.items())
+            slack.append(price_s - mixture.step_s)
+            assert step_s >= mixture.step_s * (1 - 1e-6) or peak > budget
+        assert min(slack) == pytest.approx(0.0, abs=1e-6 * mixture.step_s)  # so much is reached, and no less
+
+
+def test_copies_count_together(problem):
+    """Decisions that add the same are of one kind, of which any number may change."""
+    times, base = StepTimes(problem), [0] * len(problem.problem.nodes)
+    joined = {frozenset((e.source, e.target)) for e in problem.problem.edges}
+    changed = lambda *nodes: [int(n in nodes) for n in range(len(base))]
+    more = [n for n, node in enumerate(problem.problem.nodes) if len(node.costs) > 1]
+    twins = 0
+    for a, b in itertools.combinations(more, 2):
+        plans = [changed(), changed(a), changed(b), changed(a, b)]
+        if frozenset((a, b)) in joined or not all(np.isfinite(evaluate(problem.problem, p).objective) for p in plans):
+            continue
+        master = MasterProblem(times, None)
+        master.add(plans[0]), master.add(plans[3])
+        [group] = master._program([list(master._columns.values())]).groups
+        if len(group.kinds) > 1:
+            continue
+        twins += 1
+        steps_s = [asked_for(problem, picks).step_s for picks in plans]
+        assert steps_s[1] == pytest.approx(steps_s[2])
+        assert group.kinds == [[0, 1]] and len(group.kind) == 2
+        of_base = group.followed.index([0, 0])
+        for count, step_s in enumerate((steps_s[0], steps_s[1], steps_s[3])):
+            taken = np.array([count, count])
+            taken[of_base] = 2 - count
+            assert asked_for(problem, group.made(taken)).step_s == pytest.approx(step_s)
+    assert twins >= 2
+
+
+def test_budgets_and_branches_keep_the_plans(problem):
+    rng = np.random.default_rng(2)
+    base, other, changed = plans_apart(problem, rng, 3)
+    master = MasterProblem(StepTimes(problem), None)
+    master.add(base), master.add(other)
+    least = min(evaluate(problem.problem, picks).peak_usage for picks in (base, other))
+    assert master.with_budget(0.5 * least).fastest_known() is None
+    assert master.with_budget(1.01 * least).fastest_known() is not None
+    decision = changed[0]
+    branch = master.within(decision, [other[decision]])
+    assert branch.fastest_known().choices == tuple(other)
+    branch.take(master)
+    assert branch.fastest_known() == master.fastest_known()
