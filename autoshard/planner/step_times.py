@@ -16,7 +16,7 @@ import numpy as np
 from autoshard.cost.exposure import Hideable, Stretch, exposure
 from autoshard.planner.build import Formulation, repriced
 from autoshard.planner.overlap import StretchWeights
-from autoshard.solver.tabulated import Tables, Tabulated, cost_tables
+from autoshard.solver.tabulated import CostTables, Tables, Tabulated, cost_tables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,30 +33,53 @@ class OwnTimes:
 
 
 class StepTimes:
-    """Times the plans of a problem whose collectives hide.
+    """Times the plans of a problem whose collectives hide. The problem is priced when the first plan is timed.
 
     Attributes:
-      tabulated: The problem.
+      num_operations: Of the program. share: What collectives make use of, of a kernel's time.
     """
 
     def __init__(self, f: Formulation) -> None:
-        """Prices the problem twice."""
+        """Of which problem."""
+        self._f = f
         self.num_operations, self.share = len(f.program.graph.operations), f.overlap.share
-        self.tabulated = Tabulated(f.problem)
-        least = repriced(f, StretchWeights(())).problem
-        all_ = repriced(f, StretchWeights(((1.0, (0, self.num_operations)),))).problem
-        self._least, self._all = cost_tables(least.nodes, least.edges), cost_tables(all_.nodes, all_.edges)
-        first, self._kernels = len(f.program.graph.arguments), Tables(_kernels_of(f))
-        self._place = np.array([0] * first + list(f.overlap.analysis.kernel_of), np.int64)
-        windows = [(o, *window, 1 / len(own)) for o, own in enumerate(_windows_of(f)) for window in own]
-        self._owner, self._start, self._stop = np.array([w[:3] for w in windows], np.int64).reshape(-1, 3).T
-        self._part = np.array([w[3] for w in windows], np.float64)
+        self._known: dict[Stretch, tuple[np.ndarray, np.ndarray]] = {}
+
+    @functools.cached_property
+    def tabulated(self) -> Tabulated:
+        """The problem."""
+        return Tabulated(self._f.problem)
+
+    @functools.cached_property
+    def _costs(self) -> tuple[CostTables, CostTables]:
+        """Of the problem without weights, and with all weight on the whole step."""
+        whole = ((1.0, (0, self.num_operations)),)
+        least, all_ = (repriced(self._f, StretchWeights(weights)).problem for weights in ((), whole))
+        return cost_tables(least.nodes, least.edges), cost_tables(all_.nodes, all_.edges)
+
+    @functools.cached_property
+    def _kernels(self) -> Tables:
+        """The time of each decision's kernels."""
+        return Tables(_kernels_of(self._f))
+
+    @functools.cached_property
+    def _place(self) -> np.ndarray:
+        """The operation in whose place each decision's kernels run; int64 [decisions]."""
+        arguments = [0] * len(self._f.program.graph.arguments)
+        return np.array([*arguments, *self._f.overlap.analysis.kernel_of], np.int64)
+
+    @functools.cached_property
+    def _windows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of each part of what can hide: its owner, its start and stop, int64, and which share of the owner's it is."""
+        windows = [(o, *window, 1 / len(own)) for o, own in enumerate(_windows_of(self._f)) for window in own]
+        owner, start, stop = np.array([w[:3] for w in windows], np.int64).reshape(-1, 3).T
+        return owner, start, stop, np.array([w[3] for w in windows], np.float64)
 
     def of(self, choices: np.ndarray) -> OwnTimes:
         """What each owner adds under a plan; choices: int64 [decisions]."""
         kernels_s = np.zeros(self.tabulated.num_owners)
         kernels_s[: self.tabulated.num_nodes] = self._kernels.at(choices)
-        least_s, all_s = (self.tabulated.costs(tables, choices) for tables in (self._least, self._all))
+        least_s, all_s = (self.tabulated.costs(tables, choices) for tables in self._costs)
         return OwnTimes(kernels_s, least_s, np.maximum(all_s - least_s + self.share * kernels_s, 0.0))
 
     def waited_s(self, times: OwnTimes, stretch: Stretch) -> np.ndarray:
@@ -68,9 +91,10 @@ class StepTimes:
         """The stretches in which more is to be sent than hides, and what kernels wait in all, in seconds."""
         beside_s = times.kernels_s[: self.tabulated.num_nodes]
         kernels_s = np.bincount(self._place, beside_s, self.num_operations)
-        sent_s = self._part * times.hideable_s[self._owner]
+        owner, start, stop, part = self._windows
+        sent_s = part * times.hideable_s[owner]
         sent = np.flatnonzero(sent_s > 0)
-        start, stop = self._start[sent], self._stop[sent]
+        start, stop = start[sent], stop[sent]
         # only where kernels take time, or something begins or ends, does anything happen
         at = np.unique(np.concatenate([np.flatnonzero(kernels_s > 0), start, stop]))
         at = at[at < self.num_operations]
@@ -79,22 +103,22 @@ class StepTimes:
         ends = [*at.tolist(), self.num_operations]
         return tuple((ends[first], ends[last]) for first, last in found.stretches), found.total_s
 
-    @functools.lru_cache(maxsize=256)  # noqa: B019 - one for each search, which ends with it
     def _within(self, stretch: Stretch) -> tuple[np.ndarray, np.ndarray]:
         """Which part of an owner's collectives lies within a stretch, and whether its kernels do."""
+        if stretch in self._known:
+            return self._known[stretch]
         first, last = stretch
-        lies = (first <= self._start) & (self._stop <= last)
+        owner, start, stop, part = self._windows
+        lies = (first <= start) & (stop <= last)
         owners, inside = self.tabulated.num_owners, np.zeros(self.tabulated.num_owners)
         inside[: self.tabulated.num_nodes] = (first <= self._place) & (self._place < last)
-        return np.bincount(self._owner[lies], self._part[lies], owners), inside
+        return self._known.setdefault(stretch, (np.bincount(owner[lies], part[lies], owners), inside))
 
 
 def _kernels_of(f: Formulation) -> list[np.ndarray]:
     """The time of each decision's kernels, by choice."""
     made: dict[tuple, np.ndarray] = {}
-    own = [np.zeros(len(layouts)) for layouts in f.argument_layouts]
-    for i in range(len(own)):
-        own[i] = np.zeros(len(f.problem.nodes[i].costs))
+    own = [np.zeros(len(node.costs)) for node in f.problem.nodes[: len(f.program.graph.arguments)]]
     for group, table, decision in zip(f.program.groups, f.tables, f.decisions[len(own) :], strict=True):
         key = id(table), decision.rows, group.trips
         if key not in made:
@@ -113,4 +137,4 @@ def _windows_of(f: Formulation) -> list[Sequence[tuple[int, int]]]:
     for flow in f.flows:
         is_free = overlap.is_free(flow.value)
         found.append([overlap.window(flow.value, reader) for reader in flow.makings] if is_free else ())
-    return [[(start, stop) for start, stop in own] for own in found]
+    return [[(start, stop) for start, stop in own if start < stop] for own in found]

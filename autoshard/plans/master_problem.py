@@ -208,8 +208,8 @@ class MasterProblem:
         Args:
           relative_gap: How far from the fastest of them it may be.
         """
-        best = None
-        for columns in _alike(self._times.tabulated, list(self._columns.values())):
+        best, known = None, list(self._columns.values())
+        for columns in _alike(self._times.tabulated, known) if known else ():
             for _ in range(_LOOKS if len(columns) > 1 else 0):
                 program = self._program([columns])
                 relaxed = program.relaxed()

@@ -203,7 +203,7 @@ def test_hot_rows_that_the_plan_keeps_on_the_devices_make_no_difference(is_ranke
     step, make_state, _ = program = program_of(batch_size=4096)
     options = autoshard.PlanOptions(lookups=autoshard.Lookups(autoshard.IdDistribution(1.2, is_ranked)))
     slow = autoshard.TableOptions(hot_rows=True, mode="sync", rates=HostRates(id_s=1e-8, line_s=1e-6))
-    plan = planned(program, options=options, tables=slow)
+    plan = planned(program, budget_bytes=35.5e6, options=options, tables=slow)
     ((path, count),) = plan.placed.hot_rows.items()
     assert path == "params.users.embedding" and count > 4096
     _, losses = on_one_device(step, make_state, batches(3, 4096))
