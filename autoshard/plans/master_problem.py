@@ -42,7 +42,7 @@ _TIED = 0.02
 """A decision ties the others if this share of all edges, or more, hang on it."""
 
 _MOST = 0.5
-"""Plans that differ in a decision that ties others are kept apart if it ties more than this share of all that differ."""
+"""Plans that differ in a decision that ties others are kept apart if it ties more than this share of what differs."""
 
 _SHARED = 0.02
 """Plans with less of a mixture do not count in it."""
@@ -60,7 +60,7 @@ _SENT = 1e-3
 """What sending costs of its time although it hides, so that no plan sends for nothing."""
 
 _DIGITS = 10
-"""To how many digits of the largest amount those of parts are compared."""
+"""To how many digits of the largest amount in a row those of parts are compared."""
 
 _NODES, _LIMIT_S = 500, 2.0
 """Most nodes of the search for an integer program, and most time, which hardly any takes."""
