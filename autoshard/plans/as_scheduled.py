@@ -77,6 +77,7 @@ def solved_with_less(
         certificate = as_scheduled(before.solution.certificate, made.step_s, relative_gap)
         if certificate.status is Status.OPTIMAL:
             return Scheduled(formulation, Solution(made.choices, certificate), master)
+        hint = made.choices
     return _solved(formulation, hint, relative_gap, series, master, rounds)
 
 
