@@ -168,11 +168,9 @@ class Overlap:
 
     def of_kernels(self, group: Group) -> float:
         """What counts of the time of a group's kernels."""
-        return (
-            1.0
-            if self.weights is None
-            else 1 - self.share * self.weights.of_operation(self.analysis.kernel_of[group.index])
-        )
+        if self.weights is None:
+            return 1.0
+        return 1 - self.share * self.weights.of_operation(self.analysis.kernel_of[group.index])
 
     def is_free(self, value: int) -> bool:
         """Whether nobody waits for a value to be resharded."""

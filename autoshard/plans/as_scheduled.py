@@ -46,7 +46,7 @@ class Scheduled:
 def solved_as_scheduled(
     formulation: Formulation, hint: Sequence[int] | None, relative_gap: float, series: Series, rounds: int = ROUNDS
 ) -> Scheduled:
-    """Solves a problem.
+    """The best solution of a problem, by the time of its step as scheduled.
 
     Args:
       formulation: The problem. hint: Choices to begin with.

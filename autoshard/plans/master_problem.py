@@ -36,6 +36,7 @@ from autoshard.cost.exposure import Stretch
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import OwnTimes, StepTimes
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
+from autoshard.solver.reduce.columns import worst_instants
 from autoshard.solver.tabulated import Tabulated, Taken
 
 _TIED = 0.02
@@ -49,9 +50,6 @@ _SHARED = 0.02
 
 _LOOKS = 4
 """How often a plan is sought at most, each time with the stretches and instants that the one before lacked."""
-
-_PEAKS, _APART = 3, 0.02
-"""Instants that are added where a plan exceeds the budget: so many, so far apart as a share of all."""
 
 _MARGIN = 2e-6
 """Share of the budget that is left free in the programs, whose own tolerance is half of that."""
@@ -237,12 +235,8 @@ class MasterProblem:
         """Of a plan or a mixture: the step, where more is to be sent than hides, and what exceeds the budget most."""
         stretches, exposed_s = self._times.exposed(times)
         exceeded: list[int] = []
-        if self._budget is not None and self.tabulated.columns.instants:
-            over = self.tabulated.usage(taken) - self._budget * (1 + CAPACITY_TOLERANCE)
-            apart = max(int(_APART * len(over)), 1)
-            while len(exceeded) < _PEAKS and over.max() > 0:
-                exceeded.append(int(np.argmax(over)))
-                over[max(0, exceeded[-1] - apart) : exceeded[-1] + apart] = 0.0
+        if self._budget is not None:
+            exceeded = worst_instants(self.tabulated.usage(taken), self._budget * (1 + CAPACITY_TOLERANCE))
         return float(times.least_s.sum()) + exposed_s, stretches, tuple(exceeded)
 
     def _count(self, stretches: Iterable[Stretch], exceeded: Iterable[int]) -> bool:

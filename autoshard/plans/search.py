@@ -19,7 +19,13 @@ from autoshard.planner.build import Formulation, whole
 from autoshard.planner.labels import labels_of
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.timeline import asked_for
-from autoshard.plans.as_scheduled import as_scheduled, solved_as_scheduled, solved_with_less, with_ties_settled
+from autoshard.plans.as_scheduled import (
+    Scheduled,
+    as_scheduled,
+    solved_as_scheduled,
+    solved_with_less,
+    with_ties_settled,
+)
 from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
@@ -190,13 +196,11 @@ def search_meshes(
             formulation, found = scheduled.formulation, scheduled.solution
         own_fits = False
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
-            gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
-            again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
             again = None
             if scheduled is not None:
-                again = lambda f, hint, *, of=scheduled, gap=gap, series=again_in: (
-                    solved_with_less(of, f, hint, gap, series, AGAIN_ROUNDS).solution
-                )
+                gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
+                again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
+                again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
             found, own_fits = with_gaps(formulation, found, options.relative_gap, again)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
@@ -274,6 +278,13 @@ class _Series:
             return limits
         left_s = max(self._until - time.perf_counter(), 0.0)
         return dataclasses.replace(limits, time_limit_s=min(max(share * left_s, _AS_LONG * self._longest_s), left_s))
+
+
+def _solved_again(
+    formulation: Formulation, hint: Sequence[int], before: Scheduled, relative_gap: float, series: _Series
+) -> Solution:
+    """The solution of a problem with a tighter limit than one that was solved `before`."""
+    return solved_with_less(before, formulation, hint, relative_gap, series, AGAIN_ROUNDS).solution
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from autoshard.solver.primal.local_search import repair
 from autoshard.solver.primal.tree_moves import descend_trees
 from autoshard.solver.problem import Relaxed
 from autoshard.solver.reduce.colour_refinement import refine
-from autoshard.solver.reduce.columns import columns_of, usage_over_time
+from autoshard.solver.reduce.columns import columns_of, usage_over_time, worst_instants
 from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
 from autoshard.solver.reduce.quotient import Quotient, quotient_of
@@ -35,12 +35,8 @@ CUTS, RELAXED_CUTS = 8, 3
 """Most rounds of adding instants where the capacity is exceeded; and where a bound is enough."""
 RELAXED_GAIN = 0.2
 """A bound is good enough where a round gains less than this share of the wanted gap."""
-PEAKS = 3
-"""Instants added in a round."""
 COARSE_ROUNDS = 4
 """Rounds of refinement where none gives an equitable partition."""
-APART = 0.02
-"""Instants added in one round are at least this share of all apart."""
 REPAIRS = 8
 """Times that choices are repaired for instants that did not count when they were made."""
 PENALTY = 1e-4
@@ -159,7 +155,7 @@ class _LiftedSearch:
         if problem.capacity is None or not self.columns.instants:
             return False
         usage = usage_over_time(problem, self.columns, whole)
-        peaks = _peaks(usage, problem.capacity * (1 + CAPACITY_TOLERANCE))
+        peaks = worst_instants(usage, problem.capacity * (1 + CAPACITY_TOLERANCE))
         self.exceeded.update(peaks)
         return bool(peaks)
 
@@ -252,20 +248,6 @@ def _satisfying(search: Search) -> float:
     """The cost at which the gap to the bound proven so far is small enough."""
     gap = search.options.wanted_gap
     return search.bound / (1 - gap if search.bound > 0 else 1 + gap) if gap < 1 else np.inf
-
-
-def _peaks(usage: np.ndarray, capacity: float) -> list[int]:
-    """Up to `PEAKS` instants that exceed the capacity most, some way apart."""
-    over = np.where(usage > capacity, usage, 0.0)
-    apart = max(int(APART * len(over)), 1)
-    found: list[int] = []
-    for _ in range(PEAKS):
-        at = int(np.argmax(over))
-        if over[at] <= 0:
-            break
-        found.append(at)
-        over[max(0, at - apart) : at + apart] = 0.0
-    return found
 
 
 def _decoded(graph: FactorGraph, ascent: DualAscent) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from autoshard.solver.array_numbers import ArrayNumbers
 from autoshard.solver.problem import Edge, Node, Problem
-from autoshard.solver.reduce.columns import Columns, columns_of
+from autoshard.solver.reduce.columns import Columns, columns_of, summed_over_time
 
 
 class Tables:
@@ -67,14 +67,7 @@ class Tabulated:
 
     def usage(self, taken: "Taken") -> np.ndarray:
         """What is used at each instant; float64 [instants]."""
-        columns = self.columns
-        steps = np.zeros(columns.instants + 1)
-        for start, stop, amounts in (
-            (columns.usage_start, columns.usage_stop, taken.by_nodes),
-            (columns.pair_start, columns.pair_stop, taken.by_edges),
-        ):
-            steps += np.bincount(start, amounts, len(steps)) - np.bincount(stop, amounts, len(steps))
-        return np.cumsum(steps)[:-1]
+        return summed_over_time(self.columns, taken.by_nodes, taken.by_edges)
 
     def used_by(self, taken: "Taken", instant: int) -> np.ndarray:
         """What each owner uses at an instant; float64 [owners]."""

@@ -12,6 +12,11 @@ import numpy as np
 from autoshard.solver.array_numbers import ArrayNumbers
 from autoshard.solver.problem import EdgeUsage, Problem, Usage
 
+PEAKS = 3
+"""Instants that are looked at where the capacity is exceeded."""
+APART = 0.02
+"""They are at least this share of all apart."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Columns:
@@ -70,21 +75,40 @@ def columns_of(problem: Problem) -> Columns:
 
 def usage_over_time(problem: Problem, columns: Columns, choices: np.ndarray) -> np.ndarray:
     """What `choices` (one per node) use at each instant; float64 [instants]."""
-    steps = np.zeros(columns.instants + 1)
     taken = choices[columns.usage_owner].tolist() if len(columns.usage_owner) else []
-    amounts = np.array([u.amounts[c] for u, c in zip(problem.usages, taken, strict=True)], np.float64)
-    np.add.at(steps, columns.usage_start, amounts)
-    np.subtract.at(steps, columns.usage_stop, amounts)
+    by_nodes = np.array([u.amounts[c] for u, c in zip(problem.usages, taken, strict=True)], np.float64)
+    by_edges = np.empty(len(columns.pair_owner))
     if len(columns.pair_owner):
         rows = choices[columns.source[columns.pair_owner]].tolist()
         places = choices[columns.target[columns.pair_owner]].tolist()
-        amounts = np.empty(len(rows))
         for index, (usage, row, place) in enumerate(zip(problem.edge_usages, rows, places, strict=True)):
             edge = problem.edges[usage.edge]
-            amounts[index] = usage.amounts[edge.source_class[row], edge.target_class[place]]
-        np.add.at(steps, columns.pair_start, amounts)
-        np.subtract.at(steps, columns.pair_stop, amounts)
+            by_edges[index] = usage.amounts[edge.source_class[row], edge.target_class[place]]
+    return summed_over_time(columns, by_nodes, by_edges)
+
+
+def summed_over_time(columns: Columns, by_nodes: np.ndarray, by_edges: np.ndarray) -> np.ndarray:
+    """What is used at each instant, float64 [instants], by usages that take `by_nodes`, and edge usages `by_edges`."""
+    steps = np.zeros(columns.instants + 1)
+    np.add.at(steps, columns.usage_start, by_nodes)
+    np.subtract.at(steps, columns.usage_stop, by_nodes)
+    np.add.at(steps, columns.pair_start, by_edges)
+    np.subtract.at(steps, columns.pair_stop, by_edges)
     return np.cumsum(steps)[:-1]
+
+
+def worst_instants(usage: np.ndarray, capacity: float) -> list[int]:
+    """Up to `PEAKS` instants that exceed the capacity most, some way apart."""
+    over = np.where(usage > capacity, usage, 0.0)
+    apart = max(int(APART * len(over)), 1)
+    found: list[int] = []
+    for _ in range(PEAKS if len(over) else 0):
+        at = int(np.argmax(over))
+        if over[at] <= 0:
+            break
+        found.append(at)
+        over[max(0, at - apart) : at + apart] = 0.0
+    return found
 
 
 def restricted(problem: Problem, columns: Columns, instants: Sequence[int]) -> Problem:
