@@ -62,7 +62,7 @@ def setting(num_cpu_nodes: int, rates: HostRates, zipf: float, dim: int) -> Situ
     group = NodeGroup("v100", device, 1, 8, catalogue().link("NVLink2", 0), host=host)
     flops = flops_of_an_example(dim) * BATCH_SIZE
     dense_s = flops / 8 / (GPU_SHARE * device.flops_per_s("float32"))
-    dense = DenseWork(dense_s, fixed_s=0.0, memory_bytes=4e9, flops=flops)
+    dense = DenseWork(dense_s, memory_bytes=4e9, flops=flops)
     ids = IdDistribution(zipf)
     rows = round(PARAMETERS / NUM_TABLES / dim)
     tables = tuple(TableUse(f"table {n}", rows, 4 * dim, 8 * dim, BATCH_SIZE, ids) for n in range(NUM_TABLES))
@@ -103,7 +103,7 @@ def main() -> None:
         mixed = placement_of(setting(count, rates, arguments.zipf, dim), SearchOptions(max_staleness=4))
         cpus_s = cpus_alone(count, rates, arguments.zipf, dim)
         print(
-            f"| {count} | {cpus_s * 1e3:.1f} ms | {mixed.step_s * 1e3:.1f} ms | {mixed.best.flow} | "
+            f"| {count} | {cpus_s * 1e3:.1f} ms | {mixed.step_s * 1e3:.1f} ms | {mixed.best.execution.outline} | "
             f"{sync_s / mixed.step_s:.2f}x | {alone.step_s / mixed.step_s:.2f}x | "
             f"{cpus_s / mixed.step_s:.2f}x |"
         )

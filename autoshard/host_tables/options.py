@@ -48,3 +48,13 @@ class Execution:
             return 1
         ahead = self.prefetch + 2  # one in the step, one on its way back
         return ahead if self.mode == "pipelined" else min(ahead, self.max_staleness + 1)
+
+    @property
+    def staleness(self) -> int:
+        """Steps whose updates a look-up may miss, at most."""
+        return self.num_slots - 1 if self.mode == "async" else 0
+
+    @property
+    def outline(self) -> str:
+        """The mode, and how many batches are under way at once."""
+        return self.mode if self.mode == "sync" else f"{self.mode}, {self.num_slots} batches under way"

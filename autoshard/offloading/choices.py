@@ -79,10 +79,6 @@ class Loads:
     def __add__(self, other: "Loads") -> "Loads":
         return Loads(*(getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)))
 
-    def times(self, factor: float) -> "Loads":
-        """So many steps."""
-        return Loads(*(getattr(self, f.name) * factor for f in dataclasses.fields(self)))
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
@@ -106,25 +102,24 @@ class Choice:
     hot_rows: int = 0
 
 
-def choices_of(table: TableUse, s: Situation, num_micro_batches: int = 1, has_hot_rows: bool = True) -> list[Choice]:
+def choices_of(table: TableUse, s: Situation, has_hot_rows: bool = True) -> list[Choice]:
     """Every place of a table.
 
     Args:
       table: The table. s: What it is placed on.
-      num_micro_batches: Parts that a step looks up one after another.
       has_hot_rows: Whether hot rows may live apart from cold ones.
     """
-    found = [whole(table, s, num_micro_batches), by_row(table, s, num_micro_batches)]
+    found = [whole(table, s), by_row(table, s)]
     if table.row_bytes % (4 * s.num_devices) == 0:
-        found.append(by_column(table, s, num_micro_batches))
-    found.append(on_host(table, s, num_micro_batches))
+        found.append(by_column(table, s))
+    found.append(on_host(table, s))
     if has_hot_rows and table.ids.zipf_exponent > 0:
         counts = dict.fromkeys(int(table.num_rows * share) for share in HOT_SHARES)
-        found += [hot_rows(table, k, s, num_micro_batches) for k in counts if k >= _FEWEST_HOT]
+        found += [hot_rows(table, k, s) for k in counts if k >= _FEWEST_HOT]
     return found
 
 
-def whole(table: TableUse, s: Situation, parts: int = 1) -> Choice:
+def whole(table: TableUse, s: Situation) -> Choice:
     """The table on every accelerator; rows are looked up where the examples are."""
     own = table.num_ids / s.num_devices
     moved = 5 * own * _sectors(table.row_bytes) + table.num_rows * (2 * table.state_bytes + table.row_bytes)
@@ -133,40 +128,40 @@ def whole(table: TableUse, s: Situation, parts: int = 1) -> Choice:
     return Choice(Place.WHOLE, Loads(_moved_s(moved, s) + reduced), bytes_)
 
 
-def by_column(table: TableUse, s: Situation, parts: int = 1) -> Choice:
+def by_column(table: TableUse, s: Situation) -> Choice:
     """Some columns on each accelerator, for all examples."""
-    n, ids = s.num_devices, table.num_ids / parts
+    n, ids = s.num_devices, table.num_ids
     width, state = table.row_bytes / n, table.state_bytes / n
     moved = 5 * ids * _sectors(width) + 2 * _distinct(table, ids) * _sectors(state)
     sent = _sending_s(all_gather(s.mesh.axes, ids * _ID_BYTES)) + 2 * _sending_s(all_to_all(s.mesh.axes, ids * width))
-    return Choice(Place.BY_COLUMN, Loads((_moved_s(moved, s) + sent) * parts), table.size_bytes / n, 2 * ids * width)
+    return Choice(Place.BY_COLUMN, Loads(_moved_s(moved, s) + sent), table.size_bytes / n, 2 * ids * width)
 
 
-def by_row(table: TableUse, s: Situation, parts: int = 1, place: Place = Place.BY_ROW) -> Choice:
+def by_row(table: TableUse, s: Situation) -> Choice:
     """Some rows on each accelerator, exchanged for ids."""
-    n, own = s.num_devices, max(round(table.num_ids / parts / s.num_devices), 1)
+    n, own = s.num_devices, max(round(table.num_ids / s.num_devices), 1)
     exchange = exchange_of(n, own, 1, table.num_rows, _sectors(table.row_bytes), Lookups(table.ids))
-    updated = table.ids.busiest_owner(table.num_ids / parts, table.num_rows, n)
+    updated = table.ids.busiest_owner(table.num_ids, table.num_rows, n)
     moved = sum(exchange.moved_bytes(is_update=is_update) for is_update in (False, True))
     ids, rows = exchange.collectives(s.mesh.axes)
     sent = _sending_s(ids) + 2 * _sending_s(rows)
     device_s = _moved_s(moved + 2 * updated * _sectors(table.state_bytes), s)
     bytes_ = math.ceil(table.num_rows / n) * table.state_bytes + exchange.buffer_bytes(is_update=True)
-    return Choice(place, Loads((device_s + sent) * parts), bytes_)
+    return Choice(Place.BY_ROW, Loads(device_s + sent), bytes_)
 
 
-def on_host(table: TableUse, s: Situation, parts: int = 1) -> Choice:
+def on_host(table: TableUse, s: Situation) -> Choice:
     """All rows in host memory, shared out over hosts; the accelerators get the rows of each batch."""
-    return _cold(table, s, parts, table.num_ids, lambda ids: _distinct(table, ids), table.num_rows)
+    return _cold(table, s, table.num_ids, lambda ids: _distinct(table, ids), table.num_rows)
 
 
-def hot_rows(table: TableUse, count: int, s: Situation, parts: int = 1) -> Choice:
+def hot_rows(table: TableUse, count: int, s: Situation) -> Choice:
     """The `count` most frequent rows by row on accelerators, the others on hosts."""
     share = table.ids.hottest_share(count, table.num_rows)
     hot = dataclasses.replace(table, num_rows=count, num_ids=round(table.num_ids * share))
     rest = lambda ids: max(_distinct(table, ids) - _distinct(hot, ids * share), 0.0)
-    cold = _cold(table, s, parts, table.num_ids * (1 - share), rest, table.num_rows)
-    here = by_row(hot, s, parts)
+    cold = _cold(table, s, table.num_ids * (1 - share), rest, table.num_rows)
+    here = by_row(hot, s)
     updated_s = _moved_s(2 * math.ceil(count / s.num_devices) * table.state_bytes, s)
     found_s = table.num_ids / s.num_nodes * s.rates.id_s  # every id is looked up among the hot ones
     return dataclasses.replace(
@@ -178,28 +173,26 @@ def hot_rows(table: TableUse, count: int, s: Situation, parts: int = 1) -> Choic
     )
 
 
-def _cold(
-    table: TableUse, s: Situation, parts: int, num_ids: float, distinct: Callable[[float], float], num_rows: int
-) -> Choice:
+def _cold(table: TableUse, s: Situation, num_ids: float, distinct: Callable[[float], float], num_rows: int) -> Choice:
     """Rows in host memory. `num_ids`: of a step, that ask for them; `distinct`: how many a batch of ids reads."""
     n, nodes, width, state = s.num_devices, s.num_nodes, table.row_bytes, table.state_bytes
-    all_ids = table.num_ids / parts
+    all_ids = table.num_ids
     of_all, of_device = distinct(all_ids), distinct(all_ids / n)
     of_node = s.devices_per_node * of_device
     touched = of_all / nodes
-    cpu_s = num_ids / parts / nodes * s.rates.id_s
+    cpu_s = num_ids / nodes * s.rates.id_s
     cpu_s += (touched * (lines(width) + 2 * lines(state)) + 3 * of_node * lines(width)) * s.rates.line_s
     moved = touched * (width + 2 * state) + 4 * of_node * width
     sent_s = of_device * width / s.to_device.bandwidth_bytes_per_s
     network_s = 0.0
     if s.between_nodes is not None:
         network_s = of_device * width * (nodes - 1) / nodes / s.between_nodes.bandwidth_bytes_per_s
-    device_s = _moved_s(5 * num_ids / parts / n * _sectors(width) + 2 * of_device * _sectors(width), s)
+    device_s = _moved_s(5 * num_ids / n * _sectors(width) + 2 * of_device * _sectors(width), s)
     loads = Loads(device_s, cpu_s, moved / s.host_bytes_per_s, sent_s, sent_s, 2 * network_s)
     again = max(of_device + distinct(all_ids / n) - distinct(2 * all_ids / n), 0.0)
     return Choice(
         Place.HOST,
-        loads.times(parts),
+        loads,
         host_bytes=num_rows * state / nodes,
         in_flight_bytes=2 * of_device * state,
         host_in_flight_bytes=2 * of_node * state,
@@ -207,10 +200,10 @@ def _cold(
     )
 
 
-def exchange_fixed_s(s: Situation, parts: int) -> float:
+def exchange_fixed_s(s: Situation) -> float:
     """Latencies and launches of the exchanges of a step: of ids, of rows, of gradients."""
     launch_s = s.mesh.device_type.launch_overhead_s
-    return 3 * parts * (all_to_all(s.mesh.axes, 1.0).fixed_s + launch_s)
+    return 3 * (all_to_all(s.mesh.axes, 1.0).fixed_s + launch_s)
 
 
 def _sending_s(collective: Collective) -> float:

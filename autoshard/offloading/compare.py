@@ -11,7 +11,7 @@ from autoshard.cost.collectives import all_to_all
 from autoshard.errors import MemoryBudgetError
 from autoshard.host_tables.options import Execution
 from autoshard.offloading.choices import Choice, Place, by_column, by_row, exchange_fixed_s, on_host
-from autoshard.offloading.search import Flow, Found, Outcome, SearchOptions, outcome, search
+from autoshard.offloading.search import Found, Outcome, SearchOptions, outcome, search
 from autoshard.offloading.situation import Situation, lines
 
 
@@ -39,14 +39,14 @@ def compared(s: Situation, found: Found) -> tuple[Compared, ...]:
         _priced(s, "accelerators, by row", [by_row(t, s) for t in s.tables]),
         _best_on_accelerators(s),
         _priced(s, "tables on hosts, sync", [on_host(t, s) for t in s.tables]),
-        Compared(f"plan ({found.best.flow})", found.best.step_s),
+        Compared(f"plan ({found.best.execution.outline})", found.best.step_s),
     ]
     return tuple(rows)
 
 
 def _priced(s: Situation, name: str, choices: list[Choice]) -> Compared:
     """One batch after another."""
-    priced = outcome(s, Flow(Execution("sync")), choices)
+    priced = outcome(s, Execution("sync"), choices)
     return _fitting(s, name, priced.step_s, priced.device_bytes, priced.host_bytes)
 
 
@@ -91,7 +91,7 @@ def _by_table(s: Situation) -> tuple[float, float]:
         bytes_[owner] += table.size_bytes
         collective = all_to_all(s.mesh.axes, table.num_ids * table.row_bytes / s.num_devices)
         sent += 2 * (collective.time_s - collective.fixed_s)
-    return s.dense.step_s + max(time_s) + sent + exchange_fixed_s(s, 1), max(bytes_)
+    return s.dense.step_s + max(time_s) + sent + exchange_fixed_s(s), max(bytes_)
 
 
 def _best_on_accelerators(s: Situation) -> Compared:
@@ -102,10 +102,7 @@ def _best_on_accelerators(s: Situation) -> Compared:
         best = search(s, SearchOptions(places=places, modes=("sync",))).best
     except MemoryBudgetError:
         least = min(
-            (
-                outcome(s, Flow(Execution("sync")), [of(t, s) for t in s.tables]).device_bytes
-                for of in (by_row, by_column)
-            ),
+            (outcome(s, Execution("sync"), [of(t, s) for t in s.tables]).device_bytes for of in (by_row, by_column)),
         )
         return _fitting(s, name, 0.0, least)
     return Compared(name, best.step_s)
@@ -118,5 +115,5 @@ def elsewhere(s: Situation, best: Outcome, number: int, places: list[Choice]) ->
     for choice in places:
         if (choice.place, choice.hot_rows) != (own.place, own.hot_rows):
             choices = [*best.choices[:number], choice, *best.choices[number + 1 :]]
-            changed.append((choice, outcome(s, best.flow, choices, best.num_workers or s.most_workers)))
+            changed.append((choice, outcome(s, best.execution, choices, best.num_workers or s.most_workers)))
     return changed

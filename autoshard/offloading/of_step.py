@@ -81,9 +81,8 @@ def place_tables(
     if not isinstance(rest, Plan):
         raise ConfigError("Tables are placed beside a dense part in one program; the plan has stages. Plan without.")
     told, device = rest.estimate, hardware.groups[0].device_type
-    launches_s = len(told.compute) * device.launch_overhead_s  # at least one for each group of equations
     memory_bytes = told.peak_bytes if told.reserved_bytes is None else told.reserved_bytes
-    dense = DenseWork(told.step_s, launches_s, memory_bytes, told.flops * rest.num_devices)
+    dense = DenseWork(told.step_s, memory_bytes, told.flops * rest.num_devices)
     uses = tuple(_use(number, table, leaves, ids) for number, table in enumerate(found.tables))
     batch_size = max(x.shape[0] for x in jax.tree.leaves(batch) if x.shape)
     budget_bytes = budget_of(device, memory_budget_bytes, options)

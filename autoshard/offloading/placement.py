@@ -63,7 +63,7 @@ class TablePlacement:
     def execution(self) -> Execution | None:
         """How `autoshard.HostTables` is to run it; None where no table is in host memory."""
         workers = self.best.num_workers
-        return dataclasses.replace(self.best.flow.execution, num_workers=workers) if workers else None
+        return dataclasses.replace(self.best.execution, num_workers=workers) if workers else None
 
     @property
     def workers_per_accelerator(self) -> float:
@@ -158,12 +158,12 @@ def _text(what: Any) -> str:
 
 
 def _mode(best: Outcome) -> str:
-    flow = best.flow
-    if flow.execution.mode == "async":
-        return f"{flow}; rows may lack the updates of up to {flow.staleness} steps"
-    if flow.execution.mode == "pipelined":
-        return f"{flow}, patched: results are those of sync"
-    return f"{flow}: results are exact"
+    execution = best.execution
+    if execution.mode == "async":
+        return f"{execution.outline}; rows may lack the updates of up to {execution.staleness} steps"
+    if execution.mode == "pipelined":
+        return f"{execution.outline}, patched: results are those of sync"
+    return f"{execution.outline}: results are exact"
 
 
 def _ids(placement: TablePlacement) -> str:
@@ -196,7 +196,7 @@ def _place(choice: Choice) -> str:
 def _why(placement: TablePlacement, number: int) -> str:
     """For accelerators and for the host, whichever it is not: what moving the table there would do."""
     s, best = placement.situation, placement.best
-    others = elsewhere(s, best, number, choices_of(s.tables[number], s, best.flow.num_micro_batches, False))
+    others = elsewhere(s, best, number, choices_of(s.tables[number], s, False))
     others = [(c, o) for c, o in others if c.place in placement.found.places]
     on_host = best.choices[number].place.is_on_host
     wanted = [(c, o) for c, o in others if c.place.is_on_host != on_host]
@@ -232,5 +232,5 @@ def _modes(placement: TablePlacement):
         "The best of every mode", (("mode", "left"), ("step", "right"), ("busiest", "left"), ("stale", "right"))
     )
     for one in placement.found.considered:
-        made.add_row(str(one.flow), seconds(one.step_s), one.stages.busiest, str(one.flow.staleness))
+        made.add_row(one.execution.outline, seconds(one.step_s), one.stages.busiest, str(one.execution.staleness))
     return made

@@ -11,7 +11,6 @@ The host is busy for H = max(L_cpu / workers, L_host_memory); the stages of a ba
 accelerator, up. With S their sum, a step takes at least
 
     sync                          T >= S                  a batch after another
-    sync, m micro-batches         T >= S / m + (m - 1) / m L      for each stage L: a pipeline of m parts
     pipelined or async, k slots   T >= L for each stage L, and T >= S / k
 
 where k batches at most are between their look-up and the end of their write-back (a pipeline with k credits). Reading
@@ -45,40 +44,8 @@ from autoshard.offloading.choices import Choice, Loads, Place, choices_of, excha
 from autoshard.offloading.situation import Situation
 
 _WORK_WEIGHT = 1e-3
-_MOST_PARTS_UNDER_WAY = 3
-"""Of a step: one that is looked up, one that is computed, one on its way back."""
 _RELATIVE_GAP = 1e-4
 _TIME_LIMIT_S = 20.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Flow:
-    """How batches follow each other.
-
-    Attributes:
-      execution: As the runtime takes it.
-      num_micro_batches: Parts of a step in `sync`, the next of which is looked up while one is computed. The runtime
-        knows no such parts yet.
-    """
-
-    execution: Execution
-    num_micro_batches: int = 1
-
-    @property
-    def num_slots(self) -> int:
-        """Batches, or parts of one, between their look-up and the end of their write-back, at most."""
-        return max(self.execution.num_slots, min(self.num_micro_batches, _MOST_PARTS_UNDER_WAY))
-
-    @property
-    def staleness(self) -> int:
-        """Steps whose updates a look-up may miss."""
-        return self.num_slots - 1 if self.execution.mode == "async" else 0
-
-    def __str__(self) -> str:
-        mode = self.execution.mode
-        if mode == "sync":
-            return "sync" + (f", {self.num_micro_batches} micro-batches" if self.num_micro_batches > 1 else "")
-        return f"{mode}, {self.num_slots} batches under way"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +56,6 @@ class SearchOptions:
       max_staleness: Steps whose updates a look-up may miss; with 0, results are those of `sync`.
       most_prefetch: Batches that may be looked up ahead.
       hot_rows: Whether hot rows may live apart from the cold ones of their table; it must be known which they are.
-      micro_batches: Numbers of micro-batches of `sync` that are tried; the runtime knows 1.
       places: Where tables may live.
       modes: Modes that may be chosen.
     """
@@ -97,18 +63,17 @@ class SearchOptions:
     max_staleness: int = 0
     most_prefetch: int = 4
     hot_rows: bool = False
-    micro_batches: tuple[int, ...] = (1,)
     places: tuple[Place, ...] = tuple(Place)
     modes: tuple[Mode, ...] = ("sync", "pipelined", "async")
 
-    def flows(self) -> list[Flow]:
+    def executions(self) -> list[Execution]:
         """Every way in which batches may follow each other."""
         ahead = range(1, self.most_prefetch + 1)
-        found = [Flow(Execution("sync"), m) for m in self.micro_batches]
-        found += [Flow(Execution("pipelined", prefetch=d)) for d in ahead]
+        found = [Execution("sync")]
+        found += [Execution("pipelined", prefetch=d) for d in ahead]
         stale = range(1, min(self.max_staleness, self.most_prefetch + 1) + 1)
-        found += [Flow(Execution("async", max_staleness=n, prefetch=max(n - 1, 1))) for n in stale]
-        return [flow for flow in found if flow.execution.mode in self.modes]
+        found += [Execution("async", max_staleness=n, prefetch=max(n - 1, 1)) for n in stale]
+        return [one for one in found if one.mode in self.modes]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,7 +108,7 @@ class Outcome:
     """A placement, priced.
 
     Attributes:
-      flow: How batches follow each other. num_workers: CPUs of each host that serve tables.
+      execution: How batches follow each other, but for its workers. num_workers: CPUs of each host that serve tables.
       choices: For each table.
       stages: What keeps whom busy.
       step_s: Time of a step.
@@ -152,7 +117,7 @@ class Outcome:
       fits: Whether that is within the budgets.
     """
 
-    flow: Flow
+    execution: Execution
     num_workers: int
     choices: tuple[Choice, ...]
     stages: Stages
@@ -179,20 +144,14 @@ class Found:
     places: tuple[Place, ...]
 
 
-def dense_loads(s: Situation, parts: int) -> Loads:
-    """What a step takes besides its tables."""
-    dense = s.dense.step_s + (parts - 1) * s.dense.fixed_s
-    return Loads(accelerator_s=dense)
-
-
-def outcome(s: Situation, flow: Flow, choices: Sequence[Choice], num_workers: int | None = None) -> Outcome:
+def outcome(s: Situation, execution: Execution, choices: Sequence[Choice], num_workers: int | None = None) -> Outcome:
     """Prices a placement; see the head of this file."""
-    parts, k, mode = flow.num_micro_batches, flow.num_slots, flow.execution.mode
+    k, mode = execution.num_slots, execution.mode
     workers = s.most_workers if num_workers is None else num_workers
-    total = sum((c.loads for c in choices), dense_loads(s, parts))
+    total = sum((c.loads for c in choices), Loads(accelerator_s=s.dense.step_s))
     uses_host = any(c.place.is_on_host for c in choices)
-    exchange_s = exchange_fixed_s(s, parts) if any(c.place.is_exchanged for c in choices) else 0.0
-    latency_s = parts * s.to_device.latency_s if uses_host else 0.0
+    exchange_s = exchange_fixed_s(s) if any(c.place.is_exchanged for c in choices) else 0.0
+    latency_s = s.to_device.latency_s if uses_host else 0.0
     patched_s = (k - 1) * sum(c.patched_s for c in choices) if mode == "pipelined" else 0.0
     stages = Stages(
         max(total.cpu_s / workers, total.host_memory_s),
@@ -202,7 +161,7 @@ def outcome(s: Situation, flow: Flow, choices: Sequence[Choice], num_workers: in
         total.up_s + latency_s,
     )
     if mode == "sync":
-        step_s = stages.sum_s / parts + (parts - 1) / parts * max(stages.all_s)
+        step_s = stages.sum_s
     else:
         step_s = max(*stages.all_s, stages.sum_s / k)
     step_s = max(step_s, (total.cpu_s + s.reading_s) / workers)
@@ -210,7 +169,9 @@ def outcome(s: Situation, flow: Flow, choices: Sequence[Choice], num_workers: in
     host = sum(c.host_bytes + k * c.host_in_flight_bytes for c in choices)
     fits = device <= s.budget_bytes * (1 + 1e-9) and host <= s.host_budget_bytes * (1 + 1e-9)
     objective = step_s + _WORK_WEIGHT * stages.sum_s
-    return Outcome(flow, workers if uses_host else 0, tuple(choices), stages, step_s, objective, device, host, fits)
+    return Outcome(
+        execution, workers if uses_host else 0, tuple(choices), stages, step_s, objective, device, host, fits
+    )
 
 
 def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
@@ -220,13 +181,9 @@ def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
       MemoryBudgetError: No placement fits; tells what would have to.
     """
     outcomes, bounds = [], []
-    for flow in options.flows():
-        parts = flow.num_micro_batches
-        per_table = [
-            [c for c in choices_of(table, s, parts, options.hot_rows) if c.place in options.places]
-            for table in s.tables
-        ]
-        solved = _solve(s, flow, per_table)
+    per_table = [[c for c in choices_of(table, s, options.hot_rows) if c.place in options.places] for table in s.tables]
+    for execution in options.executions():
+        solved = _solve(s, execution, per_table)
         if solved is not None:
             outcomes.append(solved[0])
             bounds.append(solved[1])
@@ -243,20 +200,20 @@ def with_fewest_workers(s: Situation, found: Outcome) -> Outcome:
     low, high, limit_s = 1, found.num_workers, found.step_s * 1.001
     while low < high:
         middle = (low + high) // 2
-        if outcome(s, found.flow, found.choices, middle).step_s <= limit_s:
+        if outcome(s, found.execution, found.choices, middle).step_s <= limit_s:
             high = middle
         else:
             low = middle + 1
-    return outcome(s, found.flow, found.choices, low)
+    return outcome(s, found.execution, found.choices, low)
 
 
-def _solve(s: Situation, flow: Flow, per_table: list[list[Choice]]) -> tuple[Outcome, float] | None:
+def _solve(s: Situation, execution: Execution, per_table: list[list[Choice]]) -> tuple[Outcome, float] | None:
     """The best outcome of a mode and a bound; None if nothing fits."""
     if not all(per_table):
         return None
     flat = list(itertools.chain(*per_table))
     owner = np.repeat(np.arange(len(per_table)), [len(c) for c in per_table])
-    program = _Program(s, flow, flat)
+    program = _Program(s, execution, flat)
     for number in range(len(per_table)):
         program.add((owner == number).astype(float), (), 1.0, 1.0)
     result = program.solved()
@@ -264,7 +221,7 @@ def _solve(s: Situation, flow: Flow, per_table: list[list[Choice]]) -> tuple[Out
         return None
     x, bound_s = result
     picks = [int(np.argmax(np.where(owner == n, x, -1))) for n in range(len(per_table))]
-    return outcome(s, flow, [flat[p] for p in picks]), bound_s
+    return outcome(s, execution, [flat[p] for p in picks]), bound_s
 
 
 _T, _H, _U_HOST, _U_EXCHANGE = range(4)
@@ -274,25 +231,25 @@ _T, _H, _U_HOST, _U_EXCHANGE = range(4)
 class _Program:
     """The integer program of one mode, but for one place for each table; seconds are in a unit of its own."""
 
-    def __init__(self, s: Situation, flow: Flow, flat: Sequence[Choice]):
-        parts, k, mode = flow.num_micro_batches, flow.num_slots, flow.execution.mode
+    def __init__(self, s: Situation, execution: Execution, flat: Sequence[Choice]):
+        k, mode = execution.num_slots, execution.mode
         of = lambda name: np.array([getattr(c.loads, name) for c in flat])
         patches = (k - 1) if mode == "pipelined" else 0
         accelerator = of("accelerator_s") + patches * np.array([c.patched_s for c in flat])
-        self._dense_s = dense_loads(s, parts).accelerator_s
+        self._dense_s = s.dense.step_s
         self._n = len(flat)
         self._unit_s = self._dense_s + max(float(row.sum()) for row in (accelerator, of("down_s"), of("cpu_s")))
         self._rows: list[np.ndarray] = []
         self._lows: list[float] = []
         self._highs: list[float] = []
-        latency_s = parts * s.to_device.latency_s
+        latency_s = s.to_device.latency_s
         # A stage: fixed seconds, those of each choice, and those of the variables behind them.
         host = np.zeros(self._n), {_H: 1.0}
         stages = [
             (0.0, *host),
             (0.0, of("network_s"), {}),
             (0.0, of("down_s"), {_U_HOST: latency_s}),
-            (self._dense_s, accelerator, {_U_EXCHANGE: exchange_fixed_s(s, parts)}),
+            (self._dense_s, accelerator, {_U_EXCHANGE: exchange_fixed_s(s)}),
             (0.0, of("up_s"), {_U_HOST: latency_s}),
         ]
         scaled = [
@@ -304,15 +261,10 @@ class _Program:
             total = _sum(total, stage, 1.0)
         for row in (of("cpu_s") / s.most_workers, of("host_memory_s")):
             self.add(-row / self._unit_s, ((_H, 1.0),), 0.0, np.inf)
-        for stage in scaled:
-            if mode == "sync":
-                self._takes(_sum(_times(total, 1 / parts), stage, (parts - 1) / parts))
-            else:
-                self._takes(stage)
+        for stage in (total,) if mode == "sync" else (*scaled, _times(total, 1 / k)):
+            self._takes(stage)
         reading = s.reading_s / s.most_workers / self._unit_s
         self._takes((reading, of("cpu_s") / s.most_workers / self._unit_s, {}))
-        if mode != "sync":
-            self._takes(_times(total, 1 / k))
         for number, choice in enumerate(flat):
             for is_used, variable in ((choice.place.is_on_host, _U_HOST), (choice.place.is_exchanged, _U_EXCHANGE)):
                 if is_used:

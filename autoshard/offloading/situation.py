@@ -40,13 +40,11 @@ class DenseWork:
 
     Attributes:
       step_s: Its time.
-      fixed_s: The part of it that a smaller batch takes too: launches and latencies.
       memory_bytes: What it needs on each device at its peak.
       flops: Floating-point operations of all devices.
     """
 
     step_s: float
-    fixed_s: float
     memory_bytes: float
     flops: float
 

@@ -37,7 +37,7 @@ def test_tables_of_a_step_are_placed_by_shape(program):
     assert [(t.row_bytes, t.state_bytes) for t in tables] == [(64, 128)] * 3  # 16 numbers, and their momentum
     assert [t.ids.zipf_exponent for t in tables] == [1.05, 0, 0]
     dense = placed.situation.dense
-    assert 0 < dense.fixed_s < dense.step_s < 1e-2 and 0 < dense.memory_bytes < 1e9
+    assert 0 < dense.step_s < 1e-2 and 0 < dense.memory_bytes < 1e9
     assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e10  # nothing of that was allocated
     with pytest.raises(ConfigError, match="none called 'other'"):
         place_tables(step, state, batch, cluster=CLUSTER, ids={"other": IdDistribution()})

@@ -14,13 +14,13 @@ from autoshard.errors import ClusterError, ConfigError, MemoryBudgetError
 from autoshard.host_tables.options import Execution
 from autoshard.offloading.choices import Place, choices_of, exchange_fixed_s, hot_rows, on_host, whole
 from autoshard.offloading.placement import placement_of
-from autoshard.offloading.search import Flow, SearchOptions, outcome, search
+from autoshard.offloading.search import SearchOptions, outcome, search
 from autoshard.offloading.situation import DenseWork, HostRates, Situation, TableUse, situation
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 CLUSTER = Cluster.from_file(CLUSTERS / "h100x8_cpu.yaml")
-DENSE = DenseWork(step_s=1e-3, fixed_s=1e-4, memory_bytes=1e9, flops=1e11)
-SYNC = Flow(Execution("sync"))
+DENSE = DenseWork(step_s=1e-3, memory_bytes=1e9, flops=1e11)
+SYNC = Execution("sync")
 
 
 def situation_of(*tables: TableUse, dense: DenseWork = DENSE, **settings) -> Situation:
@@ -75,7 +75,7 @@ def test_hot_rows_take_ids_from_the_host_and_memory_from_accelerators():
 
 def test_steps_by_hand():
     """Stages of 0, 0, 1, 4 and 1 ms (and latencies): 6 in turn, 6/2 with two batches under way, and 4 with three."""
-    s = situation_of(table_of(1), dense=dataclasses.replace(DENSE, step_s=4e-3, fixed_s=1e-3))
+    s = situation_of(table_of(1), dense=dataclasses.replace(DENSE, step_s=4e-3))
     link = s.to_device.latency_s
     choice = dataclasses.replace(
         on_host(s.tables[0], s), loads=dataclasses.replace(whole(s.tables[0], s).loads, accelerator_s=0.0)
@@ -83,13 +83,11 @@ def test_steps_by_hand():
     choice = dataclasses.replace(
         choice, loads=dataclasses.replace(choice.loads, down_s=1e-3, up_s=1e-3), patched_s=1e-4
     )
-    of = lambda flow: outcome(s, flow, [choice])
+    of = lambda execution: outcome(s, execution, [choice])
     assert of(SYNC).step_s == pytest.approx(6e-3 + 2 * link)
-    assert of(Flow(Execution("pipelined", prefetch=1))).step_s == pytest.approx(4e-3 + 2 * 1e-4)  # patched from two
-    stale = of(Flow(Execution("async", max_staleness=1)))
-    assert stale.step_s == pytest.approx(4e-3) and stale.flow.staleness == 1
-    # Two parts: 5 ms dense, a latency more each way; half of it all, and half of the longest stage.
-    assert of(Flow(Execution("sync"), 2)).step_s == pytest.approx((7e-3 + 4 * link) / 2 + 5e-3 / 2)
+    assert of(Execution("pipelined", prefetch=1)).step_s == pytest.approx(4e-3 + 2 * 1e-4)  # patched from two
+    stale = of(Execution("async", max_staleness=1))
+    assert stale.step_s == pytest.approx(4e-3) and stale.execution.staleness == 1
     reading = dataclasses.replace(s, rates=HostRates(read_s=1e-3))
     assert outcome(reading, SYNC, [choice]).step_s == pytest.approx(1.024 / 104)
 
@@ -98,13 +96,10 @@ def test_steps_by_hand():
 
 
 def every_placement(s: Situation, options: SearchOptions):
-    for flow in options.flows():
-        per_table = [
-            [c for c in choices_of(t, s, flow.num_micro_batches, options.hot_rows) if c.place in options.places]
-            for t in s.tables
-        ]
+    for execution in options.executions():
+        per_table = [[c for c in choices_of(t, s, options.hot_rows) if c.place in options.places] for t in s.tables]
         for choices in itertools.product(*per_table):
-            yield outcome(s, flow, choices)
+            yield outcome(s, execution, choices)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -116,7 +111,7 @@ def test_no_placement_is_better_than_the_one_that_is_found(seed):
     )
     dense = dataclasses.replace(DENSE, step_s=10 ** rng.uniform(-4, -2))
     s = situation_of(*tables, dense=dense, budget_bytes=10 ** rng.uniform(9.1, 10.5))
-    options = SearchOptions(max_staleness=2, most_prefetch=2, hot_rows=True, micro_batches=(1, 4))
+    options = SearchOptions(max_staleness=2, most_prefetch=2, hot_rows=True)
     best = min(o.objective_s for o in every_placement(s, options) if o.fits)
     found = search(s, options)
     assert found.considered[0].fits and found.considered[0].objective_s == pytest.approx(best, rel=2e-4)
@@ -128,14 +123,14 @@ def test_the_fewest_workers_that_do_are_taken():
     s = situation_of(table_of(10**9, zipf=1.05), rates=HostRates(line_s=30e-9))
     best = search(s).best
     assert best.choices[0].place is Place.HOST and 1 < best.num_workers < s.most_workers
-    fewer = outcome(s, best.flow, best.choices, best.num_workers - 1)
-    assert fewer.step_s > outcome(s, best.flow, best.choices).step_s * 1.001
+    fewer = outcome(s, best.execution, best.choices, best.num_workers - 1)
+    assert fewer.step_s > outcome(s, best.execution, best.choices).step_s * 1.001
 
 
 def test_exact_modes_alone_unless_rows_may_be_stale():
-    modes = lambda **settings: {flow.execution.mode for flow in SearchOptions(**settings).flows()}
+    modes = lambda **settings: {one.mode for one in SearchOptions(**settings).executions()}
     assert modes() == {"sync", "pipelined"} and modes(max_staleness=1) == {"sync", "pipelined", "async"}
-    assert max(flow.staleness for flow in SearchOptions(max_staleness=3).flows()) == 3
+    assert max(one.staleness for one in SearchOptions(max_staleness=3).executions()) == 3
 
 
 def test_memory_decides_first():
@@ -165,8 +160,8 @@ def test_exchanges_are_paid_once():
     by_row = [next(c for c in choices_of(t, s) if c.place is Place.BY_ROW) for t in s.tables]
     one, two = (outcome(s, SYNC, by_row[:n]).step_s for n in (1, 2))
     assert two - one == pytest.approx(by_row[1].loads.accelerator_s)
-    assert one == pytest.approx(1e-3 + by_row[0].loads.accelerator_s + exchange_fixed_s(s, 1))
-    assert exchange_fixed_s(s, 1) == pytest.approx(3 * (7 * 3e-6 + 3.8e-6))
+    assert one == pytest.approx(1e-3 + by_row[0].loads.accelerator_s + exchange_fixed_s(s))
+    assert exchange_fixed_s(s) == pytest.approx(3 * (7 * 3e-6 + 3.8e-6))
 
 
 # ---- what cannot be placed
