@@ -83,7 +83,7 @@ def main() -> None:
     )
     parser.add_argument("--dim", type=int, default=16, help="numbers of a row")
     arguments = parser.parse_args()
-    rates, dim = HostRates(read_s=arguments.read_us * 1e-6), arguments.dim
+    rates, dim = HostRates(read_s=arguments.read_us * 1e-6, batch_s=0.0, table_s=0.0, worker_s=0.0), arguments.dim
     alone = placement_of(setting(0, rates, arguments.zipf, dim))
     sync_s = next(row.step_s for row in alone.compared if row.name == "tables on hosts, sync")
     tables = f"{NUM_TABLES} tables of {PARAMETERS / NUM_TABLES / dim:,.0f} x {dim} with Adagrad"
@@ -92,7 +92,8 @@ def main() -> None:
     reads = f"a CPU reads an example in {arguments.read_us:g} µs, finds an id in {rates.id_s * 1e9:g} ns"
     print(
         f"{tables} ({PARAMETERS * 8 / 1e9:,.0f} GB), {mlp}, {BATCH_SIZE:,} examples a step, Zipf {arguments.zipf}; "
-        f"{shares}; {reads}, and moves a line in {rates.line_s * 1e9:g} ns. GPU node and CPU nodes: {NODE.source}.\n"
+        f"{shares}; {reads}, and moves a line in {rates.line_s * 1e9:g} ns; handing batches to CPUs is free. GPU node "
+        f"and CPU nodes: {NODE.source}.\n"
     )
     print(
         f"GPUs alone: {sync_s * 1e3:.1f} ms a step one batch after another; {alone.step_s * 1e3:.1f} ms as planned.\n"

@@ -9,7 +9,8 @@ and s bytes of a row with the optimizer's state, and distinct(I) the mean number
     by column   R s / N bytes; ids are gathered (4 I), each device looks its part of each row up (5 I w/N bytes), parts
                 and their gradients are exchanged (all-to-all of I w / N each)
     by row      R s / N bytes; ids and rows of distinct ids are exchanged, and gradients (`autoshard.cost.lookups`), and
-                distinct(I) / N rows are updated
+                distinct(I) / N rows are updated (of both, all R / N rows where the step updates whole tables, whose
+                gradients of R w / N bytes are then there, too)
     host        R s / M bytes of host memory; a CPU finds I/M ids, gathers and updates distinct(I) / M rows, copies
                 distinct(I/N) rows to each of its accelerators and adds up as many gradients; each link carries
                 distinct(I/N) w bytes down and up; rows of other hosts cross the network
@@ -65,6 +66,7 @@ class Loads:
       accelerator_s: Of each accelerator, collectives included.
       cpu_s: Of all CPUs of a host together, as if there were one.
       host_memory_s: Of the memory of a host.
+      thread_s: Of the one thread of a host that hands batches to its workers.
       down_s, up_s: Of the link to each accelerator, in either direction.
       network_s: Of the network between hosts.
     """
@@ -75,6 +77,7 @@ class Loads:
     down_s: float = 0.0
     up_s: float = 0.0
     network_s: float = 0.0
+    thread_s: float = 0.0
 
     def __add__(self, other: "Loads") -> "Loads":
         return Loads(*(getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)))
@@ -132,9 +135,11 @@ def by_column(table: TableUse, s: Situation) -> Choice:
     """Some columns on each accelerator, for all examples."""
     n, ids = s.num_devices, table.num_ids
     width, state = table.row_bytes / n, table.state_bytes / n
-    moved = 5 * ids * _sectors(width) + 2 * _distinct(table, ids) * _sectors(state)
+    moved = 5 * ids * _sectors(width)
+    moved += _all_rows(table, s) if s.updates_all_rows else 2 * _distinct(table, ids) * _sectors(state)
     sent = _sending_s(all_gather(s.mesh.axes, ids * _ID_BYTES)) + 2 * _sending_s(all_to_all(s.mesh.axes, ids * width))
-    return Choice(Place.BY_COLUMN, Loads(_moved_s(moved, s) + sent), table.size_bytes / n, 2 * ids * width)
+    bytes_ = table.size_bytes / n + _gradient_bytes(table, s)
+    return Choice(Place.BY_COLUMN, Loads(_moved_s(moved, s) + sent), bytes_, 2 * ids * width)
 
 
 def by_row(table: TableUse, s: Situation) -> Choice:
@@ -145,8 +150,10 @@ def by_row(table: TableUse, s: Situation) -> Choice:
     moved = sum(exchange.moved_bytes(is_update=is_update) for is_update in (False, True))
     ids, rows = exchange.collectives(s.mesh.axes)
     sent = _sending_s(ids) + 2 * _sending_s(rows)
-    device_s = _moved_s(moved + 2 * updated * _sectors(table.state_bytes), s)
+    moved += _all_rows(table, s) if s.updates_all_rows else 2 * updated * _sectors(table.state_bytes)
+    device_s = _moved_s(moved, s)
     bytes_ = math.ceil(table.num_rows / n) * table.state_bytes + exchange.buffer_bytes(is_update=True)
+    bytes_ += _gradient_bytes(table, s)
     return Choice(Place.BY_ROW, Loads(device_s + sent), bytes_)
 
 
@@ -161,14 +168,13 @@ def hot_rows(table: TableUse, count: int, s: Situation) -> Choice:
     hot = dataclasses.replace(table, num_rows=count, num_ids=round(table.num_ids * share))
     rest = lambda ids: max(_distinct(table, ids) - _distinct(hot, ids * share), 0.0)
     cold = _cold(table, s, table.num_ids * (1 - share), rest, table.num_rows)
-    here = by_row(hot, s)
-    updated_s = _moved_s(2 * math.ceil(count / s.num_devices) * table.state_bytes, s)
+    here = by_row(hot, dataclasses.replace(s, updates_all_rows=True))
     found_s = table.num_ids / s.num_nodes * s.rates.id_s  # every id is looked up among the hot ones
     return dataclasses.replace(
         cold,
         place=Place.HOT_ROWS,
         hot_rows=count,
-        loads=cold.loads + here.loads + Loads(accelerator_s=updated_s, cpu_s=found_s),
+        loads=cold.loads + here.loads + Loads(cpu_s=found_s),
         device_bytes=cold.device_bytes + here.device_bytes,
     )
 
@@ -188,7 +194,7 @@ def _cold(table: TableUse, s: Situation, num_ids: float, distinct: Callable[[flo
     if s.between_nodes is not None:
         network_s = of_device * width * (nodes - 1) / nodes / s.between_nodes.bandwidth_bytes_per_s
     device_s = _moved_s(5 * num_ids / n * _sectors(width) + 2 * of_device * _sectors(width), s)
-    loads = Loads(device_s, cpu_s, moved / s.host_bytes_per_s, sent_s, sent_s, 2 * network_s)
+    loads = Loads(device_s, cpu_s, moved / s.host_bytes_per_s, sent_s, sent_s, 2 * network_s, s.rates.table_s)
     again = max(of_device + distinct(all_ids / n) - distinct(2 * all_ids / n), 0.0)
     return Choice(
         Place.HOST,
@@ -198,6 +204,16 @@ def _cold(table: TableUse, s: Situation, num_ids: float, distinct: Callable[[flo
         host_in_flight_bytes=2 * of_node * state,
         patched_s=_moved_s(3 * again * _sectors(state), s),
     )
+
+
+def _all_rows(table: TableUse, s: Situation) -> float:
+    """Bytes that the update of all rows of a table, split over all accelerators, moves in the memory of each."""
+    return math.ceil(table.num_rows / s.num_devices) * (2 * table.state_bytes + table.row_bytes)
+
+
+def _gradient_bytes(table: TableUse, s: Situation) -> float:
+    """Of the gradient of a table that is split over all accelerators, on each, where its update goes over all rows."""
+    return math.ceil(table.num_rows / s.num_devices) * table.row_bytes if s.updates_all_rows else 0.0
 
 
 def exchange_fixed_s(s: Situation) -> float:

@@ -11,7 +11,7 @@ from autoshard.cost.collectives import all_to_all
 from autoshard.errors import MemoryBudgetError
 from autoshard.host_tables.options import Execution
 from autoshard.offloading.choices import Choice, Place, by_column, by_row, exchange_fixed_s, on_host
-from autoshard.offloading.search import Found, Outcome, SearchOptions, outcome, search
+from autoshard.offloading.search import Found, Outcome, SearchOptions, outcome, search, with_best_workers
 from autoshard.offloading.situation import Situation, lines
 
 
@@ -31,7 +31,8 @@ class Compared:
 
 
 def compared(s: Situation, found: Found) -> tuple[Compared, ...]:
-    """The usual ways, and the plan."""
+    """The usual ways, and the plan. On accelerators alone only rows of the batch are updated, as TorchRec does it."""
+    s = dataclasses.replace(s, updates_all_rows=False)
     rows = [
         _cpus_alone(s),
         _fitting(s, "accelerators, by table", *_by_table(s)),
@@ -46,7 +47,7 @@ def compared(s: Situation, found: Found) -> tuple[Compared, ...]:
 
 def _priced(s: Situation, name: str, choices: list[Choice]) -> Compared:
     """One batch after another."""
-    priced = outcome(s, Execution("sync"), choices)
+    priced = with_best_workers(s, Execution("sync"), choices)
     return _fitting(s, name, priced.step_s, priced.device_bytes, priced.host_bytes)
 
 
@@ -102,7 +103,7 @@ def _best_on_accelerators(s: Situation) -> Compared:
         best = search(s, SearchOptions(places=places, modes=("sync",))).best
     except MemoryBudgetError:
         least = min(
-            (outcome(s, Execution("sync"), [of(t, s) for t in s.tables]).device_bytes for of in (by_row, by_column)),
+            (outcome(s, Execution("sync"), [of(t, s) for t in s.tables], 0).device_bytes for of in (by_row, by_column)),
         )
         return _fitting(s, name, 0.0, least)
     return Compared(name, best.step_s)
@@ -115,5 +116,8 @@ def elsewhere(s: Situation, best: Outcome, number: int, places: list[Choice]) ->
     for choice in places:
         if (choice.place, choice.hot_rows) != (own.place, own.hot_rows):
             choices = [*best.choices[:number], choice, *best.choices[number + 1 :]]
-            changed.append((choice, outcome(s, best.execution, choices, best.num_workers or s.most_workers)))
+            if best.num_workers:
+                changed.append((choice, outcome(s, best.execution, choices, best.num_workers)))
+            else:
+                changed.append((choice, with_best_workers(s, best.execution, choices)))
     return changed

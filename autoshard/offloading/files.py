@@ -18,7 +18,7 @@ from autoshard.offloading.placement import TablePlacement
 from autoshard.plans.files import HOST_TABLES_FORMAT, checked_document, plan_document, plan_of_document
 from autoshard.plans.program_plan import ProgramPlan
 
-VERSION = 1
+VERSION = 2
 """Changes whenever a file written before could be misread."""
 
 
@@ -30,6 +30,7 @@ class HostedData:
     over_rows: ProgramPlan
     update: str
     lazy: bool
+    on_devices_s: float | None
 
 
 class _Document(pydantic.BaseModel):
@@ -44,6 +45,7 @@ class _Document(pydantic.BaseModel):
     over_rows: dict[str, Any]
     update: str
     lazy: bool
+    on_devices_s: float | None
 
 
 def write_hosted(data: HostedData, path: str | os.PathLike[str]) -> None:
@@ -56,6 +58,7 @@ def write_hosted(data: HostedData, path: str | os.PathLike[str]) -> None:
         over_rows=json.loads(plan_document(data.over_rows).model_dump_json()),
         update=data.update,
         lazy=data.lazy,
+        on_devices_s=data.on_devices_s,
     )
     write_text_atomically(path, document.model_dump_json())
 
@@ -88,4 +91,4 @@ def hosted_of_document(raw: Any, path: str | os.PathLike[str]) -> HostedData:
     if len(placed.best.choices) != len(placed.situation.tables) or not placed.host_tables:
         raise FileFormatError(f"`{path}`: each table has one place, and some are in host memory. Plan again.")
     over_rows = plan_of_document(document.over_rows, f"{path}, the step over rows")
-    return HostedData(placed, over_rows, document.update, document.lazy)
+    return HostedData(placed, over_rows, document.update, document.lazy, document.on_devices_s)

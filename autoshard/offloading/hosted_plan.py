@@ -17,7 +17,9 @@ from autoshard.host_tables.options import Execution
 from autoshard.offloading.files import HostedData, hosted_of_document, write_hosted
 from autoshard.offloading.host_part import HostPart, agreed
 from autoshard.offloading.placement import TablePlacement
+from autoshard.offloading.search import Outcome, as_planned
 from autoshard.plans.plan_diff import PlanDiff
+from autoshard.printing import seconds
 from autoshard.tables.sparse_step import SparseStep
 from autoshard.train_step import TrainStep
 from autoshard.verify.verification import Verification
@@ -42,6 +44,7 @@ class HostTablesPlan(BasePlan):
       over_rows: The plan of the step over the rows of a batch.
       update: What running on the rows of a batch means for those that it does not read, for people.
       lazy: Whether these may stay as they are where whole tables would change them.
+      on_devices_s: Predicted time of a step with all tables on the devices; None where it does not fit them.
       shapes: State and batch by shape; None in a plan read from a file.
     """
 
@@ -49,6 +52,7 @@ class HostTablesPlan(BasePlan):
     over_rows: Plan
     update: str
     lazy: bool
+    on_devices_s: float | None = None
     shapes: tuple[Any, Any] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     is_staged: ClassVar[bool] = False
@@ -65,10 +69,10 @@ class HostTablesPlan(BasePlan):
     @classmethod
     def of(cls, data: HostedData) -> "HostTablesPlan":
         """The plan that holds what a file does."""
-        return cls(data.placed, Plan.of(data.over_rows), data.update, data.lazy)
+        return cls(data.placed, Plan.of(data.over_rows), data.update, data.lazy, data.on_devices_s)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_hosted(HostedData(self.placed, self.over_rows, self.update, self.lazy), path)
+        write_hosted(HostedData(self.placed, self.over_rows, self.update, self.lazy, self.on_devices_s), path)
 
     @property
     def part(self) -> HostPart:
@@ -86,6 +90,16 @@ class HostTablesPlan(BasePlan):
     def execution(self) -> Execution:
         """How steps follow each other."""
         return self.part.execution
+
+    @property
+    def predicted(self) -> Outcome:
+        """Stages and time of a step, with what the plan of the step over rows takes on the accelerators."""
+        return as_planned(self.placed.situation, self.placed.best, self.over_rows.estimate.step_s)
+
+    @property
+    def step_s(self) -> float:
+        """Predicted time of a step, one following the other."""
+        return self.predicted.step_s
 
     @property
     def cluster(self) -> str:
@@ -192,12 +206,23 @@ class HostTablesPlan(BasePlan):
             (
                 f"Plan with tables in host memory for cluster {self.cluster}; {self.update}",
                 str(placed) if full else f"{placed.outline}\n\n{placed.tables_text}",
+                self._beside_devices,
                 "The step over the rows of a batch, on the accelerators",
                 over_rows if full else over_rows.partition("\n\n")[0],
                 "Run it",
                 HOW_TO_RUN,
             )
         )
+
+    @property
+    def _beside_devices(self) -> str:
+        """The prediction with the step over rows as it is planned, beside that of the devices alone."""
+        own = self.predicted
+        told = f"With the step over rows as planned: {seconds(own.step_s)} a step; busiest: the {own.stages.busiest}."
+        if self.on_devices_s is None:
+            return f"{told} With all tables on the devices it does not fit them."
+        ratio = self.on_devices_s / own.step_s
+        return f"{told} With all tables on the devices: {seconds(self.on_devices_s)}, {ratio:.2f} times as long."
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.explain())}</pre>"

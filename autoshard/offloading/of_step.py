@@ -14,10 +14,10 @@ from autoshard.cost.id_distribution import IdDistribution
 from autoshard.errors import ConfigError
 from autoshard.offloading.placement import TablePlacement, placement_of
 from autoshard.offloading.search import SearchOptions
-from autoshard.offloading.situation import DenseWork, HostRates, TableUse, described_host, situation
+from autoshard.offloading.situation import DenseWork, HostRates, Situation, TableUse, described_host, situation
 from autoshard.plans.make import budget_of, load_cluster
 from autoshard.plans.options import PlanOptions
-from autoshard.tables import Table, find_tables
+from autoshard.tables import Table, Tables, find_tables
 from autoshard.tables.sparse_step import cut_at_look_ups
 from autoshard.tables.state_rows import RowLeaf, row_leaves
 from autoshard.tables.traced_loss import shape_like
@@ -37,6 +37,7 @@ def place_tables(
     rates: HostRates | None = None,
     search: SearchOptions | None = None,
     options: PlanOptions | None = None,
+    mesh: Mapping[str, int] | None = None,
     memory_budget_bytes: float | None = None,
 ) -> TablePlacement:
     """Decides where the embedding tables of a training step live, and how its batches follow each other.
@@ -50,7 +51,7 @@ def place_tables(
       ids: How often each row is looked up: of all tables, or by path of the table; None: all rows alike.
       rates: What a CPU does in a second; None for estimates.
       search: What may be chosen.
-      options: For the plan of the rest.
+      options, mesh: For the plan of the rest.
       memory_budget_bytes: Limit per device, as for `autoshard.plan`.
 
     Returns:
@@ -69,24 +70,47 @@ def place_tables(
     described_host(hardware)
     if isinstance(ids, Mapping) and (unknown := set(ids) - {t.path for t in found.tables}):
         raise ConfigError(f"`ids` names tables of the loss; it has none called {min(unknown)!r}.\n{found}")
-    leaves = row_leaves(state, found.tables)
     few = [min(table.num_rows, _FEW_ROWS) for table in found.tables]
     rest = plan_on_devices(
         *cut_at_look_ups(step, state, batch, found.tables, few),
         cluster=hardware,
+        mesh=mesh,
         donate_argnums=0,
         memory_budget_bytes=memory_budget_bytes,
         options=options,
     )
     if not isinstance(rest, Plan):
         raise ConfigError("Tables are placed beside a dense part in one program; the plan has stages. Plan without.")
-    told, device = rest.estimate, hardware.groups[0].device_type
+    told = rest.estimate
     memory_bytes = told.peak_bytes if told.reserved_bytes is None else told.reserved_bytes
     dense = DenseWork(told.step_s, memory_bytes, told.flops * rest.num_devices)
+    budget_bytes = budget_of(hardware.groups[0].device_type, memory_budget_bytes, options)
+    placed_on = situation_of(found, state, batch, hardware, dense, ids=ids, rates=rates, budget_bytes=budget_bytes)
+    return placement_of(placed_on, search)
+
+
+def situation_of(
+    found: Tables,
+    state: Any,
+    batch: Any,
+    cluster: Cluster,
+    dense: DenseWork,
+    *,
+    ids: IdDistribution | Mapping[str, IdDistribution] | None,
+    rates: HostRates | None,
+    budget_bytes: float | None = None,
+) -> Situation:
+    """The tables of a step on a cluster, beside the rest of it.
+
+    Args:
+      found: Tables of the loss. state, batch: Arguments of the step, by shape.
+      cluster: Devices of one kind with described hosts. dense: The rest of the step.
+      ids, rates: As for `place_tables`. budget_bytes: Of each accelerator; None for nine tenths of its memory.
+    """
+    leaves = row_leaves(state, found.tables)
     uses = tuple(_use(number, table, leaves, ids) for number, table in enumerate(found.tables))
     batch_size = max(x.shape[0] for x in jax.tree.leaves(batch) if x.shape)
-    budget_bytes = budget_of(device, memory_budget_bytes, options)
-    return placement_of(situation(hardware, uses, dense, batch_size, budget_bytes=budget_bytes, rates=rates), search)
+    return situation(cluster, uses, dense, batch_size, budget_bytes=budget_bytes, rates=rates, updates_all_rows=True)
 
 
 def _use(number: int, table: Table, leaves: tuple[RowLeaf, ...], ids: Any) -> TableUse:

@@ -9,8 +9,8 @@ from autoshard.offloading.search import SearchOptions
 from autoshard.offloading.situation import HostRates
 
 _PLACES = (Place.WHOLE, Place.HOST, Place.HOT_ROWS)
-"""Those whose memory counts what a plan of the whole step takes; by row and by column the gradient of a table is left
-out, as updates of the rows of a batch alone leave it out (`autoshard.tables.sparse_on_devices`)."""
+"""Those of a step that has no plan on the devices: how large a table is there that is split is then known by the
+planner alone."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class TableOptions:
 
     Attributes:
       on_hosts: Whether they may live in host memory. Without, a step that does not fit has no plan.
+      least_gain: Share of the step, predicted, that host memory must save before tables leave devices that have room
+        for them; `math.inf` to keep these there.
       mode: How steps follow each other, as in `autoshard.Execution`; None: `sync` or `pipelined`, which give the same
         results, or with `max_staleness` also `async`, whatever is predicted to be fastest.
       max_staleness: Steps whose updates a row may lack; with 0, results are exact.
@@ -28,10 +30,11 @@ class TableOptions:
       rates: What a CPU does in a second; None for estimates.
 
     Raises:
-      ConfigError: The mode is none, or `async` without staleness.
+      ConfigError: The mode is none, or `async` without staleness; the gain is negative.
     """
 
     on_hosts: bool = True
+    least_gain: float = 0.05
     mode: Mode | None = None
     max_staleness: int = 0
     hot_rows: bool = False
@@ -41,6 +44,11 @@ class TableOptions:
     def __post_init__(self) -> None:
         if self.mode not in (None, "sync", "pipelined", "async"):
             raise ConfigError(f"TableOptions.mode is sync, pipelined or async; received {self.mode!r}. Choose one.")
+        if not self.least_gain >= 0:
+            raise ConfigError(
+                f"TableOptions.least_gain is a share of the step, 0 or more; received {self.least_gain}. Give 0.05 for "
+                "one in twenty, or math.inf to keep what fits on the devices."
+            )
         if self.mode == "async" and self.max_staleness < 1:
             raise ConfigError(
                 "TableOptions.max_staleness bounds the steps whose updates a row may lack in the mode `async`; "
@@ -49,6 +57,11 @@ class TableOptions:
 
     @property
     def search(self) -> SearchOptions:
-        """What may be chosen, as `place_tables` takes it."""
-        chosen = SearchOptions(max_staleness=self.max_staleness, hot_rows=self.hot_rows, places=_PLACES)
+        """What may be chosen where the devices do not suffice, as `place_tables` takes it."""
+        return dataclasses.replace(self.search_for_time, places=_PLACES)
+
+    @property
+    def search_for_time(self) -> SearchOptions:
+        """What may be chosen where they do."""
+        chosen = SearchOptions(max_staleness=self.max_staleness, hot_rows=self.hot_rows)
         return chosen if self.mode is None else dataclasses.replace(chosen, modes=(self.mode,))

@@ -1,4 +1,4 @@
-"""`autoshard.plan`: a plan on devices, or one with embedding tables in host memory where devices cannot hold them."""
+"""`autoshard.plan`: a plan on devices, or one with embedding tables in host memory where that must be or is faster."""
 
 import functools
 import math
@@ -14,15 +14,12 @@ from autoshard.api import Plan, StagedPlan, plan_on_devices
 from autoshard.api.planning import is_cut
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError, ConfigError, MemoryBudgetError
-from autoshard.offloading.host_part import HostPart
+from autoshard.offloading.host_planning import HostPlanner
 from autoshard.offloading.hosted_plan import HostTablesPlan
-from autoshard.offloading.of_step import place_tables
 from autoshard.offloading.options import TableOptions
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.make import budget_of, load_cluster
 from autoshard.plans.options import PlanOptions
-from autoshard.tables import find_tables
-from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
 
 
@@ -50,9 +47,9 @@ def plan(
     stages and shared out over pipelines: that is done where the cluster has devices of several kinds, wherever
     `stages` is given, and where annotations in it ask for stages (`autoshard.pipeline`).
 
-    Where the state of a `TrainStep` does not fit the devices, and the cluster describes its hosts, the embedding tables
-    that its loss looks up can live in host memory. Which of them do, and how steps follow each other then, is decided
-    by `place_tables`, and the step over the rows of a batch is planned as any other.
+    Where the state of a `TrainStep` does not fit the devices, or a step is predicted to be faster so, and the cluster
+    describes its hosts, embedding tables that the loss looks up live in host memory. Which of them do, and how steps
+    follow each other then, is decided by `place_tables`, and the step over the rows of a batch is planned as any other.
 
     Args:
       fn: Any traceable JAX function, such as a whole training step, also one that `jax.jit` or `nnx.jit` has wrapped;
@@ -80,8 +77,8 @@ def plan(
       stages: What is fixed of stages, replicas and micro-batches; see `StageOptions`. With `StageOptions()` a training
         step is planned in stages on a cluster of one kind too. `mesh`, `pins`, `start` and `solution` are for plans of
         one program.
-      tables: What may be done with tables that do not fit the devices; see `TableOptions`. With `pins`, `start` or
-        `solution` they stay on the devices.
+      tables: What may be done with embedding tables; see `TableOptions`. With `pins`, `start` or `solution` they stay
+        on the devices.
       configuration: What the plan is made from, as JSON, for the plan to carry.
 
     The first Ctrl-C ends the search with the best plan so far, if there is one; its certificate says what is proven.
@@ -131,26 +128,26 @@ def plan(
     chosen = tables or TableOptions()
     if not (isinstance(fn, TrainStep) and may_leave and chosen.on_hosts):
         return on_devices()
-    step, (state, batch) = fn, args
-    settings: Any = {"mesh": mesh, "memory_budget_bytes": memory_budget_bytes, "configuration": configuration}
+    state, batch = args
+    planner = HostPlanner(fn, state, batch, hardware, chosen, options, mesh, memory_budget_bytes, configuration)
     fixed = [name for name, value in (("pins", pins), ("start", start), ("solution", solution)) if value]
 
     @functools.cache
     def on_hosts() -> HostTablesPlan | AutoshardError | None:
         """The plan with tables in host memory, or why there is none; None where there are no tables."""
         try:
-            if not any(table.most_rows < table.num_rows for table in find_tables(step, state, batch).tables):
+            if not planner.has_tables:
                 return None
             if fixed:
                 raise ConfigError(f"{', '.join(fixed)} speak of a step with all tables on the devices. Leave them out.")
-            return _plan_on_hosts(step, state, batch, hardware, chosen, options, **settings)
+            return planner.where_devices_do_not_suffice()
         except AutoshardError as error:
             return error
 
     if _exceeds(state, hardware, memory_budget_bytes, options) and isinstance(made := on_hosts(), HostTablesPlan):
         return made
     try:
-        return on_devices()
+        whole = on_devices()
     except MemoryBudgetError as error:
         made = on_hosts()
         if isinstance(made, HostTablesPlan):
@@ -158,6 +155,7 @@ def plan(
         if made is None:
             raise
         raise MemoryBudgetError(f"{error} Here they do not: {made}") from made
+    return planner.where_faster(whole) if isinstance(whole, Plan) and not fixed else whole
 
 
 def _exceeds(state: Any, cluster: Cluster, memory_budget_bytes: float | None, options: PlanOptions) -> bool:
@@ -167,54 +165,3 @@ def _exceeds(state: Any, cluster: Cluster, memory_budget_bytes: float | None, op
     )
     device = cluster.groups[0].device_type
     return size_bytes > cluster.num_devices * budget_of(device, memory_budget_bytes, options)
-
-
-def _plan_on_hosts(
-    step: TrainStep,
-    state: Any,
-    batch: Any,
-    cluster: Cluster,
-    tables: TableOptions,
-    options: PlanOptions,
-    *,
-    mesh: Mapping[str, int] | None,
-    memory_budget_bytes: float | None,
-    configuration: str | None,
-) -> HostTablesPlan:
-    """The plan with tables in host memory of a step that does not fit the devices; see `plan`.
-
-    Raises:
-      AutoshardError: There is none.
-    """
-    placed = place_tables(
-        step,
-        state,
-        batch,
-        cluster=cluster,
-        ids=options.lookups.ids,
-        rates=tables.rates,
-        search=tables.search,
-        options=options,
-        memory_budget_bytes=memory_budget_bytes,
-    )
-    part = HostPart.of(placed)
-    if part is None:
-        raise ConfigError(
-            "All tables fit the devices where the state is donated and hardly more is needed. Pass donate_argnums=0, "
-            "or choose by hand which tables are in host memory: autoshard.HostTables."
-        )
-    sparse = part.step_over_rows(step, state, batch, tables.lazy)
-    over_rows = plan_on_devices(
-        sparse.step,
-        sparse.state,
-        sparse.batch,
-        cluster=cluster,
-        mesh=mesh,
-        donate_argnums=0,
-        memory_budget_bytes=memory_budget_bytes,
-        options=options,
-        configuration=configuration,
-    )
-    assert isinstance(over_rows, Plan)  # since the rest of the step has such a plan
-    shapes = jax.tree.map(shape_like, (state, batch))
-    return HostTablesPlan(placed, over_rows, str(sparse.update), tables.lazy, shapes)

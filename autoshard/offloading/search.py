@@ -7,14 +7,15 @@ With x[t, c] = 1 where table t is at its place c, and L_r[t, c] the seconds that
 
 D is the dense part; F are latencies that are paid once: of the links where a table is on a host (u = u_host), of the
 exchanges where accelerators send each other rows (u = u_exchange), with u >= x[t, c] for each place that needs it.
-The host is busy for H = max(L_cpu / workers, L_host_memory); the stages of a batch are H, the network, down,
-accelerator, up. With S their sum, a step takes at least
+With W workers the host is busy for H = max(L_cpu / W, L_host_memory) + L_thread + u_host (batch_s + W worker_s): one
+thread hands each batch to every worker. The stages of a batch are H, the network, down, accelerator, up. With S their
+sum, a step takes at least
 
     sync                          T >= S                  a batch after another
     pipelined or async, k slots   T >= L for each stage L, and T >= S / k
 
 where k batches at most are between their look-up and the end of their write-back (a pipeline with k credits). Reading
-examples ahead takes its part of the CPUs: T >= (L_cpu + reading) / workers.
+examples ahead takes its part of all CPUs: T >= (L_cpu + reading) / CPUs.
 Minimised is
 
     T + 0.001 S
@@ -25,9 +26,10 @@ so that of places that are equally fast those with least work are taken, under
     dense + sum x (device_bytes + k in_flight_bytes) <= memory of an accelerator
     sum x (host_bytes + k host_in_flight_bytes) <= memory of a host
 
-Each program, one for every mode, is solved by HiGHS to a stated gap; the best of them is taken, and the least of their
-bounds is proven for all. In `pipelined`, rows that the batches before it have changed are patched on the accelerator,
-which takes the time `patched_s` for each of these.
+Each program, one for every mode and W = 1, 2, 4, ..., is solved by HiGHS to a stated gap; the best of them is taken,
+with the W that is best for its places, and the least of their bounds is proven for all of them. In `pipelined`, rows
+that the batches before it have changed are patched on the accelerator, which takes the time `patched_s` for each of
+these.
 """
 
 import dataclasses
@@ -144,27 +146,23 @@ class Found:
     places: tuple[Place, ...]
 
 
-def outcome(s: Situation, execution: Execution, choices: Sequence[Choice], num_workers: int | None = None) -> Outcome:
-    """Prices a placement; see the head of this file."""
+def outcome(s: Situation, execution: Execution, choices: Sequence[Choice], workers: int) -> Outcome:
+    """Prices a placement with so many workers of each host; see the head of this file."""
     k, mode = execution.num_slots, execution.mode
-    workers = s.most_workers if num_workers is None else num_workers
     total = sum((c.loads for c in choices), Loads(accelerator_s=s.dense.step_s))
     uses_host = any(c.place.is_on_host for c in choices)
     exchange_s = exchange_fixed_s(s) if any(c.place.is_exchanged for c in choices) else 0.0
     latency_s = s.to_device.latency_s if uses_host else 0.0
     patched_s = (k - 1) * sum(c.patched_s for c in choices) if mode == "pipelined" else 0.0
+    thread_s = total.thread_s + (s.rates.batch_s + workers * s.rates.worker_s if uses_host else 0.0)
     stages = Stages(
-        max(total.cpu_s / workers, total.host_memory_s),
+        max(total.cpu_s / max(workers, 1), total.host_memory_s) + thread_s,
         total.network_s,
         total.down_s + latency_s,
         total.accelerator_s + patched_s + exchange_s,
         total.up_s + latency_s,
     )
-    if mode == "sync":
-        step_s = stages.sum_s
-    else:
-        step_s = max(*stages.all_s, stages.sum_s / k)
-    step_s = max(step_s, (total.cpu_s + s.reading_s) / workers)
+    step_s = _step_s(s, execution, stages, choices)
     device = s.dense.memory_bytes + sum(c.device_bytes + k * c.in_flight_bytes for c in choices)
     host = sum(c.host_bytes + k * c.host_in_flight_bytes for c in choices)
     fits = device <= s.budget_bytes * (1 + 1e-9) and host <= s.host_budget_bytes * (1 + 1e-9)
@@ -172,6 +170,23 @@ def outcome(s: Situation, execution: Execution, choices: Sequence[Choice], num_w
     return Outcome(
         execution, workers if uses_host else 0, tuple(choices), stages, step_s, objective, device, host, fits
     )
+
+
+def _step_s(s: Situation, execution: Execution, stages: Stages, choices: Sequence[Choice]) -> float:
+    """Time of a step whose stages take so long; see the head of this file."""
+    reading_s = (sum(c.loads.cpu_s for c in choices) + s.reading_s) / s.most_workers
+    if execution.mode == "sync":
+        return max(stages.sum_s, reading_s)
+    return max(*stages.all_s, stages.sum_s / execution.num_slots, reading_s)
+
+
+def as_planned(s: Situation, found: Outcome, over_rows_s: float) -> Outcome:
+    """A placement whose step over the rows of a batch was planned, and takes so long on the accelerators."""
+    patches = found.execution.num_slots - 1 if found.execution.mode == "pipelined" else 0
+    accelerator_s = over_rows_s + patches * sum(c.patched_s for c in found.choices)
+    stages = dataclasses.replace(found.stages, accelerator_s=accelerator_s)
+    step_s = _step_s(s, found.execution, stages, found.choices)
+    return dataclasses.replace(found, stages=stages, step_s=step_s, objective_s=step_s + _WORK_WEIGHT * stages.sum_s)
 
 
 def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
@@ -183,37 +198,40 @@ def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
     outcomes, bounds = [], []
     per_table = [[c for c in choices_of(table, s, options.hot_rows) if c.place in options.places] for table in s.tables]
     for execution in options.executions():
-        solved = _solve(s, execution, per_table)
-        if solved is not None:
-            outcomes.append(solved[0])
-            bounds.append(solved[1])
+        solved = [found for count in worker_counts(s) if (found := _solve(s, execution, per_table, count)) is not None]
+        if solved:
+            outcomes.append(min((o for o, _ in solved), key=lambda o: o.objective_s))
+            bounds += [bound for _, bound in solved]
     if not outcomes:
         raise MemoryBudgetError(_no_room(s, options))
     ranked = sorted(outcomes, key=lambda o: o.objective_s)
-    return Found(with_fewest_workers(s, ranked[0]), min(bounds), tuple(ranked), options.places)
+    best = ranked[0]
+    return Found(with_best_workers(s, best.execution, best.choices), min(bounds), tuple(ranked), options.places)
 
 
-def with_fewest_workers(s: Situation, found: Outcome) -> Outcome:
-    """The same with as few CPUs as take at most 0.1 % longer."""
-    if not found.num_workers:
-        return found
-    low, high, limit_s = 1, found.num_workers, found.step_s * 1.001
-    while low < high:
-        middle = (low + high) // 2
-        if outcome(s, found.execution, found.choices, middle).step_s <= limit_s:
-            high = middle
-        else:
-            low = middle + 1
-    return outcome(s, found.execution, found.choices, low)
+def worker_counts(s: Situation) -> list[int]:
+    """Numbers of workers of a host for which places are searched."""
+    return sorted({*(2**n for n in range(s.most_workers.bit_length())), s.most_workers})
 
 
-def _solve(s: Situation, execution: Execution, per_table: list[list[Choice]]) -> tuple[Outcome, float] | None:
-    """The best outcome of a mode and a bound; None if nothing fits."""
+def with_best_workers(s: Situation, execution: Execution, choices: Sequence[Choice]) -> Outcome:
+    """Prices a placement with as few workers as take at most 0.1 % longer than the best number of them."""
+    if not any(choice.place.is_on_host for choice in choices):
+        return outcome(s, execution, choices, 0)
+    of = [outcome(s, execution, choices, count) for count in range(1, s.most_workers + 1)]
+    least_s = min(one.step_s for one in of)
+    return next(one for one in of if one.step_s <= 1.001 * least_s)
+
+
+def _solve(
+    s: Situation, execution: Execution, per_table: list[list[Choice]], num_workers: int
+) -> tuple[Outcome, float] | None:
+    """The best outcome of a mode with so many workers, and a bound; None if nothing fits."""
     if not all(per_table):
         return None
     flat = list(itertools.chain(*per_table))
     owner = np.repeat(np.arange(len(per_table)), [len(c) for c in per_table])
-    program = _Program(s, execution, flat)
+    program = _Program(s, execution, flat, num_workers)
     for number in range(len(per_table)):
         program.add((owner == number).astype(float), (), 1.0, 1.0)
     result = program.solved()
@@ -221,7 +239,7 @@ def _solve(s: Situation, execution: Execution, per_table: list[list[Choice]]) ->
         return None
     x, bound_s = result
     picks = [int(np.argmax(np.where(owner == n, x, -1))) for n in range(len(per_table))]
-    return outcome(s, execution, [flat[p] for p in picks]), bound_s
+    return outcome(s, execution, [flat[p] for p in picks], num_workers), bound_s
 
 
 _T, _H, _U_HOST, _U_EXCHANGE = range(4)
@@ -229,9 +247,11 @@ _T, _H, _U_HOST, _U_EXCHANGE = range(4)
 
 
 class _Program:
-    """The integer program of one mode, but for one place for each table; seconds are in a unit of its own."""
+    """The integer program of one mode and number of workers, but for one place for each table; seconds are in a unit
+    of its own.
+    """
 
-    def __init__(self, s: Situation, execution: Execution, flat: Sequence[Choice]):
+    def __init__(self, s: Situation, execution: Execution, flat: Sequence[Choice], num_workers: int):
         k, mode = execution.num_slots, execution.mode
         of = lambda name: np.array([getattr(c.loads, name) for c in flat])
         patches = (k - 1) if mode == "pipelined" else 0
@@ -244,7 +264,7 @@ class _Program:
         self._highs: list[float] = []
         latency_s = s.to_device.latency_s
         # A stage: fixed seconds, those of each choice, and those of the variables behind them.
-        host = np.zeros(self._n), {_H: 1.0}
+        host = of("thread_s"), {_H: 1.0, _U_HOST: s.rates.batch_s + num_workers * s.rates.worker_s}
         stages = [
             (0.0, *host),
             (0.0, of("network_s"), {}),
@@ -259,7 +279,7 @@ class _Program:
         total = 0.0, np.zeros(self._n), {}
         for stage in scaled:
             total = _sum(total, stage, 1.0)
-        for row in (of("cpu_s") / s.most_workers, of("host_memory_s")):
+        for row in (of("cpu_s") / num_workers, of("host_memory_s")):
             self.add(-row / self._unit_s, ((_H, 1.0),), 0.0, np.inf)
         for stage in (total,) if mode == "sync" else (*scaled, _times(total, 1 / k)):
             self._takes(stage)

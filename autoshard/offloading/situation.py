@@ -54,6 +54,8 @@ class HostRates:
     """What one CPU does in a second; estimates, which a measurement should replace.
 
     Attributes:
+      batch_s, table_s, worker_s: What the runtime's own thread takes for a batch, for each table in host memory, and
+        for each worker: Python, copies to and from the devices, messages. Measured by `benchmarks/host_batches.py`.
       id_s: To find an id among those of a batch, or to add it to them.
       line_s: To read or write a cache line of 64 bytes at a random place: a latency of memory of about 100 ns, shared
         by the 10 lines that a core can wait for at once (Intel, Optimization Reference Manual, line fill buffers).
@@ -65,6 +67,9 @@ class HostRates:
     line_s: float = 10e-9
     flops_share: float = 0.5
     read_s: float = 0.0
+    batch_s: float = 0.8e-3
+    table_s: float = 0.1e-3
+    worker_s: float = 0.25e-3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +87,9 @@ class Situation:
       host_budget_bytes: Memory of each host that may be used.
       rates: Of a CPU.
       between_nodes: The link between nodes; None for one node.
+      updates_all_rows: Whether the update of a table on accelerators goes over all of its rows, as in a step that keeps
+        it whole (`autoshard.HostTables`, `autoshard.plan`), or over those of the batch alone, as TorchRec's and
+        `autoshard.tables.sparse_on_devices` do.
     """
 
     tables: tuple[TableUse, ...]
@@ -94,6 +102,7 @@ class Situation:
     host_budget_bytes: float
     rates: HostRates = HostRates()  # noqa: RUF009 - frozen
     between_nodes: Link | None = None
+    updates_all_rows: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -140,6 +149,7 @@ def situation(
     *,
     budget_bytes: float | None = None,
     rates: HostRates | None = None,
+    updates_all_rows: bool = False,
 ) -> Situation:
     """Tables and a step on a cluster with hosts.
 
@@ -148,6 +158,7 @@ def situation(
       tables, dense, batch_size: See `Situation`.
       budget_bytes: Of each accelerator; None for nine tenths of its memory.
       rates: Of a CPU; None for estimates.
+      updates_all_rows: See `Situation`.
 
     Raises:
       ClusterError: There is no host, its rates or links are not known, or devices are of several kinds.
@@ -169,6 +180,7 @@ def situation(
         (1 - HOST_RESERVE) * host.memory_bytes,
         rates or HostRates(),
         group.inter_node if group.num_nodes > 1 else None,
+        updates_all_rows,
     )
 
 

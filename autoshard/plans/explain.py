@@ -98,6 +98,8 @@ def _summary(console: Console, plan: ProgramPlan) -> None:
         console.print(f"  order    {line}")
     if plan.slack is not None:
         console.print(f"  slack    {plan.slack}")
+    if plan.on_hosts:
+        console.print(f"  hosts    {plan.on_hosts}")
     console.print(f"  figures  {plan.figures}")
     console.print()
 

@@ -101,6 +101,7 @@ class ProgramPlan:
       profile: The step over time: what runs, and what is in memory, with lines of code; None if it was left out.
       remat: What its layers keep for the backward pass; None where that was not searched.
       slack: What it can even out when one device is slow; None where that was not asked (`PlanOptions.adaptive`).
+      on_hosts: What tables in host memory would give instead, for people; empty where that was not asked.
       obeyed: What became of the annotated blocks of the program, outer ones first.
       in_tree, out_tree: Pytree definitions; None in a plan read from a file, until it is applied to a function.
       kept_trace: The trace that it was made from, so that running the function need not trace it again; None in a plan
@@ -134,6 +135,7 @@ class ProgramPlan:
     slack: Slack | None = None
     timed: tuple[tuple[int, EquationPlan], ...] = ()
     obeyed: tuple[Obeyed, ...] = ()
+    on_hosts: str = ""
     in_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_tree: Any = dataclasses.field(default=None, compare=False, repr=False)
     kept_trace: KeptTrace | None = dataclasses.field(default=None, compare=False, repr=False)

@@ -12,15 +12,25 @@ from autoshard.cluster import Cluster
 from autoshard.cost.id_distribution import IdDistribution
 from autoshard.errors import ClusterError, ConfigError, MemoryBudgetError
 from autoshard.host_tables.options import Execution
-from autoshard.offloading.choices import Place, choices_of, exchange_fixed_s, hot_rows, on_host, whole
+from autoshard.offloading.choices import (
+    Place,
+    by_column,
+    by_row,
+    choices_of,
+    exchange_fixed_s,
+    hot_rows,
+    on_host,
+    whole,
+)
 from autoshard.offloading.placement import placement_of
-from autoshard.offloading.search import SearchOptions, outcome, search
+from autoshard.offloading.search import SearchOptions, outcome, search, with_best_workers, worker_counts
 from autoshard.offloading.situation import DenseWork, HostRates, Situation, TableUse, situation
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 CLUSTER = Cluster.from_file(CLUSTERS / "h100x8_cpu.yaml")
 DENSE = DenseWork(step_s=1e-3, memory_bytes=1e9, flops=1e11)
 SYNC = Execution("sync")
+NO_OVERHEAD = HostRates(batch_s=0.0, table_s=0.0, worker_s=0.0)
 
 
 def situation_of(*tables: TableUse, dense: DenseWork = DENSE, **settings) -> Situation:
@@ -59,6 +69,21 @@ def test_a_table_on_every_accelerator_by_hand():
     assert choice.device_bytes == 1000 * 1536 and choice.host_bytes == 0
 
 
+def test_an_update_of_all_rows_by_hand():
+    """A split table's rows have their state read and written and their gradient read, which is there, too."""
+    few, every = (situation_of(table_of(8000, 16), updates_all_rows=is_whole) for is_whole in (False, True))
+    (table,) = few.tables
+    of_batch = {
+        by_row: 2 * table.ids.busiest_owner(16, 8000, 8) * 1024,
+        by_column: 2 * table.ids.expected_distinct(16, 8000) * 128,
+    }
+    for place, moved in of_batch.items():
+        before, after = place(table, few), place(table, every)
+        assert after.device_bytes - before.device_bytes == 1000 * 512
+        extra_s = after.loads.accelerator_s - before.loads.accelerator_s
+        assert extra_s == pytest.approx((1000 * (2 * 1024 + 512) - moved) / 3350e9)
+
+
 def test_hot_rows_take_ids_from_the_host_and_memory_from_accelerators():
     s = situation_of(table_of(10**6, zipf=1.1))
     cold = on_host(s.tables[0], s)
@@ -75,7 +100,7 @@ def test_hot_rows_take_ids_from_the_host_and_memory_from_accelerators():
 
 def test_steps_by_hand():
     """Stages of 0, 0, 1, 4 and 1 ms (and latencies): 6 in turn, 6/2 with two batches under way, and 4 with three."""
-    s = situation_of(table_of(1), dense=dataclasses.replace(DENSE, step_s=4e-3))
+    s = situation_of(table_of(1), dense=dataclasses.replace(DENSE, step_s=4e-3), rates=NO_OVERHEAD)
     link = s.to_device.latency_s
     choice = dataclasses.replace(
         on_host(s.tables[0], s), loads=dataclasses.replace(whole(s.tables[0], s).loads, accelerator_s=0.0)
@@ -83,13 +108,25 @@ def test_steps_by_hand():
     choice = dataclasses.replace(
         choice, loads=dataclasses.replace(choice.loads, down_s=1e-3, up_s=1e-3), patched_s=1e-4
     )
-    of = lambda execution: outcome(s, execution, [choice])
+    of = lambda execution: outcome(s, execution, [choice], 1)
     assert of(SYNC).step_s == pytest.approx(6e-3 + 2 * link)
     assert of(Execution("pipelined", prefetch=1)).step_s == pytest.approx(4e-3 + 2 * 1e-4)  # patched from two
     stale = of(Execution("async", max_staleness=1))
     assert stale.step_s == pytest.approx(4e-3) and stale.execution.staleness == 1
-    reading = dataclasses.replace(s, rates=HostRates(read_s=1e-3))
-    assert outcome(reading, SYNC, [choice]).step_s == pytest.approx(1.024 / 104)
+    reading = dataclasses.replace(s, rates=dataclasses.replace(NO_OVERHEAD, read_s=1e-3))
+    assert outcome(reading, SYNC, [choice], 1).step_s == pytest.approx(1.024 / 104)
+
+
+def test_one_thread_hands_batches_to_workers():
+    """By hand: 6 ms of CPUs for each of two tables, 1 ms a batch, 2 ms a table, 3 ms a worker; two of them are best."""
+    rates = HostRates(batch_s=1e-3, table_s=2e-3, worker_s=3e-3)
+    s = situation_of(table_of(1, 8), table_of(1, 8, path="u"), rates=rates)
+    choices = [on_host(t, s) for t in s.tables]
+    choices = [dataclasses.replace(c, loads=dataclasses.replace(c.loads, cpu_s=6e-3)) for c in choices]
+    host_s = lambda workers: outcome(s, SYNC, choices, workers).stages.host_s
+    assert [host_s(n) for n in (1, 2, 3, 4)] == pytest.approx([20e-3, 17e-3, 18e-3, 20e-3])
+    assert with_best_workers(s, SYNC, choices).num_workers == 2
+    assert outcome(s, SYNC, [whole(t, s) for t in s.tables], 0).stages.host_s == 0.0
 
 
 # ---- the search
@@ -99,7 +136,9 @@ def every_placement(s: Situation, options: SearchOptions):
     for execution in options.executions():
         per_table = [[c for c in choices_of(t, s, options.hot_rows) if c.place in options.places] for t in s.tables]
         for choices in itertools.product(*per_table):
-            yield outcome(s, execution, choices)
+            is_on_host = any(c.place.is_on_host for c in choices)
+            for count in worker_counts(s) if is_on_host else (0,):
+                yield outcome(s, execution, choices, count)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -120,11 +159,11 @@ def test_no_placement_is_better_than_the_one_that_is_found(seed):
 
 
 def test_the_fewest_workers_that_do_are_taken():
-    s = situation_of(table_of(10**9, zipf=1.05), rates=HostRates(line_s=30e-9))
+    s = situation_of(table_of(10**9, zipf=1.05), rates=dataclasses.replace(NO_OVERHEAD, line_s=30e-9))
     best = search(s).best
     assert best.choices[0].place is Place.HOST and 1 < best.num_workers < s.most_workers
     fewer = outcome(s, best.execution, best.choices, best.num_workers - 1)
-    assert fewer.step_s > outcome(s, best.execution, best.choices).step_s * 1.001
+    assert fewer.step_s > outcome(s, best.execution, best.choices, s.most_workers).step_s * 1.001
 
 
 def test_exact_modes_alone_unless_rows_may_be_stale():
@@ -158,7 +197,7 @@ def test_what_is_compared_does_not_beat_the_plan():
 def test_exchanges_are_paid_once():
     s = situation_of(table_of(10**6), table_of(10**6, path="u"))
     by_row = [next(c for c in choices_of(t, s) if c.place is Place.BY_ROW) for t in s.tables]
-    one, two = (outcome(s, SYNC, by_row[:n]).step_s for n in (1, 2))
+    one, two = (outcome(s, SYNC, by_row[:n], 0).step_s for n in (1, 2))
     assert two - one == pytest.approx(by_row[1].loads.accelerator_s)
     assert one == pytest.approx(1e-3 + by_row[0].loads.accelerator_s + exchange_fixed_s(s))
     assert exchange_fixed_s(s) == pytest.approx(3 * (7 * 3e-6 + 3.8e-6))

@@ -1,7 +1,8 @@
-"""`autoshard.plan` of a training step whose tables do not fit: the decision, the run, what is told, and files."""
+"""`autoshard.plan` with tables in host memory: the decision, the run, what is told, and files."""
 
 import dataclasses
 import json
+import math
 import pathlib
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ from autoshard.cli import app
 from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, ExportError, FileFormatError, MemoryBudgetError, PlanMismatchError
 from autoshard.offloading.situation import HostRates
+from autoshard.printing import seconds
 from autoshard.report.reading import read_material
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
@@ -120,6 +122,8 @@ def test_the_mode_is_asked_for(program):
         autoshard.TableOptions(mode="async")
     with pytest.raises(ConfigError, match="received 'lazy'"):
         autoshard.TableOptions(mode="lazy")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="least_gain is a share of the step, 0 or more; received -1"):
+        autoshard.TableOptions(least_gain=-1)
 
 
 def test_without_hosts_the_error_says_so(program):
@@ -130,6 +134,55 @@ def test_without_hosts_the_error_says_so(program):
 def test_host_memory_is_forbidden(program):
     with pytest.raises(MemoryBudgetError, match=r"would do.*autoshard\.HostTables\.$"):
         planned(program, tables=autoshard.TableOptions(on_hosts=False))
+
+
+@pytest.fixture(scope="module")
+def large():
+    """51 GB fit eight devices, but to update all rows of a table in every step takes longer than to look rows up."""
+    return program_of(model=Clicks(10**8, 64), batch_size=4096)
+
+
+def test_tables_leave_devices_that_have_room_for_them_where_the_step_is_faster_so(large, tmp_path):
+    """By hand: on the devices a row's state of 2 x 64 numbers is read and written in every step, whoever looks it up."""
+    plan = planned(large, budget_bytes=None)
+    assert isinstance(plan, autoshard.HostTablesPlan) and plan.tables == ("params.users.embedding",)
+    least_on_devices_s = 10**8 / 8 * 2 * 512 / 3.35e12
+    assert plan.step_s < 0.95 * least_on_devices_s < 0.95 * plan.on_devices_s
+    stages, patched_s = plan.predicted.stages, sum(c.patched_s for c in plan.placed.best.choices)
+    slots = plan.execution.num_slots
+    assert plan.execution.mode == "pipelined"
+    assert stages.accelerator_s == pytest.approx(plan.over_rows.estimate.step_s + (slots - 1) * patched_s)
+    assert plan.step_s == pytest.approx(max(*stages.all_s, sum(stages.all_s) / slots))
+    assert f"devices: {seconds(plan.on_devices_s)}, {plan.on_devices_s / plan.step_s:.2f} times as long." in str(plan)
+    plan.save(tmp_path / "plan.json")
+    assert autoshard.load(tmp_path / "plan.json") == plan
+    kept = planned(large, budget_bytes=None, tables=autoshard.TableOptions(least_gain=math.inf))
+    assert isinstance(kept, autoshard.Plan) and kept.estimate.step_s == plan.on_devices_s and not kept.on_hosts
+    asked = planned(large, budget_bytes=None, tables=autoshard.TableOptions(least_gain=0.9))
+    assert isinstance(asked, autoshard.Plan)
+    assert asked.on_hosts.endswith("a step with 1 in host memory, not 90% less") and asked.on_hosts in str(asked)
+    asked.save(tmp_path / "asked.json")
+    assert autoshard.load(tmp_path / "asked.json") == asked
+
+
+def test_tables_that_are_no_faster_in_host_memory_stay_and_the_plan_says_why(program, large):
+    """Of a step of 0.2 ms nothing is gained by handing batches to processes; of 0.9 ms neither, by the prices."""
+    stages = []
+    options = autoshard.PlanOptions(cache=False, on_progress=lambda progress: stages.append(progress.stage))
+    lazy = program_of(optax.adam(0.1), Clicks(10**8, 64), 4096)
+    assert "lazy=True" in planned(lazy, budget_bytes=None).on_hosts
+    small = planned(program_of(model=Clicks(10**6, 16)), budget_bytes=None, options=options)
+    assert isinstance(small, autoshard.Plan) and small.on_hosts.startswith("tables stay on the devices: ")
+    stages.clear()
+    tiny = planned(program_of(model=Clicks(1000, 16)), budget_bytes=None, options=options)
+    assert "without them a step would be at most" in tiny.on_hosts and stages.count("trace") == 1
+
+
+def test_plans_without_described_hosts_take_nothing_more(large):
+    stages = []
+    options = autoshard.PlanOptions(cache=False, on_progress=lambda progress: stages.append(progress.stage))
+    plan = planned(large, CLUSTERS / "h100x8.yaml", None, options=options)
+    assert isinstance(plan, autoshard.Plan) and plan.on_hosts == "" and stages.count("trace") == 1
 
 
 def test_what_has_no_tables_is_refused_as_ever():
@@ -260,9 +313,10 @@ def test_the_explanation_tells_places_mode_workers_time_memory_and_how_to_run_it
         "params.users.embedding 200,000 25.6 MB 64 host memory accelerators, whole: "
     )
     assert "accelerators, whole host memory: +" in lives["params.items.embedding"]
-    assert parts[3] == "The step over the rows of a batch, on the accelerators"
-    assert parts[4].startswith("Plan `autoshard` for cluster `h100x8_cpu`: 8 x H100-SXM")
-    assert "with plan.host_tables(step, make_state) as tables:" in parts[6]
+    assert parts[3].endswith("With all tables on the devices it does not fit them.") and " a step; " in parts[3]
+    assert parts[4] == "The step over the rows of a batch, on the accelerators"
+    assert parts[5].startswith("Plan `autoshard` for cluster `h100x8_cpu`: 8 x H100-SXM")
+    assert "with plan.host_tables(step, make_state) as tables:" in parts[7]
     assert "The best of every mode" in hosted.explain(full=True) and "<pre>Plan with" in hosted._repr_html_()
 
 
