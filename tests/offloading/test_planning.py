@@ -143,7 +143,7 @@ def large():
 
 
 def test_tables_leave_devices_that_have_room_for_them_where_the_step_is_faster_so(large, tmp_path):
-    """By hand: on the devices a row's state of 2 x 64 numbers is read and written in every step, whoever looks it up."""
+    """By hand: on the devices a row's state of 2 x 64 numbers is read and written in each step, whoever looks it up."""
     plan = planned(large, budget_bytes=None)
     assert isinstance(plan, autoshard.HostTablesPlan) and plan.tables == ("params.users.embedding",)
     least_on_devices_s = 10**8 / 8 * 2 * 512 / 3.35e12
