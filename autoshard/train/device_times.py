@@ -4,7 +4,7 @@ Of several processes on CPUs, each looks at how long it was busy in its steps (`
 nothing while a step runs; but only if XLA computes on one thread, since idle threads of its pool spin. Telling each
 other takes a millisecond or two, so that the times of two steps are exchanged together: four clear steps name a device
 (`balance/detect.py`), so that this is still within five. Elsewhere a small product runs on each device of the process
-in turn, between steps, no more often than takes a hundredth of the time, but at least every fifth step.
+in turn, between steps. Either is done no more often than takes a hundredth of the time, but at least every fifth step.
 """
 
 import dataclasses
@@ -26,8 +26,9 @@ MOST_OVERHEAD = 0.01
 _PROBE_SIZE, _PROBE_S, _RUNS = 192, 5e-4, 3
 """Rows and columns of the products of a probe; seconds that one run of them takes, more than a dispatch; runs."""
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-_BUSY_EVERY, _PROBES_EVERY = 2, 5
-"""Steps after which processes tell each other how long they were busy; and those after which probes run, at most."""
+_BUSY_EVERY, _MOST_EVERY = 2, 5
+"""Steps after which processes tell each other how long they were busy, at least; and those after which they do, or
+probes run, at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +73,8 @@ class DeviceTimes:
         self._rows: list[np.ndarray] = []
         """Of each step that is not told yet: times of all devices, 0 for those of other processes, and of the step."""
         self._since, self._turn = 0, 0
-        self._every, self._cost_s = 1 if self._busy is None else _BUSY_EVERY, 0.0
+        self._least_every = 1 if self._busy is None else _BUSY_EVERY
+        self._every, self._cost_s = self._least_every, 0.0
 
     def after_step(self, step_s: float) -> Sequence[Measured]:
         """Measures a step; all processes must call this after each.
@@ -98,9 +100,8 @@ class DeviceTimes:
         rows = everywhere[:, :-1].reshape(len(everywhere), len(self._rows), -1)
         measured = [Measured(rows[:, k, :-1].sum(0), float(rows[:, k, -1].max())) for k in range(len(self._rows))]
         cost_s = float(everywhere[:, -1].min())  # of the process that came last, which waited for nobody
-        if self._busy is None:
-            wanted = math.ceil(cost_s / (MOST_OVERHEAD * max(measured[-1].step_s, 1e-6)))
-            self._every = max(1, min(_PROBES_EVERY, wanted))
+        wanted = math.ceil(cost_s / (MOST_OVERHEAD * max(measured[-1].step_s, 1e-6)))
+        self._every = max(self._least_every, min(_MOST_EVERY, wanted))
         self._since, self._rows = 0, []
         self._cost_s = time.perf_counter() - begin_s
         return measured
