@@ -134,7 +134,7 @@ def compile_candidates(
                     compiled = compile_as(candidate, {**base, **profile_option(profile)})
             else:
                 compiled = compile_as(candidate, base)
-        except jax.errors.JaxRuntimeError as error:
+        except RuntimeError as error:  # JAX's own, and what XLA fails with while it schedules
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"XLA does not compile a program for {candidate.value}: {reason:.300}", stacklevel=2)
             continue

@@ -30,8 +30,20 @@ def weight_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
 
 def gradient_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
     """Values that reach nothing but the successors of state, through pointwise operations (`pointwise`, as above),
-    norms and the stacking of loops.
+    norms, the stacking of loops, and the sums that loops carry round for them (accumulated gradients).
     """
+    sums = [o for o in graph.operations if o.kind is OperationKind.LOOP_CARRY]  # until something tells otherwise
+    while True:
+        gradients = _gradients(graph, pointwise, {o.index for o in sums})
+        made = lambda o: [r for r in o.results if r is not None and graph.values[r].shape]
+        confirmed = [o for o in sums if gradients.issuperset(made(o))]
+        if len(confirmed) == len(sums):
+            return gradients
+        sums = confirmed
+
+
+def _gradients(graph: Graph, pointwise: Sequence[bool], sums: Set[int]) -> frozenset[int]:
+    """The gradients, if the loop carries with the numbers `sums` are sums of them, and all others are not."""
     values = graph.values
     seen = {o.value for o in graph.outputs if o.successor_of is not None}  # successors, and whatever is read
     waited: set[int] = set()  # read by operations that make more than gradients and norms
@@ -45,9 +57,10 @@ def gradient_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
 
     for operation in graph.operations:
         if operation.kind is OperationKind.LOOP_CARRY:  # reads what is made after it
-            read(operation, False)
+            read(operation, operation.index in sums)
     for operation in reversed(graph.operations):
-        passes_on = pointwise[operation.index] or operation.kind is OperationKind.SCAN_STACK
+        is_sum = operation.index in sums
+        passes_on = pointwise[operation.index] or operation.kind is OperationKind.SCAN_STACK or is_sum
         for r in operation.results:
             if r is None or not values[r].shape:
                 continue
