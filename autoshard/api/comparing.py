@@ -60,7 +60,8 @@ def compare(
     if not is_cut(fn, load_cluster(settings.get("cluster")), stages):
         options = settings.get("options")
         own = None
-        if options is not None and options.remat != "as_written":  # strategies are for the step as it is written
+        if options is not None and (options.remat == "search" or options.micro_batches not in (None, "as_written")):
+            # strategies are for the step as it is written
             made = plan_on_devices(
                 fn,
                 *args,

@@ -19,7 +19,7 @@ from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.annotated import StagesAskedError
 from autoshard.plans.make import Request, load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.remat_search import plan_rematerialised
+from autoshard.plans.variant_search import Space, plan_variants, space_of
 from autoshard.strategies.adaptive import plan_adaptive
 from autoshard.suggestions import suggestion
 from autoshard.train_step import TrainStep
@@ -73,7 +73,7 @@ def plan_on_devices(
             f"besides by functools.partial.{suggestion(received, _own_options(), quote='`')}"
         )
     is_staged = is_cut(fn, hardware, stages)
-    searches_remat = _searches_remat(fn, args, options, is_staged)
+    space = _space(fn, args, options, solution, is_staged)
     one_program: Request = {
         "mesh": mesh,
         "memory_budget_bytes": memory_budget_bytes,
@@ -83,11 +83,12 @@ def plan_on_devices(
     }
     answered = lambda answer: functools.partial(plan_adaptive, answer=answer) if options.adaptive else answer
     try:
-        if searches_remat and isinstance(fn, TrainStep):
-            made = plan_rematerialised(
+        if space is not None and isinstance(fn, TrainStep):
+            made = plan_variants(
                 fn,
                 args,
                 hardware,
+                space,
                 donate_argnums=donated,
                 start=start,
                 options=options,
@@ -113,7 +114,7 @@ def plan_on_devices(
     except StagesAskedError:
         if not isinstance(fn, TrainStep):
             raise
-        _searches_remat(fn, args, options, is_staged=True)
+        _space(fn, args, options, solution, is_staged=True)
     assert isinstance(fn, TrainStep)  # all else has a plan of one program, or none
     if options.compile_check:
         raise StageError(
@@ -153,27 +154,38 @@ def _own_options() -> list[str]:
     return [p.name for p in inspect.signature(plan_on_devices).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
-def _searches_remat(fn: Callable[..., Any], args: Sequence[Any], options: PlanOptions, is_staged: bool) -> bool:
-    """Whether what layers recompute is to be searched.
+def _space(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    options: PlanOptions,
+    solution: str | os.PathLike[str] | None,
+    is_staged: bool,
+) -> Space | None:
+    """The forms of a step that may be tried; None where it is planned as it is written.
 
     Raises:
-      ConfigError: That is asked for where it cannot be, or the option is none.
+      ConfigError: A search is asked for where there can be none, or an option is none.
     """
-    asked = 'PlanOptions.remat="search" (plan.remat)'
-    if options.remat not in ("as_written", "search"):
-        raise ConfigError(f'PlanOptions.remat is "as_written" or "search"; received {options.remat!r}. Choose one.')
-    if options.remat == "as_written":
-        return False
-    if not isinstance(fn, TrainStep) or len(args) != 2:
+    is_step = isinstance(fn, TrainStep) and len(args) == 2
+    if is_step and not is_staged:
+        space = space_of(fn, args[1], options)
+        is_open = space.with_policies or space.counts != (None,)
+        return space if is_open and (space.is_asked or solution is None) else None
+    asked = [
+        f"PlanOptions.{name}={value!r} (plan.{name})"
+        for name, value in (("remat", options.remat), ("micro_batches", options.micro_batches))
+        if value not in (None, "as_written")
+    ]
+    if not asked:
+        return None
+    if not is_step:
         received = getattr(fn, "__name__", type(fn).__name__)
         raise ConfigError(
-            f"{asked} chooses what the loss of a TrainStep recomputes, planned for (state, batch); received {received} "
-            f"with {len(args)} arguments. Write the step as autoshard.TrainStep(loss_fn, optimizer), or leave the "
-            "option out."
+            f"{', '.join(asked)}: what layers recompute and micro-batches are chosen for the loss of a TrainStep, "
+            f"planned for (state, batch); received {received} with {len(args)} arguments. Write the step as "
+            "autoshard.TrainStep(loss_fn, optimizer), or leave the option out."
         )
-    if is_staged:
-        raise ConfigError(
-            f"{asked} is for steps of one program; a step in stages chooses by itself which stages are computed again. "
-            "Leave the option out."
-        )
-    return True
+    raise ConfigError(
+        f"{', '.join(asked)}: for steps of one program; a step in stages chooses by itself which stages are computed "
+        "again, and its micro-batches (StageOptions.micro_batch_sizes). Leave the option out."
+    )

@@ -13,8 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from autoshard.cluster import LogicalMesh
 from autoshard.compiler.candidates import Candidate, candidate_options, profile_option
 from autoshard.errors import FileFormatError

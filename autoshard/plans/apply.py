@@ -12,7 +12,6 @@ from autoshard.errors import PlanMismatchError
 from autoshard.execution.jit import PlannedFunction
 from autoshard.execution.placement import partition_spec
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
-from autoshard.remat.rewrite import rematerialised
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
 from autoshard.train_step import TrainStep
@@ -66,20 +65,19 @@ def check(plan: ProgramPlan, fn: Callable[..., Any], args: Sequence[Any]) -> Tra
 
 
 def as_chosen(plan: ProgramPlan, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with the recomputation that a plan chose for it.
+    """`fn` in the form that a plan chose for it.
 
     Raises:
       PlanMismatchError: The plan chose some, which only a `TrainStep` can be given.
     """
-    policy = None if plan.remat is None else plan.remat.policy
-    if policy is None:
+    if plan.choice is None or plan.choice.variant.is_as_written:
         return fn
     if not isinstance(fn, TrainStep):
         raise PlanMismatchError(
-            f"The plan chose what the layers of a TrainStep recompute (they keep {policy}); received "
+            f"The plan chose what the layers of a TrainStep keep ({plan.choice}); received "
             f"{getattr(fn, '__name__', type(fn).__name__)}, which is none. Pass the TrainStep that was planned."
         )
-    return rematerialised(fn, policy)
+    return plan.choice.variant.of(fn)
 
 
 def argument_shapes(plan: ProgramPlan) -> tuple[Any, ...]:

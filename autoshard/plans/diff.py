@@ -72,7 +72,7 @@ def _side(plan: ProgramPlan) -> Side:
         e.comm_bytes,
         e.peak_bytes,
         plan.budget_bytes,
-        "as written" if plan.remat is None or plan.remat.policy is None else str(plan.remat.policy),
+        "as written" if plan.choice is None else str(plan.choice),
         plan.logical_mesh.order,
     )
 

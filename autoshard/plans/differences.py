@@ -52,8 +52,8 @@ class Difference(Generic[F]):
 class Side:
     """The figures of one of the plans; see `ProgramPlan` and `Estimate`. Times in seconds a step, bytes a device.
 
-    `remat` tells what layers keep for the backward pass. `order`: the device at each coordinate of the mesh; empty if
-    they are in turn.
+    `remat` tells what layers keep for the backward pass, and chosen micro-batches. `order`: the device at each
+    coordinate of the mesh; empty if they are in turn.
     """
 
     name: str

@@ -60,7 +60,7 @@ def explain(plan: ProgramPlan, full: bool = False) -> str:
     _orders(console, plan)
     _near_ties(console, plan)
     _meshes(console, plan)
-    _remat(console, plan)
+    _choice(console, plan)
     for warning in plan.warnings:
         console.print(f"warning: {warning}")
     if plan.confirmation is not None:
@@ -347,23 +347,23 @@ def _meshes(console: Console, plan: ProgramPlan) -> None:
     console.print()
 
 
-def _remat(console: Console, plan: ProgramPlan) -> None:
-    """What the layers keep for the backward pass, and what else was considered, in the order in which it was."""
-    if plan.remat is None or len(plan.remat.candidates) < 2:
-        if plan.remat is not None:
-            console.print(f"Layers keep for the backward pass: {plan.remat}. {plan.remat.note}\n")
+def _choice(console: Console, plan: ProgramPlan) -> None:
+    """The form of the step, and what else was considered, in the order in which it was."""
+    if plan.choice is None or len(plan.choice.candidates) < 2:
+        if plan.choice is not None:
+            console.print(f"Layers keep for the backward pass: {plan.choice}. {plan.choice.note}\n")
         return
     rows = table(
-        "What layers keep for the backward pass: policies considered",
-        [("policy", "left"), ("step", "right"), ("bound", "right"), ("memory", "right"), ("verdict", "left")],
+        "What layers keep for the backward pass, and micro-batches: forms considered",
+        [("form", "left"), ("step", "right"), ("bound", "right"), ("memory", "right"), ("verdict", "left")],
     )
-    for c in plan.remat.candidates:
+    for c in plan.choice.candidates:
         rows.add_row(
-            c.policy,
+            c.variant,
             seconds(c.step_s) if c.step_s is not None else "-",
             seconds(c.bound_s) if math.isfinite(c.bound_s) else "-",
             amount(c.needed_bytes) if c.needed_bytes is not None else "-",
             c.verdict,
         )
     console.print(rows)
-    console.print(f"Chosen: {plan.remat}. {plan.remat.note}\n")
+    console.print(f"Chosen: {plan.choice}. {plan.choice.note}\n")

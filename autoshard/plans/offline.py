@@ -52,10 +52,10 @@ def write_problem(
       FileFormatError: The file cannot be written.
     """
     options = options or PlanOptions()
-    if options.remat != "as_written":
+    if options.remat == "search" or options.micro_batches not in (None, "as_written", 1):
         raise ConfigError(
-            'PlanOptions.remat="search" (plan.remat) plans several programs, and a problem file holds one; received '
-            'both. Write the problem with remat="as_written".'
+            'PlanOptions.remat="search" (plan.remat) and PlanOptions.micro_batches (plan.micro_batches) plan several '
+            'programs, and a problem file holds one, as it is written. Leave them out, or say "as_written".'
         )
     started = time.perf_counter()
     donated = donated_argnums(fn, donate_argnums)

@@ -50,10 +50,14 @@ class PlanOptions:
       compile_check_meshes: On GPUs, of how many meshes plans are compiled, where several are searched and others are
         predicted to be nearly as fast as the best: the one whose compiled schedule is the fastest by replay is taken;
         see `autoshard/verify/fastest_mesh.py`. It takes as long again for each.
-      remat: What the layers of a `TrainStep` keep for their backward pass. "as_written": what the program says,
-        `jax.checkpoint` included. "search": the fastest policy that fits the memory; `jax.checkpoint` in the program is
-        then one candidate of several (`autoshard/plans/remat_search.py`). It takes a plan for each policy that is
-        tried, up to a dozen where memory is short.
+      remat: What the layers of a `TrainStep` of one program keep for their backward pass. "as_written": what the
+        program says, `jax.checkpoint` included. "search": the fastest policy that fits the memory; `jax.checkpoint` in
+        the program is then one candidate of several (`autoshard/plans/variant_search.py`). It takes a plan for each
+        form that is tried, up to a dozen and more where memory is short. None: as written, and searched where that does
+        not fit the memory, or where more memory would make the step faster.
+      micro_batches: In how many micro-batches a `TrainStep` of one program runs its batch. "as_written": as the step
+        says. A number: so many. "search": 1, 2, 4, ..., whatever is fastest. None: searched with `remat`, where the
+        model has no state of its own. It is the same step where the loss is a plain mean over examples.
       device_order: Which device is at which coordinate of the mesh. "sought": the order under which the plan's traffic
         takes least. "listed": as the cluster lists them, row-major.
       adaptive: Whether the plan is one whose devices can be given unequal shares (`Balance`), if there is one that is
@@ -79,7 +83,8 @@ class PlanOptions:
     compile_check: bool = False
     compile_check_rounds: int = 4
     compile_check_meshes: int = 1
-    remat: Literal["as_written", "search"] = "as_written"
+    remat: Literal["as_written", "search"] | None = None
+    micro_batches: int | Literal["as_written", "search"] | None = None
     device_order: Literal["sought", "listed"] = "sought"
     adaptive: bool = False
     lookups: Lookups = Lookups()  # noqa: RUF009 - frozen

@@ -24,8 +24,8 @@ from autoshard.planner.obeyed import Obeyed
 from autoshard.planner.profile import StepProfile
 from autoshard.plans.confirmation import Confirmation
 from autoshard.plans.placement_summary import PlacementSummary
-from autoshard.plans.remat_choice import RematChoice
 from autoshard.plans.slack import Slack
+from autoshard.plans.step_variant import VariantChoice
 from autoshard.solver.problem import Certificate
 from autoshard.trace.trace import KeptTrace
 
@@ -99,7 +99,7 @@ class ProgramPlan:
       confirmation: What the compiler made of it; None where it was not asked (`PlanOptions.compile_check`).
       placement: What the order of its devices gains; None where nothing is sent, or where the order was not sought.
       profile: The step over time: what runs, and what is in memory, with lines of code; None if it was left out.
-      remat: What its layers keep for the backward pass; None where that was not searched.
+      choice: The form of the step: what its layers recompute, and its micro-batches; None where that was not searched.
       slack: What it can even out when one device is slow; None where that was not asked (`PlanOptions.adaptive`).
       on_hosts: What tables in host memory would give instead, for people; empty where that was not asked.
       obeyed: What became of the annotated blocks of the program, outer ones first.
@@ -130,7 +130,7 @@ class ProgramPlan:
     configuration: str | None = None
     confirmation: Confirmation | None = None
     profile: StepProfile | None = dataclasses.field(default=None, repr=False)
-    remat: RematChoice | None = None
+    choice: VariantChoice | None = None
     placement: PlacementSummary | None = None
     slack: Slack | None = None
     timed: tuple[tuple[int, EquationPlan], ...] = ()

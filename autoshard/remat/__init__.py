@@ -2,5 +2,5 @@
 
 In: the loss function of a `TrainStep`. Out: its runs of repeated layers (`layers.py`), policies for them as data
 (`policy.py`), and a loss function that obeys one through `jax.checkpoint` (`rewrite.py`). Which policy is best is
-decided in `autoshard/plans/remat_search.py`.
+decided in `autoshard/plans/variant_search.py`.
 """

@@ -37,20 +37,22 @@ def considered_parts(plan: ProgramPlan, name: str) -> tuple[Part, ...]:
         )
         columns = ("mesh", "step", "no plan below", "verdict")
         parts.append(Table("Logical meshes", columns, rows, frozenset({1, 2}), frozenset(own)))
-    if plan.remat is not None and plan.remat.candidates:
+    if plan.choice is not None and plan.choice.candidates:
         rows = tuple(
             (
-                c.policy,
+                c.variant,
                 _time(c.step_s),
                 _time(c.bound_s),
                 amount(c.needed_bytes) if c.needed_bytes is not None else "-",
                 c.verdict,
             )
-            for c in plan.remat.candidates
+            for c in plan.choice.candidates
         )
-        chosen = frozenset(n for n, c in enumerate(plan.remat.candidates) if c.policy == str(plan.remat))
+        chosen = frozenset(n for n, c in enumerate(plan.choice.candidates) if c.variant == str(plan.choice))
         columns = ("what layers keep", "step", "no plan below", "memory", "verdict")
-        parts.append(Table("Recomputation", columns, rows, frozenset({1, 2, 3}), chosen, plan.remat.note))
+        parts.append(
+            Table("Recomputation and micro-batches", columns, rows, frozenset({1, 2, 3}), chosen, plan.choice.note)
+        )
     if plan.close_choices and plan.estimate.step_s:
         kinds: dict[tuple[str, str, str], list[float]] = {}
         for c in plan.close_choices:

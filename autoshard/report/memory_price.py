@@ -64,11 +64,11 @@ def memory_price_parts(plan: ProgramPlan, others: Sequence[tuple[str, ProgramPla
     needed = lambda p: p.estimate.reserved_bytes or p.estimate.peak_bytes
     found = [PricedPlan("this plan", needed(plan), plan.estimate.step_s, True)]
     found += [PricedPlan(path, needed(p), p.estimate.step_s) for path, p in others]
-    if plan.remat is not None:
+    if plan.choice is not None:
         found += [
-            PricedPlan(f"layers keep {c.policy}", c.needed_bytes, c.step_s)
-            for c in plan.remat.candidates
-            if c.step_s is not None and c.needed_bytes is not None and c.policy != str(plan.remat)
+            PricedPlan(f"layers keep {c.variant}", c.needed_bytes, c.step_s)
+            for c in plan.choice.candidates
+            if c.step_s is not None and c.needed_bytes is not None and c.variant != str(plan.choice)
         ]
     if plan.budget_bytes is None:
         return (Paragraph("Memory was not limited, so it has no price."),)

@@ -34,7 +34,7 @@ def test_memory_is_what_the_compiler_reserves(share, monkeypatch):
     most = autoshard.plan(step, state, batch, options=options, **request).estimate.peak_bytes
     options = autoshard.PlanOptions(schedule=autoshard.Schedule.LEAST_MEMORY, remat="search")
     plan = autoshard.plan(step, state, batch, options=options, memory_budget_bytes=share * most, **request)
-    assert plan.remat is not None and len(plan.remat.candidates) > 1
+    assert plan.choice is not None and len(plan.choice.candidates) > 1
     memory = plan.verify(step, target="h100").compiled_memory
     compiled_bytes = memory.argument_bytes + memory.output_bytes - memory.alias_bytes + memory.temporary_bytes
     assert 0.97 * compiled_bytes <= plan.estimate.peak_bytes <= 1.1 * compiled_bytes

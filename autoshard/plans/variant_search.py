@@ -1,0 +1,494 @@
+"""The search for the form of a training step: what its layers recompute, and in how many micro-batches it runs.
+
+Each form is a program of its own, planned with the best plan so far to beat. Keeping everything comes first, then
+keeping everything in more and more micro-batches until that fits the memory: these keep fewer residuals at a time, for
+gathers and reductions that run once in each and mostly hide. Policies that are the same for all layers follow, each in
+as many micro-batches as come into question, and mixtures of two policies, of which the first k layers recompute more
+than the others, with k halved in. The search ends where a plan is as fast as keeping everything would be in unlimited
+memory.
+
+Where nothing is asked of it (`PlanOptions`, None), the step is planned as it is written, and other forms are tried only
+where that does not fit, or where its certificate leaves room for what more memory could gain.
+
+The proof: the bound of a plan is the least of all forms that were considered. A form whose bound shows that it cannot
+beat the best plan so far by more than the wanted gap is not solved to the end.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from jax.sharding import PartitionSpec
+
+from autoshard.cluster import Cluster, LogicalMesh
+from autoshard.errors import ConfigError, StageError
+from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.plans.gaps import fits
+from autoshard.plans.make import Posed, Request, plan_found, plan_posed, pose, starting_layouts, traced_program
+from autoshard.plans.no_plan import no_plan_error
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.program_plan import ProgramPlan
+from autoshard.plans.question import axes_of, report
+from autoshard.plans.search import NO_MEMORY, Found, search, search_meshes
+from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
+from autoshard.remat.policy import RECOMPUTING, Keep, RematPolicy, first_layers, uniform
+from autoshard.remat.rewrite import Layers, layers_of
+from autoshard.solver.options import ROUNDING
+from autoshard.solver.problem import Status
+from autoshard.trace.trace import KeptTrace
+from autoshard.train_step import TrainStep, batch_size
+
+MOST_MIXTURES, FINEST = 8, 16
+"""How many mixtures are tried, and to which part of all layers their number is halved in."""
+
+WORTH = 0.02
+"""Where nothing is asked for, other forms are tried if twice the memory could shorten the step by more than this share,
+as the price of memory tells."""
+
+MOST_COUNTS = 3
+"""With how many numbers of micro-batches policies are tried."""
+
+Make = Callable[[Posed], ProgramPlan]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Space:
+    """Which forms of a step may be tried.
+
+    Attributes:
+      with_policies: Whether what layers recompute is chosen.
+      counts: Numbers of micro-batches that come into question, rising; None in it is what the step says itself.
+      is_asked: Whether the caller asks for the search; else only the need for memory calls for it.
+    """
+
+    with_policies: bool
+    counts: tuple[int | None, ...]
+    is_asked: bool
+
+
+def space_of(step: TrainStep, batch: Any, options: PlanOptions) -> Space:
+    """The forms that `options` allow of a step for a batch.
+
+    Raises:
+      ConfigError: They ask for micro-batches that the step or the batch cannot be run in.
+      StageError: A batch that is to be cut has no examples.
+    """
+    asked = options.micro_batches
+    what = f"PlanOptions.micro_batches={asked!r} (plan.micro_batches)"
+    if not (asked in (None, "as_written", "search") or isinstance(asked, int) and asked >= 1):
+        raise ConfigError(f'{what} is a number of micro-batches, "as_written" or "search". Choose one.')
+    if options.remat not in (None, "as_written", "search"):
+        raise ConfigError(f'PlanOptions.remat is "as_written" or "search"; received {options.remat!r}. Choose one.')
+    counts: tuple[int | None, ...] = (None,)
+    if asked == 1 and step.parts is None:
+        asked = "as_written"
+    if asked not in (None, "as_written") and step.parts is not None:
+        raise ConfigError(
+            f"{what} is for a TrainStep that leaves its micro-batches open; received one with parts of {step.parts}. "
+            "Leave out `parts`, or the option."
+        )
+    if isinstance(asked, int):
+        size = batch_size(batch)
+        if size % asked:
+            raise ConfigError(f"{what} must divide the batch; received one of {size} examples. Choose a divisor.")
+        counts = (asked,)
+    elif asked == "search" or (asked is None and step.parts is None and not step.has_mutable):
+        counts = _halved(batch_size(batch) if asked == "search" else _examples(batch))
+    is_asked = options.remat == "search" or asked not in (None, "as_written")
+    return Space(options.remat != "as_written", counts, is_asked)
+
+
+def _examples(batch: Any) -> int:
+    """Examples of a batch; 1 where it does not tell, and so cannot be cut."""
+    try:
+        return batch_size(batch)
+    except StageError:
+        return 1
+
+
+def _halved(size: int) -> tuple[int | None, ...]:
+    """None, and 2, 4, ... as long as they divide a batch."""
+    found: list[int | None] = [None]
+    count = 2
+    while count <= size and size % count == 0:
+        found.append(count)
+        count *= 2
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A form, the question that it poses, and its answer.
+
+    Attributes:
+      keep: Of all layers, in a policy that is the same for all; else None. count: Of micro-batches.
+      to_beat_s: What it had to beat. plan: The best one; None if there is none, or none that can win.
+      is_fit: Whether that fits the memory with its gaps.
+    """
+
+    variant: StepVariant
+    keep: Keep | None
+    count: int | None
+    step: TrainStep
+    posed: Posed
+    found: Found
+    to_beat_s: float
+    plan: ProgramPlan | None
+    is_fit: bool
+
+    @property
+    def cost_s(self) -> float:
+        """Of its plan, as the solver counts it; +inf without one that fits."""
+        return self.found.cost_s if self.plan is not None and self.is_fit else math.inf
+
+    @property
+    def bound_s(self) -> float:
+        """No plan of the form costs less; +inf if none fits."""
+        open_bounds = [c.bound_s for c in self.found.candidates if c.verdict != NO_MEMORY]
+        if self.plan is None and math.isfinite(self.to_beat_s):
+            open_bounds.append(self.to_beat_s)  # an earlier schedule may have been ruled out there
+        return min(open_bounds, default=math.inf)
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether it does not fit, or twice the memory could shorten the step by more than `WORTH`, to first order."""
+        if self.plan is None or not self.is_fit:
+            return True
+        price, budget_bytes = self.found.winner[1].certificate.capacity_price, self.posed.question.budget_bytes
+        return price is not None and price.per_unit > 0 and price.per_unit * budget_bytes > WORTH * self.cost_s
+
+    @property
+    def is_ruled_out(self) -> bool:
+        """Whether its bound shows that it cannot win."""
+        return self.plan is None and any(c.verdict != NO_MEMORY for c in self.found.candidates)
+
+    @property
+    def candidate(self) -> VariantCandidate:
+        """For people."""
+        name = str(self.variant)
+        if self.plan is None:
+            verdicts = [c.verdict for c in self.found.candidates]
+            verdict = next((v for v in verdicts if v != NO_MEMORY), NO_MEMORY)
+            return VariantCandidate(name, None, max(self.bound_s, 0.0), None, verdict)
+        e = self.plan.estimate
+        verdict = self.plan.certificate.status.value if self.is_fit else "exceeds the memory with its gaps"
+        return VariantCandidate(name, self.found.cost_s, self.bound_s, e.reserved_bytes or e.peak_bytes, verdict)
+
+
+def plan_variants(
+    step: TrainStep,
+    args: Sequence[Any],
+    cluster: Cluster,
+    space: Space,
+    *,
+    options: PlanOptions,
+    start: ProgramPlan | Mapping[str, PartitionSpec] | None = None,
+    donate_argnums: tuple[int, ...] = (),
+    answer: Callable[[TrainStep], Make] = lambda step: plan_posed,
+    **request: Unpack[Request],
+) -> ProgramPlan:
+    """Plans a training step as one program, with its form chosen too.
+
+    Args:
+      step: The step. args: State and batch, arrays or shapes.
+      space: The forms that may be tried.
+      answer: What makes the plan of the chosen step; it may ask more than the solver, such as a compiler.
+      All others as for `autoshard.plan`.
+
+    Returns:
+      The plan, whose `choice` tells the form. Its certificate speaks of all forms that were considered.
+
+    Raises:
+      ConfigError: A solution is given, which belongs to one program.
+      As `autoshard.plan`.
+    """
+    if request.get("solution") is not None:
+        raise ConfigError(
+            'PlanOptions.remat="search" (plan.remat) and PlanOptions.micro_batches (plan.micro_batches) plan several '
+            'programs, and a solution belongs to one; received both. Leave the solution out, or plan with "as_written".'
+        )
+    started = time.perf_counter()
+    task = _Task(step, tuple(args), cluster, options, donate_argnums, starting_layouts(start), request, started)
+    with stop_on_signals() as stop:
+        tried, note = _tried(task, space, stop)
+    best = min(tried, key=lambda a: (a.cost_s, a.plan is None))
+    if best.plan is None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        last = tried[-1].posed
+        schedule = last.question.schedules(last.meshes[0].device_type)[-1]
+        question = dataclasses.replace(last.question, schedule=schedule, to_beat_s=math.inf)
+        raise no_plan_error(question, last.meshes)
+    plan = best.plan
+    if options.compile_check or options.adaptive:
+        unbeaten = dataclasses.replace(best.posed.question, to_beat_s=math.inf)
+        plan = answer(best.step)(dataclasses.replace(best.posed, question=unbeaten))
+    kept = KeptTrace(best.step, args, best.posed.question.traced)
+    plan = dataclasses.replace(plan, kept_trace=kept)
+    if len(tried) == 1 and not space.is_asked:
+        return plan
+    return _told(plan, best, tried, note, options, time.perf_counter() - started, space)
+
+
+def _told(
+    plan: ProgramPlan,
+    best: _Attempt,
+    tried: Sequence[_Attempt],
+    note: str,
+    options: PlanOptions,
+    elapsed_s: float,
+    space: Space,
+) -> ProgramPlan:
+    """The plan with the choice, and a certificate over all forms that were considered."""
+    own = plan.certificate
+    bound = min(own.bound, *(a.bound_s for a in tried))
+    gap = (own.objective - bound) / own.objective if own.objective else 0.0
+    status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
+    certificate = dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
+    choice = VariantChoice(best.variant, tuple(a.candidate for a in tried), note)
+    warnings = plan.warnings if not best.variant.is_as_written or not note else (*plan.warnings, note)
+    if best.count is not None and not space.is_asked:
+        warnings += (
+            f"The batch is run in {best.count} micro-batches, since the step as it is written needs more memory than "
+            "there is or takes longer. That is the same step where the loss is a plain mean over examples; where "
+            'examples see each other, as in batch norm, forbid it: PlanOptions(micro_batches="as_written").',
+        )
+    return dataclasses.replace(plan, certificate=certificate, choice=choice, warnings=warnings)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Task:
+    """What is planned in every form."""
+
+    step: TrainStep
+    args: tuple[Any, ...]
+    cluster: Cluster
+    options: PlanOptions
+    donate_argnums: tuple[int, ...]
+    start: Mapping[str, PartitionSpec] | None
+    request: Request
+    started: float
+
+    def parts(self, count: int | None) -> tuple[int, ...] | None:
+        """The micro-batches of the batch, equal in size."""
+        return None if count is None else (batch_size(self.args[1]) // count,) * count
+
+    def layers(self, count: int | None) -> Layers:
+        """The layers of the loss of a micro-batch."""
+        report(self.options, self.started, "layers", self.step.__name__)
+        parts = self.parts(count)
+        return layers_of(self.step if parts is None else self.step.in_parts(parts), *self.args)
+
+    def attempt(
+        self,
+        policy: RematPolicy | None,
+        keep: Keep | None,
+        count: int | None,
+        stop: StopRequest,
+        best: _Attempt | None,
+        mesh: LogicalMesh | None = None,
+    ) -> _Attempt:
+        """The best plan of a form, if it can beat `best` by more than the wanted gap; on `mesh` only, if given."""
+        variant = StepVariant(policy, self.parts(count))
+        step = variant.of(self.step)
+        report(self.options, self.started, "form", str(variant))
+        traced, program = traced_program(step, self.args, self.donate_argnums, self.options, self.started)
+        request = Request(**self.request)
+        if mesh is not None:
+            request["mesh"] = dict(axes_of(mesh))
+        posed = pose(
+            traced,
+            program,
+            self.cluster,
+            options=self.options,
+            started=self.started,
+            start=self.start,
+            donate_argnums=self.donate_argnums,
+            **request,
+        )
+        to_beat_s = math.inf if best is None else best.cost_s * (1 - self.options.relative_gap)
+        posed = dataclasses.replace(posed, question=dataclasses.replace(posed.question, to_beat_s=to_beat_s))
+        found = search(posed.question, posed.meshes, None, stop)
+        plan = None if found.best is None else plan_found(posed, found)
+        is_fit = plan is not None and fits(plan.estimate, posed.question.budget_bytes)
+        return _Attempt(variant, keep, count, step, posed, found, to_beat_s, plan, is_fit)
+
+
+@dataclasses.dataclass
+class _Tries:
+    """What has been tried so far."""
+
+    task: _Task
+    stop: StopRequest
+    all: list[_Attempt] = dataclasses.field(default_factory=list)
+    best: _Attempt | None = None
+    reach_s: float | None = None  # with everything kept, in memory without limit
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no form that comes into question can be faster by more than the wanted gap."""
+        is_known = self.best is not None and self.reach_s is not None
+        return is_known and self.best.cost_s * (1 - self.task.options.relative_gap) <= self.reach_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search ends here."""
+        return self.stop.requested or self.is_settled
+
+    def take(
+        self, policy: RematPolicy | None, keep: Keep | None, count: int | None, mesh: LogicalMesh | None = None
+    ) -> _Attempt:
+        """Tries a form, which becomes the best if it is."""
+        own = self.task.attempt(policy, keep, count, self.stop, self.best, mesh)
+        self.all.append(own)
+        if own.cost_s < (math.inf if self.best is None else self.best.cost_s):
+            self.best = own
+        return own
+
+
+def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[list[_Attempt], str]:
+    """All that was tried, and why no more was."""
+    tries = _Tries(task, stop)
+    first = space.counts[0]
+    is_only = len(space.counts) == 1 and not space.with_policies
+    if is_only or not space.is_asked:
+        as_written = tries.take(None, Keep.ALL, first)
+        if stop.requested or is_only or not as_written.needs_memory:
+            return tries.all, ""
+    forms = _Forms(task, space)
+    if not (tries.all and forms.keeps_all_as_written):
+        tries.take(forms.policy(Keep.ALL, first), Keep.ALL, first)
+    tries.reach_s = _reach_s(tries.all[-1], stop)
+    if tries.is_settled:
+        return tries.all, forms.note or "Keeping everything fits the memory, and no more memory would make it faster."
+    counts = _until_all_is_kept(tries, space, forms)
+    for count in counts:
+        for keep in forms.recomputing:
+            if not tries.is_over:
+                tries.take(forms.policy(keep, count), keep, count)
+    if forms.has_checkpoints and space.is_asked and not tries.is_over:
+        tries.take(None, None, first)
+    same = min((a for a in tries.all if a.variant.policy is not None), key=lambda a: a.cost_s, default=None)
+    if same is not None and same.plan is not None and same.keep is not None and not tries.is_over:
+        count = counts[0] if same.keep is Keep.ALL else same.count  # in fewer micro-batches some layers must recompute
+        _mix(forms.layers(count), same.keep, count, same.found.winner[0].mesh, tries)
+    if stop.requested:
+        return tries.all, "Stopped before all forms were tried."
+    if tries.is_settled:
+        return tries.all, forms.note or "The best is as fast as keeping everything would be in memory without limit."
+    return tries.all, forms.note or "No form that was tried is faster."
+
+
+class _Forms:
+    """The forms of a step that come into question.
+
+    Attributes:
+      note: Why there are no policies, where they are wanted. has_checkpoints: Whether the step says what is recomputed.
+      recomputing: The policies that recompute.
+    """
+
+    def __init__(self, task: _Task, space: Space):
+        self._task = task
+        first = task.layers(space.counts[0]) if space.with_policies else None
+        self._layers = {} if first is None else {space.counts[0]: first}
+        self._has_layers = first is not None and bool(first.runs)
+        self.has_checkpoints = first is not None and self._has_layers and first.has_checkpoints
+        self.note = ""
+        if first is not None and not first.runs:
+            self.note = (
+                "Nothing was chosen to be recomputed: no repeated layers were found in the loss (equal sequences of "
+                "equations with products, each of which reads what the one before made, or a scan over them)."
+            )
+        are_alike = first is None or not first.has_batched_products  # then all products are with weights
+        keeps = [k for k in RECOMPUTING if k is not Keep.PRODUCTS or not are_alike]
+        self.recomputing = keeps if self._has_layers else []
+
+    @property
+    def keeps_all_as_written(self) -> bool:
+        """Whether a step that keeps everything is the step as it is written."""
+        return not self.has_checkpoints
+
+    def layers(self, count: int | None) -> Layers:
+        """The layers of the loss in so many micro-batches."""
+        if count not in self._layers:
+            self._layers[count] = self._task.layers(count)
+        return self._layers[count]
+
+    def policy(self, keep: Keep, count: int | None) -> RematPolicy | None:
+        """That all layers keep the same; None where there are none, or none may be changed."""
+        return uniform(self.layers(count).runs, keep) if self._has_layers else None
+
+
+def _until_all_is_kept(tries: _Tries, space: Space, forms: _Forms) -> list[int | None]:
+    """Tries keeping everything in more and more micro-batches, until that fits, and then as long as that is faster.
+
+    Returns:
+      The numbers of micro-batches with which recomputing may be faster, since not everything fits: the most first.
+    """
+    first = tries.all[-1]
+    is_fitting = first.plan is not None and first.is_fit
+    counts = [space.counts[0]]
+    for count in space.counts[1:]:
+        if tries.is_over:
+            break
+        own = tries.take(forms.policy(Keep.ALL, count), Keep.ALL, count)
+        if own.is_ruled_out or (is_fitting and own is not tries.best):
+            break
+        is_fitting = is_fitting or own.is_fit
+        if is_fitting and not own.needs_memory:
+            break
+        if not is_fitting:
+            counts.append(count)
+    return counts[::-1][:MOST_COUNTS]
+
+
+def _mix(layers: Layers, keep: Keep, count: int | None, mesh: LogicalMesh, tries: _Tries) -> None:
+    """Tries policies that recompute more in the first k layers and less in the others.
+
+    Mixtures of the policy and those that recompute less come first, then that with the next one that recomputes more.
+    Of a pair that gains, k is halved in from there.
+
+    Args:
+      layers: Of the loss. keep: The best policy that is the same for all layers.
+      count: Micro-batches. mesh: Of the best plan.
+    """
+    runs = layers.runs
+    if any(r.is_loop for r in runs):
+        return
+    order = [Keep.ALL, *(k for k in RECOMPUTING if k is not Keep.PRODUCTS or keep is Keep.PRODUCTS)]
+    keep = order[1] if keep is Keep.ALL else keep
+    at, total = order.index(keep), sum(r.count for r in runs)
+    pairs = [(keep, order[k], total) for k in (at - 1, at - 2) if k >= 0]
+    pairs += [(more, keep, 0) for more in order[at + 1 : at + 2]]
+    left = MOST_MIXTURES
+    for first, rest, number in pairs:
+        before, step = number, (total + 1) // 2
+        while step >= max(1, total // FINEST):
+            for other in (number - step, number + step):
+                if not 0 < other < total or not left or tries.is_over:
+                    continue
+                left -= 1
+                if tries.take(first_layers(runs, first, rest, other), None, count, mesh) is tries.best:
+                    number = other
+                    break
+            step //= 2
+        if number != before:
+            return
+
+
+def _reach_s(kept: _Attempt, stop: StopRequest) -> float | None:
+    """No plan that keeps everything takes less, whatever the memory; recomputing only adds to that, and so do
+    micro-batches."""
+    question, meshes = kept.posed.question, kept.posed.meshes
+    if math.isinf(question.budget_bytes):
+        return kept.bound_s
+    schedule = question.schedules(meshes[0].device_type)[0]
+    if kept.is_fit and len(meshes) == 1 and kept.found.winner[0].schedule is schedule:
+        price = kept.found.winner[1].certificate.capacity_price
+        if price is not None and price.per_unit == 0:
+            return price.bound
+    free = dataclasses.replace(question, budget_bytes=math.inf, schedule=schedule, to_beat_s=math.inf)
+    found = search_meshes(free, meshes, None, stop)
+    return min((c.bound_s for c in found.candidates), default=None)

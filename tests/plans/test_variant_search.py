@@ -1,0 +1,329 @@
+"""What is recomputed is chosen so that the step fits and is the fastest considered; the step itself stays the same."""
+
+import dataclasses
+import functools
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import autoshard
+from autoshard import Plan, PlanOptions, TrainStep
+from autoshard.errors import ConfigError, MemoryBudgetError, PlanMismatchError
+from autoshard.plans.apply import check
+from autoshard.plans.variant_search import space_of
+from autoshard.remat.policy import Keep, uniform
+from autoshard.remat.rewrite import layers_of, rematerialised
+from autoshard.trace.trace import trace
+
+CLUSTER = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "cpux8.yaml"
+LAYERS, WIDTH, HIDDEN, BATCH = 6, 32, 128, 1024
+SEARCH = PlanOptions(remat="search", micro_batches="as_written")
+ALL_FORMS = PlanOptions(remat="search", micro_batches="search")
+AS_WRITTEN = PlanOptions(remat="as_written", micro_batches="as_written")
+
+
+def block(x, w):
+    return x + jnp.tanh(x @ w["up"]) @ w["down"]
+
+
+def loss_of(layer):
+    def loss_fn(params, batch, key):
+        x = batch["x"]
+        for w in params:
+            x = layer(x, w)
+        return jnp.mean((x - batch["y"]) ** 2), {}
+
+    return loss_fn
+
+
+STEP = TrainStep(loss_of(block), optax.adam(1e-3))
+CHECKPOINTED = TrainStep(loss_of(jax.checkpoint(block)), optax.adam(1e-3))
+
+
+def init(seed=0, hidden=HIDDEN, layers=LAYERS):
+    keys = jax.random.split(jax.random.key(seed), layers)
+    draw = jax.random.normal
+    return STEP.init([{"up": draw(k, (WIDTH, hidden)) / 6, "down": draw(k, (hidden, WIDTH)) / 12} for k in keys])
+
+
+STATE = jax.eval_shape(init)
+BATCH_SHAPES = {k: jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32) for k in "xy"}
+
+
+def planned(step=STEP, mesh=None, share=None, options=SEARCH, **more):
+    """A plan; with `share`, under that share of what the step needs that keeps everything."""
+    request = {"cluster": CLUSTER, "mesh": mesh or {"data": 8}, "donate_argnums": 0, **more}
+    if share is not None:
+        e = keeping_all(tuple(request["mesh"].items())).estimate
+        request["memory_budget_bytes"] = share * (e.reserved_bytes or e.peak_bytes)
+    return autoshard.plan(step, STATE, BATCH_SHAPES, options=options, **request)
+
+
+KEPT: dict = {}
+
+
+def keeping_all(axes) -> Plan:
+    if axes not in KEPT:
+        KEPT[axes] = planned(options=PlanOptions(), mesh=dict(axes), memory_budget_bytes=math.inf)
+    return KEPT[axes]
+
+
+@functools.cache
+def tight_on(*axes: tuple[str, int]) -> Plan:
+    """The plan on a mesh of these axes under 0.7 of what the step needs that keeps everything."""
+    return planned(mesh=dict(axes), share=0.7)
+
+
+@pytest.fixture(scope="module")
+def tight() -> Plan:
+    return tight_on(("data", 8))
+
+
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "tensor": 4}])
+def test_the_step_stays_the_same(mesh):
+    """Loss, parameters and optimizer state are those of the step on one device."""
+    plan = tight_on(*mesh.items())
+    assert plan.choice is not None and plan.choice.variant.policy != uniform(
+        layers_of(STEP, STATE, BATCH_SHAPES).runs, Keep.ALL
+    )
+    rng = np.random.default_rng(0)
+    data = {k: rng.normal(size=(BATCH, WIDTH)).astype(np.float32) for k in "xy"}
+    expected, metrics = jax.jit(STEP)(init(), data)
+    found, found_metrics = plan.jit(STEP)(plan.init(init), data)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+    jax.tree.map(close, (found.params, found.opt_state, found_metrics), (expected.params, expected.opt_state, metrics))
+
+
+def test_what_is_chosen_fits_and_is_the_fastest_considered(tight):
+    budget = tight.budget_bytes
+    assert budget is not None and tight.choice is not None
+    assert tight.estimate.peak_bytes <= budget and (tight.estimate.reserved_bytes or 0) <= budget + 2**21
+    steps = [c.step_s for c in tight.choice.candidates if c.step_s is not None]
+    assert tight.certificate.objective == min(steps)
+    assert tight.certificate.bound <= min(c.bound_s for c in tight.choice.candidates)
+    kept = tight.choice.candidates[0]
+    assert kept.variant.startswith("all in all") and (kept.step_s is None or kept.step_s > tight.certificate.objective)
+
+
+def test_a_mixture_beats_every_uniform_policy(tight):
+    """Keeping all needs too much, and recomputing all too long: some layers of each are between them in both."""
+    assert tight.choice is not None and tight.choice.variant.policy is not None
+    (own,) = tight.choice.variant.policy.runs
+    assert len(own.kept) == 2 and sum(n for _, n in own.kept) == LAYERS
+    uniform_steps = [c.step_s for c in tight.choice.candidates if "in all" in c.variant and c.step_s is not None]
+    assert uniform_steps and tight.certificate.objective < min(uniform_steps)
+
+
+def test_recomputing_costs_what_it_does_by_hand():
+    """Keeping inputs makes the first product of each layer again: 2 x batch x width x hidden, an eighth a device."""
+    pins = {"batch.*": jax.sharding.PartitionSpec("data"), "state.params.*": jax.sharding.PartitionSpec()}
+    runs = layers_of(STEP, STATE, BATCH_SHAPES).runs
+    flops = []
+    for keep in (Keep.ALL, Keep.INPUTS):
+        plan = planned(rematerialised(STEP, uniform(runs, keep)), options=PlanOptions(), pins=pins)
+        flops.append(sum(c.flops for c in plan.estimate.compute if c.name == "dot_general"))
+    assert flops[1] - flops[0] == LAYERS * 2 * BATCH * WIDTH * HIDDEN / 8
+
+
+def num_checkpoints(plan: Plan) -> int:
+    """Checkpointed functions in the program of a plan, under either name that JAX has for them."""
+    return sum(name in e for e in plan.equations for name in ("remat", "checkpoint"))
+
+
+def test_as_written_leaves_the_program_untouched():
+    plan = planned(options=AS_WRITTEN)
+    assert plan.choice is None
+    assert plan.equations == trace(STEP, (STATE, BATCH_SHAPES), (0,)).graph.equations
+    checkpointed = planned(CHECKPOINTED, options=PlanOptions())
+    assert num_checkpoints(checkpointed) >= LAYERS
+
+
+def test_enough_memory_ends_the_search_at_once_even_where_the_program_is_checkpointed():
+    """`jax.checkpoint` is a suggestion: with memory enough nothing is computed again."""
+    plan = planned(CHECKPOINTED)
+    assert plan.choice is not None and len(plan.choice.candidates) == 1
+    assert plan.choice.variant.policy == uniform(layers_of(STEP, STATE, BATCH_SHAPES).runs, Keep.ALL)
+    assert num_checkpoints(plan) == 0
+    assert plan.estimate.step_s < planned(CHECKPOINTED, options=PlanOptions()).estimate.step_s
+    assert "no more memory would make it faster" in plan.choice.note and plan.choice.note in " ".join(
+        plan.explain(full=True).split()
+    )
+
+
+def test_a_model_without_layers_is_left_alone_and_told_so():
+    def loss_fn(params, batch, key):
+        return jnp.mean((jnp.tanh(batch["x"] @ params["up"]) @ params["down"] - batch["y"]) ** 2), {}
+
+    step = TrainStep(loss_fn, optax.sgd(1e-2))
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    state = jax.eval_shape(step.init, {"up": shape(WIDTH, HIDDEN), "down": shape(HIDDEN, WIDTH)})
+    plan = autoshard.plan(step, state, BATCH_SHAPES, cluster=CLUSTER, mesh={"data": 8}, options=SEARCH)
+    assert plan.equations == trace(step, (state, BATCH_SHAPES)).graph.equations
+    assert plan.choice is not None and plan.choice.variant.policy is None
+    assert any("no repeated layers were found" in warning for warning in plan.warnings)
+
+
+def test_a_plan_keeps_its_choice_in_its_file_and_tells_it(tight, tmp_path):
+    tight.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == tight and again.choice == tight.choice
+    again.check(STEP, (STATE, BATCH_SHAPES))
+    text = " ".join(tight.explain(full=True).split())
+    assert f"Chosen: {tight.choice}." in text
+    other = keeping_all((("data", 8),))
+    found = autoshard.diff(other, tight)
+    assert (found.a.remat, found.b.remat) == ("as written", str(tight.choice)) and str(tight.choice) in found.text(200)
+    assert autoshard.diff(tight, again).is_empty
+
+
+def test_only_the_step_that_was_planned_is_run(tight):
+    with pytest.raises(PlanMismatchError, match="Pass the TrainStep that was planned"):
+        tight.check(lambda state, batch: STEP(state, batch), (STATE, BATCH_SHAPES))
+
+
+def test_where_nothing_fits_the_error_tells_what_would_do():
+    with pytest.raises(MemoryBudgetError, match="GB per device"):
+        planned(share=0.05, options=PlanOptions(remat="search", least_memory_s=3.0))
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "more", "message"),
+    [
+        (lambda state, batch: STEP(state, batch), SEARCH, {}, "chosen for the loss of a TrainStep"),
+        (STEP, PlanOptions(remat="never"), {}, "received 'never'"),  # pyright: ignore[reportArgumentType]
+        (STEP, PlanOptions(micro_batches="many"), {}, "micro_batches='many'"),  # pyright: ignore[reportArgumentType]
+        (STEP, PlanOptions(micro_batches=3), {}, "must divide the batch; received one of 1024 examples"),
+        (STEP.in_parts((512, 512)), PlanOptions(micro_batches=2), {}, "leaves its micro-batches open"),
+        (lambda state, batch: STEP(state, batch), PlanOptions(micro_batches=2), {}, "the loss of a TrainStep"),
+        (STEP, SEARCH, {"solution": "solution.json"}, "a solution belongs to one"),
+        (STEP, SEARCH, {"stages": autoshard.StageOptions()}, "a step in stages chooses by itself"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(fn, options, more, message):
+    with pytest.raises(ConfigError, match=message):
+        planned(fn, options=options, **more)
+
+
+# ---- micro-batches
+
+
+@functools.cache
+def tight_with_micro_batches() -> Plan:
+    """As `tight`, with micro-batches among the forms."""
+    return planned(share=0.7, options=ALL_FORMS)
+
+
+def batch_of(seed=0):
+    rng = np.random.default_rng(seed)
+    return {k: rng.normal(size=(BATCH, WIDTH)).astype(np.float32) for k in "xy"}
+
+
+def check_equal(plan: Plan) -> None:
+    """Three steps of the plan are those of the step on one device."""
+    expected, found, run, own = init(), plan.init(init), plan.jit(STEP), jax.jit(STEP)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+    for seed in range(3):
+        expected, metrics = own(expected, batch_of(seed))
+        found, of_plan = run(found, batch_of(seed))
+        jax.tree.map(close, (found.params, found.opt_state, of_plan), (expected.params, expected.opt_state, metrics))
+
+
+def test_micro_batches_keep_everything_where_that_is_faster_than_recomputing():
+    """Of eight H100 under latency hiding: half of the residuals at a time fit; what each micro-batch reduces hides."""
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    state = jax.eval_shape(STEP.init, [{"up": shape(1024, 4096), "down": shape(4096, 1024)} for _ in range(LAYERS)])
+    batch = {k: shape(65536, 1024) for k in "xy"}
+    cluster = CLUSTER.with_name("h100x8.yaml")
+    plan_for = lambda budget, options: autoshard.plan(
+        STEP,
+        state,
+        batch,
+        cluster=cluster,
+        mesh={"data": 8},
+        donate_argnums=0,
+        memory_budget_bytes=budget,
+        options=options,
+    )
+    kept = plan_for(math.inf, AS_WRITTEN)
+    budget = 0.6 * (kept.estimate.reserved_bytes or 0)
+    plan, recomputed = plan_for(budget, ALL_FORMS), plan_for(budget, SEARCH)
+    assert plan.choice is not None and recomputed.choice is not None
+    steps = [c.step_s for c in plan.choice.candidates if c.step_s is not None]
+    assert plan.certificate.objective == min(steps) < recomputed.certificate.objective
+    assert plan.certificate.bound <= min(c.bound_s for c in plan.choice.candidates)
+    assert plan.estimate.peak_bytes <= budget and plan.choice.variant.parts == (32768, 32768)
+    flops = lambda p: sum(c.flops for c in p.estimate.compute if c.name == "dot_general")
+    assert flops(plan) == pytest.approx(flops(kept), rel=1e-6) and flops(recomputed) > 1.01 * flops(kept)
+
+
+def test_every_form_is_considered_with_micro_batches_and_the_fastest_is_taken(tight):
+    plan = tight_with_micro_batches()
+    assert plan.choice is not None
+    forms = [c.variant for c in plan.choice.candidates]
+    assert forms[:2] == ["all in all 6 layers", "all in all 6 layers, in 2 micro-batches"]
+    assert plan.certificate.objective == min(c.step_s for c in plan.choice.candidates if c.step_s is not None)
+    assert plan.certificate.objective <= tight.certificate.objective * 1.005
+    check_equal(plan)
+
+
+def test_a_number_of_micro_batches_is_obeyed():
+    plan = planned(options=PlanOptions(remat="as_written", micro_batches=4))
+    assert plan.choice is not None and plan.choice.variant.parts == (BATCH // 4,) * 4
+    assert plan.equations == trace(STEP.in_parts((BATCH // 4,) * 4), (STATE, BATCH_SHAPES), (0,)).graph.equations
+    check_equal(plan)
+
+
+@pytest.mark.parametrize("step", [STEP, CHECKPOINTED], ids=["plain", "checkpointed"])
+def test_where_nothing_is_asked_a_step_that_fits_is_planned_as_it_is_written(step):
+    """The plan is the very same, and none other is made."""
+    stages = []
+    plan = planned(step, options=PlanOptions(on_progress=lambda p: stages.append((p.stage, p.detail))))
+    asked = planned(step, options=AS_WRITTEN)
+    alike = lambda p: (p.shardings, p.arguments, p.equations, p.orders, p.estimate, p.certificate.objective)
+    assert alike(plan) == alike(asked) and plan.choice is asked.choice is None
+    assert [detail for stage, detail in stages if stage == "form"] == ["as written"]
+
+
+def test_where_nothing_is_asked_a_step_that_does_not_fit_gets_another_form():
+    """It did not fit as it is written; nor does it where that is asked for."""
+    share = {"share": 0.7}
+    plan = planned(options=PlanOptions(), **share)
+    assert plan.choice is not None and not plan.choice.variant.is_as_written
+    assert plan.choice.candidates[0].variant == "as written" and plan.choice.candidates[0].step_s is None
+    assert plan.certificate.objective <= tight_with_micro_batches().certificate.objective * 1.005
+    assert any("forbid it" in w for w in plan.warnings) == (plan.choice.variant.parts is not None)
+    recomputed = planned(options=PlanOptions(micro_batches="as_written"), **share)
+    assert recomputed.choice is not None and recomputed.choice.variant.parts is None
+    cut = planned(options=PlanOptions(remat="as_written"), **share)
+    assert cut.choice is not None and cut.choice.variant.policy is None and cut.choice.variant.parts is not None
+    with pytest.raises(MemoryBudgetError):
+        planned(options=dataclasses.replace(AS_WRITTEN, least_memory_s=0.0), **share)
+
+
+def test_a_model_with_state_of_its_own_is_not_cut_unless_asked():
+    """Running averages see micro-batches."""
+
+    def loss_fn(params, mutable, batch, key):
+        loss, aux = STEP.loss_fn(params, batch, key)
+        return loss, ({"mean": 0.9 * mutable["mean"] + 0.1 * batch["x"].mean()}, aux)
+
+    step = TrainStep(loss_fn, optax.adam(1e-3), has_mutable=True)
+    counts = lambda asked=None: space_of(step, BATCH_SHAPES, PlanOptions(micro_batches=asked)).counts
+    assert counts() == counts("as_written") == counts(1) == (None,)
+    assert counts(2) == (2,) and counts("search")[:3] == (None, 2, 4)
+
+
+def test_a_plan_of_micro_batches_survives_its_file_and_is_traced_once(tmp_path):
+    plan = planned(options=PlanOptions(micro_batches=2))
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == plan and again.choice == plan.choice
+    again.check(STEP, (STATE, BATCH_SHAPES))
+    assert "2 micro-batches" in " ".join(plan.explain(full=True).split())
+    assert plan.kept_trace is not None
+    assert check(plan, STEP, (STATE, BATCH_SHAPES)) is check(plan, STEP, (STATE, BATCH_SHAPES))
