@@ -8,7 +8,7 @@ than the others, with k halved in. The search ends where a plan is as fast as ke
 memory.
 
 Where nothing is asked of it (`PlanOptions`, None), the step is planned as it is written, and other forms are tried only
-where that does not fit, or where its certificate leaves room for what more memory could gain.
+where that does not fit, where it recomputes something, or where its certificate tells that more memory would gain.
 
 The proof: the bound of a plan is the least of all forms that were considered. A form whose bound shows that it cannot
 beat the best plan so far by more than the wanted gap is not solved to the end.
@@ -34,7 +34,7 @@ from autoshard.plans.question import axes_of, report
 from autoshard.plans.search import NO_MEMORY, Found, search, search_meshes
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
 from autoshard.remat.policy import RECOMPUTING, Keep, RematPolicy, first_layers, uniform
-from autoshard.remat.rewrite import Layers, layers_of
+from autoshard.remat.rewrite import Layers, has_checkpoints, layers_of
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Status
 from autoshard.trace.trace import KeptTrace
@@ -355,7 +355,8 @@ def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[list[_Attempt]
     is_only = len(space.counts) == 1 and not space.with_policies
     if is_only or not space.is_asked:
         as_written = tries.take(None, Keep.ALL, first)
-        if stop.requested or is_only or not as_written.needs_memory:
+        recomputes = space.with_policies and has_checkpoints(as_written.posed.question.traced.jaxpr)
+        if stop.requested or is_only or not (as_written.needs_memory or recomputes):
             return tries.all, ""
     forms = _Forms(task, space)
     if not (tries.all and forms.keeps_all_as_written):

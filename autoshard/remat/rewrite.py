@@ -87,7 +87,12 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
     closed = inlined(as_written, opens_checkpoints=True)
     runs = find_runs(closed.jaxpr)
     own = [e for r in runs for e in closed.jaxpr.eqns[r.start : r.stop]]
-    return Layers(runs, _any(as_written.jaxpr, is_checkpoint), any(_holds(e, _is_batched) for e in own))
+    return Layers(runs, has_checkpoints(as_written), any(_holds(e, _is_batched) for e in own))
+
+
+def has_checkpoints(program: jex.ClosedJaxpr) -> bool:
+    """Whether a program says itself what is recomputed, by `jax.checkpoint`."""
+    return _any(program.jaxpr, is_checkpoint)
 
 
 def opened(loss_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[jex.ClosedJaxpr, Any]:

@@ -125,7 +125,7 @@ def test_recomputing_costs_what_it_does_by_hand():
     runs = layers_of(STEP, STATE, BATCH_SHAPES).runs
     flops = []
     for keep in (Keep.ALL, Keep.INPUTS):
-        plan = planned(rematerialised(STEP, uniform(runs, keep)), options=PlanOptions(), pins=pins)
+        plan = planned(rematerialised(STEP, uniform(runs, keep)), options=AS_WRITTEN, pins=pins)
         flops.append(sum(c.flops for c in plan.estimate.compute if c.name == "dot_general"))
     assert flops[1] - flops[0] == LAYERS * 2 * BATCH * WIDTH * HIDDEN / 8
 
@@ -139,7 +139,7 @@ def test_as_written_leaves_the_program_untouched():
     plan = planned(options=AS_WRITTEN)
     assert plan.choice is None
     assert plan.equations == trace(STEP, (STATE, BATCH_SHAPES), (0,)).graph.equations
-    checkpointed = planned(CHECKPOINTED, options=PlanOptions())
+    checkpointed = planned(CHECKPOINTED, options=AS_WRITTEN)
     assert num_checkpoints(checkpointed) >= LAYERS
 
 
@@ -149,7 +149,7 @@ def test_enough_memory_ends_the_search_at_once_even_where_the_program_is_checkpo
     assert plan.choice is not None and len(plan.choice.candidates) == 1
     assert plan.choice.variant.policy == uniform(layers_of(STEP, STATE, BATCH_SHAPES).runs, Keep.ALL)
     assert num_checkpoints(plan) == 0
-    assert plan.estimate.step_s < planned(CHECKPOINTED, options=PlanOptions()).estimate.step_s
+    assert plan.estimate.step_s < planned(CHECKPOINTED, options=AS_WRITTEN).estimate.step_s
     assert "no more memory would make it faster" in plan.choice.note and plan.choice.note in " ".join(
         plan.explain(full=True).split()
     )
@@ -278,12 +278,19 @@ def test_a_number_of_micro_batches_is_obeyed():
     check_equal(plan)
 
 
-@pytest.mark.parametrize("step", [STEP, CHECKPOINTED], ids=["plain", "checkpointed"])
-def test_where_nothing_is_asked_a_step_that_fits_is_planned_as_it_is_written(step):
+def test_where_nothing_is_asked_what_a_step_recomputes_is_a_suggestion():
+    """Where there is memory enough nothing is computed again; `as_written` binds."""
+    plan = planned(CHECKPOINTED, options=PlanOptions())
+    assert plan.choice is not None and plan.choice.candidates[0].variant == "as written"
+    assert num_checkpoints(plan) == 0 and plan.choice.variant.parts is None
+    assert plan.estimate.step_s < planned(CHECKPOINTED, options=AS_WRITTEN).estimate.step_s
+
+
+def test_where_nothing_is_asked_a_step_that_fits_is_planned_as_it_is_written():
     """The plan is the very same, and none other is made."""
     stages = []
-    plan = planned(step, options=PlanOptions(on_progress=lambda p: stages.append((p.stage, p.detail))))
-    asked = planned(step, options=AS_WRITTEN)
+    plan = planned(options=PlanOptions(on_progress=lambda p: stages.append((p.stage, p.detail))))
+    asked = planned(options=AS_WRITTEN)
     alike = lambda p: (p.shardings, p.arguments, p.equations, p.orders, p.estimate, p.certificate.objective)
     assert alike(plan) == alike(asked) and plan.choice is asked.choice is None
     assert [detail for stage, detail in stages if stage == "form"] == ["as written"]
