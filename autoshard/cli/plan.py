@@ -71,6 +71,13 @@ def plan(
             help="Whether what layers recompute in the backward pass is chosen too, or stays as the model says.",
         ),
     ] = None,
+    micro_batches: Annotated[
+        str | None,
+        typer.Option(
+            metavar="search|as_written|N",
+            help="Whether the number of micro-batches is chosen too, stays as the configuration says, or is N.",
+        ),
+    ] = None,
     problem_only: Annotated[
         pathlib.Path | None,
         typer.Option(metavar="FILE", help="Only write the problem, for `autoshard solve` elsewhere; needs --mesh."),
@@ -99,7 +106,7 @@ def plan(
             overrides,
             devices=devices,
             **plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
-            **{"plan.check": check, "plan.remat": remat},
+            **{"plan.check": check, "plan.remat": remat, "plan.micro_batches": micro_batches},
         )
         is_elsewhere = settings.plan.check and settings.plan.cluster is not None  # no live device is compiled for
         use_cpu_devices(1 if is_elsewhere and settings.devices is None else settings.devices)

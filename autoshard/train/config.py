@@ -203,6 +203,8 @@ class PlanSection(_Section):
         check_meshes: with `check`, on GPUs: of how many of the best meshes plans are compiled; the fastest is taken.
         remat: what the layers of the model keep for their backward pass: `as_written`, or `search` for the fastest
             policy that fits the memory, of which the model's own `jax.checkpoint` is then one candidate.
+        micro_batches: in how many micro-batches a step runs its batch: `as_written`, as `optimizer.num_micro_batches`
+            says; a number; or `search` for what is fastest.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
         start: an earlier plan file, relative to the configuration file, from whose layouts the search starts; or null.
@@ -221,6 +223,7 @@ class PlanSection(_Section):
     check: bool = False
     check_meshes: PositiveInt = 1
     remat: Literal["as_written", "search"] = "as_written"
+    micro_batches: PositiveInt | Literal["as_written", "search"] = "as_written"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None
     lookups: LookupsSection = Field(default_factory=LookupsSection)

@@ -202,6 +202,7 @@ def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] 
         compile_check=section.check,
         compile_check_meshes=section.check_meshes,
         remat=section.remat,
+        micro_batches=section.micro_batches,
         lookups=_lookups(section.lookups),
         on_progress=on_progress,
     )

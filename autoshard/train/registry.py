@@ -257,7 +257,8 @@ def whole_functions(config: TrainConfig) -> TrainFunctions:
     functions = functions._replace(evaluate=TracedOnce(functions.evaluate))
     if config.stragglers.shares_batch:
         return functions._replace(step=uneven_step(config, _step_with_open_loss(config)))
-    if config.plan.remat == "search" or config.plan.annotations or config.execution.mode is not None:
+    is_open = config.plan.remat == "search" or config.plan.micro_batches != "as_written"
+    if is_open or config.plan.annotations or config.execution.mode is not None:
         return functions._replace(step=_step_with_open_loss(config))
     return functions._replace(step=TracedOnce(functions.step))
 
@@ -288,8 +289,9 @@ def _step_with_open_loss(config: TrainConfig) -> TrainStep:
     section = config.optimizer
     if section.num_micro_batches != 1:
         raise ConfigError(
-            "optimizer.num_micro_batches: plan.remat `search`, plan.annotations, execution.mode and stragglers.parts "
-            f"are for a batch in one part; received {section.num_micro_batches}. Leave it out, or them."
+            "optimizer.num_micro_batches: plan.remat `search`, plan.micro_batches, plan.annotations, execution.mode "
+            f"and stragglers.parts are for a batch in one part; received {section.num_micro_batches}. Leave it out, or "
+            "them."
         )
     objective = objective_of(model_config(config.model))
 

@@ -1,0 +1,234 @@
+"""Recomputation and micro-batches chosen with the shardings: what they gain, and whether the compiler confirms it.
+
+    python benchmarks/step_forms.py gains                            # every case; those that are there are kept
+    python benchmarks/step_forms.py gains --config gpt_6.7b --device-gb 40
+    python benchmarks/step_forms.py verify --model gpt,llama         # needs the extra `verify-gpu`, no GPU
+
+`gains`: full-size configurations on 64 H100, of whose memory devices have 40 or 80 GB (a tenth is left free). The plan
+with its form searched is compared with every strategy written by hand, each with the best of three policies for all
+layers: nothing recomputed, products with weights kept (`dots_with_no_batch_dims_saveable`), and only inputs of layers
+kept. All of them are predictions of one cost model. A batch is one that a trainer could choose: --examples for each
+device. `verify`: small models of verify_matrix.py on eight H100, data=2, tensor=4, with 100, 60 and 40 % of the memory
+that the plan takes that keeps everything; compiled ahead of time as `Plan.jit` does by default, least memory first.
+
+One JSON line a case goes to benchmarks/results/step-forms.jsonl, the tables to step-forms.md.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import autoshard
+from autoshard import PlanOptions, baselines
+from autoshard.cluster import Cluster
+from autoshard.errors import AutoshardError, MemoryBudgetError
+from autoshard.plans.step_variant import StepVariant
+from autoshard.remat.policy import Keep, uniform
+from autoshard.remat.rewrite import layers_of
+from autoshard.train.config import load_config
+from autoshard.train.planning import arguments
+from autoshard.train.registry import train_functions
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+CONFIGS = ROOT / "configs"
+GAINS = ("gpt_6.7b", "gpt_13b", "llama_8b", "encoder_large", "encoder_decoder_3b", "vit_h14")
+DEVICE_GB = (40.0, 80.0)
+POLICIES = {"nothing recomputed": Keep.ALL, "dots kept": Keep.WEIGHT_PRODUCTS, "all recomputed": Keep.INPUTS}
+VERIFIED = ("gpt", "llama", "encoder", "vit")
+SHARES = (1.0, 0.6, 0.4)
+MESH = {"data": 2, "tensor": 4}
+OPTIONS = PlanOptions(remat="search", micro_batches="search", cache=False, least_memory_s=0.0)
+WRITTEN = dataclasses.replace(OPTIONS, remat="as_written", micro_batches="as_written")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One case.
+
+    Attributes:
+      part: `gains` or `verify`. case: Its configuration or model, and the memory. form: What was chosen.
+      step_s, gap: Of the plan; 0.0 where nothing fits. kept_s: Of the best plan as written by the policy `all`, or 0.0.
+      by_hand, by_hand_s: The best strategy with its policy, and its step; empty and 0.0 where none fits.
+      predicted_bytes, compiled_bytes: Of the peak. budget_bytes: What was allowed. seconds: What it took.
+    """
+
+    part: str
+    case: str
+    form: str
+    step_s: float = 0.0
+    gap: float = 0.0
+    by_hand: str = ""
+    by_hand_s: float = 0.0
+    predicted_bytes: float = 0.0
+    compiled_bytes: float = 0.0
+    budget_bytes: float = 0.0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+def loaded(config: str, overrides: Sequence[str] = ()) -> tuple[Any, tuple[Any, ...]]:
+    """The step of a configuration as a `TrainStep`, and its arguments by shape."""
+    settings = load_config(CONFIGS / f"{config}.yaml", [*overrides, "plan.remat=search"])
+    functions = train_functions(settings)
+    return functions.step, arguments(settings, functions)
+
+
+def gains(config: str, device_gb: float, examples: int) -> Row:
+    """The plan with its form searched beside the best strategy with its best policy."""
+    began = time.perf_counter()
+    cluster = Cluster.from_file(CONFIGS / "clusters" / "h100x64.yaml")
+    step, args = loaded(config, [f"data.batch_size={examples * 64}", "optimizer.num_micro_batches=1"])
+    budget_bytes, case = 0.9 * device_gb * 1e9, f"{config}, {device_gb:g} GB"
+    hand, name = math.inf, ""
+    runs = layers_of(step, *args).runs
+    for policy, keep in POLICIES.items():
+        written = StepVariant(uniform(runs, keep)).of(step)
+        subject = baselines.prepare_subject(
+            written, *args, cluster=cluster, donate_argnums=0, memory_budget_bytes=budget_bytes
+        )
+        for strategy in baselines.suited(subject):
+            found = baselines.try_baseline(strategy, subject, options=WRITTEN)
+            if found.plan is not None and found.fits and found.plan.estimate.step_s < hand:
+                hand, name = found.plan.estimate.step_s, f"{strategy.name}, {policy}"
+    by_hand = dict(by_hand=name, by_hand_s=0.0 if math.isinf(hand) else hand, budget_bytes=budget_bytes)
+    try:
+        plan = autoshard.plan(
+            step, *args, cluster=cluster, donate_argnums=0, memory_budget_bytes=budget_bytes, options=OPTIONS
+        )
+    except MemoryBudgetError as error:
+        return Row("gains", case, "none", reason=str(error)[:200], seconds=time.perf_counter() - began, **by_hand)
+    return Row(
+        "gains",
+        case,
+        f"{plan.choice}; {mesh_text(plan.axes)}",
+        step_s=plan.estimate.step_s,
+        gap=plan.certificate.gap,
+        predicted_bytes=plan.estimate.peak_bytes,
+        seconds=round(time.perf_counter() - began, 1),
+        **by_hand,
+    )
+
+
+def verified(name: str) -> Iterable[Row]:
+    """Plans under less and less memory, compiled."""
+    from verify_matrix import COMPILER_OPTIONS, H100, MODELS, compile_step, gpu_devices
+
+    model = MODELS[name]
+    step, args = loaded(model.config, model.overrides)
+    request = {"cluster": CONFIGS / "clusters" / "h100x8.yaml", "mesh": MESH, "donate_argnums": 0}
+    kept = autoshard.plan(
+        StepVariant(uniform(layers_of(step, *args).runs, Keep.ALL)).of(step),
+        *args,
+        memory_budget_bytes=math.inf,
+        options=WRITTEN,
+        **request,
+    )
+    for share in SHARES:
+        began = time.perf_counter()
+        budget_bytes = share * (kept.estimate.reserved_bytes or kept.estimate.peak_bytes)
+        case = f"{name}, {share:.0%}"
+        try:
+            plan = autoshard.plan(step, *args, memory_budget_bytes=budget_bytes, options=OPTIONS, **request)
+            compiled = compile_step(plan, plan.choice.variant.of(step), args, gpu_devices(H100, 8, 8), COMPILER_OPTIONS)
+        except (AutoshardError, RuntimeError) as error:
+            yield Row("verify", case, "none", budget_bytes=budget_bytes, reason=str(error)[:200])
+            continue
+        yield Row(
+            "verify",
+            case,
+            str(plan.choice),
+            step_s=plan.estimate.step_s,
+            gap=plan.certificate.gap,
+            predicted_bytes=plan.estimate.peak_bytes,
+            compiled_bytes=compiled.memory.peak_bytes,
+            budget_bytes=budget_bytes,
+            seconds=round(time.perf_counter() - began, 1),
+        )
+
+
+def mesh_text(axes: Sequence[tuple[str, int]]) -> str:
+    """A mesh in one word for each axis."""
+    return " x ".join(f"{name}={size}" for name, size in axes)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as Markdown."""
+    lines = ["# The form of a step: recomputation and micro-batches\n"]
+    won = [r for r in rows if r.part == "gains"]
+    if won:
+        lines += [
+            "`python benchmarks/step_forms.py gains`: 64 H100 with less or all of their memory, all meshes of up to "
+            "two axes. Gain: the best strategy by hand, with its best policy for all layers, over the plan.\n",
+            "| case | by hand | its step | plan | its step | gap | gain | seconds |",
+            "| --- " * 8 + "|",
+        ]
+    ratios = []
+    for r in won:
+        ratio = r.by_hand_s / r.step_s if r.step_s and r.by_hand_s else None
+        ratios += [ratio] if ratio else []
+        gain = f"{ratio:.3f}" if ratio else r.reason[:60] or "none fits by hand"
+        cells = [r.case, r.by_hand or "none fits", f"{r.by_hand_s:.4g} s", r.form, f"{r.step_s:.4g} s", f"{r.gap:.2%}"]
+        lines.append("| " + " | ".join([*cells, gain, f"{r.seconds:.0f}"]) + " |")
+    if ratios:
+        lines.append(f"\nGeometric mean of the gains: {statistics.geometric_mean(ratios):.3f}, of {len(ratios)}.\n")
+    checked = [r for r in rows if r.part == "verify"]
+    if checked:
+        lines += [
+            "`python benchmarks/step_forms.py verify`: eight H100, data=2, tensor=4; peaks in GB of one device.\n",
+            "| case | budget | form | step | predicted | compiled | ratio |",
+            "| --- " * 7 + "|",
+        ]
+    for r in checked:
+        ratio = f"{r.predicted_bytes / r.compiled_bytes:.3f}" if r.compiled_bytes else r.reason[:80]
+        cells = [r.case, f"{r.budget_bytes / 1e9:.2f}", r.form, f"{r.step_s * 1e3:.2f} ms"]
+        cells += [f"{r.predicted_bytes / 1e9:.2f}", f"{r.compiled_bytes / 1e9:.2f}", ratio]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Runs what is asked for, and writes the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["gains", "verify", "table"])
+    parser.add_argument("--config", default=",".join(GAINS))
+    parser.add_argument("--device-gb", default=",".join(map(str, DEVICE_GB)))
+    parser.add_argument("--examples", type=int, default=16, help="for each device")
+    parser.add_argument("--model", default=",".join(VERIFIED))
+    arguments_ = parser.parse_args()
+    file = RESULTS / "step-forms.jsonl"
+    rows = (
+        {(r.part, r.case): r for r in (Row(**json.loads(l)) for l in file.read_text().splitlines())}
+        if file.exists()
+        else {}
+    )
+
+    def keep(row: Row) -> None:
+        rows[row.part, row.case] = row
+        print(row, flush=True)
+        file.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rows.values()))
+        file.with_suffix(".md").write_text(table(list(rows.values())))
+
+    if arguments_.part == "gains":
+        for config in arguments_.config.split(","):
+            for device_gb in map(float, arguments_.device_gb.split(",")):
+                if ("gains", f"{config}, {device_gb:g} GB") not in rows:
+                    keep(gains(config, device_gb, arguments_.examples))
+    if arguments_.part == "verify":
+        for name in arguments_.model.split(","):
+            for row in verified(name):
+                keep(row)
+    file.with_suffix(".md").write_text(table(list(rows.values())))
+
+
+if __name__ == "__main__":
+    main()
