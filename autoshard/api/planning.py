@@ -168,7 +168,7 @@ def _space(
     """
     is_step = isinstance(fn, TrainStep) and len(args) == 2
     if is_step and not is_staged:
-        space = space_of(fn, args[1], options)
+        space = space_of(fn, args[0], args[1], options)
         is_open = space.with_policies or space.counts != (None,)
         return space if is_open and (space.is_asked or solution is None) else None
     asked = [

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
+import jax
 from jax.sharding import PartitionSpec
 
 from autoshard.cluster import Cluster, LogicalMesh
@@ -47,8 +48,8 @@ WORTH = 0.02
 """Where nothing is asked for, other forms are tried if twice the memory could shorten the step by more than this share,
 as the price of memory tells."""
 
-MOST_COUNTS = 3
-"""With how many numbers of micro-batches policies are tried."""
+MOST_COUNTS, MOST_UNFIT = 3, 6
+"""With how many numbers of micro-batches policies are tried; and with how many keeping everything is, if in vain."""
 
 Make = Callable[[Posed], ProgramPlan]
 
@@ -68,8 +69,8 @@ class Space:
     is_asked: bool
 
 
-def space_of(step: TrainStep, batch: Any, options: PlanOptions) -> Space:
-    """The forms that `options` allow of a step for a batch.
+def space_of(step: TrainStep, state: Any, batch: Any, options: PlanOptions) -> Space:
+    """The forms that `options` allow of a step, for a state and a batch.
 
     Raises:
       ConfigError: They ask for micro-batches that the step or the batch cannot be run in.
@@ -94,8 +95,10 @@ def space_of(step: TrainStep, batch: Any, options: PlanOptions) -> Space:
         if size % asked:
             raise ConfigError(f"{what} must divide the batch; received one of {size} examples. Choose a divisor.")
         counts = (asked,)
-    elif asked == "search" or (asked is None and step.parts is None and not step.has_mutable):
-        counts = _halved(batch_size(batch) if asked == "search" else _examples(batch))
+    elif asked == "search":
+        counts = _halved(batch_size(batch))
+    elif asked is None and step.parts is None and not jax.tree.leaves(getattr(state, "mutable", None)):
+        counts = _halved(_examples(batch))
     is_asked = options.remat == "search" or asked not in (None, "as_written")
     return Space(options.remat != "as_written", counts, is_asked)
 
@@ -158,11 +161,6 @@ class _Attempt:
             return True
         price, budget_bytes = self.found.winner[1].certificate.capacity_price, self.posed.question.budget_bytes
         return price is not None and price.per_unit > 0 and price.per_unit * budget_bytes > WORTH * self.cost_s
-
-    @property
-    def is_ruled_out(self) -> bool:
-        """Whether its bound shows that it cannot win."""
-        return self.plan is None and any(c.verdict != NO_MEMORY for c in self.found.candidates)
 
     @property
     def candidate(self) -> VariantCandidate:
@@ -435,13 +433,15 @@ def _until_all_is_kept(tries: _Tries, space: Space, forms: _Forms) -> list[int |
         if tries.is_over:
             break
         own = tries.take(forms.policy(Keep.ALL, count), Keep.ALL, count)
-        if own.is_ruled_out or (is_fitting and own is not tries.best):
+        if is_fitting and own is not tries.best:
             break
         is_fitting = is_fitting or own.is_fit
         if is_fitting and not own.needs_memory:
             break
         if not is_fitting:
             counts.append(count)
+            if len(counts) > MOST_UNFIT:
+                break
     return counts[::-1][:MOST_COUNTS]
 
 

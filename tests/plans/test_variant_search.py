@@ -320,7 +320,9 @@ def test_a_model_with_state_of_its_own_is_not_cut_unless_asked():
         return loss, ({"mean": 0.9 * mutable["mean"] + 0.1 * batch["x"].mean()}, aux)
 
     step = TrainStep(loss_fn, optax.adam(1e-3), has_mutable=True)
-    counts = lambda asked=None: space_of(step, BATCH_SHAPES, PlanOptions(micro_batches=asked)).counts
+    state = STATE.replace(mutable={"mean": jax.ShapeDtypeStruct((), jnp.float32)})
+    assert space_of(step, STATE, BATCH_SHAPES, PlanOptions()).counts[:3] == (None, 2, 4)
+    counts = lambda asked=None: space_of(step, state, BATCH_SHAPES, PlanOptions(micro_batches=asked)).counts
     assert counts() == counts("as_written") == counts(1) == (None,)
     assert counts(2) == (2,) and counts("search")[:3] == (None, 2, 4)
 
