@@ -46,7 +46,7 @@ MOST_MIXTURES, FINEST = 8, 16
 
 WORTH = 0.02
 """Where nothing is asked for, other forms are tried if twice the memory could shorten the step by more than this share,
-as the price of memory tells."""
+as the price of memory tells; and no more of them once memory without limit could not shorten it by more."""
 
 MOST_COUNTS, MOST_UNFIT = 3, 6
 """With how many numbers of micro-batches policies are tried; and with how many keeping everything is, if in vain."""
@@ -320,15 +320,17 @@ class _Tries:
 
     task: _Task
     stop: StopRequest
+    enough: float  # a plan is good enough that could be faster by this share at most
     all: list[_Attempt] = dataclasses.field(default_factory=list)
     best: _Attempt | None = None
     reach_s: float | None = None  # with everything kept, in memory without limit
 
     @property
     def is_settled(self) -> bool:
-        """Whether no form that comes into question can be faster by more than the wanted gap."""
-        is_known = self.best is not None and self.reach_s is not None
-        return is_known and self.best.cost_s * (1 - self.task.options.relative_gap) <= self.reach_s
+        """Whether no form that comes into question can be faster by more than what is worth a search."""
+        if self.best is None or self.reach_s is None:
+            return False
+        return self.best.cost_s * (1 - self.enough) <= self.reach_s
 
     @property
     def is_over(self) -> bool:
@@ -348,7 +350,8 @@ class _Tries:
 
 def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[list[_Attempt], str]:
     """All that was tried, and why no more was."""
-    tries = _Tries(task, stop)
+    gap = task.options.relative_gap
+    tries = _Tries(task, stop, gap if space.is_asked else max(gap, WORTH))
     first = space.counts[0]
     is_only = len(space.counts) == 1 and not space.with_policies
     if is_only or not space.is_asked:
