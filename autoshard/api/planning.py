@@ -166,8 +166,7 @@ def _space(
     Raises:
       ConfigError: A search is asked for where there can be none, or an option is none.
     """
-    is_step = isinstance(fn, TrainStep) and len(args) == 2
-    if is_step and not is_staged:
+    if isinstance(fn, TrainStep) and len(args) == 2 and not is_staged:
         space = space_of(fn, args[0], args[1], options)
         is_open = space.with_policies or space.counts != (None,)
         return space if is_open and (space.is_asked or solution is None) else None
@@ -178,7 +177,7 @@ def _space(
     ]
     if not asked:
         return None
-    if not is_step:
+    if not (isinstance(fn, TrainStep) and len(args) == 2):
         received = getattr(fn, "__name__", type(fn).__name__)
         raise ConfigError(
             f"{', '.join(asked)}: what layers recompute and micro-batches are chosen for the loss of a TrainStep, "
