@@ -110,7 +110,7 @@ def plan(
         )
         is_elsewhere = settings.plan.check and settings.plan.cluster is not None  # no live device is compiled for
         use_cpu_devices(1 if is_elsewhere and settings.devices is None else settings.devices)
-        from autoshard.train.planning import make_plan_visibly, write_config_problem
+        from autoshard.train.planning import make_plan_to_keep_visibly, write_config_problem
         from autoshard.train.registry import train_functions
 
         functions, console = train_functions(settings), rich.console.Console(stderr=True)
@@ -118,7 +118,7 @@ def plan(
             write_config_problem(settings, functions, problem_only, console)
             console.print(f"Solve it with: autoshard solve {problem_only} --out solution.json", soft_wrap=True)
             return
-        made = make_plan_visibly(settings, functions, console, solution)
+        made = make_plan_to_keep_visibly(settings, functions, console, solution)
         typer.echo(made)
         if slow is not None:
             from autoshard.train.slow_devices import forecasts_of

@@ -14,7 +14,8 @@ EPILOG = (
     "    autoshard report plan.json --beside compared.json --beside verified.json --out report.html\n\n"
     "The page is one file that needs no network: memory and work over the step with what is alive at the cursor and "
     "its line of code, the model as a tree, collectives and the tensors that cause them, links and their bytes, what "
-    "was considered, the price of memory; of a run loss, throughput, goodput and events. compared.json is what "
+    "was considered, the price of memory; of tables in host memory their places and batches over time; of a run "
+    "loss, throughput, goodput and events. compared.json is what "
     "`autoshard compare --json` writes, verified.json what `autoshard verify --json` does; plans of the same program "
     "with other budgets (--budget-gb) make the price of memory a curve."
 )

@@ -57,7 +57,7 @@ class HostPlanner:
                 "All tables fit the devices where the state is donated and hardly more is needed. Pass "
                 "donate_argnums=0, or choose by hand which tables are in host memory: autoshard.HostTables."
             )
-        return self._planned(placed, None)
+        return self._planned(placed, math.inf)
 
     def where_faster(self, on_devices: Plan) -> Plan | HostTablesPlan:
         """The plan whose step is predicted to be shorter by the gain that is asked for, or the one on devices, which
@@ -119,7 +119,7 @@ class HostPlanner:
             memory_budget_bytes=self.memory_budget_bytes,
         )
 
-    def _planned(self, placed: TablePlacement, on_devices_s: float | None) -> HostTablesPlan:
+    def _planned(self, placed: TablePlacement, on_devices_s: float) -> HostTablesPlan:
         """The plan of the step over rows, with tables where they were placed."""
         part = HostPart.of(placed)
         assert part is not None

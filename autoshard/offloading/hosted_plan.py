@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
@@ -44,7 +45,8 @@ class HostTablesPlan(BasePlan):
       over_rows: The plan of the step over the rows of a batch.
       update: What running on the rows of a batch means for those that it does not read, for people.
       lazy: Whether these may stay as they are where whole tables would change them.
-      on_devices_s: Predicted time of a step with all tables on the devices; None where it does not fit them.
+      on_devices_s: Predicted time of a step with all tables on the devices; infinite where it does not fit them, None
+        where that was not asked.
       shapes: State and batch by shape; None in a plan read from a file.
     """
 
@@ -220,6 +222,8 @@ class HostTablesPlan(BasePlan):
         own = self.predicted
         told = f"With the step over rows as planned: {seconds(own.step_s)} a step; busiest: the {own.stages.busiest}."
         if self.on_devices_s is None:
+            return told
+        if math.isinf(self.on_devices_s):
             return f"{told} With all tables on the devices it does not fit them."
         ratio = self.on_devices_s / own.step_s
         return f"{told} With all tables on the devices: {seconds(self.on_devices_s)}, {ratio:.2f} times as long."

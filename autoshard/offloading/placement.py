@@ -7,8 +7,23 @@ from autoshard.host_tables.options import Execution
 from autoshard.offloading.choices import Choice, choices_of
 from autoshard.offloading.compare import Compared, compared, elsewhere
 from autoshard.offloading.search import Found, Outcome, SearchOptions, search
-from autoshard.offloading.situation import Situation
+from autoshard.offloading.situation import Situation, TableUse
 from autoshard.printing import TextConsole, amount, seconds, table
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlacedTable:
+    """A table and its place.
+
+    Attributes:
+      use: The table. choice: Its place, with what that takes.
+      place: The same for people. elsewhere: What moving it from host memory, or there, would do, for people.
+    """
+
+    use: TableUse
+    choice: Choice
+    place: str
+    elsewhere: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +89,12 @@ class TablePlacement:
     def outline(self) -> str:
         """What was decided and predicted, in a few lines."""
         return _outline(self)
+
+    @property
+    def tables(self) -> tuple["PlacedTable", ...]:
+        """Which table lives where, and why, the largest first."""
+        sizes = [t.size_bytes for t in self.situation.tables]
+        return tuple(_placed(self, number) for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]))
 
     @property
     def tables_text(self) -> str:
@@ -173,24 +194,23 @@ def _ids(placement: TablePlacement) -> str:
 
 
 def _tables(placement: TablePlacement):
-    s, best = placement.situation, placement.best
     made = table(
         "Tables, the largest first",
         (("table", "left"), ("rows", "right"), ("size", "right"), ("ids a step", "right"), ("lives in", "left"),
          ("elsewhere", "left")),
     )  # fmt: skip
-    order = sorted(range(len(s.tables)), key=lambda n: -s.tables[n].size_bytes)
-    for number in order:
-        own, choice = s.tables[number], best.choices[number]
+    for one in placement.tables:
+        own = one.use
         made.add_row(
-            own.path, f"{own.num_rows:,}", amount(own.size_bytes), f"{own.num_ids:,}", _place(choice),
-            _why(placement, number),
+            own.path, f"{own.num_rows:,}", amount(own.size_bytes), f"{own.num_ids:,}", one.place, one.elsewhere
         )  # fmt: skip
     return made
 
 
-def _place(choice: Choice) -> str:
-    return choice.place.value + (f" ({choice.hot_rows:,} rows)" if choice.hot_rows else "")
+def _placed(placement: TablePlacement, number: int) -> PlacedTable:
+    use, choice = placement.situation.tables[number], placement.best.choices[number]
+    place = choice.place.value + (f" ({choice.hot_rows:,} rows)" if choice.hot_rows else "")
+    return PlacedTable(use, choice, place, _why(placement, number))
 
 
 def _why(placement: TablePlacement, number: int) -> str:

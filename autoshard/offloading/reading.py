@@ -9,8 +9,11 @@ from autoshard.offloading.files import hosted_of_document
 from autoshard.offloading.hosted_plan import HostTablesPlan
 from autoshard.plans.files import HOST_TABLES_FORMAT
 
+AnyPlan = Plan | StagedPlan | HostTablesPlan
+"""A plan of any kind."""
 
-def load(path: str | os.PathLike[str]) -> Plan | StagedPlan | HostTablesPlan:
+
+def load(path: str | os.PathLike[str]) -> AnyPlan:
     """Reads a plan that `save` wrote: of one program, in stages, or with tables in host memory.
 
     Raises:

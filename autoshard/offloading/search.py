@@ -45,6 +45,8 @@ from autoshard.host_tables.options import Execution, Mode
 from autoshard.offloading.choices import Choice, Loads, Place, choices_of, exchange_fixed_s
 from autoshard.offloading.situation import Situation
 
+STAGE_NAMES = ("host", "network", "link down", "accelerator", "link up")
+"""In the order in which a batch goes through them."""
 _WORK_WEIGHT = 1e-3
 _RELATIVE_GAP = 1e-4
 _TIME_LIMIT_S = 20.0
@@ -101,8 +103,7 @@ class Stages:
     @property
     def busiest(self) -> str:
         """The stage that takes longest."""
-        names = ("host", "network", "link down", "accelerator", "link up")
-        return names[int(np.argmax(self.all_s))]
+        return STAGE_NAMES[int(np.argmax(self.all_s))]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
     if isinstance(raw, dict) and raw.get("format") == HOST_TABLES_FORMAT:
         raise FileFormatError(
             f"`{path}` is a plan with tables in host memory, and what was asked for takes plans on devices only. "
-            "`autoshard explain` takes it; in code, `autoshard.load` reads it."
+            "`autoshard explain`, `report` and `verify` take it; in code, `autoshard.load` reads it."
         )
     if not isinstance(raw, dict) or raw.get("format") != "autoshard-plan":
         raise FileFormatError(

@@ -23,7 +23,7 @@ def overview_parts(plan: ProgramPlan) -> tuple[Part, ...]:
         ("mesh", ", ".join(f"{a}={n}" for a, n in plan.axes), f"{plan.num_devices} x {plan.device}"),
     )
     peak = f"The peak of memory is at {e.peak_at}. " if e.peak_at else ""
-    return Figures(cards), Paragraph(f"{peak}Figures of the hardware: {plan.figures}."), *_warnings(plan.warnings)
+    return Figures(cards), Paragraph(f"{peak}Figures of the hardware: {plan.figures}."), *warning_parts(plan.warnings)
 
 
 def staged_overview_parts(plan: PipelinePlan) -> tuple[Part, ...]:
@@ -44,8 +44,9 @@ def staged_overview_parts(plan: PipelinePlan) -> tuple[Part, ...]:
             ", ".join(f"{s.num_devices} x {s.device}" for s in plan.slices),
         ),
     )
-    return Figures(cards), *_warnings(plan.warnings)
+    return Figures(cards), *warning_parts(plan.warnings)
 
 
-def _warnings(warnings: tuple[str, ...]) -> tuple[Part, ...]:
+def warning_parts(warnings: tuple[str, ...]) -> tuple[Part, ...]:
+    """What the reader should act on."""
     return tuple(Paragraph(text, is_warning=True) for text in warnings)

@@ -12,18 +12,21 @@ from bokeh.resources import Resources
 
 from autoshard import __version__
 from autoshard.api.staged import StagedPlan
+from autoshard.offloading.hosted_plan import HostTablesPlan
+from autoshard.offloading.reading import AnyPlan
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.report.compared_view import compared_parts, compared_subtitle
 from autoshard.report.comparison_file import ComparisonFile, StagedComparisonFile
 from autoshard.report.compiled_view import confirmation_parts, verification_parts
 from autoshard.report.considered_view import considered_in_stages, considered_parts
 from autoshard.report.hardware_view import hardware_parts
+from autoshard.report.host_tables_view import hosted_overview_parts, pace_parts, table_parts
 from autoshard.report.memory_price import memory_price_parts
 from autoshard.report.overview import overview_parts, staged_overview_parts
 from autoshard.report.parts import Figure, Page, Panel, Program, Section
 from autoshard.report.pipeline_view import pipeline_parts
 from autoshard.report.program_view import program_view
-from autoshard.report.reading import AnyPlan, Named
+from autoshard.report.reading import Named
 from autoshard.report.run_view import RunRecord, run_sections
 from autoshard.report.step_figure import step_figure
 from autoshard.verify.report import Report
@@ -77,6 +80,8 @@ def _plan_subtitle(plan: AnyPlan) -> str:
         return f"Plan in stages for cluster {plan.cluster}: " + ", ".join(
             f"{s.num_devices} x {s.device}" for s in plan.slices
         )
+    if isinstance(plan, HostTablesPlan):
+        return f"Plan with tables in host memory for cluster {plan.cluster}: {plan.over_rows.logical_mesh}"
     return f"Plan {plan.name} for cluster {plan.cluster}: {plan.logical_mesh}"
 
 
@@ -88,6 +93,14 @@ def _of_plan(plan: AnyPlan, others: Sequence[tuple[str, ProgramPlan]]) -> list[S
         sections.append(Section("pipelines", "Pipelines", lead, pipeline_parts(plan)))
         lead = "Other arrangements that the search looked at."
         sections.append(Section("forms-considered", "Forms of the step", lead, considered_in_stages(plan)))
+    elif isinstance(plan, HostTablesPlan):
+        sections.append(Section("overview", "Overview", "", hosted_overview_parts(plan)))
+        lead = "Which table lives where, what it would cost elsewhere, and what fills the memory of each level."
+        sections.append(Section("tables", "Tables", lead, table_parts(plan)))
+        lead = "When a batch is looked up, computed and written back, as predicted, and what else was considered."
+        sections.append(Section("pace", "How batches follow each other", lead, pace_parts(plan)))
+        lead = "The program that the accelerators run, over the rows of a batch."
+        sections.append(Section("over-rows", "The step over rows", lead, overview_parts(plan.over_rows)))
     else:
         sections.append(Section("overview", "Overview", "", overview_parts(plan)))
     sections.append(Section("step", "A step over time", _STEP_LEAD, (Panel("step"),)))

@@ -1,13 +1,11 @@
-"""What a path stands for: a plan of either kind, a comparison, a verification, or the folder of a run."""
+"""What a path stands for: a plan of any kind, a comparison, a verification, or the folder of a run."""
 
 import dataclasses
 import pathlib
 
-from autoshard.api.program import Plan
-from autoshard.api.reading import load
-from autoshard.api.staged import StagedPlan
 from autoshard.errors import FileFormatError
 from autoshard.files import read_json
+from autoshard.offloading.reading import AnyPlan, load
 from autoshard.report.comparison_file import (
     PROGRAM_FORMAT,
     STAGED_FORMAT,
@@ -18,7 +16,6 @@ from autoshard.report.comparison_file import (
 from autoshard.report.run_view import RunRecord, read_run
 from autoshard.verify.report import Report
 
-AnyPlan = Plan | StagedPlan
 Material = AnyPlan | ComparisonFile | StagedComparisonFile | Report | RunRecord
 """What a page can be about."""
 

@@ -18,7 +18,7 @@ def write_report(
     """Writes one HTML page that needs no network.
 
     Args:
-      subject: A plan of either kind, or the path of one; of what `autoshard compare --json` or `autoshard verify
+      subject: A plan of any kind, or the path of one; of what `autoshard compare --json` or `autoshard verify
         --json` wrote; or of the output folder of a run.
       out: The page, a file that ends in `.html`. It appears whole or not at all.
       beside: More to show on it: comparisons and verifications of the plan, and plans of the same program with other

@@ -5,6 +5,7 @@ over, and all rows are with the workers then.
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -17,7 +18,7 @@ import jax
 import rich.console
 from autoshard_models.train_step import TrainFunctions
 
-from autoshard.api import Plan
+from autoshard.api import BasePlan, Plan
 from autoshard.checkpoints.agreement import from_first
 from autoshard.elastic.decisions import is_first
 from autoshard.elastic.worker import Worker
@@ -28,6 +29,7 @@ from autoshard.host_tables.hosted import HostTables
 from autoshard.host_tables.pipeline import Stepped
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.offloading.host_part import HostPart
+from autoshard.offloading.hosted_plan import HostTablesPlan
 from autoshard.train.config import TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluation_of
@@ -78,13 +80,22 @@ def train_on_host(
         assert isinstance(held.plan, Plan)
         say(str(held.plan).partition("\n\n")[0])
         if is_first():
-            held.plan.save(folder / "plan.json")
+            _kept(config, part, held).save(folder / "plan.json")
             write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
         if first_step:
             say(f"Resumed from the checkpoint of step {held.restore(folder / 'checkpoints')}.")
         work = step_work(functions, data, held.plan, config.data.batch_size)
         with Reports(section, folder if is_first() else None, console, first_step) as reports:
             return _Loop(config, functions, data, held, reports, work, folder, worker).take_steps(first_step)
+
+
+def _kept(config: TrainConfig, part: HostPart, held: HostTables) -> BasePlan:
+    """The plan as it is kept: with the configuration, and with the decision about tables where there was one."""
+    assert isinstance(held.plan, Plan)
+    over_rows = dataclasses.replace(held.plan, configuration=config.model_dump_json())
+    if part.placed is None:
+        return over_rows
+    return HostTablesPlan(part.placed, over_rows, str(held.sparse.update), config.execution.lazy)
 
 
 def _refuse(config: TrainConfig) -> None:

@@ -12,17 +12,20 @@ import rich.markup
 from autoshard_models.train_step import TrainFunctions
 from jax.sharding import PartitionSpec
 
-from autoshard.api import Plan, StagedPlan, compare, plan_on_devices
+from autoshard.api import BasePlan, Plan, StagedPlan, compare, plan_on_devices
 from autoshard.comparison.comparison import Comparison
 from autoshard.cost.id_distribution import IdDistribution
 from autoshard.cost.lookups import Lookups
 from autoshard.errors import ConfigError
+from autoshard.offloading.host_part import HostPart
+from autoshard.offloading.hosted_plan import HostTablesPlan
 from autoshard.pipelines.plan.comparison import StagedComparison
 from autoshard.pipelines.schedule.tasks import ScheduleKind
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.strategies.strategies import Strategy
+from autoshard.tables.sparse_step import SparseStep
 from autoshard.train.config import LookupsSection, PlanSection, StagesSection, TrainConfig
 from autoshard.train.registry import batch_shapes, runs_in_stages
 from autoshard.train.shared_batch import share_arguments
@@ -35,7 +38,6 @@ def make_plan(
     config: TrainConfig,
     functions: TrainFunctions,
     on_progress: Callable[[PlanProgress], None] | None = None,
-    solution: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Plan | StagedPlan:
     """Plans one training step of `config`, from shapes alone.
@@ -44,7 +46,6 @@ def make_plan(
         config: the run; its `plan` section says for which cluster and under which limits.
         functions: what `registry.train_functions` made of it.
         on_progress: called as the planner works.
-        solution: the solution of the problem that `write_config_problem` writes, to make the plan of.
         tell: called with what was decided of tables in host memory, if anything.
 
     Returns:
@@ -54,14 +55,33 @@ def make_plan(
     Raises:
         AutoshardError: the cluster or the plan to start from cannot be read, or no plan satisfies the limits.
     """
+    made = make_plan_to_keep(config, functions, on_progress, tell=tell)
+    if not isinstance(made, HostTablesPlan):
+        return made
+    tell(f"{made.placed.outline}\n")
+    return made.over_rows
+
+
+def make_plan_to_keep(
+    config: TrainConfig,
+    functions: TrainFunctions,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    solution: str | os.PathLike[str] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Plan | StagedPlan | HostTablesPlan:
+    """As `make_plan`; where `execution.mode` is `auto`, together with the decision about tables that it follows from.
+
+    Args:
+        solution: the solution of the problem that `write_config_problem` writes, to make the plan of. Others: as there.
+    """
     step, args = functions.step, arguments(config, functions)
-    if (part := host_part(config, step, *args[:2])) is not None:
-        assert isinstance(step, TrainStep)  # as `host_part` has seen to
-        state, batch, *_ = args
-        over_rows = part.step_over_rows(step, state, batch, config.execution.lazy)
+    part, over_rows = host_part(config, step, *args[:2]), None
+    if part is not None:
+        over_rows = _over_rows(part, config, functions)
         step, args = over_rows.step, (over_rows.state, over_rows.batch)
-        tell(f"{part}\n")
-    return plan_on_devices(
+        if part.placed is None:
+            tell(f"{part}\n")
+    made = plan_on_devices(
         step,
         *args,
         **_settings(config),
@@ -71,6 +91,33 @@ def make_plan(
         stages=_stage_options(config.plan.stages),
         configuration=config.model_dump_json(),
     )
+    if part is None or part.placed is None:
+        return made
+    assert isinstance(made, Plan) and over_rows is not None
+    state, batch, *_ = arguments(config, functions)
+    return HostTablesPlan(part.placed, made, str(over_rows.update), config.execution.lazy, shapes=(state, batch))
+
+
+def _over_rows(part: HostPart, config: TrainConfig, functions: TrainFunctions) -> SparseStep:
+    assert isinstance(functions.step, TrainStep)  # as `host_part` has seen to
+    state, batch, *_ = arguments(config, functions)
+    return part.step_over_rows(functions.step, state, batch, config.execution.lazy)
+
+
+def planned_program(
+    config: TrainConfig, functions: TrainFunctions, plan: BasePlan, number: int
+) -> tuple[Any, tuple[Any, ...]]:
+    """A program of a plan that was made from a configuration, and its arguments by shape; see `BasePlan.program`.
+
+    Args:
+        config, functions: the run. plan: its plan, of any kind. number: of the program.
+    """
+    if config.execution.mode not in (None, "auto"):  # the plan of `auto` has the decision with it
+        part = host_part(config, functions.step, *arguments(config, functions)[:2])
+        assert part is not None
+        over_rows = _over_rows(part, config, functions)
+        return over_rows.step, (over_rows.state, over_rows.batch)
+    return plan.program(number, functions.step, arguments(config, functions))
 
 
 def write_config_problem(
@@ -116,12 +163,25 @@ def make_plan_visibly(
     config: TrainConfig,
     functions: TrainFunctions,
     console: rich.console.Console,
-    solution: str | os.PathLike[str] | None = None,
 ) -> Plan | StagedPlan:
     """`make_plan`, with a line on the terminal that tells what the planner is doing."""
     with shown_progress(console) as show:
-        tell = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
-        return make_plan(config, functions, show, solution, tell)
+        return make_plan(config, functions, show, tell=lambda text: _say(console, text))
+
+
+def make_plan_to_keep_visibly(
+    config: TrainConfig,
+    functions: TrainFunctions,
+    console: rich.console.Console,
+    solution: str | os.PathLike[str] | None = None,
+) -> Plan | StagedPlan | HostTablesPlan:
+    """`make_plan_to_keep`, likewise."""
+    with shown_progress(console) as show:
+        return make_plan_to_keep(config, functions, show, solution, lambda text: _say(console, text))
+
+
+def _say(console: rich.console.Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def make_comparison_visibly(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autoshard.api import Plan, StagedPlan
+from autoshard.api import BasePlan, Plan
 from autoshard.balance.options import Balance
 from autoshard.errors import ConfigError
 from autoshard.plans.apply import argument_shapes, check
@@ -11,19 +11,20 @@ from autoshard.plans.slow_devices import Forecasts, batch_forecasts, forecasts, 
 from autoshard.uneven_step import UnevenStep
 
 
-def forecasts_of(plan: Plan | StagedPlan, slow: Sequence[str]) -> Forecasts:
+def forecasts_of(plan: BasePlan, slow: Sequence[str]) -> Forecasts:
     """The step of a plan that was just made, with slow devices.
 
     Args:
         plan: the plan. slow: `DEVICE:SLOWDOWN`, several by commas.
 
     Raises:
-        ConfigError: the devices are not written so, the plan is in stages, or nothing in it can move.
+        ConfigError: the devices are not written so, the plan is not of one program alone, or nothing in it can move.
     """
     devices = parse_slow(slow)
-    if isinstance(plan, StagedPlan) or plan.kept_trace is None:
+    if not isinstance(plan, Plan) or plan.kept_trace is None:
+        kind = "is in stages" if plan.is_staged else "has tables in host memory"
         raise ConfigError(
-            "--slow: shares of a tensor axis are those of one program over one mesh; the plan is in stages. Plan again "
+            f"--slow: shares of a tensor axis are those of one program over one mesh; the plan {kind}. Plan again "
             "with the measured speeds as two kinds of devices in the cluster file: stages and batches are then uneven."
         )
     fn = plan.kept_trace.fn

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import rich.console
 import rich.markup
 
-from autoshard.api import Plan, StagedPlan, load
 from autoshard.errors import ConfigError, VerificationError
+from autoshard.offloading.reading import AnyPlan, load
 from autoshard.train.config import load_config
 from autoshard.train.verify_process import Request
 from autoshard.verify.report import Failure, Report
@@ -66,16 +66,14 @@ def verify_visibly(
     return Report(tuple(outcomes))
 
 
-def _requests(
-    plan: Plan | StagedPlan, path: pathlib.Path, configuration: str, targets: Sequence[str]
-) -> Iterator[Request]:
+def _requests(plan: AnyPlan, path: pathlib.Path, configuration: str, targets: Sequence[str]) -> Iterator[Request]:
     """One for each program and target, by default its own kind of device."""
     for number, program in enumerate(plan.programs):
         for target in targets or [program.device]:
             yield Request(plan=str(path), configuration=configuration, target=target, outcome="", program=number)
 
 
-def _configuration(plan: Plan | StagedPlan, path: pathlib.Path, config: pathlib.Path | None) -> str:
+def _configuration(plan: AnyPlan, path: pathlib.Path, config: pathlib.Path | None) -> str:
     if config is not None:
         return load_config(config).model_dump_json()
     if plan.configuration is None:

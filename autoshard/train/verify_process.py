@@ -35,9 +35,9 @@ def main() -> None:
     request = Request.model_validate_json(sys.stdin.read())
     import jax
 
-    from autoshard.api import load
+    from autoshard.offloading.reading import load
     from autoshard.train.config import config_of_text
-    from autoshard.train.planning import arguments
+    from autoshard.train.planning import planned_program
     from autoshard.train.registry import functions_of
     from autoshard.verify.report import Failure, Report
     from autoshard.verify.verify import verify
@@ -50,7 +50,7 @@ def main() -> None:
     try:
         config = config_of_text(request.configuration, request.plan)
         functions = functions_of(config, found.is_staged)
-        step, shapes = found.program(request.program, functions.step, arguments(config, functions))
+        step, shapes = planned_program(config, functions, found, request.program)
         # the parent keeps the time limit
         report = Report((verify(plan, step, *shapes, target=request.target, on_stage=say),))
     except AutoshardError as error:

@@ -130,6 +130,31 @@ def run_folder(tmp_path_factory, gpt) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
+def hosted() -> autoshard.HostTablesPlan:
+    """A look-up in a table of a terabyte, whose rows come from host memory, and one in a table that stays."""
+    array = jax.ShapeDtypeStruct
+    ids, wanted = array((4096,), jnp.int32), array((4096,), jnp.float32)
+
+    def loss_fn(params, batch, _):
+        rows = jnp.concatenate([params["users"][batch["user"]], params["items"][batch["item"]]], -1)
+        return jnp.mean(((rows @ params["kernel"])[:, 0] - batch["wanted"]) ** 2), None
+
+    step = autoshard.TrainStep(loss_fn, optax.adagrad(0.1))
+    params = {"users": array((10**9, 128), jnp.float32), "items": array((500, 128), jnp.float32)}
+    state = jax.eval_shape(step.init, params | {"kernel": array((256, 1), jnp.float32)})
+    made = autoshard.plan(
+        step,
+        state,
+        {"user": ids, "item": ids, "wanted": wanted},
+        cluster=CLUSTERS / "h100x8_cpu.yaml",
+        mesh={"data": 8},
+        options=autoshard.PlanOptions(cache=False),
+    )
+    assert isinstance(made, autoshard.HostTablesPlan)
+    return made
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator:
     """Chromium, from `AUTOSHARD_BROWSER` or the PATH; tests that need it are skipped where there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pages are not tried in a browser")
@@ -143,10 +168,10 @@ def browser() -> Iterator:
 
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory, gpt, staged, run_folder) -> Callable[[str], pathlib.Path]:
-    """(`gpt`, `staged` or `run`) -> the file of a page about it."""
+def pages(tmp_path_factory, gpt, staged, run_folder, hosted) -> Callable[[str], pathlib.Path]:
+    """(`gpt`, `staged`, `run` or `hosted`) -> the file of a page about it."""
     folder = tmp_path_factory.mktemp("pages")
-    subjects = {"gpt": gpt, "staged": staged, "run": run_folder}
+    subjects = {"gpt": gpt, "staged": staged, "run": run_folder, "hosted": hosted}
 
     def page(name: str) -> pathlib.Path:
         path = folder / f"{name}.html"

@@ -10,7 +10,7 @@ import pytest
 
 from autoshard.printing import amount
 
-NAMES = ["gpt", "staged", "run"]
+NAMES = ["gpt", "staged", "run", "hosted"]
 
 
 def settle(page):

@@ -27,7 +27,7 @@ from autoshard.report.parts import Figure, Paragraph, Table
 from autoshard.report.program_view import program_view
 from autoshard.report.reading import Named, read_material
 from autoshard.report.run_view import RunRecord, read_run, run_sections
-from autoshard.report.units import time_unit
+from autoshard.report.units import byte_unit, time_unit
 from autoshard.verify.figures import Flow, MemoryFigures, ScheduleFigures, StepTimes
 from autoshard.verify.report import Failure, Report
 from autoshard.verify.verification import Verification
@@ -106,8 +106,9 @@ def test_tangents_bound_plans_of_every_budget(gpt):
     assert "not limited" in alone.text
 
 
-def test_a_page_holds_everything_and_loads_nothing(gpt, run_folder, staged):
-    for named in ((Named("gpt", gpt),), read_material(run_folder), (Named("staged", staged),)):
+def test_a_page_holds_everything_and_loads_nothing(gpt, run_folder, staged, hosted):
+    plans = ((Named("gpt", gpt),), (Named("staged", staged),), (Named("hosted", hosted),))
+    for named in (*plans, read_material(run_folder)):
         text = html_page(page_of(named))
         assert len(text) < 5e6 and not re.search(r"<(?:script|link|img)[^>]+(?:src|href)\s*=", text)
         assert "default-src 'none'" in text
@@ -134,6 +135,28 @@ def test_a_plan_in_stages_has_a_lane_for_each_place(staged):
     assert len(lanes.model.yaxis[0].major_label_overrides) == sum(map(len, staged.meshes)) == 3
     bars = lanes.model.renderers[0].data_source.data
     assert max(bars["right"]) * time_unit(staged.step_s).size == pytest.approx(staged.step_s)
+
+
+def test_a_plan_with_tables_in_host_memory_shows_places_memory_and_pace(hosted, tmp_path):
+    hosted.save(tmp_path / "plan.json")
+    page = page_of(read_material(tmp_path / "plan.json"))
+    assert page.subtitle.startswith("Plan with tables in host memory for cluster h100x8_cpu: 8 x H100-SXM")
+    assert len(page.programs) == 1 and {"step", "model", "over-rows", "hardware-0"} < {s.name for s in page.sections}
+    parts = {name: next(s for s in page.sections if s.name == name).parts for name in ("overview", "tables", "pace")}
+    figures = {p.name: p for own in parts.values() for p in own if isinstance(p, Figure)}
+    table = next(p for p in parts["tables"] if isinstance(p, Table))
+    assert [row[0] for row in table.rows] == ["users", "items"] and table.emphasised == {0}
+    assert [row[4] for row in table.rows] == ["host memory", "accelerators, whole"]
+    ends = lambda name: max(max(r.data_source.data["right"]) for r in figures[name].model.renderers)
+    own = hosted.predicted
+    assert ends("device-memory") * byte_unit(own.device_bytes).size == pytest.approx(own.device_bytes)
+    assert ends("host-memory") * byte_unit(own.host_bytes).size == pytest.approx(own.host_bytes)
+    lanes = figures["pace"].model.renderers[0].data_source.data
+    begins = [left for left, tip in zip(lanes["left"], lanes["tip"], strict=True) if tip.startswith("accelerator")]
+    unit = time_unit(ends("pace") * 1e-3)
+    assert unit.name == "ms" and len(begins) == 8
+    assert (begins[-1] - begins[0]) / 7 * unit.size == pytest.approx(hosted.step_s)
+    assert parts["overview"][0].cards[0][1:] == (seconds(hosted.step_s), "all tables on the devices: does not fit")
 
 
 def test_a_run_shows_its_generations_losses_and_events(run_folder):

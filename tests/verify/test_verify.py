@@ -397,6 +397,25 @@ def invoke(*args):
     return CliRunner().invoke(app, ["verify", *map(str, args)])
 
 
+@pytest.mark.parametrize("mode", ["auto", "pipelined"])
+def test_a_saved_plan_with_tables_in_host_memory_is_verified(mode, tmp_path):
+    """What runs on the devices, the step over the rows of a batch; the configuration tells how it is cut out."""
+    path, json_file = tmp_path / "plan.json", tmp_path / "verified.json"
+    tables = "model.overrides={table_rows: [1000000000, 30, 8], embed_dim: 128, bottom_dims: [128], num_numbers: 4}"
+    where = str(CONFIGS / "clusters" / "h100x8_cpu.yaml") if mode == "auto" else str(CLUSTER)
+    options = [tables, f"execution.mode={mode}", "--mesh", "data=8", "--cluster", where, "--out", str(path)]
+    made = CliRunner().invoke(app, ["plan", str(CONFIGS / "dlrm_tiny.yaml"), *options])
+    assert made.exit_code == 0, made.output
+    plan = autoshard.load(path)
+    over_rows = plan.over_rows if mode == "auto" else plan
+    assert isinstance(plan, autoshard.HostTablesPlan if mode == "auto" else autoshard.Plan)
+    done = invoke(path, "--target", "cpu", "--json", json_file)
+    (found,) = Report.load(json_file).outcomes
+    assert found.target == "CPU-generic", done.output
+    assert found.predicted_bytes == pytest.approx(over_rows.estimate.comm_bytes)
+    assert found.compiled_bytes == pytest.approx(found.predicted_bytes, rel=0.05)
+
+
 def test_a_saved_plan_is_verified_alone(tmp_path):
     """Planned by the command line, whose configuration it carries; one target fails, and the other is kept."""
     path, json_file = tmp_path / "plan.json", tmp_path / "verified.json"
