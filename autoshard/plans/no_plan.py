@@ -31,14 +31,23 @@ class _Least:
     bound_bytes: float
 
 
-def no_plan_error(question: Question, meshes: Sequence[LogicalMesh]) -> SolverError:
+def looks_up(question: Question) -> bool:
+    """Whether the program has look-ups in tables that have more rows than it reads."""
+    return any(shape.is_sparse for shape in question.program.shapes)
+
+
+def no_plan_error(question: Question, meshes: Sequence[LogicalMesh], has_tables: bool | None = None) -> SolverError:
     """The error for a search over `meshes` that ended without a plan; for memory, with the least budget that would do.
 
     The search for that budget takes `PlanOptions.least_memory_s`.
+
+    Args:
+      question: What was asked. meshes: Those that were searched.
+      has_tables: Whether the step has embedding tables; None where its program tells. One in micro-batches does not.
     """
     budget_bytes, options = question.budget_bytes, question.options
     found = _least_memory(question, meshes)
-    advice = _ADVICE + (_TABLES if any(shape.is_sparse for shape in question.program.shapes) else "")
+    advice = _ADVICE + (_TABLES if (looks_up(question) if has_tables is None else has_tables) else "")
     within = f"within {options.time_limit_s:g} s a mesh"
     others = f"On all {len(meshes)} meshes" if len(meshes) > 1 else "There"
     bound = f"{others}, not less than {found.bound_bytes / 1e9:.4g} GB: proven."

@@ -28,7 +28,7 @@ from autoshard.errors import ConfigError, StageError
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.plans.gaps import fits
 from autoshard.plans.make import Posed, Request, plan_found, plan_posed, pose, starting_layouts, traced_program
-from autoshard.plans.no_plan import no_plan_error
+from autoshard.plans.no_plan import looks_up, no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_of, report
@@ -218,7 +218,7 @@ def plan_variants(
         last = tried[-1].posed
         schedule = last.question.schedules(last.meshes[0].device_type)[-1]
         question = dataclasses.replace(last.question, schedule=schedule, to_beat_s=math.inf)
-        raise no_plan_error(question, last.meshes)
+        raise no_plan_error(question, last.meshes, any(looks_up(a.posed.question) for a in tried))
     plan = best.plan
     if options.compile_check or options.adaptive:
         unbeaten = dataclasses.replace(best.posed.question, to_beat_s=math.inf)
