@@ -110,7 +110,7 @@ def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
     if raw.get("version") != VERSION:
         raise FileFormatError(
             f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} only, "
-            "in which a plan also says what tables in host memory would give. Plan again."
+            "in which a plan also says in which form its step runs. Plan again."
         )
     held = dict(checked_document(_document_type(), raw, path))
     texts, order = held["equation_texts"], held["equation_order"]
