@@ -17,6 +17,7 @@ from autoshard.errors import ConfigError, StageError
 from autoshard.pipelines.plan.make import plan_staged
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.annotated import StagesAskedError
+from autoshard.plans.host_memory import ASKED, offloads_state
 from autoshard.plans.make import Request, load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.variant_search import Space, plan_variants, space_of
@@ -116,6 +117,11 @@ def plan_on_devices(
             raise
         _space(fn, args, options, solution, is_staged=True)
     assert isinstance(fn, TrainStep)  # all else has a plan of one program, or none
+    if offloads_state(options):
+        raise StageError(
+            f"{ASKED} is for plans of one program; this step is planned in stages. Leave it out, or plan for a "
+            "cluster of one kind of device without stages."
+        )
     if options.compile_check:
         raise StageError(
             "options.compile_check (--check, plan.check) is for plans of one program; this step is planned in stages. "

@@ -112,6 +112,11 @@ class Plan(ProgramPlan, BasePlan):
         """
         mesh = self.mesh(devices)
         statics = self._statics(fn, static_argnums, static_argnames)
+        if balance is not None and any(a.in_host for a in self.arguments):
+            raise ConfigError(
+                "balance= moves state between devices while a run goes on, and this plan keeps some in the memory of "
+                "the hosts. Plan without offload, or leave balance out."
+            )
         if balance is not None:
             balanced = lambda pure: BalancedFunction(self, pure, mesh, balance, cost_profile)
             return BalancedCall(fn, self._planned_fn(fn), statics, mesh, balanced)

@@ -514,6 +514,7 @@ def _placed(leaf: Any, read: Any) -> Any:
                 continue
             if box not in made:
                 made[box] = read(described, box)
-            parts.append(jax.device_put(made[box], device, may_alias=False))
+            where = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+            parts.append(jax.device_put(made[box], where, may_alias=False))
         array = jax.make_array_from_single_device_arrays(tuple(described.shape), sharding, parts, dtype=described.dtype)
     return jax.random.wrap_key_data(array, impl=impl_of(leaf.dtype)) if is_key else array

@@ -78,6 +78,13 @@ def plan(
             help="Whether the number of micro-batches is chosen too, stays as the configuration says, or is N.",
         ),
     ] = None,
+    offload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="state|never",
+            help="Whether optimizer state may lie in the memory of the hosts, which the cluster must describe.",
+        ),
+    ] = None,
     problem_only: Annotated[
         pathlib.Path | None,
         typer.Option(metavar="FILE", help="Only write the problem, for `autoshard solve` elsewhere; needs --mesh."),
@@ -106,7 +113,12 @@ def plan(
             overrides,
             devices=devices,
             **plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
-            **{"plan.check": check, "plan.remat": remat, "plan.micro_batches": micro_batches},
+            **{
+                "plan.check": check,
+                "plan.remat": remat,
+                "plan.micro_batches": micro_batches,
+                "plan.offload": offload,
+            },
         )
         is_elsewhere = settings.plan.check and settings.plan.cluster is not None  # no live device is compiled for
         use_cpu_devices(1 if is_elsewhere and settings.devices is None else settings.devices)

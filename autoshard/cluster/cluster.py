@@ -94,7 +94,7 @@ class Cluster:
             order = tuple(k * group.num_devices + device for k in range(len(run)) for device in order)
         num_nodes = group.num_nodes * len(run)
         torus = () if group.torus is None else (*((num_nodes,) if num_nodes > 1 else ()), *group.torus.shape)
-        return Slice(name, group.device_type, levels, order, torus, group.rails, group.uneven)
+        return Slice(name, group.device_type, levels, order, torus, group.rails, group.uneven, group.host)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> "Cluster":

@@ -5,6 +5,7 @@ import math
 
 from autoshard.cluster.checks import require_text, require_whole
 from autoshard.cluster.device import DeviceType, Link, Wires
+from autoshard.cluster.host import Host
 from autoshard.errors import ClusterError, MeshError
 
 
@@ -95,12 +96,14 @@ class LogicalMesh:
       device_type: What the devices are.
       order: The number of the device at each coordinate, row-major; empty if they are in turn.
       torus: The shape of the torus whose chips are numbered; empty where devices are numbered as JAX lists them.
+      host: What each node's devices are plugged into; None if nothing is told of it.
     """
 
     axes: tuple[MeshAxis, ...]
     device_type: DeviceType
     order: tuple[int, ...] = ()
     torus: tuple[int, ...] = ()
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         if self.order == tuple(range(len(self.order))):
@@ -121,6 +124,11 @@ class LogicalMesh:
     def num_devices(self) -> int:
         """Number of devices."""
         return math.prod(self.shape)
+
+    @property
+    def host_link(self) -> Link | None:
+        """The link between a device and the memory of its host; None if nothing is told of it."""
+        return None if self.host is None else self.host.to_device
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.host import Host
 from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.cluster.splits import Split, row_major
 from autoshard.cluster.uneven import Uneven, hierarchy
@@ -34,6 +35,7 @@ class Slice:
       rails: The link between devices with different numbers in different nodes, where it is not that of the level.
       uneven: What levels do not tell of how the devices are joined, whose links are then the slowest; None where they
         tell all.
+      host: What each node's devices are plugged into; None if nothing is told of it.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Slice:
     torus: tuple[int, ...] = ()
     rails: Link | None = None
     uneven: Uneven | None = None
+    host: Host | None = dataclasses.field(default=None, compare=False)
 
     @property
     def num_devices(self) -> int:
@@ -87,7 +90,7 @@ class Slice:
         axes = tuple(MeshAxis(*parts) for parts in zip(names, sizes, levels, strict=True))
         places = split.places(sizes).tolist()
         order = tuple(self.order[place] for place in places) if self.order else tuple(places)
-        return LogicalMesh(axes, self.device_type, order, self.torus)
+        return LogicalMesh(axes, self.device_type, order, self.torus, self.host)
 
     def levels_between(self, devices: Sequence[int]) -> tuple[AxisLevel, ...]:
         """The levels, innermost first, of a collective among any devices.

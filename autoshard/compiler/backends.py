@@ -129,6 +129,13 @@ def schedules_of(device_type: DeviceType) -> tuple[Schedule, ...]:
     return (Schedule.LATENCY_HIDING, Schedule.LEAST_MEMORY) if _is_gpu(device_type) else (Schedule.LEAST_MEMORY,)
 
 
+def copies_from_hosts_in_turn(device_type: DeviceType) -> bool:
+    """Whether its compiler copies from the host when it is ordered to (`host_state.py`). XLA:TPU does not: it drops the
+    barriers, and has all such state on the device before the first update (libtpu of jax 0.10.2, TPU v5e).
+    """
+    return not device_type.rounds_products
+
+
 def _is_gpu(device_type: DeviceType) -> bool:
     """Only products of GPUs have a workspace."""
     return bool(device_type.product_workspace_bytes)

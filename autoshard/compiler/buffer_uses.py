@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ class BufferKind(enum.Enum):
     VALUE = "value"  # owned by a value
     PARTIAL_SUM = "partial sum"  # owned by a group
     WORKSPACE = "workspace"  # owned by a group
+    HOST_COPY = "host copy"  # of what lies in the memory of the host; owned by a value
     OPERAND_COPY = "operand copy"  # owned by an operand's move: its position among them
 
 
@@ -38,7 +39,7 @@ class BufferUse:
     @property
     def value(self) -> int | None:
         """The value that it holds; None for other buffers."""
-        return self.owner if self.kind is BufferKind.VALUE else None
+        return self.owner if self.kind in (BufferKind.VALUE, BufferKind.HOST_COPY) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +58,20 @@ class GroupChoices:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class HostChoices:
+    """Under which choices an argument lies in the memory of the host, and when it is on the device then.
+
+    Attributes:
+      is_in_host: bool [K] for each choice of the argument.
+      start, stop: When it, or its successor, is on the device, if it lies on the host (operation indices).
+    """
+
+    is_in_host: np.ndarray
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Choices:
     """What the choices of a whole program mean.
 
@@ -64,11 +79,13 @@ class Choices:
       mesh_shape: The size of each mesh axis.
       layouts_of: The layouts of a value under the choices of what defines it; None for a constant.
       groups: Of each group.
+      in_host: For values of arguments that may lie in the memory of the host, when they do.
     """
 
     mesh_shape: tuple[int, ...]
     layouts_of: Callable[[int], LayoutColumn | None]
     groups: Sequence[GroupChoices]
+    in_host: Mapping[int, HostChoices] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class _Shortening:
             BufferKind.PARTIAL_SUM: self.partial,
             BufferKind.WORKSPACE: self.partial,
             BufferKind.OPERAND_COPY: self.copies,
+            BufferKind.HOST_COPY: collections.defaultdict(list),
         }
         for k, use in enumerate(uses):
             owned[use.kind][use.owner].append(k)

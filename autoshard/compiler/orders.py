@@ -21,6 +21,7 @@ class OrderKind(enum.Enum):
     HELD_BACK = "gathered or read only when an earlier product or sum is made, reduced or not"
     HANDED_ON_LATE = "handed on only when a sum is made, reduced or not"
     REDUCED_BEFORE = "reduced before a later product begins"
+    FETCHED = "copied from the host when the update before is made"
     MOVED = "made earlier or later than the program does"
     MATERIALIZED = "stored for the products that read it"
     ROW_MAJOR = "kept row by row"
@@ -88,6 +89,7 @@ def _of_instruction(planned: PlannedGraph, instruction: Instruction) -> Iterator
         (OrderKind.DELAYED, plan.delayed),
         (OrderKind.WAITS_FOR_SUM if summed else OrderKind.WAITS, plan.waits),
         (OrderKind.WAITS_FOR_PART, plan.waits_for_part),
+        (OrderKind.FETCHED, plan.fetches),
         (OrderKind.ROW_MAJOR, (*plan.row_major, *plan.row_major_copies)),
     ):
         for slot in slots:

@@ -40,9 +40,17 @@ class Evaluator:
     mesh: Mesh
     equations: Mapping[int, EquationPlan]
 
-    def __call__(self, closed: jex.ClosedJaxpr, args: Sequence[Any], layouts: Sequence[SpecEntries]) -> list[Any]:
-        """The outputs of `closed` on flat `args`, which have these `layouts`."""
-        placed = [*(Placed(x, None) for x in closed.consts), *map(Placed, args, layouts)]
+    def __call__(
+        self,
+        closed: jex.ClosedJaxpr,
+        args: Sequence[Any],
+        layouts: Sequence[SpecEntries],
+        in_host: Collection[int] = frozenset(),
+    ) -> list[Any]:
+        """The outputs of `closed` on flat `args`, which have these `layouts`; those `in_host`, by position, lie in the
+        memory of the host."""
+        given = (Placed(x, l, in_host=n in in_host) for n, (x, l) in enumerate(zip(args, layouts, strict=True)))
+        placed = [*(Placed(x, None) for x in closed.consts), *given]
         return [p.value for p in self._run(closed.jaxpr, placed, 0)]
 
     def part(
@@ -124,6 +132,8 @@ class Evaluator:
         order = evaluation_order(numbers, self.equations)
         equations, numbers = [equations[k] for k in order], [numbers[k] for k in order]
         read = [[v for v in e.invars if not isinstance(v, jex.Literal)] for e in equations]
+        for i, number in enumerate(numbers):  # what comes in turn is kept until then
+            read[i] += [v for n, _ in self._plan_of(number).in_turn for v in _made(named.get(number - n))]
         last_use = {v: i for i, variables in enumerate(read) for v in variables}
         outputs = {v for v in kept if not isinstance(v, jex.Literal)}
         for i, (equation, number) in enumerate(zip(equations, numbers, strict=True)):
@@ -135,6 +145,10 @@ class Evaluator:
                 for n, slot in plan.follows:
                     made = named[number - n].outvars if number - n in named else ()
                     wait(env, [equation.invars[slot]], [v for v in made if v in env], self._placement)
+                for n, slot in plan.in_turn:
+                    wait(env, [equation.invars[slot]], _made(named.get(number - n)), self._placement)
+                for slot in plan.fetches:
+                    env[equation.invars[slot]] = self._placement.fetched(env[equation.invars[slot]])
                 self._evaluate(equation, number, env, later, held)
             for v in read[i]:
                 if v not in later and v not in outputs:
@@ -239,6 +253,11 @@ class Evaluator:
             )
             value = self.move(value, (local, minor))
         return self._placement.place(value, entries)
+
+
+def _made(equation: jex.JaxprEqn | None) -> list[Any]:
+    """The variables that an equation makes."""
+    return [] if equation is None else [v for v in equation.outvars if not isinstance(v, jex.DropVar)]
 
 
 def _read(env: Environment, v: Any) -> Placed:

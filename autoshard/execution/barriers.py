@@ -67,7 +67,7 @@ def wait(env: Environment, tied: Sequence[Any], results: Sequence[Any], placemen
         bound = [v, *results]
         copy, layout = env[v].copy or (None, None)
         values, copy = jax.lax.optimization_barrier(([env[b].value for b in bound], copy))
-        env.update((b, placement.place(x, env[b].entries)) for b, x in zip(bound, values, strict=True))
+        env.update((b, placement.tied(x, env[b])) for b, x in zip(bound, values, strict=True))
         if layout is not None:
             env[v] = env[v]._replace(copy=(placement.constrain(copy, layout), layout))
 

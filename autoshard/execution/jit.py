@@ -15,9 +15,10 @@ from autoshard.compiler.candidates import Candidate
 from autoshard.compiler.options import GPU_PLATFORMS, compiler_options
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import MeshError
+from autoshard.execution.absent_hosts import told_of_hosts
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.candidates import Choosing, Compile, CompiledCandidate, compile_candidates
-from autoshard.execution.placement import partition_spec
+from autoshard.execution.placement import sharding_of
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.trace import Trace
@@ -94,6 +95,7 @@ class Interface:
       schedule: What the compiler is asked for.
       choosing: By what the fastest way to schedule the program on GPUs is chosen.
       timed: What equations enforce instead where there is memory to spare.
+      in_host: The flat arguments that lie in the memory of the host, by position. outputs_in_host: Outputs.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -105,6 +107,8 @@ class Interface:
     schedule: Schedule
     choosing: Choosing
     timed: tuple[tuple[int, EquationPlan], ...] = ()
+    in_host: frozenset[int] = frozenset()
+    outputs_in_host: frozenset[int] = frozenset()
 
     def for_candidate(self, candidate: Candidate) -> "Interface":
         """The same layouts, in the orders of one way to schedule the program."""
@@ -143,7 +147,9 @@ class PlannedFunction:
           shapes: Gives the arguments that were planned, by shape.
         """
         self._fn, self._interface, self.mesh, self._check, self._shapes = fn, interface, mesh, check, shapes
-        self._shardings = [NamedSharding(mesh, partition_spec(e)) for e in interface.argument_entries]
+        self._shardings = [
+            sharding_of(mesh, e, n in interface.in_host) for n, e in enumerate(interface.argument_entries)
+        ]
         self._jitted: dict[Any, Any] = {}
         self._compiled: dict[Any, Any] = {}  # of those that were compiled ahead, or are scheduled in the fastest way
 
@@ -165,16 +171,20 @@ class PlannedFunction:
     def _build(self, args: Sequence[Any], options: dict[str, bool | int] | None) -> Any:
         traced = self._check(args)
         ins = jax.tree_util.tree_unflatten(traced.in_tree, self._shardings)
+        in_host, outputs_in_host = self._interface.in_host, self._interface.outputs_in_host
+        outputs = enumerate(self._interface.output_entries)
         outs = jax.tree_util.tree_unflatten(
-            traced.out_tree, [NamedSharding(self.mesh, partition_spec(e)) for e in self._interface.output_entries]
+            traced.out_tree, [sharding_of(self.mesh, e, n in outputs_in_host) for n, e in outputs]
         )
         evaluator = Evaluator(self.mesh, dict(self._interface.shardings))
 
         def planned(*inner):
             flat = jax.tree_util.tree_leaves(inner)
             with _mesh_in_place_of_another(self.mesh):
-                results = evaluator(traced.jaxpr, flat, self._interface.argument_entries)
+                results = evaluator(traced.jaxpr, flat, self._interface.argument_entries, in_host)
                 moved = [evaluator.move(r, s) for r, s in zip(results, self._interface.output_steps, strict=True)]
+                for n in outputs_in_host:
+                    moved[n] = jax.device_put(moved[n], jax.memory.Space.Host)
             return jax.tree_util.tree_unflatten(traced.out_tree, moved)
 
         planned.__name__ = getattr(self._fn, "__name__", "planned")
@@ -273,7 +283,8 @@ class PlannedFunction:
     def lower(self, *args: Any) -> Any:
         """Lowers as `jax.jit(f).lower` does: for `args` (arrays or `jax.ShapeDtypeStruct`), or for the planned ones."""
         args = args or self._shapes()
-        return self._prepare(args).lower(*jax.tree.map(_by_shape, args))
+        lowered = self._prepare(args).lower(*jax.tree.map(_by_shape, args))
+        return told_of_hosts(lowered, self._shardings, self._interface.in_host, self._interface.outputs_in_host)
 
 
 def _mesh_in_place_of_another(mesh: Mesh) -> contextlib.AbstractContextManager[object]:

@@ -20,17 +20,29 @@ def partition_spec(entries: SpecEntries) -> PartitionSpec:
     return PartitionSpec(*spec)
 
 
+HOST_MEMORY = "pinned_host"
+"""What JAX calls the memory of the host from which devices copy by themselves."""
+
+
+def sharding_of(mesh: Mesh, entries: SpecEntries, in_host: bool) -> NamedSharding:
+    """The sharding of an argument or output that lies on the devices of `mesh`, or in the memory of their hosts."""
+    spec = partition_spec(entries)
+    return NamedSharding(mesh, spec, memory_kind=HOST_MEMORY) if in_host else NamedSharding(mesh, spec)
+
+
 class Placed(NamedTuple):
     """A value and the layout that it is known to have; None where the plan has not said any.
 
     `filled`: the scalar that fills the value, where the program makes it of one. `copy`: The value as it was read in
-    another layout, and that layout, where later readers wait for the same as those of the value.
+    another layout, and that layout, where later readers wait for the same as those of the value. `in_host`: whether it
+    lies in the memory of the host.
     """
 
     value: Any
     entries: SpecEntries | None
     filled: Any = None
     copy: tuple[Any, SpecEntries] | None = None
+    in_host: bool = False
 
 
 def known_layouts(placed: Sequence[Placed]) -> dict[int, SpecEntries]:
@@ -71,6 +83,16 @@ class Placement:
     def place(self, value: Any, entries: SpecEntries | None) -> Placed:
         """`value` in a layout, which is known of it then."""
         return Placed(self.constrain(value, entries), entries)
+
+    def tied(self, value: Any, like: Placed) -> Placed:
+        """`value`, which a barrier made of `like`, where that lies."""
+        return like._replace(value=value) if like.in_host else self.place(value, like.entries)
+
+    def fetched(self, placed: Placed) -> Placed:
+        """What lies in the memory of the host, copied to the devices."""
+        if not placed.in_host:
+            return placed
+        return self.place(jax.device_put(placed.value, jax.memory.Space.Device), placed.entries)
 
     def row_major(self, value: Any, entries: SpecEntries) -> Any:
         """`value`, which lies as `entries` say, with each shard stored row by row."""

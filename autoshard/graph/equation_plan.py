@@ -51,6 +51,10 @@ class EquationPlan:
       holds_results: Results of its computation that nobody reads before each device has made its part of the results.
       follows: (how much lower the number of an earlier equation of its computation is, operand slot): operands that are
         read only when the results of that equation are there, summed.
+      in_turn: (how much lower the number of an earlier equation of its computation is, operand slot): state that is
+        read only when the results of that equation are there, by updates that are made in turn.
+      fetches: Operand slots that lie in the memory of the host, and are copied to the device before the equation reads
+        them.
       opened: Operand slots of a checkpointed function that do not wait for its other operands: what is gathered of them
         inside may be gathered before.
       evaluated_at: Where it is evaluated: right before the equation of its computation whose number is higher by so
@@ -74,6 +78,8 @@ class EquationPlan:
     holds_back: tuple[tuple[int, int], ...] = ()
     holds_results: tuple[int, ...] = ()
     follows: tuple[tuple[int, int], ...] = ()
+    in_turn: tuple[tuple[int, int], ...] = ()
+    fetches: tuple[int, ...] = ()
     opened: tuple[int, ...] = ()
     evaluated_at: int = 0
     materialized: tuple[int, ...] = ()
@@ -94,6 +100,7 @@ class EquationPlan:
             holds_back=(),
             holds_results=(),
             follows=(),
+            in_turn=(),
             opened=(),
             evaluated_at=0,
         )
@@ -110,6 +117,8 @@ class EquationPlan:
         return bool(
             waiting
             or self.follows
+            or self.in_turn
+            or self.fetches
             or self.opened
             or self.evaluated_at
             or self.materialized

@@ -6,6 +6,9 @@ before it is through; its `-done` makes the kernels wait. What they wait is expo
 
     kernel       launch + max(FLOPs / product rate, bytes / memory rate)      (roofline, `cost/compute.py`)
     collective   launch + hierarchical rings over the levels of its mesh axes (`cost/collectives.py`)
+    host copy    latency + bytes / bandwidth of the link to the host, one at a time (`cost/host_copies.py`)
+
+Copies between a device and its host (`copy-start`) have a stream of their own; kernels wait for them at `copy-done`.
 
 Rates are those by which plans are priced: of the mesh's links and of its kind of device.
 
@@ -19,6 +22,7 @@ from collections.abc import Container, Mapping
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import all_gather, all_reduce, all_to_all, launched, permute, reduce_scatter
+from autoshard.cost.host_copies import host_copy_s
 from autoshard.hlo import kernel_cost
 from autoshard.hlo.collectives import CompiledCollective, compiled_collectives
 from autoshard.hlo.module import Computation, HloModule, Instruction
@@ -46,14 +50,15 @@ class ScheduledCollective:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """A step as scheduled: `step_s` is `kernel_s` and what is exposed of `collective_s`.
+    """A step as scheduled: `step_s` is `kernel_s`, what is exposed of `collective_s`, and `host_s`.
 
-    `collectives`: Those that are exposed most come first.
+    `collectives`: Those that are exposed most come first. `host_s`: What kernels wait for copies from and to the host.
     """
 
     step_s: float
     kernel_s: float
     collectives: tuple[ScheduledCollective, ...]
+    host_s: float = 0.0
 
     @property
     def collective_s(self) -> float:
@@ -82,7 +87,7 @@ def replay(module: HloModule, mesh: LogicalMesh) -> ScheduledStep:
         for name, time_s in sent_s.items()
     ]
     priced.sort(key=lambda c: -c.exposed_s)
-    return ScheduledStep(replaying.now_s, replaying.kernel_s, tuple(priced))
+    return ScheduledStep(replaying.now_s, replaying.kernel_s, tuple(priced), replaying.host_s)
 
 
 def _exposed(exposed_s: float, time_s: float) -> float:
@@ -120,6 +125,8 @@ class _Replay:
     known: Mapping[str, CompiledCollective]
     now_s: float = 0.0
     link_free_s: float = 0.0
+    host_link_free_s: float = 0.0
+    host_s: float = 0.0
     kernel_s: float = 0.0
     weight: float = 1.0
     on_link: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
@@ -136,6 +143,10 @@ class _Replay:
                 ends_s[instruction.name] = self._send(collective)
                 if not opcode.endswith("-start") or is_synchronous(instruction):
                     self._wait(ends_s[instruction.name])
+            elif opcode == "copy-start":
+                ends_s[instruction.name] = self._copy(instruction)
+            elif opcode == "copy-done":
+                self._wait_for_host(ends_s.get(instruction.operands[0], self.now_s))
             elif opcode.endswith("-done"):
                 self._wait(ends_s.get(start_of(computation, instruction), self.now_s))
             elif opcode == "while":
@@ -165,6 +176,16 @@ class _Replay:
                 self.exposed_s[name] = self.exposed_s.get(name, 0.0) + self.weight * waited_s
         self.now_s = max(self.now_s, until_s)
 
+    def _copy(self, start: Instruction) -> float:
+        """Puts a copy on the link to the host; when it ends."""
+        self.host_link_free_s = max(self.now_s, self.host_link_free_s) + copied_s(start, self.mesh)
+        return self.host_link_free_s
+
+    def _wait_for_host(self, until_s: float) -> None:
+        waited_s = max(until_s - self.now_s, 0.0)
+        self.host_s += self.weight * waited_s
+        self.now_s += waited_s
+
     def _kernel(self, computation: Computation, instruction: Instruction) -> None:
         time_s = kernel_cost.kernel_s(self.mesh.device_type, self.module, computation, instruction)
         self.kernel_s += self.weight * time_s
@@ -182,6 +203,7 @@ class _Replay:
         skipped_s = (trips - simulated) * (self.now_s - before_s)
         self.now_s += skipped_s
         self.link_free_s += skipped_s
+        self.host_link_free_s += skipped_s
         self.on_link = [(name, begin_s + skipped_s, end_s + skipped_s) for name, begin_s, end_s in self.on_link]
         self.weight = outer
 
@@ -194,6 +216,11 @@ class _Replay:
             self.run(self.module.computations[branch])
             ends_s.append(self.now_s)
         self.now_s, self.weight = math.fsum(ends_s) / len(ends_s), outer
+
+
+def copied_s(start: Instruction, mesh: LogicalMesh) -> float:
+    """The time of a `copy-start`: XLA:GPU has them between a device and its host alone; 0 if the link is not known."""
+    return 0.0 if mesh.host_link is None else host_copy_s(mesh.host_link, start.result[0].size_bytes)
 
 
 def collective_in(module: HloModule, instruction: Instruction, known: Container[str]) -> str | None:

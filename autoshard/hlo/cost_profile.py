@@ -12,7 +12,7 @@ import re
 
 from autoshard.cluster import LogicalMesh
 from autoshard.hlo.collectives import compiled_collectives
-from autoshard.hlo.compiled_schedule import collective_in, collective_s
+from autoshard.hlo.compiled_schedule import collective_in, collective_s, copied_s
 from autoshard.hlo.kernel_cost import kernel_s
 from autoshard.hlo.module import Computation, HloModule, Instruction
 
@@ -82,6 +82,8 @@ class _Pricing:
                 return math.fsum(map(self._kernels_s, instruction.called)) / len(instruction.called)
             case "call":
                 return self._kernels_s(instruction.called[0])
+            case "copy-start":
+                return copied_s(instruction, self.mesh)
             case opcode if opcode.endswith("-done"):
                 return 0.0
         return kernel_s(self.mesh.device_type, self.module, computation, instruction)

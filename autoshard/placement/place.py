@@ -125,7 +125,7 @@ def listed_mesh(hardware: Slice, names: Sequence[str], sizes: Sequence[int]) -> 
     for a, (name, size) in enumerate(zip(names, sizes, strict=True)):
         lines = np.moveaxis(numbers, a, -1).reshape(-1, size).tolist()
         axes.append(slowest_of([MeshAxis(name, size, hardware.levels_between(line)) for line in lines]))
-    return LogicalMesh(tuple(axes), hardware.device_type)
+    return LogicalMesh(tuple(axes), hardware.device_type, host=hardware.host)
 
 
 def _bound_s(hardware: Slice, names: Sequence[str], sizes: Sequence[int], flows: Sequence[Flow]) -> float:

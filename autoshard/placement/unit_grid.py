@@ -144,4 +144,4 @@ class UnitGrid:
         inside = math.prod(level.size for level in self.uneven.inside)
         places = self.split.places(self.sizes)
         order = [units[place // inside] * inside + place % inside for place in places.tolist()]
-        return LogicalMesh(self.axes(arrangement), self.hardware.device_type, tuple(order))
+        return LogicalMesh(self.axes(arrangement), self.hardware.device_type, tuple(order), host=self.hardware.host)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.lookups import Lookups
@@ -32,15 +32,22 @@ class Restrictions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArgumentDecision:
-    """The node that decides the layout of an argument.
+    """The node that decides the layout of an argument, and where it lies.
 
     Attributes:
       argument: Index into `graph.arguments`.
       rows: The choices that are allowed, as indices into the argument's layouts.
+      first_in_host: The layouts from this one on are those of the argument in the memory of the host; None where it
+        stays on the devices.
     """
 
     argument: int
     rows: tuple[int, ...]
+    first_in_host: int | None = None
+
+    def is_in_host(self, row: int) -> bool:
+        """Whether the argument lies in the memory of the host under one of `rows`."""
+        return self.first_in_host is not None and row >= self.first_in_host
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,15 +68,22 @@ Decision = ArgumentDecision | GroupDecision
 
 
 def argument_choices(
-    program: Program, mesh: LogicalMesh, pins: Sequence[FixedLayout | None], restrictions: Restrictions
+    program: Program,
+    mesh: LogicalMesh,
+    pins: Sequence[FixedLayout | None],
+    restrictions: Restrictions,
+    may_be_in_host: Collection[int] = (),
 ) -> tuple[list[tuple[Layout, ...]], list[ArgumentDecision]]:
     """The layouts of every argument, and which of them it may have.
+
+    Arguments in `may_be_in_host` have each of them once more, in the memory of the host.
 
     Raises:
       LayoutError: If none is left for an argument.
     """
     names = mesh.axis_names
     cache: dict[tuple[int, ...], tuple[tuple[Layout, ...], tuple[int, ...]]] = {}
+    doubled: dict[tuple[int, ...], tuple[Layout, ...]] = {}
     layouts, decisions = [], []
     for i, argument in enumerate(program.graph.arguments):
         value = program.graph.values[argument.value]
@@ -91,8 +105,12 @@ def argument_choices(
                     )
         if not rows:
             raise LayoutError(f"The restrictions leave no layout for `{argument.name}` with shape {value.shape}.")
-        layouts.append(own)
-        decisions.append(ArgumentDecision(i, rows))
+        if i in may_be_in_host:
+            layouts.append(doubled.setdefault(shape, (*own, *own)))
+            decisions.append(ArgumentDecision(i, (*rows, *(len(own) + k for k in rows)), len(own)))
+        else:
+            layouts.append(own)
+            decisions.append(ArgumentDecision(i, rows))
     return layouts, decisions
 
 

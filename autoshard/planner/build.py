@@ -3,17 +3,21 @@
 Sets        V        decisions: every argument of the program and every group of operations   (`_Builder.nodes`)
             K_i      choices of decision i: an argument's layouts, a group's `ChoiceTable`,      (`argument_choices`,
                      less what pins, annotations and restrictions forbid                          `group_choices`)
+            H        arguments of which there is each layout twice: on the devices, and in       (`state_updates`,
+                     the memory of the host                                                       `host_copy_s`)
             E        (i, j): i defines a value that j reads; one edge a (value, way of reading)   (`_Builder.reads`)
                      (i, a): i defines the successor of argument a                           (`_Builder.successions`)
             T        instants that matter: maximal sets of values alive together              (`instants_that_matter`)
 
 Minimise    sum_{i in V} trips_i (compute_i(x_i) + collectives_i(x_i))                            (`_Builder.nodes`)
           + sum_{(i,j) in E} trips_ij reshard(layout_i(x_i), layout_j(x_j))                       (`_Builder.move`)
+          + sum_{a in H, x_a in host memory} 2 (latency + bytes_a(x_a) / bandwidth of the link)   (`_Builder.nodes`)
 
 Subject to  x_i in K_i                                     one choice each
             layout_i(x_i) = layout_a(x_a) after resharding for every succession edge (i, a)       (`_Builder.edges`)
             for all t in T:
               sum_{values v alive at t} bytes_v(x) + copies and partial sums at t <= budget       (`usages_of`)
+              an argument in host memory counts while its update takes its turn, and not else
 
 All costs are seconds per call of the program on one device; all memory is bytes on one device.
 """
@@ -28,10 +32,12 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.compiler.backends import compiler_of
-from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, OperandRead
+from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, HostChoices, OperandRead
 from autoshard.compiler.collective_dtypes import is_narrowed
+from autoshard.compiler.host_state import StateUpdate, state_updates
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.schedule import Schedule
+from autoshard.cost.host_copies import round_trips_s
 from autoshard.cost.lookups import Lookups
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
@@ -89,6 +95,7 @@ class Formulation:
       schedule: What the compiler is asked for. compiler: Whose laws its memory and collectives follow.
       buffers: What each usage stands for, then each usage of an edge. instants: Operation index at each instant.
       branch: Of decisions whose choices a search has cut, those that are left.
+      updates: The updates whose state may lie in the memory of the host; empty where nothing may.
     """
 
     program: Program
@@ -105,6 +112,13 @@ class Formulation:
     buffers: tuple[BufferUse, ...]
     instants: tuple[int, ...]
     branch: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    updates: tuple[StateUpdate, ...] = ()
+
+    def argument_decision(self, argument: int) -> ArgumentDecision:
+        """The decision about an argument."""
+        decision = self.decisions[argument]
+        assert isinstance(decision, ArgumentDecision)  # arguments come first
+        return decision
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,6 +145,7 @@ class _Builder:
         decisions: Sequence[Decision],
         overlap: Overlap,
         schedule: Schedule,
+        updates: Sequence[StateUpdate] = (),
     ):
         self.program, self.mesh, self.graph = program, mesh, program.graph
         self.layouts, self.tables, self.decisions = layouts, tables, decisions
@@ -147,6 +162,7 @@ class _Builder:
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.overlap = overlap
+        self.updates = updates
 
     def defined(self, value: int) -> tuple[int, LayoutColumn] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -173,7 +189,31 @@ class _Builder:
                 )
             groups.append(known[key])
         layouts_of = lambda value: None if (found := self.defined(value)) is None else found[1]
-        return Choices(self.mesh.shape, layouts_of, groups)
+        return Choices(self.mesh.shape, layouts_of, groups, self.host_choices())
+
+    def host_choices(self) -> dict[int, HostChoices]:
+        """For values of arguments that may lie in the memory of the host, under which choices they do."""
+        found: dict[int, HostChoices] = {}
+        known: dict[tuple, np.ndarray] = {}
+        for update in self.updates:
+            for read in update.reads:
+                decision = self.decisions[read.argument]
+                if isinstance(decision, ArgumentDecision) and decision.first_in_host is not None:
+                    key = decision.rows, decision.first_in_host
+                    if key not in known:
+                        known[key] = np.array([decision.is_in_host(row) for row in decision.rows])
+                    value = self.graph.arguments[read.argument].value
+                    found[value] = HostChoices(known[key], update.start, update.stop)
+        return found
+
+    def host_copy_s(self, decision: ArgumentDecision) -> np.ndarray:
+        """[K] what an argument takes to the devices and its successor back, where they lie on the host."""
+        value = self.graph.values[self.graph.arguments[decision.argument].value]
+        there = [decision.is_in_host(row) for row in decision.rows]
+        column = self.columns.of(self.layouts[decision.argument], decision.rows)
+        copied_bytes = np.where(there, column.shard_bytes(float(value.size_bytes), self.mesh.shape), 0.0)
+        link = self.mesh.host_link
+        return np.zeros(len(there)) if link is None else round_trips_s(link, copied_bytes.tolist())
 
     def operand_reads(self, flows: Sequence[Flow], copies: Sequence[CopySizes | None]) -> list[OperandRead | None]:
         """For each flow, what its resharded copy takes; None where none is ever made for a group."""
@@ -184,14 +224,16 @@ class _Builder:
 
     def nodes(self) -> list[Node]:
         nodes = []
-        free: dict[int, np.ndarray] = {}
+        free: dict[tuple, np.ndarray] = {}
         cache: dict[tuple, np.ndarray] = {}
         for i, decision in enumerate(self.decisions):
             rows = decision.rows
             if isinstance(decision, ArgumentDecision):
-                if len(rows) not in free:
-                    free[len(rows)] = np.zeros(len(rows))
-                nodes.append(Node(self.graph.arguments[decision.argument].name, free[len(rows)]))
+                value = self.graph.values[self.graph.arguments[decision.argument].value]
+                kind = (len(rows),) if decision.first_in_host is None else (rows, value.shape, value.dtype)
+                if kind not in free:
+                    free[kind] = self.host_copy_s(decision)
+                nodes.append(Node(self.graph.arguments[decision.argument].name, free[kind]))
                 continue
             group, table = self.program.groups[decision.group], self.tables[decision.group]
             terms = self.overlap.of_group(group, self.graph.values[group.writes[-1].value].shape)
@@ -331,6 +373,7 @@ def formulate(
     overlap: float = 1.0,
     weights: StretchWeights | None = None,
     lookups: Lookups = Lookups(),  # noqa: B008 - frozen
+    offloads_state: bool = False,
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
 
@@ -344,6 +387,7 @@ def formulate(
       overlap: Share of a kernel's time that collectives beside it make use of.
       weights: Of stretches of operations, under the latency-hiding schedule (`overlap.py`); None: `first_weights`.
       lookups: What is known of look-ups in tables.
+      offloads_state: Whether state may lie in the memory of the host, if the mesh tells of one.
 
     Raises:
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
@@ -351,9 +395,11 @@ def formulate(
     hiding = Overlap(program.analysis, overlap, None)
     if compiler_of(mesh.device_type, schedule).hides_collectives:
         hiding = dataclasses.replace(hiding, weights=weights or first_weights(len(program.graph.operations)))
-    layouts, arguments = argument_choices(program, mesh, pins, restrictions)
+    updates = state_updates(program.analysis) if offloads_state and mesh.host_link is not None else ()
+    may_be_in_host = {read.argument for update in updates for read in update.reads}
+    layouts, arguments = argument_choices(program, mesh, pins, restrictions, may_be_in_host)
     tables, groups = group_choices(program, mesh, restrictions, lookups)
-    builder = _Builder(program, mesh, layouts, tables, [*arguments, *groups], hiding, schedule)
+    builder = _Builder(program, mesh, layouts, tables, [*arguments, *groups], hiding, schedule, updates)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()
     reads = builder.operand_reads(flows, copies)
@@ -372,6 +418,7 @@ def formulate(
         compiler=builder.compiler,
         buffers=memory.buffers,
         instants=memory.instants,
+        updates=updates,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.graph.layout import Layout, spec_entries
+from autoshard.planner.allowed import ArgumentDecision
 from autoshard.planner.build import Formulation
 from autoshard.planner.ties import argument_costs
 
@@ -31,11 +32,13 @@ def close_choices(f: Formulation, picks: Sequence[int]) -> tuple[NearTie, ...]:
             continue
         k = int(np.argmin(extra))
         rank = len(f.program.graph.values[argument.value].shape)
-        text = lambda row, i=i, rank=rank: _text(f.argument_layouts[i][f.decisions[i].rows[row]], rank, names)
+        decision, layouts = f.argument_decision(i), f.argument_layouts[i]
+        text = lambda k, d=decision, own=layouts, rank=rank: _text(d, d.rows[k], own, rank, names)
         ties.append(NearTie(argument.name, text(picks[i]), text(k), float(extra[k])))
     return tuple(sorted(ties, key=lambda t: t.extra_s))
 
 
-def _text(layout: Layout, rank: int, names: Sequence[str]) -> str:
-    """A layout as people write it: `(data, -)`."""
-    return "(" + ", ".join("+".join(e) or "-" for e in spec_entries(layout, rank, names)) + ")"
+def _text(decision: ArgumentDecision, row: int, layouts: Sequence[Layout], rank: int, names: Sequence[str]) -> str:
+    """A choice of an argument as people write it: `(data, -)`, and where it lies."""
+    layout = "(" + ", ".join("+".join(e) or "-" for e in spec_entries(layouts[row], rank, names)) + ")"
+    return f"{layout} in host memory" if decision.is_in_host(row) else layout

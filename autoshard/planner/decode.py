@@ -9,6 +9,7 @@ from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
 from autoshard.compiler.buffer_uses import spans_of
 from autoshard.compiler.collective_dtypes import is_narrowed
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
+from autoshard.compiler.host_state import ordered_updates
 from autoshard.compiler.ordering import ordered
 from autoshard.compiler.orders import Order, orders
 from autoshard.compiler.schedule import Schedule
@@ -33,7 +34,7 @@ class Decoded:
     """A solution in the terms of its program.
 
     Attributes:
-      argument_layouts: Layout of each argument.
+      argument_layouts: Layout of each argument. in_host: Those that lie in the memory of the host, by index.
       output_layouts: Layout of each output (None for literals and free values).
       output_steps: For each output, the layouts that it passes through on the way to its own, the last one included;
         empty where it is made in its own layout.
@@ -50,6 +51,7 @@ class Decoded:
     shardings: tuple[tuple[int, EquationPlan], ...]
     orders: tuple[Order, ...]
     timed: tuple[tuple[int, EquationPlan], ...]
+    in_host: frozenset[int] = frozenset()
 
 
 @collection_paused()
@@ -73,19 +75,22 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     axis_sizes = {axis.name: axis.size for axis in f.mesh.axes}
     shardings, rules, entry = _shardings(reader), f.compiler.ordering, f.program.analysis.entry
     planned = ordered(graph, shardings, entries, axis_sizes, rules, entry)
+    equations = ordered_updates(planned.equations, f.updates, reader.in_host)
     timed: tuple[tuple[int, EquationPlan], ...] = ()
     if rules.schedule is Schedule.LATENCY_HIDING:
         times = transfer_times(f, asked_for_by(reader))
         own = ordered(graph, shardings, entries, axis_sizes, rules, entry, times).equations
-        timed = tuple((n, plan) for n, plan in own.items() if plan != planned.equations.get(n))
+        own = ordered_updates(own, f.updates, reader.in_host)
+        timed = tuple((n, plan) for n, plan in own.items() if plan != equations.get(n))
     return Decoded(
         arguments,
         tuple(outputs),
         tuple(steps),
         tuple([reader.choice(g.index) for g in f.program.groups]),
-        tuple(planned.equations.items()),
-        orders(planned),
+        tuple(equations.items()),
+        orders(dataclasses.replace(planned, equations=equations)),
         timed,
+        reader.in_host,
     )
 
 
@@ -293,7 +298,7 @@ class Evaluation:
             times.step_s,
             times.compute_s,
             times.comm_s,
-            sum(c.wire_bytes for c in times.communication),
+            sum(c.wire_bytes for c in times.communication if c.is_collective),
             peak_bytes,
             sum(c.flops for c in times.compute),
             peak_at,

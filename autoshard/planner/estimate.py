@@ -2,10 +2,14 @@
 
 import dataclasses
 
+HOST_COPIES = "host copies"
+"""The kind of a `CommunicationItem` that is no collective: what lies in the memory of the host on its way to the device
+and back."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommunicationItem:
-    """One predicted collective.
+    """One predicted collective, or the copies between a device and its host (`HOST_COPIES`).
 
     Attributes:
       kind: XLA's name of it. axes: Mesh axes it runs over.
@@ -32,6 +36,11 @@ class CommunicationItem:
     def exposed_s(self) -> float:
         """The part of its time that kernels wait for."""
         return self.time_s - self.hidden_s
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is between devices."""
+        return self.kind != HOST_COPIES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,8 +69,10 @@ class Estimate:
     """Predicted figures of one call of the planned program, each per device.
 
     Attributes:
-      step_s: compute_s + comm_s - hidden_s. compute_s: Local computation. comm_s: Collectives.
-      comm_bytes: Bytes each device sends. peak_bytes: Most memory alive at once. flops: Floating-point operations.
+      step_s: compute_s + comm_s - hidden_s. compute_s: Local computation.
+      comm_s: Collectives, and copies of state between a device and its host.
+      comm_bytes: Bytes each device sends to others. peak_bytes: Most memory alive at once.
+      flops: Floating-point operations.
       peak_at: The line that runs at the memory peak.
       compute: Breakdown of compute_s by group of equations, largest first.
       communication: Breakdown of comm_s by collective, longest exposed first.
@@ -86,5 +97,15 @@ class Estimate:
 
     @property
     def exposed_s(self) -> float:
-        """The time of collectives that kernels wait for."""
+        """The time of collectives and host copies that kernels wait for."""
         return self.comm_s - self.hidden_s
+
+    @property
+    def collectives(self) -> tuple[CommunicationItem, ...]:
+        """What is sent between devices."""
+        return tuple([c for c in self.communication if c.is_collective])
+
+    @property
+    def host_copies(self) -> tuple[CommunicationItem, ...]:
+        """What is copied between a device and its host."""
+        return tuple([c for c in self.communication if not c.is_collective])

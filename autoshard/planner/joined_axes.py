@@ -21,7 +21,7 @@ def joined_meshes(mesh: LogicalMesh) -> Iterator[tuple[int, LogicalMesh]]:
         if major.size > 1 and minor.size > 1:
             levels = _joined_levels(minor.levels, major.levels)
             axis = MeshAxis(f"{major.name}+{minor.name}", major.size * minor.size, levels)
-            yield i, LogicalMesh((*mesh.axes[:i], axis, *mesh.axes[i + 2 :]), mesh.device_type)
+            yield i, LogicalMesh((*mesh.axes[:i], axis, *mesh.axes[i + 2 :]), mesh.device_type, host=mesh.host)
 
 
 def _joined_levels(inner: tuple[AxisLevel, ...], outer: tuple[AxisLevel, ...]) -> tuple[AxisLevel, ...]:
@@ -44,17 +44,17 @@ def choices_apart(
       One choice for each node of `whole.problem`; None where one of them is not allowed there.
     """
     apart = lambda layout: (*layout[: first + 1], *layout[first:])
-    known: dict[tuple, dict[tuple[Layout, ...], int]] = {}
+    known: dict[tuple, dict[tuple[tuple[Layout, ...], bool], int]] = {}
     found = []
     for own, other, choice in zip(whole.decisions, joined.decisions, choices, strict=True):
         columns = _columns(whole, own)
         key = type(own), tuple(map(id, columns)), own.rows
         if key not in known:
             rows = list(zip(*columns, strict=True)) if columns else [()]
-            known[key] = {rows[row]: k for k, row in enumerate(own.rows)}
+            known[key] = {(rows[row], _is_in_host(own, row)): k for k, row in enumerate(own.rows)}
         row = other.rows[choice]
         wanted = tuple(apart(column[row]) for column in _columns(joined, other))
-        place = known[key].get(wanted)
+        place = known[key].get((wanted, _is_in_host(other, row)))
         if place is None:
             return None
         found.append(place)
@@ -62,7 +62,13 @@ def choices_apart(
 
 
 def _columns(f: Formulation, decision: Decision) -> tuple[tuple[Layout, ...], ...]:
-    """The layouts of all tensors of a decision, for each of them by row; no two rows are alike in all."""
+    """The layouts of all tensors of a decision, for each of them by row; no two rows are alike in all, and in where an
+    argument lies."""
     if isinstance(decision, ArgumentDecision):
         return (f.argument_layouts[decision.argument],)
     return (*f.tables[decision.group].reads, *f.tables[decision.group].writes)
+
+
+def _is_in_host(decision: Decision, row: int) -> bool:
+    """Whether a decision is about an argument, which lies in the memory of the host in that row."""
+    return isinstance(decision, ArgumentDecision) and decision.is_in_host(row)

@@ -21,16 +21,17 @@ def labels_of(f: Formulation) -> ProblemKeys:
     for decision in f.decisions:
         if isinstance(decision, ArgumentDecision):
             key, choices = graph.arguments[decision.argument].name, f.argument_layouts[decision.argument]
-            text = str
+            half = decision.first_in_host or len(choices)
+            text = lambda row, c=choices, half=half: f"{c[row]}{' in host memory' if row >= half else ''}"
         else:
             operation = graph.operations[f.program.groups[decision.group].operations[0]]
             kind = f"{operation.name} at {operation.source}"
             key, choices = f"{kind} #{seen[kind]}", f.tables[decision.group].choices
             seen[kind] += 1
-            text = lambda choice: " ".join(map(str, (choice.assignment, choice.scatter, *choice.exchanged)))
+            text = lambda row, c=choices: " ".join(map(str, (c[row].assignment, c[row].scatter, *c[row].exchanged)))
         keys.append(f"{dimensions}: {key}")
         place = id(choices), decision.rows
         if place not in shared:
-            shared[place] = tuple(text(choices[row]) for row in decision.rows)
+            shared[place] = tuple(text(row) for row in decision.rows)
         meanings.append(shared[place])
     return ProblemKeys(tuple(keys), tuple(meanings))

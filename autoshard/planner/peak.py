@@ -13,6 +13,7 @@ _CLASSES = {
     BufferKind.PARTIAL_SUM: "partial sums",
     BufferKind.WORKSPACE: "workspaces",
     BufferKind.OPERAND_COPY: "resharded copies",
+    BufferKind.HOST_COPY: "copies from the host",
 }
 
 
@@ -61,6 +62,9 @@ def _item(f: Formulation, use: BufferUse, size_bytes: float, state: Set[int]) ->
             tensor, operation = graph.values[value], f.program.analysis.chains.producer[value]
             name = tensor.name if operation is None else operation.label
             return MemoryItem(f"copy of {name}", _CLASSES[use.kind], tensor.shape, size_bytes)
+        case BufferKind.HOST_COPY:
+            tensor = graph.values[use.owner]
+            return MemoryItem(f"copy of {tensor.name} from the host", _CLASSES[use.kind], tensor.shape, size_bytes)
         case BufferKind.VALUE:
             tensor, operation = graph.values[use.owner], f.program.analysis.chains.producer[use.owner]
             if operation is None:

@@ -8,6 +8,7 @@ from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.graph import Dims
 from autoshard.graph.layout import Layout, SpecEntries, spec_entries
+from autoshard.planner.allowed import ArgumentDecision
 from autoshard.planner.build import Flow, Formulation
 from autoshard.planner.choices import Choice
 
@@ -26,6 +27,8 @@ class SolutionReader:
             row = self.rows[self.first + group.index]
             for access, column in zip(group.writes, table.writes, strict=True):
                 self.layout[access.value] = column[row]
+        decided = ((i, d, row) for i, (d, row) in enumerate(zip(f.decisions, self.rows, strict=True)))
+        self.in_host = frozenset(i for i, d, row in decided if isinstance(d, ArgumentDecision) and d.is_in_host(row))
         self._entries: dict[tuple[int, Layout], SpecEntries] = {}
         self._paths: dict[tuple, tuple[SpecEntries, ...]] = {}
         self._moves: dict[tuple, tuple[Collective, ...]] = {}

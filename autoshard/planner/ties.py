@@ -35,7 +35,11 @@ def settle_ties(f: Formulation, picks: Sequence[int]) -> tuple[int, ...]:
     for i, argument in enumerate(f.program.graph.arguments):
         cost = _costs(f, settled, i, edges_of[i])
         size_bytes = float(f.program.graph.values[argument.value].size_bytes)
-        held = [shard_bytes(size_bytes, f.argument_layouts[i][row], sizes) for row in f.decisions[i].rows]
+        decision = f.argument_decision(i)
+        held = [
+            0.0 if decision.is_in_host(row) else shard_bytes(size_bytes, f.argument_layouts[i][row], sizes)
+            for row in decision.rows
+        ]
         equal = [k for k in range(len(cost)) if cost[k] <= cost[settled[i]] + share]
         best = min(equal, key=lambda k: (held[k], k))
         if held[best] < held[settled[i]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,12 +10,13 @@ from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.cost.collectives import Collective
 from autoshard.cost.exposure import Exposure, Hideable, Stretch, exposure
+from autoshard.cost.host_copies import host_copy_s
 from autoshard.graph.graph import Operation
 from autoshard.graph.groups import Group
-from autoshard.graph.layout import Layout, is_gather
+from autoshard.graph.layout import Layout, is_gather, shard_bytes
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import ChoiceTable
-from autoshard.planner.estimate import CommunicationItem, ComputeItem
+from autoshard.planner.estimate import HOST_COPIES, CommunicationItem, ComputeItem
 from autoshard.planner.group_shapes import RegionCollective
 from autoshard.planner.overlap import Window, counted_of_group, is_exchange
 from autoshard.planner.solution_reader import SolutionReader
@@ -177,6 +178,9 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         for step in terms.whole.counted(own):
             sendings.append(about)
             communication.append((_item(step, reader, label, value, operation, times), windows))
+    for item, about in _host_copies(reader):
+        sendings.append(about)
+        communication.append((item, []))
     own = [
         (n, Hideable(*window, c.time_s / len(windows)))
         for n, (c, windows) in enumerate(communication)
@@ -232,6 +236,26 @@ def _kernels_of(reader: SolutionReader, group: Group, table: ChoiceTable, row: i
         for name, source, compute_s, flops in rows
         if compute_s or flops
     ]
+
+
+def _host_copies(reader: SolutionReader) -> Iterator[tuple[CommunicationItem, Sending]]:
+    """The copies of what lies in the memory of the host; its update waits for them, in and out."""
+    f, graph = reader.f, reader.graph
+    link = f.mesh.host_link
+    for update in f.updates:
+        for read in update.reads:
+            if read.argument not in reader.in_host or link is None:
+                continue
+            value = graph.values[graph.arguments[read.argument].value]
+            layout, waiting = reader.layout[value.index], f.program.analysis.chains.consumers[value.index][0][0]
+            size_bytes = shard_bytes(float(value.size_bytes), layout, f.mesh.shape)
+            time_s = 2 * host_copy_s(link, size_bytes)
+            yield (
+                CommunicationItem(
+                    HOST_COPIES, (), value.name, value.shape, waiting.source, 2 * size_bytes, time_s, 1.0, read.equation
+                ),
+                Sending(value.index, layout, layout, (update.stop - 1,)),
+            )
 
 
 def _item_inside(own: RegionCollective, step: Collective, operation: Operation, trips: float) -> CommunicationItem:

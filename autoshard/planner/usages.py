@@ -60,7 +60,7 @@ def usages_of(
         if use.kind is BufferKind.OPERAND_COPY:
             edge_usages.append(EdgeUsage(use.owner, first, last, use.size_bytes))
         else:
-            node = node_of(use.owner) if use.kind is BufferKind.VALUE else first_group + use.owner
+            node = first_group + use.owner if use.value is None else node_of(use.value)
             usages.append(Usage(node, first, last, use.size_bytes))
     return Usages(
         usages=tuple(usages),

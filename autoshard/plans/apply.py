@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from autoshard.errors import PlanMismatchError
 from autoshard.execution.jit import PlannedFunction
-from autoshard.execution.placement import partition_spec
+from autoshard.execution.placement import sharding_of
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, trace
@@ -121,7 +121,7 @@ def argument_shardings(plan: ProgramPlan, mesh: Mesh, like: Any = None, argument
       PlanMismatchError: `like` has other leaves than the plan.
     """
     tensors = plan.arguments if argument is None else _positional(plan, argument)
-    shardings = [NamedSharding(mesh, partition_spec(t.entries)) for t in tensors]
+    shardings = [sharding_of(mesh, t.entries, t.in_host) for t in tensors]
     if like is not None:
         return jax.tree_util.tree_unflatten(_structure(like, tensors, "`like` must be"), shardings)
     if plan.in_tree is None:
@@ -141,7 +141,7 @@ def create_argument(
     tensors = _positional(plan, argument)
     what = f"`{getattr(init_fn, '__name__', 'init_fn')}` must return"
     tree = _structure(jax.eval_shape(init_fn, *args), tensors, what)
-    shardings = [NamedSharding(mesh, partition_spec(t.entries)) for t in tensors]
+    shardings = [sharding_of(mesh, t.entries, t.in_host) for t in tensors]
     return jax.jit(init_fn, out_shardings=jax.tree_util.tree_unflatten(tree, shardings))(*args)
 
 

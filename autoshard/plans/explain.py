@@ -13,6 +13,7 @@ from rich.console import Console
 
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.obeyed import Obeyed
+from autoshard.plans.host_text import host_line, print_host_state
 from autoshard.plans.lookups_text import print_lookups
 from autoshard.plans.placement_text import placement_line, print_placement
 from autoshard.plans.program_plan import ProgramPlan
@@ -47,6 +48,7 @@ def explain(plan: ProgramPlan, full: bool = False) -> str:
     _tensors(console, plan, most.tensors)
     _communication(console, plan, most.communication)
     print_lookups(console, plan, most.lookups)
+    print_host_state(console, plan, most.communication)
     if full:
         print_placement(console, plan)
     _compute(console, plan, most.compute)
@@ -79,15 +81,20 @@ def print_warnings(console: Console, warnings: Sequence[str]) -> None:
 def _summary(console: Console, plan: ProgramPlan) -> None:
     e, c = plan.estimate, plan.certificate
     console.print(f"Plan `{plan.name}` for cluster `{plan.cluster}`: {plan.logical_mesh}")
-    sum_of = f"{seconds(e.compute_s)} compute + {seconds(e.exposed_s)} communication"
+    host_s = sum(c.time_s for c in e.host_copies)
+    sum_of = f"{seconds(e.compute_s)} compute + {seconds(e.exposed_s - host_s)} communication"
     if plan.schedule is Schedule.LATENCY_HIDING:
         sum_of = f"{sum_of} exposed, beside {seconds(e.hidden_s)} hidden"
+    if host_s:
+        sum_of = f"{sum_of}, + {seconds(host_s)} copies to and from the host"
     console.print(f"  step     {seconds(e.step_s)} predicted = {sum_of}")
     console.print(f"  traffic  {amount(e.comm_bytes)} sent per device and step; {amount(e.flops, 'FLOP')} computed")
     limit = f" of {amount(plan.budget_bytes)} allowed" if plan.budget_bytes else ""
     console.print(f"  memory   {amount(e.peak_bytes)} per device at the peak{limit}, at {e.peak_at or 'the start'}")
     if e.reserved_bytes is not None:
         console.print(f"  reserved {amount(e.reserved_bytes)} per device, with gaps between buffers")
+    if line := host_line(plan):
+        console.print(f"  host     {line}")
     gap = f"{c.gap:.3%}" if math.isfinite(c.gap) else "unknown"
     console.print(
         f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} "
@@ -214,7 +221,7 @@ def _grouped(items: Iterable, key, weight) -> list[tuple]:
 
 def _communication(console: Console, plan: ProgramPlan, most: int) -> None:
     groups = _grouped(
-        plan.estimate.communication,
+        plan.estimate.collectives,
         lambda c: (c.kind, c.axes, pattern(c.value), c.source),
         lambda c: c.exposed_s + 1e-9 * c.time_s,
     )

@@ -15,7 +15,7 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.layout import SpecEntries
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
-VERSION = 15
+VERSION = 16
 """Changes whenever a file written before could be misread."""
 
 STAGED_FORMAT = "autoshard-staged-plan"
@@ -110,7 +110,7 @@ def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
     if raw.get("version") != VERSION:
         raise FileFormatError(
             f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} only, "
-            "in which a plan also says in which form its step runs. Plan again."
+            "in which a plan also says which state lies in host memory. Plan again."
         )
     held = dict(checked_document(_document_type(), raw, path))
     texts, order = held["equation_texts"], held["equation_order"]

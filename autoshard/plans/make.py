@@ -24,6 +24,7 @@ from autoshard.planner.profile import step_profile
 from autoshard.planner.program import Program, prepare
 from autoshard.plans.annotated import asked_on, refuse_stages
 from autoshard.plans.gaps import excess
+from autoshard.plans.host_memory import host_warnings, require_host_link
 from autoshard.plans.indivisible import indivisible, not_held
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
@@ -92,7 +93,7 @@ def plan_found(posed: Posed, found: Found) -> ProgramPlan:
     question = posed.question
     report(question.options, question.started, "decode", "")
     formulation, chosen = found.winner
-    return plan_of_choices(
+    plan = plan_of_choices(
         question.traced,
         formulation,
         chosen.chosen,
@@ -104,6 +105,8 @@ def plan_found(posed: Posed, found: Found) -> ProgramPlan:
         hardware=question.hardware,
         asked=question.asked,
     )
+    own = tuple(host_warnings(question.options, formulation, plan.estimate))
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *own))
 
 
 def plan_posed(posed: Posed) -> ProgramPlan:
@@ -246,6 +249,7 @@ def pose(
     options = options or PlanOptions()
     started = time.perf_counter() if started is None else started
     hardware = homogeneous_slice(cluster)
+    require_host_link(options, hardware, cluster.name)
     budget_bytes = budget_of(hardware.device_type, memory_budget_bytes, options)
     meshes, asked = logical_meshes(traced.graph, hardware, mesh, pins, options), None
     if restrict is None:  # a baseline does what its own strategy says
@@ -309,11 +313,17 @@ def plan_of_choices(
         )
 
     arguments = tuple(
-        dataclasses.replace(planned(a.name, a.value, l), is_weak=getattr(v.aval, "weak_type", False))
-        for a, l, v in zip(graph.arguments, decoded.argument_layouts, traced.jaxpr.jaxpr.invars, strict=True)
+        dataclasses.replace(
+            planned(a.name, a.value, l), is_weak=getattr(v.aval, "weak_type", False), in_host=n in decoded.in_host
+        )
+        for n, (a, l, v) in enumerate(
+            zip(graph.arguments, decoded.argument_layouts, traced.jaxpr.jaxpr.invars, strict=True)
+        )
     )
     outputs = tuple(
-        PlannedTensor(o.name, (), "literal", ()) if o.value is None else planned(o.name, o.value, l)
+        PlannedTensor(o.name, (), "literal", ())
+        if o.value is None
+        else dataclasses.replace(planned(o.name, o.value, l), in_host=o.successor_of in decoded.in_host)
         for o, l in zip(graph.outputs, decoded.output_layouts, strict=True)
     )
     warnings += tuple(

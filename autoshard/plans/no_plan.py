@@ -13,8 +13,8 @@ from autoshard.solver import SolverOptions, least_capacity
 from autoshard.solver.least_capacity import LeastCapacity
 
 _ADVICE = (
-    "Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch, micro-batches or "
-    "jax.checkpoint."
+    "Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch, host memory for "
+    "optimizer state (PlanOptions.offload), micro-batches or jax.checkpoint."
 )
 _TABLES = (
     " Or let embedding tables live in host memory: autoshard.plan decides that for a TrainStep on a cluster that "

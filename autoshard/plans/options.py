@@ -58,6 +58,10 @@ class PlanOptions:
       micro_batches: In how many micro-batches a `TrainStep` of one program runs its batch. "as_written": as the step
         says. A number: so many. "search": 1, 2, 4, ..., whatever is fastest. None: searched with `remat`, where the
         model has no state of its own. It is the same step where the loss is a plain mean over examples.
+      offload: What may lie in the memory of the hosts, where the cluster describes them with their links to the devices
+        (`host`). "never": nothing. "state": donated state that the update alone reads, such as optimizer moments;
+        each is copied to the device for its update and back, every step, which takes time. So nothing is offloaded
+        that fits, unless the memory it leaves makes the step faster still.
       device_order: Which device is at which coordinate of the mesh. "sought": the order under which the plan's traffic
         takes least. "listed": as the cluster lists them, row-major.
       adaptive: Whether the plan is one whose devices can be given unequal shares (`Balance`), if there is one that is
@@ -85,6 +89,7 @@ class PlanOptions:
     compile_check_meshes: int = 1
     remat: Literal["as_written", "search"] | None = None
     micro_batches: int | Literal["as_written", "search"] | None = None
+    offload: Literal["never", "state"] = "never"
     device_order: Literal["sought", "listed"] = "sought"
     adaptive: bool = False
     lookups: Lookups = Lookups()  # noqa: RUF009 - frozen

@@ -25,7 +25,11 @@ MOST_ROUNDS = 3
 def flows_of(communication: Sequence[CommunicationItem], mesh: LogicalMesh) -> tuple[Flow, ...]:
     """The traffic of a plan on `mesh`."""
     return joined_flows(
-        [flow_of(CollectiveKind(c.kind), c.axes, c.wire_bytes, c.time_s, c.count, mesh) for c in communication]
+        [
+            flow_of(CollectiveKind(c.kind), c.axes, c.wire_bytes, c.time_s, c.count, mesh)
+            for c in communication
+            if c.is_collective
+        ]
     )
 
 
@@ -47,7 +51,7 @@ def better_order(hardware: Slice, formulation: Formulation, found: Solution, rel
 
 def placement_summary(hardware: Slice | None, figures: Estimate, mesh: LogicalMesh) -> PlacementSummary | None:
     """What the order of a plan's devices gains; None where all orders are alike."""
-    if hardware is None or not figures.communication:
+    if hardware is None or not figures.collectives:
         return None
     flows = flows_of(figures.communication, mesh)
     placed = place(hardware, mesh, flows)

@@ -36,6 +36,7 @@ class PlannedTensor:
 
     `is_weak` tells of an argument whether its dtype gives way to that of others (JAX's weak types). Python numbers in
     a state are such, and cease to be when it is restored from a file; the program is always traced as it was planned.
+    `in_host`: whether it lies in the memory of the host (`PlanOptions.offload`).
     """
 
     name: str
@@ -43,6 +44,7 @@ class PlannedTensor:
     dtype: str
     entries: SpecEntries
     is_weak: bool = False
+    in_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class ProgramPlan:
             self.schedule,
             Choosing(self.compile_candidates, self.logical_mesh, self.budget_bytes),
             self.timed,
+            frozenset(n for n, a in enumerate(self.arguments) if a.in_host),
+            frozenset(n for n, o in enumerate(self.outputs) if o.in_host),
         )
 
     @property

@@ -39,7 +39,7 @@ class LinkTraffic:
 
 def link_traffic(plan: ProgramPlan) -> tuple[LinkTraffic, ...]:
     """The traffic of a program by mesh axes and hardware level, most first; its sum is `estimate.comm_bytes`."""
-    mesh, items = plan.logical_mesh, plan.estimate.communication
+    mesh, items = plan.logical_mesh, plan.estimate.collectives
     sums: dict[tuple[tuple[str, ...], int, float], dict[str, float]] = collections.defaultdict(dict)
     for axes, kind in dict.fromkeys((item.axes, item.kind) for item in items):
         flows = flows_of([item for item in items if (item.axes, item.kind) == (axes, kind)], mesh)

@@ -205,6 +205,8 @@ class PlanSection(_Section):
             policy that fits the memory, of which the model's own `jax.checkpoint` is then one candidate.
         micro_batches: in how many micro-batches a step runs its batch: `as_written`, as `optimizer.num_micro_batches`
             says; a number; or `search` for what is fastest.
+        offload: `state`: optimizer state may lie in the memory of the hosts, copied in and out every step, where the
+            cluster describes them; `never`: all stays on the devices.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
         start: an earlier plan file, relative to the configuration file, from whose layouts the search starts; or null.
@@ -224,6 +226,7 @@ class PlanSection(_Section):
     check_meshes: PositiveInt = 1
     remat: Literal["as_written", "search"] = "as_written"
     micro_batches: PositiveInt | Literal["as_written", "search"] = "as_written"
+    offload: Literal["never", "state"] = "never"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None
     lookups: LookupsSection = Field(default_factory=LookupsSection)

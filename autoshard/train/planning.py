@@ -263,6 +263,7 @@ def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] 
         compile_check_meshes=section.check_meshes,
         remat=section.remat,
         micro_batches=section.micro_batches,
+        offload=section.offload,
         lookups=_lookups(section.lookups),
         on_progress=on_progress,
     )

@@ -68,7 +68,7 @@ class Rematerialisation:
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryFigures:
     """Bytes on one device: of arguments, of all outputs, of those that take the place of arguments, of everything else,
-    and the most in use at once.
+    and the most in use at once; and of arguments in the memory of the host, which are in none of the others.
     """
 
     argument_bytes: float
@@ -76,6 +76,7 @@ class MemoryFigures:
     alias_bytes: float
     temporary_bytes: float
     peak_bytes: float
+    host_bytes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,14 +84,16 @@ class StepTimes:
     """A step and its parts: kernels one after another, collectives beside them where that is possible.
 
     Attributes:
-      step_s: kernel_s and exposed_s. kernel_s: Of all kernels. collective_s: Of all collectives.
+      step_s: kernel_s, exposed_s and host_s. kernel_s: Of all kernels. collective_s: Of all collectives.
       exposed_s: The part of collective_s that kernels wait for.
+      host_s: What kernels wait for copies of state from and to the host.
     """
 
     step_s: float
     kernel_s: float
     collective_s: float
     exposed_s: float
+    host_s: float = 0.0
 
     @property
     def hidden_s(self) -> float:

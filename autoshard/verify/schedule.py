@@ -52,7 +52,8 @@ def schedule_figures(
         return figures
     step = replay(module, plan.logical_mesh)
     flows = _flows(step.collectives, origins)
-    times = StepTimes(step.step_s, step.kernel_s, step.collective_s, math.fsum(f.exposed_s for f in flows))
+    exposed_s = math.fsum(f.exposed_s for f in flows)
+    times = StepTimes(step.step_s, step.kernel_s, step.collective_s, exposed_s, step.host_s)
     return dataclasses.replace(figures, compiled=times, flow_times=_flow_times(plan, flows), flows=flows)
 
 
@@ -72,7 +73,9 @@ def choosing_for(plan: ProgramPlan, target: Target, candidates: tuple[Candidate,
 
 
 def _predicted(estimate: Estimate) -> StepTimes:
-    return StepTimes(estimate.step_s, estimate.compute_s, estimate.comm_s, estimate.exposed_s)
+    host_s = sum(c.time_s for c in estimate.host_copies)
+    own = estimate.comm_s - host_s, estimate.exposed_s - host_s
+    return StepTimes(estimate.step_s, estimate.compute_s, *own, host_s)
 
 
 def _not_replayed(plan: ProgramPlan, target: Target) -> str:
@@ -90,7 +93,7 @@ def _flow_times(plan: ProgramPlan, flows: Sequence[ScheduledFlow]) -> tuple[Flow
     """Both sides by kind and axes."""
     order = [name for name, _ in plan.axes]
     sums: dict[tuple[str, tuple[str, ...]], list[float]] = collections.defaultdict(lambda: [0.0] * 4)
-    for side, rows in ((0, plan.estimate.communication), (2, flows)):
+    for side, rows in ((0, plan.estimate.collectives), (2, flows)):
         for one in rows:
             row = sums[one.kind, tuple(sorted(one.axes, key=order.index))]
             row[side] += one.time_s

@@ -206,6 +206,9 @@ def _figures(console: Console, v: Verification) -> None:
     peaks = ours.peak_bytes, v.compiled_memory.peak_bytes
     told = (amount(peaks[1]), _ratio(*peaks)) if v.tells_peak else ("not told", "")
     rows.add_row("in use at the peak", amount(peaks[0]), *told)
+    hosts = ours.host_bytes, v.compiled_memory.host_bytes
+    if any(hosts):
+        rows.add_row("in host memory", *map(amount, hosts), _ratio(*hosts))
     pair = v.predicted_flops, v.compiled_flops
     rows.add_row("products and convolutions", *(amount(x, "FLOP") for x in pair), _ratio(*pair))
     if v.estimated_cycles is not None:
@@ -226,6 +229,9 @@ def _schedule(console: Console, s: ScheduleFigures) -> None:
         for label, field in _TIMES:
             pair = getattr(ours, field), getattr(theirs, field)
             rows.add_row(label, *map(seconds, pair), _ratio(*pair))
+        if ours.host_s or theirs.host_s:
+            pair = ours.host_s, theirs.host_s
+            rows.add_row("waiting for the host", *map(seconds, pair), _ratio(*pair))
         console.print(rows)
     if s.beside_products:
         counts = ", ".join(f"{b.beside} of {b.count} {b.kind}" for b in s.beside_products)

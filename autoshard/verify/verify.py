@@ -77,8 +77,8 @@ def verify(
         cluster=plan.cluster,
         target=chosen.name,
         axes=plan.axes,
-        flows=flows(e.communication, collectives, order),
-        strays=strays(e.communication, collectives, origins, order),
+        flows=flows(e.collectives, collectives, order),
+        strays=strays(e.collectives, collectives, origins, order),
         rematerialised=rematerialisations(compiled.log, origins),
         predicted_memory=predicted_memory(plan, traced),
         compiled_memory=MemoryFigures(
@@ -87,6 +87,7 @@ def verify(
             memory.alias_bytes,
             memory.temporary_bytes,
             memory.peak_bytes,
+            memory.host_bytes,
         ),
         reserved_bytes=memory.total_bytes,
         predicted_flops=sum(c.flops for c in e.compute if c.name in PRODUCTS),
@@ -112,8 +113,11 @@ def predicted_memory(plan: ProgramPlan, traced: Trace) -> MemoryFigures:
     def on_device(tensor: PlannedTensor, value: int | None) -> float:
         return 0.0 if value is None else spec_shard_bytes(values[value].size_bytes, tensor.entries, sizes)
 
-    arguments = [on_device(t, a.value) for t, a in zip(plan.arguments, traced.graph.arguments, strict=True)]
-    outputs = [on_device(t, o.value) for t, o in zip(plan.outputs, traced.graph.outputs, strict=True)]
+    all_arguments = [(t, on_device(t, a.value)) for t, a in zip(plan.arguments, traced.graph.arguments, strict=True)]
+    host_bytes = sum(size_bytes for t, size_bytes in all_arguments if t.in_host)
+    arguments = [0.0 if t.in_host else size_bytes for t, size_bytes in all_arguments]
+    pairs = zip(plan.outputs, traced.graph.outputs, strict=True)
+    outputs = [0.0 if t.in_host else on_device(t, o.value) for t, o in pairs]
     free = collections.Counter(_interface(plan.arguments[k]) for k in _donated(plan, traced))
     alias_bytes = 0.0
     for tensor, size_bytes in zip(plan.outputs, outputs, strict=True):
@@ -122,11 +126,11 @@ def predicted_memory(plan: ProgramPlan, traced: Trace) -> MemoryFigures:
             alias_bytes += size_bytes
     peak_bytes = plan.estimate.peak_bytes
     rest_bytes = (plan.estimate.reserved_bytes or peak_bytes) - sum(arguments) - sum(outputs) + alias_bytes
-    return MemoryFigures(sum(arguments), sum(outputs), alias_bytes, max(rest_bytes, 0.0), peak_bytes)
+    return MemoryFigures(sum(arguments), sum(outputs), alias_bytes, max(rest_bytes, 0.0), peak_bytes, host_bytes)
 
 
 def _interface(tensor: PlannedTensor) -> tuple:
-    return tensor.shape, tensor.dtype, tensor.entries
+    return tensor.shape, tensor.dtype, tensor.entries, tensor.in_host
 
 
 def _donated(plan: ProgramPlan, traced: Trace) -> Sequence[int]:
