@@ -30,7 +30,7 @@ LEAST, WITHIN = 0.2, 0.02
 CLUSTER = str(ROOT / "configs" / "clusters" / "h100x8_cpu.yaml")
 
 
-def case(name: str, mesh: dict[str, int], schedule: Schedule | None) -> dict[str, object]:
+def case(name: str, mesh: dict[str, int], schedule: Schedule | None, below: float) -> dict[str, object]:
     model = MODELS[name]
     config = load_config(ROOT / "configs" / f"{model.config}.yaml", model.overrides)
     functions = train_functions(config)
@@ -68,6 +68,7 @@ def case(name: str, mesh: dict[str, int], schedule: Schedule | None) -> dict[str
             enough = middle
         except MemoryBudgetError:
             share = middle
+    share *= below
     plan = planned(share * free_bytes, "state")
     e, found = plan.estimate, plan.verify(functions.step)
     hosted = [a for a in plan.arguments if a.in_host]
@@ -99,12 +100,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gpt,llama,encoder")
     parser.add_argument("--mesh", default="data=8", help="such as data=2,tensor=4")
+    parser.add_argument("--below", type=float, default=1.0, help="share of the budget in which nothing fits")
     parser.add_argument("--schedule", choices=[s.value for s in Schedule])
     own = parser.parse_args()
     mesh = {name: int(size) for name, size in (axis.split("=") for axis in own.mesh.split(","))}
     schedule = None if own.schedule is None else Schedule(own.schedule)
     for name in own.model.split(","):
-        print(json.dumps(case(name, mesh, schedule)), flush=True)
+        print(json.dumps(case(name, mesh, schedule, own.below)), flush=True)
 
 
 if __name__ == "__main__":
