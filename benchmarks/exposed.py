@@ -134,10 +134,10 @@ def read(path: pathlib.Path) -> dict[Key, Cell]:
 
 def laid_out(num_devices: int, axes: Sequence[tuple[str, int]]) -> LogicalMesh:
     """A mesh of H100s with these axes."""
-    return homogeneous_slice(_cluster(num_devices)).logical_mesh(dict(axes))
+    return homogeneous_slice(cluster_of(num_devices)).logical_mesh(dict(axes))
 
 
-def _cluster(num_devices: int) -> Cluster:
+def cluster_of(num_devices: int) -> Cluster:
     """H100s that reach `RATES`."""
     cluster = Cluster.from_file(CONFIGS / "clusters" / f"h100x{num_devices}.yaml")
     groups = [dataclasses.replace(g, device_type=dataclasses.replace(g.device_type, **RATES)) for g in cluster.groups]
@@ -281,7 +281,7 @@ class Planning:
 
     def _traced(self) -> baselines.Subject:
         if self.subject is None:
-            program, cluster = PROGRAMS[self.name], _cluster(self.num_devices)
+            program, cluster = PROGRAMS[self.name], cluster_of(self.num_devices)
             if program.config is None:
                 self.step, self.args = gpt.step, gpt.arguments(program.sizes(self.num_devices))
             else:

@@ -133,7 +133,8 @@ def _added_first(
     reduced: dict[int, tuple[int, int, tuple]] = {}  # value -> the group that reduces it, its sum, and how
     for group, steps in zip(c.analysis.groups, c.sums, strict=True):
         value = _sum_of(group)
-        is_sum = all(s.kind is not CollectiveKind.ALL_TO_ALL for s in steps)  # else rows of a look-up are exchanged
+        # else rows of a look-up are exchanged, or pieces of a product sent
+        is_sum = all(s.kind is not CollectiveKind.ALL_TO_ALL and s.beside_s is None for s in steps)
         if steps and is_sum and value is not None and uses[value] == 1:
             reduced[value] = group.index, value, (group.trips, *((s.kind, s.axes, s.buffer_bytes) for s in steps))
     served: set[int] = set()

@@ -59,6 +59,9 @@ class Collective:
       buffer_bytes: Size of its larger side on one device, input or result.
       separate_s: The part of `fixed_s` that it pays even where the compiler could join it with others.
       slower: The same by another algorithm, which takes longer as it is, but may not where others share `fixed_s`.
+      count: How many collectives it stands for.
+      beside_s: The time that they take beside the pieces of their own product, on top of `time_s` (`in_pieces.py`);
+        None for collectives that are no transfers of such pieces.
     """
 
     kind: CollectiveKind
@@ -69,6 +72,8 @@ class Collective:
     buffer_bytes: float
     separate_s: float = 0.0
     slower: "Collective | None" = None
+    count: int = 1
+    beside_s: float | None = None
 
 
 _TREE_HOPS, _TREE_BANDWIDTH = 2.0, 0.9

@@ -3,9 +3,10 @@
 The rule of such an equation says which shards belong together. The plan gives the layouts in which it reads its
 operands; from these follow the axes that split each factor, and from them what the equation is among the shards: a
 convolution has fewer groups there. Partial sums are added at the end. Look-ups that exchange ids and rows are done so
-too (`exchanged.py`).
+too (`exchanged.py`), and products in pieces (`in_pieces.py`).
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +16,9 @@ import jax.extend.core as jex
 from jax.sharding import Mesh, PartitionSpec
 
 from autoshard.execution.exchanged import exchanged
+from autoshard.execution.in_pieces import in_pieces
 from autoshard.execution.row_major import row_major
-from autoshard.graph.equation_plan import SCATTERING, EquationPlan
+from autoshard.graph.equation_plan import SCATTERING, EquationPlan, ProductPieces
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
@@ -28,7 +30,8 @@ _AxesOf = dict[int, tuple[str, ...]]
 
 def rule_by_shards(equation: jex.JaxprEqn, wanted: EquationPlan) -> FactorRule | None:
     """The rule of an equation that must run by shards; None for any other."""
-    if wanted.exchange is not None or wanted.scatters and equation.primitive.name in SCATTERING:
+    is_own = wanted.exchange is not None or wanted.pieces is not None
+    if is_own or wanted.scatters and equation.primitive.name in SCATTERING:
         return table_rule(leaf_of(equation))
     rule = table_rule(leaf_of(equation)) if equation.primitive.name in BY_SHARDS else None
     return rule if rule is not None and rule.by_shards else None
@@ -54,9 +57,12 @@ def run_by_shards(
       tied: Values that are to be read by others only when each device has made its own part of the results, which need
         not be summed yet, and how they are spread over the mesh.
     """
-    axes_of = _axes_of(rule, wanted, mesh)
+    pieces = wanted.pieces
+    axes_of = _axes_of(rule, wanted if pieces is None else _once_gathered(wanted, pieces), mesh)
     ways = {factor: math.prod(mesh.shape[a] for a in axes) for factor, axes in axes_of.items()}
     sent = () if wanted.exchange is None else wanted.exchange.axes
+    if pieces is not None:
+        sent = (pieces.axis,)
     summed = tuple(
         axis
         for factor, axes in axes_of.items()
@@ -74,6 +80,8 @@ def run_by_shards(
             return [row_major(equation.primitive.bind(*map(row_major, shards), **params))]
         if wanted.exchange is not None:
             results = [exchanged(equation, shards, wanted.exchange, math.prod(mesh.shape[a] for a in sent), summed)]
+        elif pieces is not None:
+            results = [in_pieces(lambda pair: equation.primitive.bind(*pair, **params), shards, rule, pieces)]
         else:
             results = equation.primitive.bind(*shards, **params)
             results = list(results) if equation.primitive.multiple_results else [results]
@@ -86,9 +94,17 @@ def run_by_shards(
     values, specs = [value for value, _ in tied], [spec for _, spec in tied]
     if not axes_of:
         return local(*operands, *values)
-    ins = (*(_spec(dims, axes_of) for dims in rule.operands), *specs)
+    gathered = {} if pieces is None else {pieces.slot: ((pieces.axis, pieces.dim),)}
+    ins = (*(_spec(dims, axes_of, gathered.get(slot, ())) for slot, dims in enumerate(rule.operands)), *specs)
     outs = [*(_spec(dims, axes_of, wanted.scatters) for dims in rule.results), *specs]
     return jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(*operands, *values)
+
+
+def _once_gathered(wanted: EquationPlan, pieces: ProductPieces) -> EquationPlan:
+    """What the plan would say of a product in pieces if the operand that is gathered came whole."""
+    without = lambda entries: tuple(tuple(a for a in axes if a != pieces.axis) for axes in entries)
+    operands = tuple((s, (without(steps[-1]),) if s == pieces.slot else steps) for s, steps in wanted.operands)
+    return dataclasses.replace(wanted, operands=operands)
 
 
 def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]]) -> jax.Array:

@@ -30,6 +30,22 @@ class IndexExchange:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ProductPieces:
+    """A matrix product that runs in as many pieces as a mesh axis has devices, each beside the transfer of another.
+
+    Attributes:
+      axis: The mesh axis along which pieces are sent.
+      slot: The operand that is read in pieces along this axis, and gathered; None where the sum over the axis is
+        scattered, piece by piece.
+      dim: The dimension, of that operand or of the result, along which pieces lie.
+    """
+
+    axis: str
+    slot: int | None
+    dim: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class EquationPlan:
     """The layouts around one equation, and what must be ordered or kept there; a slot that is not named is left as it
     comes.
@@ -66,6 +82,7 @@ class EquationPlan:
       is_transposed_at_once: Whether the result has no layout of its own, but gets that of the transposition behind it.
       exchange: Of a look-up, or a scatter-add: what devices exchange. It then runs by shards; all operands are named,
         but for one that the program makes from nothing.
+      pieces: Of a matrix product that runs in pieces. It then runs by shards; all operands are named.
     """
 
     operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()
@@ -88,6 +105,7 @@ class EquationPlan:
     narrows_first: bool = False
     is_transposed_at_once: bool = False
     exchange: IndexExchange | None = None
+    pieces: ProductPieces | None = None
 
     @property
     def unordered(self) -> "EquationPlan":
@@ -108,7 +126,7 @@ class EquationPlan:
     @property
     def has_layouts(self) -> bool:
         """Whether it says any layout."""
-        return bool(self.operands or self.results or self.body or self.scatters or self.exchange)
+        return bool(self.operands or self.results or self.body or self.scatters or self.exchange or self.pieces)
 
     @property
     def has_orders(self) -> bool:

@@ -72,6 +72,12 @@ def least_dim(run: Run) -> float:
     return min(rows, inner, math.prod(instruction.result[0].dims) // (batches * rows))
 
 
+def is_library_product(instruction: Instruction) -> bool:
+    """Whether an instruction calls a library for a matrix product or a convolution: its results are the product and a
+    workspace."""
+    return _target(instruction).startswith(("__cublas$", "__cudnn$conv"))
+
+
 def _target(instruction: Instruction) -> str:
     """What a custom call calls; empty for all else."""
     found = _TARGET.search(instruction.attributes) if instruction.opcode == "custom-call" else None

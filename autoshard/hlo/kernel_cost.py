@@ -1,14 +1,15 @@
 """What one instruction of a compiled program takes on a GPU, by the cost model's own formulas (`cost/compute.py`).
 
 Products take their arithmetic, everything else the bytes that it moves: those that a kernel reads and writes, a slice
-of an operand where it reads no more, and the slice that it writes where it updates in place.
+of an operand where it reads no more, and the slice that it writes where it updates in place. The workspace that a
+library's product is given does not count: how much of it is used is not known, and most products use none.
 """
 
 import math
 
 from autoshard.cluster import DeviceType
 from autoshard.cost import compute
-from autoshard.hlo.flops import flops_of, least_dim, products_within
+from autoshard.hlo.flops import flops_of, is_library_product, least_dim, products_within
 from autoshard.hlo.module import Computation, HloModule, Instruction, Run, dtype_name
 
 _NO_KERNEL = frozenset(
@@ -44,7 +45,8 @@ def kernel_bytes(module: HloModule, computation: Computation, instruction: Instr
     if instruction.opcode in _SLICES:
         return 2 * instruction.result_bytes
     if instruction.opcode != "fusion":
-        return instruction.result_bytes + sum(o.result_bytes for o in known)
+        results = instruction.result[:1] if is_library_product(instruction) else instruction.result
+        return sum(r.size_bytes for r in results) + sum(o.result_bytes for o in known)
     body = module.computations[instruction.called[0]]
     total_bytes = 0.0
     for result in _roots(body):

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from autoshard.cluster import LogicalMesh
+from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import Lookups
 from autoshard.errors import AnnotationError, LayoutError
 from autoshard.graph.graph import FixedLayout, Operation
@@ -128,8 +129,12 @@ def group_choices(
     mesh: LogicalMesh,
     restrictions: Restrictions,
     lookups: Lookups = Lookups(),  # noqa: B008 - frozen
+    in_pieces: InPieces = InPieces(),  # noqa: B008 - frozen
 ) -> tuple[list[ChoiceTable], list[GroupDecision]]:
     """The choice table of every group, one object for groups of equal shape, and which rows of it are allowed.
+
+    Args:
+      program, mesh, restrictions, lookups: As for `formulate`. in_pieces: As for `choice_table`.
 
     Raises:
       LayoutError: If none is left for a group.
@@ -138,7 +143,7 @@ def group_choices(
     tables, decisions = [], []
     for group, shape in zip(program.groups, program.shapes, strict=True):
         if id(shape) not in cache:
-            table = choice_table(shape, mesh, lookups)
+            table = choice_table(shape, mesh, lookups, in_pieces)
             cache[id(shape)] = table, tuple(range(len(table.choices)))
         table, rows = cache[id(shape)]
         if restrictions.group is not None:

@@ -38,6 +38,7 @@ from autoshard.compiler.host_state import StateUpdate, state_updates
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.schedule import Schedule
 from autoshard.cost.host_copies import round_trips_s
+from autoshard.cost.in_pieces import Decompose, InPieces
 from autoshard.cost.lookups import Lookups
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
@@ -245,7 +246,8 @@ class _Builder:
                 )
                 if table.inside is not None:
                     comm_s = comm_s + table.inside.comm_s
-                cache[key] = (group.trips * (counting * table.compute_s + comm_s))[list(rows)]
+                kernels_s = counting * table.free_s + table.beside_s
+                cache[key] = (group.trips * (kernels_s + comm_s))[list(rows)]
             cost = cache[key] + self.own_s[i] if i in self.own_s else cache[key]
             nodes.append(Node(f"{self.graph.operations[group.operations[0]].name}#{group.operations[0]}", cost))
         return nodes
@@ -374,6 +376,7 @@ def formulate(
     weights: StretchWeights | None = None,
     lookups: Lookups = Lookups(),  # noqa: B008 - frozen
     offloads_state: bool = False,
+    decompose: Decompose = "never",
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
 
@@ -388,17 +391,19 @@ def formulate(
       weights: Of stretches of operations, under the latency-hiding schedule (`overlap.py`); None: `first_weights`.
       lookups: What is known of look-ups in tables.
       offloads_state: Whether state may lie in the memory of the host, if the mesh tells of one.
+      decompose: Which products may run in pieces, beside the transfers of what they gather or scatter.
 
     Raises:
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
     """
     hiding = Overlap(program.analysis, overlap, None)
-    if compiler_of(mesh.device_type, schedule).hides_collectives:
+    hides = compiler_of(mesh.device_type, schedule).hides_collectives
+    if hides:
         hiding = dataclasses.replace(hiding, weights=weights or first_weights(len(program.graph.operations)))
     updates = state_updates(program.analysis) if offloads_state and mesh.host_link is not None else ()
     may_be_in_host = {read.argument for update in updates for read in update.reads}
     layouts, arguments = argument_choices(program, mesh, pins, restrictions, may_be_in_host)
-    tables, groups = group_choices(program, mesh, restrictions, lookups)
+    tables, groups = group_choices(program, mesh, restrictions, lookups, InPieces(decompose, overlap if hides else 0.0))
     builder = _Builder(program, mesh, layouts, tables, [*arguments, *groups], hiding, schedule, updates)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()

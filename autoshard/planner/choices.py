@@ -5,10 +5,12 @@ all-reduce, or by a reduce-scatter onto a dimension of the result. Two choices t
 same layout are one decision; the cheaper stays.
 
 Of a look-up, an axis may also be *exchanged*: it splits both the ids and the rows of the table, and the devices along
-it send each other ids and rows (`cost/lookups.py`), so that no partial results are left.
+it send each other ids and rows (`cost/lookups.py`), so that no partial results are left. And a matrix product may run
+in *pieces*, beside the transfers of what it gathers or scatters along an axis (`in_pieces.py`).
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ import numpy as np
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_reduce, changed, launched, permute, reduce_scatter
 from autoshard.cost.compute import flops_s, kernel_s, transposing_s
+from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import MOST_KEYS, Exchange, Lookups, exchange_of, scattered
 from autoshard.cost.reshard import inner_dims, out_of_order
 from autoshard.graph.graph import Dims, Factor, FixedLayout, LookUp
@@ -31,7 +34,8 @@ from autoshard.graph.layout import (
     shard_bytes,
     spec_entries,
 )
-from autoshard.planner.group_shapes import GroupShape, RegionCollective, RegionKernels, RegionWork, Table
+from autoshard.planner.group_shapes import GroupShape, Kernel, RegionCollective, RegionKernels, RegionWork, Table
+from autoshard.planner.in_pieces import Pieces, price, product_of, ways_in_pieces
 from autoshard.planner.region_collectives import region_collective
 
 
@@ -44,18 +48,21 @@ class Choice:
       scatter: For each axis that splits a reduced factor, the result dimension that its reduce-scatter leaves
         sharded; `WHOLE` for an all-reduce and for all other axes.
       exchanged: The axes, of those that split ids, that split the rows of the table too.
+      pieces: Of a matrix product that runs in pieces; None for any other.
     """
 
     assignment: Assignment
     scatter: Layout
     exchanged: tuple[int, ...] = ()
+    pieces: Pieces | None = None
 
     def layout_of(self, dims: Dims, look_up: LookUp | None) -> Layout:
         """The layout before any reduction of a tensor whose dimensions are `dims`; `look_up` is the group's."""
-        return _layout(dims, self.assignment, self.exchanged, look_up)
+        layout = _layout(dims, self.assignment, self.exchanged, look_up)
+        return layout if self.pieces is None else self.pieces.layout_of(dims, layout)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class ChoiceTable:
     """All choices of a group, with their layouts and costs; row k of everything belongs to choice k.
 
@@ -86,6 +93,16 @@ class ChoiceTable:
         """[K] seconds of collectives in one run, if each of them is waited for."""
         return np.array([sum(c.time_s for c in steps) for steps in self.collectives])
 
+    @functools.cached_property
+    def beside_s(self) -> np.ndarray:
+        """[K] seconds of `compute_s` beside which pieces of a product travel."""
+        return np.array([sum(c.beside_s or 0.0 for c in steps) for steps in self.collectives])
+
+    @functools.cached_property
+    def free_s(self) -> np.ndarray:
+        """[K] the rest of `compute_s`."""
+        return self.compute_s - self.beside_s
+
 
 def _layout(dims: Dims, assignment: Assignment, exchanged: Sequence[int], look_up: LookUp | None) -> Layout:
     """`layout_of` where some axes are exchanged: no tensor has both rows and ids."""
@@ -96,12 +113,23 @@ def _layout(dims: Dims, assignment: Assignment, exchanged: Sequence[int], look_u
     return tuple(r if r != WHOLE else d for d, r in zip(layout, rows, strict=True))
 
 
-def choice_table(shape: GroupShape, mesh: LogicalMesh, lookups: Lookups = Lookups()) -> ChoiceTable:  # noqa: B008 - frozen
-    """Enumerates and prices the choices of a group of this shape on `mesh`; `lookups`: of tables."""
+def choice_table(
+    shape: GroupShape,
+    mesh: LogicalMesh,
+    lookups: Lookups = Lookups(),  # noqa: B008 - frozen
+    in_pieces: InPieces = InPieces(),  # noqa: B008 - frozen
+) -> ChoiceTable:
+    """Enumerates and prices the choices of a group of this shape on `mesh`.
+
+    Args:
+      shape: The group. mesh: The mesh. lookups: Of tables.
+      in_pieces: Which products may run in pieces.
+    """
     sizes = mesh.shape
     reading = tuple(dict.fromkeys(dims for dims, _, _ in shape.reads))
     writing = tuple(dict.fromkeys(dims for dims, _, _ in shape.writes))
     look_up = None if shape.table is None else shape.table.look_up
+    product = None if in_pieces.decompose == "never" else product_of(shape)
     rows: dict[tuple, _Row] = {}
     for assignment, exchanged, scatters in _ways(shape, sizes, lookups):
         reads = {dims: _layout(dims, assignment, exchanged, look_up) for dims in reading}
@@ -115,6 +143,10 @@ def choice_table(shape: GroupShape, mesh: LogicalMesh, lookups: Lookups = Lookup
             best = rows.get(key)
             if best is None or row.cost_s < best.cost_s:
                 rows[key] = row
+            if product is not None:
+                for own in _in_pieces(shape, product, row, mesh, in_pieces):
+                    read = [own.choice.layout_of(dims, None) for dims in reading]
+                    rows[(*read, *key[len(reading) :], own.choice.pieces)] = own
     column = lambda name: [getattr(row, name) for row in rows.values()]
     # accesses of equal dimensions share one column
     by_dims = {dims: tuple(key[n] for key in rows) for n, dims in enumerate(reading)}
@@ -123,6 +155,7 @@ def choice_table(shape: GroupShape, mesh: LogicalMesh, lookups: Lookups = Lookup
     kept = [0.0 if e is None else e.buffer_bytes(is_update=is_update) for e in column("exchange")]
     compute_s, flops = np.array(column("compute_s")), np.array(column("flops"))
     inside = None if shape.work is None else region_costs(shape.work, mesh)
+    kept = [k + row.pieces_bytes for k, row in zip(kept, rows.values(), strict=True)]
     if inside is not None:
         kept = [inside.workspace_bytes] * len(rows)
         compute_s, flops = np.full(len(rows), inside.compute_s), np.full(len(rows), inside.flops)
@@ -192,10 +225,32 @@ class _Row:
     collectives: tuple[Collective, ...]
     partial_bytes: float
     exchange: Exchange | None
+    pieces_bytes: float = 0.0
 
     @property
     def cost_s(self) -> float:
         return self.compute_s + sum(c.time_s for c in self.collectives)
+
+
+def _in_pieces(shape: GroupShape, product: Kernel, row: _Row, mesh: LogicalMesh, in_pieces: InPieces) -> Iterator[_Row]:
+    """The ways to run the product of `row` in pieces that are wanted."""
+    assignment = row.choice.assignment
+    least_dim = lambda own, sizes: _least_dim(shape.factors, product.sides, own, sizes)
+    for pieces in ways_in_pieces(shape, assignment, row.choice.scatter, mesh):
+        cost = price(shape, product, assignment, pieces, mesh, in_pieces.hidden_share, least_dim)
+        sums = row.collectives if pieces.is_gathered else ()
+        choice = dataclasses.replace(row.choice, pieces=pieces)
+        own = _Row(
+            choice,
+            cost.compute_s,
+            row.flops,
+            (cost.sent, *sums),
+            row.partial_bytes if pieces.is_gathered else 0.0,
+            None,
+            cost.workspace_bytes,
+        )
+        if in_pieces.decompose == "any" or own.cost_s < row.cost_s + cost.spared_s:
+            yield own
 
 
 def _ways(

@@ -16,7 +16,7 @@ from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.tied_copies import tied_copies
 from autoshard.garbage import collection_paused
-from autoshard.graph.equation_plan import SCATTERING, EquationPlan, IndexExchange
+from autoshard.graph.equation_plan import SCATTERING, EquationPlan, IndexExchange, ProductPieces
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather, is_sent
@@ -104,6 +104,7 @@ class _Slots:
         self.delayed: dict[int, set[int]] = collections.defaultdict(set)
         self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
         self.exchange: dict[int, IndexExchange] = {}
+        self.pieces: dict[int, ProductPieces] = {}
         self.narrowing: set[int] = set()
 
     def freeze(self) -> dict[int, EquationPlan]:
@@ -114,11 +115,11 @@ class _Slots:
         for n in sorted({*self.operands, *self.results, *self.body, *self.delayed}):
             delayed = tuple(sorted(self.delayed[n])) if n in self.delayed else ()
             scatters = self.scatters.get(n, ())
-            exchange, narrows = self.exchange.get(n), n in self.narrowing
+            exchange, pieces, narrows = self.exchange.get(n), self.pieces.get(n), n in self.narrowing
             fields = listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters
-            key = *fields, exchange, narrows
+            key = *fields, exchange, pieces, narrows
             if key not in shared:
-                shared[key] = EquationPlan(*fields, exchange=exchange, narrows_first=narrows)
+                shared[key] = EquationPlan(*fields, exchange=exchange, pieces=pieces, narrows_first=narrows)
             rows[n] = shared[key]
         return rows
 
@@ -150,6 +151,8 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
                 slots.scatters[operation.equation] = scatters
             if exchange := _exchange(reader, group):
                 slots.exchange[operation.equation] = exchange
+            if pieces := _pieces(reader, group, operation, factor_map):
+                slots.pieces[operation.equation] = pieces
             for slot, value in enumerate(operation.operands):
                 if value is None or not values[value].shape or value not in reader.layout:
                     continue
@@ -233,6 +236,21 @@ def _exchange(reader: SolutionReader, group: Group) -> IndexExchange | None:
     return IndexExchange(
         tuple(names[a] for a in reader.choice(group.index).exchanged), found.slots, found.num_ids, found.expected
     )
+
+
+def _pieces(
+    reader: SolutionReader, group: Group, operation: Operation, factor_map: tuple[int, ...]
+) -> ProductPieces | None:
+    """`EquationPlan.pieces` of the product that `group` is."""
+    choice, rule = reader.choice(group.index), operation.rule
+    if (pieces := choice.pieces) is None:
+        return None
+    axis, result = reader.f.mesh.axis_names[pieces.axis], map_dims(rule.results[0], factor_map)
+    if not pieces.is_gathered:
+        return ProductPieces(axis, None, result.index((pieces.factor,)))
+    operands = [map_dims(dims, factor_map) for dims in rule.operands]
+    slot = next(s for s, dims in enumerate(operands) if (choice.assignment[pieces.axis],) not in dims)
+    return ProductPieces(axis, slot, operands[slot].index((pieces.factor,)))
 
 
 def _loop_shardings(operation: Operation, reader: SolutionReader, slots: _Slots) -> None:

@@ -9,6 +9,7 @@ import collections
 
 from autoshard.planner.allowed import ArgumentDecision
 from autoshard.planner.build import Formulation
+from autoshard.planner.choices import Choice
 from autoshard.solver.io.problem_keys import ProblemKeys
 
 
@@ -28,10 +29,15 @@ def labels_of(f: Formulation) -> ProblemKeys:
             kind = f"{operation.name} at {operation.source}"
             key, choices = f"{kind} #{seen[kind]}", f.tables[decision.group].choices
             seen[kind] += 1
-            text = lambda row, c=choices: " ".join(map(str, (c[row].assignment, c[row].scatter, *c[row].exchanged)))
+            text = lambda row, c=choices: _text(c[row])
         keys.append(f"{dimensions}: {key}")
         place = id(choices), decision.rows
         if place not in shared:
             shared[place] = tuple(text(row) for row in decision.rows)
         meanings.append(shared[place])
     return ProblemKeys(tuple(keys), tuple(meanings))
+
+
+def _text(choice: Choice) -> str:
+    pieces = () if choice.pieces is None else (choice.pieces,)
+    return " ".join(map(str, (choice.assignment, choice.scatter, *choice.exchanged, *pieces)))

@@ -74,16 +74,18 @@ class Terms:
 def counted_of_group(
     terms: Terms, steps: Sequence[Collective], planned: Sequence[Collective] | None = None
 ) -> tuple[Collective, ...]:
-    """`Terms.counted` of a group's collectives. Of an exchange all counts: rows are read, or added, right behind it."""
-    if exchanged := [c for c in steps if is_exchange(c)]:
-        own, of_plan = ([c for c in all_ or () if not is_exchange(c)] for all_ in (steps, planned))
-        return (*exchanged, *terms.counted(own, of_plan)) if own else tuple(exchanged)
+    """`Terms.counted` of a group's collectives. Of what is sent within the group all counts: it is read at once."""
+    if within := [c for c in steps if is_sent_within(c)]:
+        own, of_plan = ([c for c in all_ or () if not is_sent_within(c)] for all_ in (steps, planned))
+        return (*within, *terms.counted(own, of_plan)) if own else tuple(within)
     return terms.counted(steps, planned)
 
 
-def is_exchange(step: Collective) -> bool:
-    """Whether a collective of a group exchanges ids or rows of a look-up; all others sum."""
-    return step.kind is CollectiveKind.ALL_TO_ALL
+def is_sent_within(step: Collective) -> bool:
+    """Whether a collective of a group exchanges ids or rows of a look-up, or sends pieces of a product; all others sum
+    its result.
+    """
+    return step.kind is CollectiveKind.ALL_TO_ALL or step.beside_s is not None
 
 
 Window = tuple[int, int]

@@ -24,7 +24,8 @@ class OwnTimes:
     """What each owner adds to a step under a plan, in seconds; float64 [owners], edges behind decisions.
 
     Attributes:
-      kernels_s: Kernels. least_s: Kernels and the collectives that they wait for. hideable_s: What can hide.
+      kernels_s: Kernels, less what transfers of their own pieces run beside.
+      least_s: Kernels and the collectives that they wait for. hideable_s: What can hide.
     """
 
     kernels_s: np.ndarray
@@ -122,7 +123,7 @@ def _kernels_of(f: Formulation) -> list[np.ndarray]:
     for group, table, decision in zip(f.program.groups, f.tables, f.decisions[len(own) :], strict=True):
         key = id(table), decision.rows, group.trips
         if key not in made:
-            made[key] = group.trips * table.compute_s[list(decision.rows)]
+            made[key] = group.trips * table.free_s[list(decision.rows)]
         own.append(made[key])
     return own
 

@@ -18,7 +18,7 @@ from autoshard.planner.build import Formulation
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.estimate import HOST_COPIES, CommunicationItem, ComputeItem
 from autoshard.planner.group_shapes import RegionCollective
-from autoshard.planner.overlap import Window, counted_of_group, is_exchange
+from autoshard.planner.overlap import Window, counted_of_group, is_sent_within
 from autoshard.planner.solution_reader import SolutionReader
 
 
@@ -49,10 +49,12 @@ class Timeline:
       compute: The kernels of each group. communication: The collectives, each with what hides of it.
       kernels: For each of `compute`, its group and the operation in whose place it runs.
       sendings: What each of `communication` is about.
-      kernels_s: The time of the kernels in the place of each operation. share: What of it collectives make use of.
+      kernels_s: The time of the kernels in the place of each operation, less what transfers of their own pieces run
+        beside. share: What of it collectives make use of.
       hideable: The collectives that can run beside kernels.
       stretches: Of operations, in which there is more to send than hides (`cost/exposure.py`).
       found: What of `hideable` runs beside which kernels.
+      beside_s: Time of transfers beside the pieces of their own products.
     """
 
     compute: tuple[ComputeItem, ...]
@@ -64,6 +66,7 @@ class Timeline:
     kernels: tuple[tuple[int, int], ...]
     sendings: tuple[Sending, ...]
     found: Exposure
+    beside_s: float = 0.0
 
     @functools.cached_property
     def compute_s(self) -> float:
@@ -88,7 +91,7 @@ class Timeline:
     @functools.cached_property
     def least_s(self) -> float:
         """Time of the step if all hides that can."""
-        return self.compute_s + self.comm_s - sum(c.time_s for c in self.hideable)
+        return self.compute_s + self.comm_s - self.beside_s - sum(c.time_s for c in self.hideable)
 
     def waited_s(self, stretches: Sequence[Stretch]) -> np.ndarray:
         """What kernels wait for within each stretch at least, added up in disjoint ones; negative where all hides."""
@@ -141,6 +144,7 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
             compute.append(item)
             kernels.append((group.index, f.overlap.analysis.kernel_of[group.index]))
             kernels_s[kernels[-1][1]] += item.compute_s
+        kernels_s[f.overlap.analysis.kernel_of[group.index]] -= group.trips * float(table.beside_s[row])
         if table.inside is not None:
             value = group.writes[0].value
             for own, step in table.inside.collectives:
@@ -153,7 +157,7 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
             windows = [f.overlap.window(last, None)] if f.overlap.is_reduced_freely(group) else []
             label, trips = _label(reader, value, operation.name), emitted.trips[group.index]
             for step in counted_of_group(terms.whole, steps, solved.sums[group.index]):
-                own = [] if is_exchange(step) else windows
+                own = [] if is_sent_within(step) else windows
                 waiting = _waiting(f, own) or (group.operations[-1] + 1,)
                 sendings.append(Sending(last, None, reader.layout[last], waiting))
                 communication.append((_item(step, reader, label, value, operation, trips), own))
@@ -210,6 +214,7 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         tuple(kernels),
         tuple(sendings),
         found,
+        sum(c.hidden_s for c, _ in communication),
     )
 
 
@@ -278,6 +283,7 @@ def _item(
     step: Collective, reader: SolutionReader, label: str, value: int, operation: Operation | None, trips: float
 ) -> CommunicationItem:
     """A collective, `trips` times."""
+    beside_s = step.beside_s or 0.0
     return CommunicationItem(
         step.kind.value,
         step.axes,
@@ -285,7 +291,8 @@ def _item(
         reader.graph.values[value].shape,
         operation.source if operation else "",
         step.wire_bytes * trips,
-        step.time_s * trips,
-        trips,
+        (step.time_s + beside_s) * trips,
+        step.count * trips,
         operation.equation if operation else None,
+        beside_s * trips,
     )

@@ -86,7 +86,11 @@ def _inside(a: ProgramPlan, b: ProgramPlan) -> int | None:
     if a.equations != b.equations or a.axes != b.axes:
         return None
     one, two = (
-        {n: (e.operands, e.results, e.body, e.scatters, e.exchange) for n, e in plan.shardings if e.has_layouts}
+        {
+            n: (e.operands, e.results, e.body, e.scatters, e.exchange, e.pieces)
+            for n, e in plan.shardings
+            if e.has_layouts
+        }
         for plan in (a, b)
     )
     return sum(one.get(n) != two.get(n) for n in {*one, *two})

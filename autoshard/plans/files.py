@@ -15,7 +15,7 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.layout import SpecEntries
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
-VERSION = 16
+VERSION = 17
 """Changes whenever a file written before could be misread."""
 
 STAGED_FORMAT = "autoshard-staged-plan"
@@ -110,7 +110,7 @@ def plan_of_document(raw: Any, path: str | os.PathLike[str]) -> ProgramPlan:
     if raw.get("version") != VERSION:
         raise FileFormatError(
             f"`{path}` is a plan of version {raw.get('version')!r}, but this autoshard reads version {VERSION} only, "
-            "in which a plan also says which state lies in host memory. Plan again."
+            "in which a plan also says which products run in pieces. Plan again."
         )
     held = dict(checked_document(_document_type(), raw, path))
     texts, order = held["equation_texts"], held["equation_order"]
@@ -159,6 +159,13 @@ def _check(plan: ProgramPlan, path: str | os.PathLike[str]) -> None:
                 raise FileFormatError(
                     f"`{path}`: a look-up is exchanged over some axes in at least one slot, but that of equation "
                     f"{number} is over {exchange.axes} in {exchange.slots}. Plan again."
+                )
+        if (pieces := shardings.pieces) is not None:
+            _check_axes(((pieces.axis,),), sizes, f"the product in pieces of equation {number}", path)
+            if pieces.slot not in (None, 0, 1) or pieces.dim < 0:
+                raise FileFormatError(
+                    f"`{path}`: a product gathers its operand 0 or 1, or none, along a dimension, but that of equation "
+                    f"{number} gathers operand {pieces.slot} along dimension {pieces.dim}. Plan again."
                 )
         if not 0 <= number < len(plan.equations):
             raise FileFormatError(

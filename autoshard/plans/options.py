@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from autoshard.compiler.schedule import Schedule
+from autoshard.cost.in_pieces import Decompose
 from autoshard.cost.lookups import Lookups
 
 
@@ -70,6 +71,10 @@ class PlanOptions:
         every mesh axis inside a node.
       lookups: What is known of look-ups in tables: how often which row is looked up, and whether rows may be exchanged
         for ids; see `Lookups`.
+      decompose: Which matrix products may run in pieces, each beside the transfer of another, where they read what is
+        gathered along a mesh axis or their sum is scattered (collective matmul); see docs/cost_model.md. "faster": what
+        is faster so than with the whole collective, if that is waited for, as those of tensor parallelism are.
+        "any": all that can. "never": none. Planning takes longer the more may.
       on_progress: Called as the work goes on.
     """
 
@@ -93,4 +98,5 @@ class PlanOptions:
     device_order: Literal["sought", "listed"] = "sought"
     adaptive: bool = False
     lookups: Lookups = Lookups()  # noqa: RUF009 - frozen
+    decompose: Decompose = "never"
     on_progress: Callable[[PlanProgress], None] | None = None

@@ -96,6 +96,7 @@ class Question:
             weights,
             self.options.lookups,
             offloads_state(self.options),
+            self.options.decompose,
         )
 
 

@@ -207,6 +207,8 @@ class PlanSection(_Section):
             says; a number; or `search` for what is fastest.
         offload: `state`: optimizer state may lie in the memory of the hosts, copied in and out every step, where the
             cluster describes them; `never`: all stays on the devices.
+        decompose: which matrix products may run in pieces, beside the transfers of what they gather or scatter:
+            `never`, `faster` (than a whole collective that is waited for), or `any`.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
             of them, or null, as in `state.params.*.up.kernel: [null, tensor]`.
         start: an earlier plan file, relative to the configuration file, from whose layouts the search starts; or null.
@@ -227,6 +229,7 @@ class PlanSection(_Section):
     remat: Literal["as_written", "search"] = "as_written"
     micro_batches: PositiveInt | Literal["as_written", "search"] = "as_written"
     offload: Literal["never", "state"] = "never"
+    decompose: Literal["never", "faster", "any"] = "never"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None
     lookups: LookupsSection = Field(default_factory=LookupsSection)

@@ -264,6 +264,7 @@ def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] 
         remat=section.remat,
         micro_batches=section.micro_batches,
         offload=section.offload,
+        decompose=section.decompose,
         lookups=_lookups(section.lookups),
         on_progress=on_progress,
     )
