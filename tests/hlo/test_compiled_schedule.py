@@ -47,6 +47,16 @@ def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
     assert done.kernel_s == done.step_s and not done.collectives
 
 
+def test_the_workspace_of_a_library_s_product_is_not_written():
+    """1024 x 1024 floats are read twice and written once; 32 MiB that cuBLAS may use do not count."""
+    done = step("""\
+        %p = f32[1024,1024]{1,0} parameter(0)
+        %c = (f32[1024,1024]{1,0}, s8[33554432]{0}) custom-call(%p, %p), custom_call_target="__cublas$lt$matmul"
+        ROOT %d = f32[1024,1024]{1,0} get-tuple-element(%c), index=0
+    """)
+    assert done.step_s == pytest.approx(KERNEL_S)
+
+
 def test_a_collective_hides_behind_kernels_and_what_is_left_is_exposed():
     body = f"""\
         %p = f32[1024,1024]{{1,0}} parameter(0)
