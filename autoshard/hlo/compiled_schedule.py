@@ -10,7 +10,10 @@ before it is through; its `-done` makes the kernels wait. What they wait is expo
 
 Copies between a device and its host (`copy-start`) have a stream of their own; kernels wait for them at `copy-done`.
 
-Rates are those by which plans are priced: of the mesh's links and of its kind of device.
+Rates are those by which plans are priced: of the mesh's links and of its kind of device. XLA:TPU tells the cycles that
+it expects of its kernels, which are taken instead (`cycles.py`); what it tells none of takes nothing. It runs
+collectives inside fusions (`carried_collectives.py`), whose steps these issue: beside any other kernel such a
+collective stands still.
 
 A loop repeats its body; all but its first iterations take what the last simulated one took. These are facts about
 schedules, not about silicon: kernels are not slowed by collectives that run beside them.
@@ -18,13 +21,15 @@ schedules, not about silicon: kernels are not slowed by collectives that run bes
 
 import dataclasses
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence, Set
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import all_gather, all_reduce, all_to_all, launched, permute, reduce_scatter
 from autoshard.cost.host_copies import host_copy_s
 from autoshard.hlo import kernel_cost
+from autoshard.hlo.carried_collectives import Carried, carried_collectives
 from autoshard.hlo.collectives import CompiledCollective, compiled_collectives
+from autoshard.hlo.cycles import cycles_of
 from autoshard.hlo.module import Computation, HloModule, Instruction
 
 _SIMULATED_ITERATIONS = 4
@@ -71,15 +76,16 @@ class ScheduledStep:
         return sum(c.exposed_s for c in self.collectives)
 
 
-def replay(module: HloModule, mesh: LogicalMesh) -> ScheduledStep:
+def replay(module: HloModule, mesh: LogicalMesh, clock_ghz: float | None = None) -> ScheduledStep:
     """Replays a scheduled program.
 
     Args:
       module: The optimised program of one device, its instructions in the order in which they run.
       mesh: The logical mesh that it was compiled for, whose links price collectives and whose devices price kernels.
+      clock_ghz: To take kernels by the cycles that XLA:TPU expects of them; None for the roofline.
     """
     axes = tuple((axis.name, axis.size) for axis in mesh.axes)
-    replaying = _Replay(module, mesh, {c.name: c for c in compiled_collectives(module, axes)})
+    replaying = _Replay(module, mesh, {c.name: c for c in compiled_collectives(module, axes)}, clock_ghz)
     replaying.run(module.computations[module.entry])
     known, sent_s, exposed_s = replaying.known, replaying.sent_s, replaying.exposed_s
     priced = [
@@ -118,11 +124,13 @@ class _Replay:
     """The clocks of the two streams, and what has been counted so far; `weight`: how often what runs now is repeated.
 
     `on_link`: The collectives that kernels may still have to wait for: name, begin and end, in order.
+    `in_fusions`: Those of them that fusions have begun and not ended.
     """
 
     module: HloModule
     mesh: LogicalMesh
     known: Mapping[str, CompiledCollective]
+    clock_ghz: float | None
     now_s: float = 0.0
     link_free_s: float = 0.0
     host_link_free_s: float = 0.0
@@ -132,23 +140,27 @@ class _Replay:
     on_link: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
     sent_s: dict[str, float] = dataclasses.field(default_factory=dict)
     exposed_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    in_fusions: set[str] = dataclasses.field(default_factory=set)
 
     def run(self, computation: Computation) -> None:
         """Replays a computation on top of what is in flight."""
-        ends_s: dict[str, float] = {}  # of each collective that has begun, by the name of its `-start`
+        begun: dict[str, str] = {}  # the collectives that have begun, by the names of their `-start`s
+        copies_s: dict[str, float] = {}  # when copies end, by the names of their `copy-start`s
+        carried = carried_collectives(self.module, computation, self.known)
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
             collective = collective_in(self.module, instruction, self.known)
             if collective is not None:
-                ends_s[instruction.name] = self._send(collective)
+                self._send(collective)
+                begun[instruction.name] = collective
                 if not opcode.endswith("-start") or is_synchronous(instruction):
-                    self._wait(ends_s[instruction.name])
+                    self._end(collective)
             elif opcode == "copy-start":
-                ends_s[instruction.name] = self._copy(instruction)
+                copies_s[instruction.name] = self._copy(instruction)
             elif opcode == "copy-done":
-                self._wait_for_host(ends_s.get(instruction.operands[0], self.now_s))
+                self._wait_for_host(copies_s.get(instruction.operands[0], self.now_s))
             elif opcode.endswith("-done"):
-                self._wait(ends_s.get(start_of(computation, instruction), self.now_s))
+                self._end(begun.get(start_of(computation, instruction), ""))
             elif opcode == "while":
                 self._loop(instruction)
             elif opcode == "conditional":
@@ -156,17 +168,47 @@ class _Replay:
             elif opcode == "call":
                 self.run(self.module.computations[instruction.called[0]])
             else:
-                self._kernel(computation, instruction)
+                self._fusion(computation, instruction, carried.get(instruction.name, ()))
 
-    def _send(self, name: str) -> float:
-        """Puts a collective on the link; when it ends."""
+    def _fusion(self, computation: Computation, instruction: Instruction, carried: Sequence[Carried]) -> None:
+        """Runs a kernel, beside the collectives that it carries."""
+        for one in carried:
+            if one.begins:
+                self._send(one.name)
+                self.in_fusions.add(one.name)
+            if one.begins and one.ends:
+                self._end(one.name)
+        before_s = self.now_s
+        self._kernel(computation, instruction)
+        resting = self.in_fusions - {one.name for one in carried}
+        if resting:
+            self._rest(resting, self.now_s - before_s)
+        for one in carried:
+            if one.ends and not one.begins:
+                self._end(one.name)
+
+    def _end(self, name: str) -> None:
+        """Kernels wait for the collective that was sent last under a name, if it is still on the link."""
+        self.in_fusions.discard(name)
+        self._wait(next((end_s for n, _, end_s in reversed(self.on_link) if n == name), self.now_s))
+
+    def _rest(self, names: Set[str], time_s: float) -> None:
+        """Collectives, and those behind them on the link, have stood still for that long."""
+        sent = [name if end_s > self.now_s - time_s else "" for name, _, end_s in self.on_link]
+        first = next((k for k, name in enumerate(sent) if name in names), None)
+        if first is not None:
+            later = [(name, begin_s + time_s, end_s + time_s) for name, begin_s, end_s in self.on_link[first:]]
+            self.on_link[first:] = later
+            self.link_free_s += time_s
+
+    def _send(self, name: str) -> None:
+        """Puts a collective on the link."""
         time_s = collective_s(self.known[name], self.mesh)
         self.sent_s[name] = self.sent_s.get(name, 0.0) + self.weight * time_s
         begin_s = max(self.now_s, self.link_free_s)
         self.link_free_s = begin_s + time_s
         self.on_link = [c for c in self.on_link if c[2] > self.now_s]
         self.on_link.append((name, begin_s, self.link_free_s))
-        return self.link_free_s
 
     def _wait(self, until_s: float) -> None:
         """Kernels wait until then; what is on the link meanwhile is exposed."""
@@ -187,7 +229,10 @@ class _Replay:
         self.now_s += waited_s
 
     def _kernel(self, computation: Computation, instruction: Instruction) -> None:
-        time_s = kernel_cost.kernel_s(self.mesh.device_type, self.module, computation, instruction)
+        if self.clock_ghz is not None:
+            time_s = (cycles_of(instruction) or 0.0) / (self.clock_ghz * 1e9)
+        else:
+            time_s = kernel_cost.kernel_s(self.mesh.device_type, self.module, computation, instruction)
         self.kernel_s += self.weight * time_s
         self.now_s += time_s
 

@@ -18,7 +18,7 @@ from autoshard.verify.compile import CompiledStep
 from autoshard.verify.figures import BesideProducts, FlowTimes, ScheduledFlow, ScheduleFigures, StepTimes
 from autoshard.verify.gpus import GpuTarget
 from autoshard.verify.strays import Origins
-from autoshard.verify.targets import Target
+from autoshard.verify.targets import CpuTarget, Target
 from autoshard.verify.tpus import TpuTarget
 
 
@@ -50,7 +50,7 @@ def schedule_figures(
     )
     if figures.not_replayed:
         return figures
-    step = replay(module, plan.logical_mesh)
+    step = replay(module, plan.logical_mesh, target.clock_ghz if isinstance(target, TpuTarget) else None)
     flows = _flows(step.collectives, origins)
     exposed_s = math.fsum(f.exposed_s for f in flows)
     times = StepTimes(step.step_s, step.kernel_s, step.collective_s, exposed_s, step.host_s)
@@ -66,7 +66,7 @@ def choosing_for(plan: ProgramPlan, target: Target, candidates: tuple[Candidate,
     `candidates`: The ways to try; None for the plan's own.
     """
     choosing = plan.interface.choosing
-    if _not_replayed(plan, target) or not choosing.others:
+    if not isinstance(target, GpuTarget) or _not_replayed(plan, target) or not choosing.others:
         return None
     tried = choosing.others if candidates is None else candidates
     return dataclasses.replace(choosing, others=tuple(c for c in tried if c.is_bounded))
@@ -80,10 +80,10 @@ def _predicted(estimate: Estimate) -> StepTimes:
 
 def _not_replayed(plan: ProgramPlan, target: Target) -> str:
     """Why a schedule cannot be replayed by the plan's figures; empty if it can."""
-    if isinstance(target, TpuTarget):
-        return "of its kernels XLA:TPU tells only the cycles that it expects"
-    if not isinstance(target, GpuTarget):
+    if isinstance(target, CpuTarget):
         return "XLA:CPU runs collectives in turn with kernels"
+    if isinstance(target, TpuTarget) and target.clock_ghz is None:
+        return "of its kernels XLA:TPU tells only the cycles that it expects, and nothing tells how long one is"
     if target.name != plan.device:
         return f"the plan has the rates and links of {plan.device}, not of {target.name}"
     return ""
