@@ -37,6 +37,11 @@ class XlaCpu:
         return False
 
     @property
+    def hides_sums(self) -> bool:
+        """See `Compiler`."""
+        return self.hides_collectives
+
+    @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
         return OrderingRules()
@@ -72,12 +77,42 @@ class XlaCpu:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class XlaTpu(XlaCpu):
-    """XLA:TPU: float32 products read bfloat16, and what they read is rounded before it is moved."""
+    """XLA:TPU: float32 products read bfloat16, and what they read is rounded before it is moved.
+
+    It runs gathers beside kernels, and makes kernels wait for sums (tried on libtpu 0.0.42.1).
+
+    Attributes:
+      schedule: Which of its schedules its program is ordered for.
+    """
+
+    schedule: Schedule = Schedule.LEAST_MEMORY
+
+    @property
+    def hides_collectives(self) -> bool:
+        """See `Compiler`."""
+        return self.schedule is Schedule.LATENCY_HIDING
+
+    @property
+    def hides_sums(self) -> bool:
+        """See `Compiler`."""
+        return False
 
     @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
-        return OrderingRules(transposes_in_products=True)
+        return OrderingRules(transposes_in_products=True, fuses_products=True, schedule=self.schedule)
+
+    def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
+        """See `Compiler`."""
+        yield from stored_values(analysis, choices)
+        yield from partial_sums(analysis, choices, _hiding(self, analysis))
+        yield from own_workspaces(analysis, choices.groups)
+
+    def operand_copies(
+        self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
+    ) -> Iterator[BufferUse]:
+        """See `Compiler`."""
+        return operand_copies(analysis, reads, _hiding(self, analysis))
 
     def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:
         """See `Compiler`."""
@@ -110,7 +145,7 @@ class XlaGpu(XlaCpu):
         """See `Compiler`."""
         yield from stored_values(analysis, choices)
         yield from stored_exponentials(analysis, choices)
-        yield from partial_sums(analysis, choices, self._hiding(analysis))
+        yield from partial_sums(analysis, choices, _hiding(self, analysis))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
         yield from own_workspaces(analysis, choices.groups)
 
@@ -118,14 +153,16 @@ class XlaGpu(XlaCpu):
         self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
     ) -> Iterator[BufferUse]:
         """See `Compiler`."""
-        return operand_copies(analysis, reads, self._hiding(analysis))
+        return operand_copies(analysis, reads, _hiding(self, analysis))
 
-    def _hiding(self, analysis: ProgramAnalysis) -> HidingSpans | None:
-        return HidingSpans(analysis.graph) if self.hides_collectives else None
+
+def _hiding(compiler: Compiler, analysis: ProgramAnalysis) -> HidingSpans | None:
+    """How long what collectives move is there; None where they run in turn with kernels."""
+    return HidingSpans(analysis.graph) if compiler.hides_collectives else None
 
 
 def schedules_of(device_type: DeviceType) -> tuple[Schedule, ...]:
-    """What the compiler of a kind of device can be asked for, the fastest first."""
+    """What the compiler of a kind of device is asked for if the user says nothing, the fastest first."""
     return (Schedule.LATENCY_HIDING, Schedule.LEAST_MEMORY) if _is_gpu(device_type) else (Schedule.LEAST_MEMORY,)
 
 
@@ -148,4 +185,4 @@ def compiler_of(device_type: DeviceType, schedule: Schedule) -> Compiler:
     """
     if _is_gpu(device_type):
         return XlaGpu(device_type.product_workspace_bytes, schedule)
-    return XlaTpu() if device_type.rounds_products else XlaCpu()
+    return XlaTpu(schedule) if device_type.rounds_products else XlaCpu()

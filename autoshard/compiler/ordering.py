@@ -36,12 +36,15 @@ class OrderingRules:
       turns_rows: Whether it turns what is summed or added to the state around, if it is not kept row by row (XLA:GPU).
       transposes_in_products: Whether it makes a product without batches the other way round if it is transposed right
         away (XLA:TPU).
+      fuses_products: Whether it computes what reads the result of a product inside the product's kernel (XLA:TPU): ties
+        to large results would cost kernels.
       schedule: Which of its schedules it is asked for.
     """
 
     product_workspace_bytes: float = 0.0
     turns_rows: bool = False
     transposes_in_products: bool = False
+    fuses_products: bool = False
     schedule: Schedule = Schedule.LEAST_MEMORY
 
 
@@ -84,7 +87,7 @@ def ordered(
         for number, (results, part) in _waits(planned, computation, rules.product_workspace_bytes).items():
             say(number, waits=results, waits_for_part=part)
     if rules.schedule is Schedule.LATENCY_HIDING:
-        for number, fields in _hiding(planned, times).items():
+        for number, fields in _hiding(planned, rules, times).items():
             say(number, **fields)
     if rules.turns_rows:
         for number, kept in row_major(planned).items():
@@ -111,20 +114,40 @@ def _waits(
     return found
 
 
-def _hiding(planned: PlannedGraph, times: TransferTimes | None) -> dict[int, dict[str, Any]]:
+def _hiding(planned: PlannedGraph, rules: OrderingRules, times: TransferTimes | None) -> dict[int, dict[str, Any]]:
     """For equations, what of an `EquationPlan` is ordered where collectives run behind kernels."""
     found: dict[int, dict[str, Any]] = collections.defaultdict(dict)
     awaited = awaited_values(planned.graph, by_products=True)
     handed_on = awaited_values(planned.graph, by_products=False)
 
     def visit(computation: Computation, results: Sequence[int | None]) -> None:
-        _order_hiding(planned, computation, results, awaited, found, times)
+        if rules.fuses_products:
+            _hold_gathers(planned, computation, found, times)
+        else:
+            _order_hiding(planned, computation, results, awaited, found, times)
         for instruction in computation:
             for nested in instruction.nested:
                 visit(nested, [r if r in handed_on else None for r in instruction.results])
 
     visit(planned.entry, ())
     return found
+
+
+def _hold_gathers(
+    planned: PlannedGraph,
+    computation: Computation,
+    found: Mapping[int, dict[str, Any]],
+    times: TransferTimes | None,
+) -> None:
+    """Adds to `found` what gathers of a computation wait for, and nothing else: results that are no larger than what
+    they are made of. The order of products is the compiler's own, which minds the memory."""
+    prefetches = Prefetches(planned, computation, times, only_small=True)
+    for number, copies in prefetches.held.items():
+        found[number]["holds_back"] = tuple(sorted((reader - number, slot) for reader, slot in copies))
+    for number, slots in prefetches.opened.items():
+        found[number]["opened"] = slots
+    for number, until in prefetches.moved.items():
+        found[number]["evaluated_at"] = until - number
 
 
 def _order_hiding(

@@ -44,11 +44,15 @@ class Prefetches:
         what is tied must be what is gathered.
     """
 
-    def __init__(self, planned: PlannedGraph, order: Computation, times: TransferTimes | None = None):
+    def __init__(
+        self, planned: PlannedGraph, order: Computation, times: TransferTimes | None = None, only_small: bool = False
+    ):
         """
         Args:
           order: The instructions of the computation as they are evaluated.
           times: When copies begin to be gathered; None for `PREFETCH_DISTANCE` products before their readers.
+          only_small: Whether no product is an anchor whose result is larger than what it is made of but weights: the
+            compiler could compute nothing inside its kernel that reads that. The one before it is instead.
         """
         self.planned, self.order, self.times = planned, order, times
         self.opened: dict[int, tuple[int, ...]] = {}
@@ -57,6 +61,7 @@ class Prefetches:
         self._made_at = {r: at for at, i in enumerate(order) for r in i.results if r is not None}
         self._products: list[int] = []  # positions of those before the current instruction
         self._done: list[int] = []  # for each, one past its last operation
+        self._is_anchor: list[bool] = []  # for each, whether copies may wait for it
         read_at: dict[tuple[int | None, SpecEntries], int] = {}  # a value and a layout -> where it was last read so
         read_of: dict[int | None, int] = {}  # what a value is made of -> where it was last read in another layout
         for at, instruction in enumerate(order):
@@ -73,6 +78,7 @@ class Prefetches:
             if has_product(instruction):
                 self._products.append(at)
                 self._done.append(last_operation(instruction) + 1)
+                self._is_anchor.append(not only_small or self._is_small(instruction))
 
     def _wanted(self, reader: Instruction, slot: int) -> int | None:
         """The number of the product behind which a copy may be gathered; -1 for none, None if it is not held back."""
@@ -91,9 +97,36 @@ class Prefetches:
         where the same was read last."""
         if wanted is None:
             return
-        number = max(wanted, bisect.bisect_left(self._products, before) if before >= 0 else -1)
-        if 0 <= number < len(self._products):
-            self._hold(reader, slot, self._products[number])
+        least = bisect.bisect_left(self._products, before) if before >= 0 else -1
+        number = max(wanted, least)
+        if not 0 <= number < len(self._products):
+            return
+        small = (n for n in range(number, max(least, 0) - 1, -1) if self._is_anchor[n])
+        found = next(small, number if before >= 0 else None)  # but nothing is read twice from one copy
+        if found is not None:
+            self._hold(reader, slot, self._products[found])
+
+    def _is_small(self, product: Instruction) -> bool:
+        """Whether a result is no larger, on a device, than what it is made of, weights left out."""
+        plan = self.planned.plan_of(product)
+        if product.nested:
+            return True
+        read_as = {slot: steps[-1] for slot, steps in plan.operands}
+        made_of = [
+            self.planned.shard_bytes(o, read_as.get(slot) or self.planned.layout_of(product, slot) or ())
+            for slot, o in enumerate(product.operands)
+            if o is not None and not self._is_weight(o)
+        ]
+        entries = dict(plan.results)
+        results = [
+            self.planned.shard_bytes(r, entries.get(k, ())) for k, r in enumerate(product.results) if r is not None
+        ]
+        return max(results, default=0.0) <= max(made_of, default=0.0)
+
+    def _is_weight(self, value: int) -> bool:
+        """Whether a value is an argument in another form."""
+        root = self._root(value)
+        return root is not None and root not in self._made_at
 
     def _open(self, nest: Instruction, times: TransferTimes, read_of: Mapping[int | None, int]) -> None:
         """Lets what is gathered inside a checkpointed function begin before all that enters it is there."""

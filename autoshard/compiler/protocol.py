@@ -26,6 +26,11 @@ class Compiler(Protocol):
         """Whether collectives that nobody waits for run beside kernels."""
         ...
 
+    @property
+    def hides_sums(self) -> bool:
+        """Whether sums are among these: all-reduces and reduce-scatters of gradients."""
+        ...
+
     # ---- before the solve: under all choices
 
     def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:

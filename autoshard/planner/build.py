@@ -397,9 +397,11 @@ def formulate(
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
     """
     hiding = Overlap(program.analysis, overlap, None)
-    hides = compiler_of(mesh.device_type, schedule).hides_collectives
+    compiler = compiler_of(mesh.device_type, schedule)
+    hides = compiler.hides_collectives
     if hides:
-        hiding = dataclasses.replace(hiding, weights=weights or first_weights(len(program.graph.operations)))
+        weights = weights or first_weights(len(program.graph.operations))
+        hiding = dataclasses.replace(hiding, weights=weights, hides_sums=compiler.hides_sums)
     updates = state_updates(program.analysis) if offloads_state and mesh.host_link is not None else ()
     may_be_in_host = {read.argument for update in updates for read in update.reads}
     layouts, arguments = argument_choices(program, mesh, pins, restrictions, may_be_in_host)

@@ -143,11 +143,13 @@ class Overlap:
       analysis: The program.
       share: The share of a kernel's time that collectives beside it make use of (`rho`).
       weights: Of stretches of operations; None if the schedule hides nothing, and all times add up.
+      hides_sums: Whether sums hide, and not only what is moved (`Compiler.hides_sums`).
     """
 
     analysis: ProgramAnalysis
     share: float
     weights: StretchWeights | None
+    hides_sums: bool = True
 
     def of_flow(self, value: int, shape: Sequence[int], readers: Sequence[int]) -> Terms:
         """What counts when `value`, of `shape`, is resharded for the operations `readers`, for each anew."""
@@ -163,7 +165,7 @@ class Overlap:
             return Terms(scalar_share=scalar_share)
         if not self.is_reduced_freely(group):
             return Terms()
-        windows = [self.window(group.writes[-1].value, None)]
+        windows = self.windows_of_sum(group)
         if group.index in self.analysis.combined.statistics:
             return Terms(self._share(windows), 1, 1)
         return self._free(math.prod(shape), windows)
@@ -181,6 +183,11 @@ class Overlap:
     def is_reduced_freely(self, group: Group) -> bool:
         """Whether nobody waits for the results of a group to be reduced."""
         return all(a.value in self.analysis.gradients for a in group.writes)
+
+    def windows_of_sum(self, group: Group) -> list[Window]:
+        """When the results of a group can be reduced beside kernels; none where they wait for that."""
+        is_hidden = self.hides_sums and self.is_reduced_freely(group)
+        return [self.window(group.writes[-1].value, None)] if is_hidden else []
 
     def window(self, value: int, reader: int | None) -> Window:
         """When a weight can be gathered for `reader`, or a gradient be moved: within the innermost loop around it.
@@ -205,6 +212,6 @@ class Overlap:
 
     def _share(self, windows: Sequence[Window]) -> float:
         """What counts of collectives with these windows, on average."""
-        if self.weights is None:
+        if self.weights is None or not windows:
             return 1.0
         return sum(map(self.weights.of_collective, windows)) / len(windows)

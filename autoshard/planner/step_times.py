@@ -133,8 +133,8 @@ def _windows_of(f: Formulation) -> list[Sequence[tuple[int, int]]]:
     overlap = f.overlap
     found: list[Sequence[tuple[int, int]]] = [()] * len(f.program.graph.arguments)
     for group in f.program.groups:
-        hides = overlap.is_reduced_freely(group) and group.index not in overlap.analysis.combined.scalar_shares
-        found.append((overlap.window(group.writes[-1].value, None),) if hides else ())
+        is_scalar = group.index in overlap.analysis.combined.scalar_shares
+        found.append(() if is_scalar else overlap.windows_of_sum(group))
     for flow in f.flows:
         is_free = overlap.is_free(flow.value)
         found.append([overlap.window(flow.value, reader) for reader in flow.makings] if is_free else ())

@@ -154,7 +154,7 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         if steps := emitted.sums[group.index]:
             value, last = group.writes[0].value, group.writes[-1].value
             terms = f.overlap.of_group(group, reader.graph.values[last].shape)
-            windows = [f.overlap.window(last, None)] if f.overlap.is_reduced_freely(group) else []
+            windows = f.overlap.windows_of_sum(group)
             label, trips = _label(reader, value, operation.name), emitted.trips[group.index]
             for step in counted_of_group(terms.whole, steps, solved.sums[group.index]):
                 own = [] if is_sent_within(step) else windows

@@ -17,10 +17,10 @@ ROWS, WHOLE = (("data",), ()), ((), ())
 HIDING = OrderingRules(schedule=Schedule.LATENCY_HIDING)
 
 
-def found(fn, shapes, equations, arguments: list[SpecEntries]):
+def found(fn, shapes, equations, arguments: list[SpecEntries], rules: OrderingRules = HIDING):
     """What a plan on four devices says of each equation, and the orders that people are told of."""
     given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
-    made = ordered(trace(fn, given).graph, equations, arguments, {"data": 4}, HIDING)
+    made = ordered(trace(fn, given).graph, equations, arguments, {"data": 4}, rules)
     return made.equations, orders(made)
 
 
@@ -41,6 +41,40 @@ def test_a_weight_is_gathered_when_the_fourth_product_before_its_own_is_made(siz
     assert order == ([4, 0, 1, 2, 3, 5] if is_held else [0, 1, 2, 3, 4, 5])
     held = [(o.equation, o.tensor, o.size_bytes) for o in told if o.kind is OrderKind.HELD_BACK]
     assert held == [(5, "operand of dot_general", size * size * 4)] * is_held
+
+
+@pytest.mark.parametrize(("fuses_products", "anchors"), [(False, {2: 6, 3: 7}), (True, {1: 6, 3: 7})])
+def test_no_gather_waits_for_a_large_result_that_the_compiler_would_fuse(fuses_products, anchors):
+    """Seven products, the second of which makes a result four times as large as what it reads: the sixth's weight waits
+    for the first instead. The seventh's waits for the third in any case, which makes the stream small again.
+    """
+
+    def f(x, a, up, down, c, d, e, g):
+        return (x * x) @ a @ up @ down @ c @ d @ e @ g  # equations 0, then 1 to 7
+
+    gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    own = EquationPlan(operands=((0, (ROWS,)),), results=((0, ROWS),))
+    plans = {n: gathers if n in (6, 7) else own for n in range(1, 8)}
+    square, rules = (1024, 1024), OrderingRules(schedule=Schedule.LATENCY_HIDING, fuses_products=fuses_products)
+    shapes = [(8, 1024), square, (1024, 4096), (4096, 1024), *[square] * 4]
+    equations, _ = found(f, shapes, plans, [ROWS, *[WHOLE] * 5, ROWS, ROWS], rules)
+    assert {n: n + e.holds_back[0][0] for n, e in equations.items() if e.holds_back} == anchors
+
+
+def test_a_compiler_that_fuses_products_orders_them_itself():
+    """Readers of an operand of a gradient's product wait for that on GPUs, and on TPUs for nothing."""
+
+    def f(x, a, b):
+        hidden = jnp.tanh(x @ a)  # equations 0, 1
+        return hidden @ b, hidden.T @ hidden, hidden @ b  # 2; 3, 4; 5
+
+    own = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    summed = EquationPlan(operands=((0, (ROWS[::-1],)), (1, (ROWS,))), results=((0, WHOLE),))
+    plans = {0: own, 1: EquationPlan(results=((0, ROWS),)), 2: own, 4: summed, 5: own}
+    shapes, given = [(8, 1024), (1024, 1024), (1024, 1024)], [ROWS, WHOLE, WHOLE]
+    rules = OrderingRules(schedule=Schedule.LATENCY_HIDING, fuses_products=True)
+    is_told = [any(e.waits_for_part for e in found(f, shapes, plans, given, r)[0].values()) for r in (HIDING, rules)]
+    assert is_told == [True, False]
 
 
 @pytest.mark.parametrize(("between", "anchors"), [(1, {0: 4, 4: 6}), (4, {0: 4, 5: 9})])

@@ -49,10 +49,24 @@ def gpus(mesh_of):
     return mesh
 
 
-@pytest.fixture(scope="module", params=["never", "any"], ids=["whole products", "products in pieces"])
+def tpus(mesh):
+    """The same mesh of devices that round what float32 products read, which is what tells a TPU."""
+    rates = {"float32": 1e12, "bfloat16": 1e12}
+    device = dataclasses.replace(mesh.device_type, product_workspace_bytes=0, peak_flops_per_s=rates)
+    return dataclasses.replace(mesh, device_type=device)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("gpu", "never"), ("gpu", "any"), ("tpu", "never")],
+    ids=["whole products", "products in pieces", "tpus"],
+)
 def hiding(request, formulated, gpus):
-    args = ({"one": f32(64, 128), "two": f32(128, 64)}, f32(512, 64))
-    return formulated(train, args, gpus(4), donate=(0,), schedule=Schedule.LATENCY_HIDING, decompose=request.param)
+    """TPUs hide no weight of less than 1 MiB."""
+    kind, decompose = request.param
+    width, mesh = (64, gpus(4)) if kind == "gpu" else (1024, tpus(gpus(4)))
+    args = ({"one": f32(width, 2 * width), "two": f32(2 * width, width)}, f32(512, width))
+    return formulated(train, args, mesh, donate=(0,), schedule=Schedule.LATENCY_HIDING, decompose=decompose)
 
 
 class Exactly:
@@ -199,6 +213,24 @@ def test_under_the_schedule_for_least_memory_all_times_add_up(formulated, gpus):
         times = asked_for(f, picks)
         assert times.hidden_s == 0 and times.step_s == pytest.approx(times.compute_s + times.comm_s)
         assert evaluate(f.problem, picks).objective == pytest.approx(times.step_s)
+
+
+def test_tpus_hide_what_is_gathered_and_wait_for_sums(formulated, gpus):
+    """Of any plan, what hides on a GPU and is no sum hides on a TPU; kernels wait for all the rest."""
+    args = ({"one": f32(64, 128), "two": f32(128, 64)}, f32(512, 64))
+    seen = set()
+    for mesh, hidden_kinds in (
+        (gpus(4), {"all-gather", "all-reduce", "reduce-scatter"}),
+        (tpus(gpus(4)), {"all-gather"}),
+    ):
+        f = formulated(train, args, mesh, donate=(0,), schedule=Schedule.LATENCY_HIDING)
+        assert f.compiler.hides_collectives and f.compiler.hides_sums == (len(hidden_kinds) > 1)
+        for picks in random_picks(f, 30):
+            timed = asked_for(f, picks)
+            hidden = {c.kind for c in timed.communication if c.hidden_s > 0}
+            assert hidden <= hidden_kinds | {"all-to-all"}
+            seen |= {(mesh.device_type.rounds_products, kind) for kind in hidden}
+    assert {(False, "reduce-scatter"), (True, "all-gather")} <= seen
 
 
 def test_a_problem_has_as_long_as_those_before_took_whatever_its_share(hiding):

@@ -175,6 +175,44 @@ def test_the_schedule_of_xla_gpu_is_replayed():
     assert "What kernels wait for" in str(found)
 
 
+@pytest.mark.skipif(not HAS_TPU_COMPILER, reason="needs XLA:TPU: pip install 'autoshard[verify-tpu]'")
+def test_the_schedule_of_xla_tpu_is_replayed_by_its_own_cycles(monkeypatch):
+    """Layers of stored shards, gathered behind the products before them: kernels take what XLA:TPU expects of them."""
+    monkeypatch.setenv("XLA_FLAGS", "")  # libtpu ends a process that sets a flag which only XLA:CPU knows
+
+    def trained(layers, batch):
+        def loss(own):
+            hidden = batch
+            for layer in own:
+                hidden = jnp.tanh(hidden @ layer)
+            return jnp.mean(hidden**2)
+
+        return [p - 0.1 * g for p, g in zip(layers, jax.grad(loss)(layers), strict=True)]
+
+    args = [jax.ShapeDtypeStruct((2048, 2048), jnp.float32)] * 4, jax.ShapeDtypeStruct((8192, 2048), jnp.float32)
+    pins = {"batch": P("data"), "layers.*": P(None, "data")}
+    tpu_plan = autoshard.plan(
+        trained,
+        *args,
+        cluster=CONFIGS / "clusters" / "tpu-v5e-x8.yaml",
+        mesh={"data": 8},
+        pins=pins,
+        donate_argnums=0,
+        options=autoshard.PlanOptions(schedule=autoshard.Schedule.LATENCY_HIDING),
+    )
+    found = tpu_plan.verify(trained, *args)
+    times = found.schedule.compiled
+    assert times is not None and found.estimated_cycles is not None and not found.schedule.not_replayed
+    assert times.kernel_s == pytest.approx(found.estimated_cycles / 1.5e9)
+    assert times.step_s == pytest.approx(times.kernel_s + times.exposed_s)
+    beside = {b.kind: b.beside for b in found.schedule.beside_products}
+    assert beside["all-gather"] >= 2 and not sum(n for kind, n in beside.items() if kind != "all-gather")
+    hidden = {f.kind for f in found.schedule.flows if f.hidden_s > 0.01 * f.time_s}
+    assert hidden == {"all-gather"}
+    predicted = {f.kind for f in tpu_plan.estimate.communication if f.hidden_s > 0}
+    assert predicted == {"all-gather"}, "as the plan says"
+
+
 @pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
 def test_exchanged_look_ups_send_what_is_predicted():
     """Ids and rows of a look-up and of its gradient; the rounds for what exceeds the slots are in the program, too."""
