@@ -31,6 +31,11 @@ class Compiler(Protocol):
         """Whether sums are among these: all-reduces and reduce-scatters of gradients."""
         ...
 
+    @property
+    def least_hidden_bytes(self) -> float:
+        """Of what is moved: smaller values are neither hidden nor joined with others."""
+        ...
+
     # ---- before the solve: under all choices
 
     def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:

@@ -401,7 +401,8 @@ def formulate(
     hides = compiler.hides_collectives
     if hides:
         weights = weights or first_weights(len(program.graph.operations))
-        hiding = dataclasses.replace(hiding, weights=weights, hides_sums=compiler.hides_sums)
+        sums, least_bytes = compiler.hides_sums, compiler.least_hidden_bytes
+        hiding = dataclasses.replace(hiding, weights=weights, hides_sums=sums, least_bytes=least_bytes)
     updates = state_updates(program.analysis) if offloads_state and mesh.host_link is not None else ()
     may_be_in_host = {read.argument for update in updates for read in update.reads}
     layouts, arguments = argument_choices(program, mesh, pins, restrictions, may_be_in_host)

@@ -144,12 +144,15 @@ class Overlap:
       share: The share of a kernel's time that collectives beside it make use of (`rho`).
       weights: Of stretches of operations; None if the schedule hides nothing, and all times add up.
       hides_sums: Whether sums hide, and not only what is moved (`Compiler.hides_sums`).
+      least_bytes: Values smaller than this are neither hidden nor joined where they are moved
+        (`Compiler.least_hidden_bytes`).
     """
 
     analysis: ProgramAnalysis
     share: float
     weights: StretchWeights | None
     hides_sums: bool = True
+    least_bytes: float = 0.0
 
     def of_flow(self, value: int, shape: Sequence[int], readers: Sequence[int]) -> Terms:
         """What counts when `value`, of `shape`, is resharded for the operations `readers`, for each anew."""
@@ -178,7 +181,8 @@ class Overlap:
 
     def is_free(self, value: int) -> bool:
         """Whether nobody waits for a value to be resharded."""
-        return value in self.analysis.weights or value in self.analysis.gradients
+        is_large = self.analysis.graph.values[value].size_bytes >= self.least_bytes
+        return is_large and (value in self.analysis.weights or value in self.analysis.gradients)
 
     def is_reduced_freely(self, group: Group) -> bool:
         """Whether nobody waits for the results of a group to be reduced."""
