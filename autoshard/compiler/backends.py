@@ -81,9 +81,9 @@ class XlaCpu:
 
 
 _LEAST_HIDDEN_BYTES = 2.0**20
-"""XLA:TPU has one gather in flight at a time, and joins none: each of a norm's scale took the place of a weight's (GPT
-of 8 layers, 16 TPU v5e: no layer's queries, keys and values were gathered beside a product). So kernels are taken to
-wait for what is smaller, and plans keep it whole."""
+"""XLA:TPU has one gather in flight at a time, and joins none: that of a norm's scale had the last product of each layer
+for itself (GPT of 8 layers, 16 TPU v5e). So kernels are taken to wait for what is smaller, and plans keep it whole. The
+gathers of queries, keys and values, which that product could hide, stay synchronous all the same; why is not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
