@@ -13,7 +13,7 @@ from autoshard.graph.computations import Computation, all_computations, entry_co
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group, group_operations
 from autoshard.graph.pointwise import pointwise_operations
-from autoshard.graph.state import awaited_scalar, gradient_values, weight_values
+from autoshard.graph.state import accumulated_gradients, awaited_scalar, gradient_values, weight_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class ProgramAnalysis:
       kernel_of: For each group, the operation in whose place its kernels run: its first heavy one, or its last.
       chains: Its def-use chains. live: When its values are alive.
       weights, gradients: The values whose collectives nobody waits for (`graph/state.py`).
+      accumulated: The gradients, and those that loops add up; where latency is hidden, nobody waits for these either.
       gradients_until: The operation before which all gradients are reduced that are made before it.
       combined: How many collectives of those are combined into one.
       reduce_scatter_order: The groups that sum to gradients, in the order in which they are combined.
@@ -41,6 +42,7 @@ class ProgramAnalysis:
     live: LiveRanges
     weights: frozenset[int]
     gradients: frozenset[int]
+    accumulated: frozenset[int]
     gradients_until: int
     combined: CombinedCollectives
     reduce_scatter_order: tuple[int, ...]
@@ -64,6 +66,7 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         live=live_ranges(chains, pointwise, weights, gradients),
         weights=weights,
         gradients=gradients,
+        accumulated=accumulated_gradients(graph, pointwise),
         gradients_until=awaited_scalar(graph, gradients),
         combined=combined_collectives(graph, groups, gradients),
         reduce_scatter_order=reduce_scatter_order(chains, groups, gradients),

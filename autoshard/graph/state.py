@@ -30,8 +30,14 @@ def weight_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
 
 def gradient_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
     """Values that reach nothing but the successors of state, through pointwise operations (`pointwise`, as above),
-    norms, the stacking of loops, and the sums that loops carry round for them (accumulated gradients).
+    norms and the stacking of loops.
     """
+    return _gradients(graph, pointwise, frozenset())
+
+
+def accumulated_gradients(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
+    """The gradients, and those of micro-batches: what loops only add up, to sums that nothing but successors of state
+    are made of."""
     sums = [o for o in graph.operations if o.kind is OperationKind.LOOP_CARRY]  # until something tells otherwise
     while True:
         gradients = _gradients(graph, pointwise, {o.index for o in sums})

@@ -154,6 +154,11 @@ class Overlap:
     hides_sums: bool = True
     least_bytes: float = 0.0
 
+    @property
+    def gradients(self) -> frozenset[int]:
+        """The gradients that nobody waits for: where latency is hidden, also those that loops add up."""
+        return self.analysis.gradients if self.weights is None else self.analysis.accumulated
+
     def of_flow(self, value: int, shape: Sequence[int], readers: Sequence[int]) -> Terms:
         """What counts when `value`, of `shape`, is resharded for the operations `readers`, for each anew."""
         if not self.is_free(value):
@@ -182,11 +187,11 @@ class Overlap:
     def is_free(self, value: int) -> bool:
         """Whether nobody waits for a value to be resharded."""
         is_large = self.analysis.graph.values[value].size_bytes >= self.least_bytes
-        return is_large and (value in self.analysis.weights or value in self.analysis.gradients)
+        return is_large and (value in self.analysis.weights or value in self.gradients)
 
     def is_reduced_freely(self, group: Group) -> bool:
         """Whether nobody waits for the results of a group to be reduced."""
-        return all(a.value in self.analysis.gradients for a in group.writes)
+        return all(a.value in self.gradients for a in group.writes)
 
     def windows_of_sum(self, group: Group) -> list[Window]:
         """When the results of a group can be reduced beside kernels; none where they wait for that."""
@@ -199,7 +204,7 @@ class Overlap:
         No gradient is updated with before all are there where the update waits for their norm.
         """
         chains, graph = self.analysis.chains, self.analysis.graph
-        if value in self.analysis.gradients or reader is None:
+        if value in self.gradients or reader is None:
             made = chains.producer[value]
             start = 0 if made is None else made.index + 1
             loops = () if made is None else chains.loop_nest[made.index]

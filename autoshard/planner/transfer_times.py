@@ -13,7 +13,7 @@ from autoshard.planner.timeline import Timeline
 
 def transfer_times(f: Formulation, planned: Timeline) -> TransferTimes:
     """When a solution of `f` sends what hides; `planned` is its timeline."""
-    operations, gradients = f.program.graph.operations, f.program.analysis.gradients
+    operations, gradients = f.program.graph.operations, f.overlap.gradients
     made_by = {
         a.value: operations[f.overlap.analysis.kernel_of[g.index]].equation for g in f.program.groups for a in g.writes
     }

@@ -55,7 +55,7 @@ def loop_carries(step, *args):
     found = analyse(trace(step, args, (0,), TraceOptions()).graph)
     carries = [o for o in found.graph.operations if o.kind is OperationKind.LOOP_CARRY]
     shape = lambda o: found.graph.values[o.operands[1]].shape
-    return {shape(o): all(r in found.gradients for r in o.results) for o in carries if shape(o)}
+    return {shape(o): all(r in found.accumulated for r in o.results) for o in carries if shape(o)}
 
 
 def test_gradients_that_a_loop_adds_up_are_waited_for_by_nobody():
