@@ -18,8 +18,9 @@ from autoshard.pipelines.plan.make import plan_staged
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.annotated import StagesAskedError
 from autoshard.plans.host_memory import ASKED, offloads_state
-from autoshard.plans.make import Request, load_cluster, plan_function, plan_posed
+from autoshard.plans.make import Posed, Request, load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
+from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.variant_search import Space, plan_variants, space_of
 from autoshard.strategies.adaptive import plan_adaptive
 from autoshard.suggestions import suggestion
@@ -82,7 +83,12 @@ def plan_on_devices(
         "solution": solution,
         "configuration": configuration,
     }
-    answered = lambda answer: functools.partial(plan_adaptive, answer=answer) if options.adaptive else answer
+
+    def answer_of(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[Posed], ProgramPlan]:
+        """What makes the plan of a function."""
+        own = functools.partial(plan_checked, fn=fn, args=args) if options.compile_check else plan_posed
+        return functools.partial(plan_adaptive, answer=own) if options.adaptive else own
+
     try:
         if space is not None and isinstance(fn, TrainStep):
             made = plan_variants(
@@ -93,14 +99,13 @@ def plan_on_devices(
                 donate_argnums=donated,
                 start=start,
                 options=options,
-                answer=lambda step: answered(functools.partial(plan_checked, fn=step, args=args)),
+                answer=lambda step: answer_of(step, args),
                 **one_program,
             )
             return Plan.of(made)
         if not is_staged:
             statics = Statics.of(fn, static_argnums, static_argnames)
             with pure_call(fn, args, kwargs, statics, _own_options()) as call:
-                confirmed = functools.partial(plan_checked, fn=call.fn, args=call.args)
                 made = plan_function(
                     call.fn,
                     call.args,
@@ -108,7 +113,7 @@ def plan_on_devices(
                     donate_argnums=donated,
                     start=start,
                     options=options,
-                    answer=answered(confirmed if options.compile_check else plan_posed),
+                    answer=answer_of(call.fn, call.args),
                     **one_program,
                 )
             return Plan.of(made)
@@ -175,7 +180,8 @@ def _space(
     if isinstance(fn, TrainStep) and len(args) == 2 and not is_staged:
         space = space_of(fn, args[0], args[1], options)
         is_open = space.with_policies or space.counts != (None,)
-        return space if is_open and (space.is_asked or solution is None) else None
+        is_free = solution is None and not options.adaptive
+        return space if is_open and (space.is_asked or is_free) else None
     asked = [
         f"PlanOptions.{name}={value!r} (plan.{name})"
         for name, value in (("remat", options.remat), ("micro_batches", options.micro_batches))

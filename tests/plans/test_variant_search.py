@@ -15,7 +15,8 @@ import autoshard
 from autoshard import Plan, PlanOptions, TrainStep
 from autoshard.errors import ConfigError, MemoryBudgetError, PlanMismatchError
 from autoshard.plans.apply import check
-from autoshard.plans.variant_search import space_of
+from autoshard.plans.make import load_cluster, plan_posed
+from autoshard.plans.variant_search import plan_variants, space_of
 from autoshard.remat.policy import Keep, uniform
 from autoshard.remat.rewrite import layers_of, rematerialised
 from autoshard.trace.trace import trace
@@ -269,6 +270,22 @@ def test_every_form_is_considered_with_micro_batches_and_the_fastest_is_taken(ti
     assert plan.certificate.objective == min(c.step_s for c in plan.choice.candidates if c.step_s is not None)
     assert plan.certificate.objective <= tight.certificate.objective * 1.005
     check_equal(plan)
+
+
+@pytest.mark.parametrize("more", [{"adaptive": True}, {"compile_check": True}, {}])
+def test_what_a_plan_must_do_besides_is_asked_of_the_chosen_form(more):
+    """What makes an adaptive plan, or one that is compiled, is handed the form that was chosen; else nobody is asked."""
+    asked = []
+    plan = plan_variants(
+        STEP,
+        (STATE, BATCH_SHAPES),
+        load_cluster(CLUSTER),
+        space_of(STEP, STATE, BATCH_SHAPES, SEARCH),
+        options=dataclasses.replace(SEARCH, **more),
+        answer=lambda step: lambda posed: asked.append(step) or plan_posed(posed),
+        mesh={"data": 8},
+    )
+    assert plan.choice is not None and asked == ([plan.choice.variant.of(STEP)] if more else [])
 
 
 def test_a_number_of_micro_batches_is_obeyed():

@@ -88,11 +88,13 @@ def test_two_processes_share_their_batches_out_and_train_as_one_does(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_compile_by_arrays_and_see_the_same_times_two_steps_at_once():
+def test_two_processes_compile_by_arrays_and_see_the_same_times_of_several_steps_at_once():
+    """Of two, as long as an exchange takes less than a hundredth of them; of five where steps are short."""
     script = str(pathlib.Path(__file__).parent / "watched_process.py")
     address, flags = f"127.0.0.1:{free_port()}", "--xla_cpu_multi_thread_eigen=false"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     commands = [[sys.executable, script, address, str(number)] for number in range(2)]
     first, second = (json.loads(text.splitlines()[-1]) for text in run_together(commands, [environment] * 2))
-    assert first == second and [len(rows) for rows in first] == [0, 2, 0, 2, 0, 2, 0]
-    assert all(min(times) > 0 and step_s == 1e-3 for rows in first for *times, step_s in rows)
+    assert first == second and [len(rows) for rows in first] == [0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 5]
+    steps_s = [step_s for rows in first for *_, step_s in rows]
+    assert steps_s == [1e3] * 4 + [1e-3] * 7 and all(min(times) > 0 for rows in first for *times, _ in rows)

@@ -14,7 +14,8 @@ import optax
 import autoshard
 from autoshard.train.device_times import DeviceTimes
 
-STEPS, EXAMPLES, WIDTH = 7, 16, 8
+STEPS, EXAMPLES, WIDTH = 11, 16, 8
+LONG_STEPS, LONG_S, SHORT_S = 4, 1e3, 1e-3
 
 
 def main() -> None:
@@ -37,10 +38,11 @@ def main() -> None:
     state = plan.init(init, 0, run=run)
     run.compile(state, batch, step.even)
     times, told, losses = DeviceTimes(run.mesh, lambda: [1.0] * 2, lambda: np.ones(2)), [], []
-    for counts in [step.even, step.shares([1.0, 3.0])] * (STEPS // 2) + [step.even]:
+    for number, counts in enumerate([step.even, step.shares([1.0, 3.0])] * (STEPS // 2) + [step.even]):
         state, metrics = run(state, batch, counts)
         losses.append(float(metrics["loss"]))
-        told.append([[*one.times_s.tolist(), one.step_s] for one in times.after_step(1e-3)])
+        measured = times.after_step(LONG_S if number < LONG_STEPS else SHORT_S)
+        told.append([[*one.times_s.tolist(), one.step_s] for one in measured])
     alone, expected = init(0), []
     for _ in range(STEPS):
         alone, metrics = jax.jit(step.alone(EXAMPLES))(alone, batch)
