@@ -274,7 +274,7 @@ def test_every_form_is_considered_with_micro_batches_and_the_fastest_is_taken(ti
 
 @pytest.mark.parametrize("more", [{"adaptive": True}, {"compile_check": True}, {}])
 def test_what_a_plan_must_do_besides_is_asked_of_the_chosen_form(more):
-    """What makes an adaptive plan, or one that is compiled, is handed the form that was chosen; else nobody is asked."""
+    """What makes an adaptive plan, or one that is compiled, is handed the form that was chosen."""
     asked = []
     plan = plan_variants(
         STEP,
