@@ -57,9 +57,10 @@ class Row:
 
     Attributes:
       part: `gains` or `verify`. case: Its configuration or model, and the memory. form: What was chosen.
-      step_s, gap: Of the plan; 0.0 where nothing fits. kept_s: Of the best plan as written by the policy `all`, or 0.0.
+      step_s, gap: Of the plan; 0.0 where nothing fits.
       by_hand, by_hand_s: The best strategy with its policy, and its step; empty and 0.0 where none fits.
       predicted_bytes, compiled_bytes: Of the peak. budget_bytes: What was allowed. seconds: What it took.
+      reason: Why there is no plan.
     """
 
     part: str

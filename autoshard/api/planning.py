@@ -21,7 +21,8 @@ from autoshard.plans.host_memory import ASKED, offloads_state
 from autoshard.plans.make import Posed, Request, load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.plans.variant_search import Space, plan_variants, space_of
+from autoshard.plans.variant_search import plan_variants
+from autoshard.plans.variant_space import Space, space_of
 from autoshard.strategies.adaptive import plan_adaptive
 from autoshard.suggestions import suggestion
 from autoshard.train_step import TrainStep

@@ -1,6 +1,7 @@
 """The forms that a training step can take without being another: what its layers recompute, and its micro-batches.
 
-As data, and as a plan tells what was decided. Which forms are tried is in `autoshard/plans/variant_search.py`.
+As data, and as a plan tells what was decided. Which may be tried is in
+`autoshard/plans/variant_space.py`, which are in `variant_search.py`.
 """
 
 import dataclasses

@@ -20,11 +20,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
-import jax
 from jax.sharding import PartitionSpec
 
 from autoshard.cluster import Cluster, LogicalMesh
-from autoshard.errors import ConfigError, StageError
+from autoshard.errors import ConfigError
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.plans.gaps import fits
 from autoshard.plans.make import Posed, Request, plan_found, plan_posed, pose, starting_layouts, traced_program
@@ -34,6 +33,7 @@ from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_of, report
 from autoshard.plans.search import NO_MEMORY, Found, search, search_meshes
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
+from autoshard.plans.variant_space import Space
 from autoshard.remat.policy import RECOMPUTING, Keep, RematPolicy, first_layers, uniform
 from autoshard.remat.rewrite import Layers, has_checkpoints, layers_of
 from autoshard.solver.options import ROUNDING
@@ -52,73 +52,6 @@ MOST_COUNTS, MOST_UNFIT = 3, 6
 """With how many numbers of micro-batches policies are tried; and with how many keeping everything is, if in vain."""
 
 Make = Callable[[Posed], ProgramPlan]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Space:
-    """Which forms of a step may be tried.
-
-    Attributes:
-      with_policies: Whether what layers recompute is chosen.
-      counts: Numbers of micro-batches that come into question, rising; None in it is what the step says itself.
-      is_asked: Whether the caller asks for the search; else only the need for memory calls for it.
-    """
-
-    with_policies: bool
-    counts: tuple[int | None, ...]
-    is_asked: bool
-
-
-def space_of(step: TrainStep, state: Any, batch: Any, options: PlanOptions) -> Space:
-    """The forms that `options` allow of a step, for a state and a batch.
-
-    Raises:
-      ConfigError: They ask for micro-batches that the step or the batch cannot be run in.
-      StageError: A batch that is to be cut has no examples.
-    """
-    asked = options.micro_batches
-    what = f"PlanOptions.micro_batches={asked!r} (plan.micro_batches)"
-    if not (asked in (None, "as_written", "search") or isinstance(asked, int) and asked >= 1):
-        raise ConfigError(f'{what} is a number of micro-batches, "as_written" or "search". Choose one.')
-    if options.remat not in (None, "as_written", "search"):
-        raise ConfigError(f'PlanOptions.remat is "as_written" or "search"; received {options.remat!r}. Choose one.')
-    counts: tuple[int | None, ...] = (None,)
-    if asked == 1 and step.parts is None:
-        asked = "as_written"
-    if asked not in (None, "as_written") and step.parts is not None:
-        raise ConfigError(
-            f"{what} is for a TrainStep that leaves its micro-batches open; received one with parts of {step.parts}. "
-            "Leave out `parts`, or the option."
-        )
-    if isinstance(asked, int):
-        size = batch_size(batch)
-        if size % asked:
-            raise ConfigError(f"{what} must divide the batch; received one of {size} examples. Choose a divisor.")
-        counts = (asked,)
-    elif asked == "search":
-        counts = _halved(batch_size(batch))
-    elif asked is None and step.parts is None and not jax.tree.leaves(getattr(state, "mutable", None)):
-        counts = _halved(_examples(batch))
-    is_asked = options.remat == "search" or asked not in (None, "as_written")
-    return Space(options.remat != "as_written", counts, is_asked)
-
-
-def _examples(batch: Any) -> int:
-    """Examples of a batch; 1 where it does not tell, and so cannot be cut."""
-    try:
-        return batch_size(batch)
-    except StageError:
-        return 1
-
-
-def _halved(size: int) -> tuple[int | None, ...]:
-    """None, and 2, 4, ... as long as they divide a batch."""
-    found: list[int | None] = [None]
-    count = 2
-    while count <= size and size % count == 0:
-        found.append(count)
-        count *= 2
-    return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from autoshard import Plan, PlanOptions, TrainStep
 from autoshard.errors import ConfigError, MemoryBudgetError, PlanMismatchError
 from autoshard.plans.apply import check
 from autoshard.plans.make import load_cluster, plan_posed
-from autoshard.plans.variant_search import plan_variants, space_of
+from autoshard.plans.variant_search import plan_variants
+from autoshard.plans.variant_space import space_of
 from autoshard.remat.policy import Keep, uniform
 from autoshard.remat.rewrite import layers_of, rematerialised
 from autoshard.trace.trace import trace
