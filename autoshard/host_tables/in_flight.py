@@ -1,7 +1,8 @@
 """The different rows that a batch reads, and which of them the last steps have, too, not written back yet.
 
 In `pipelined` such a row is patched from the newest step that has it; in `async` what a step changes in it is added to
-what earlier steps make of it meanwhile, while all other rows are just written.
+what earlier steps make of it meanwhile, while all other rows are just written. There the rows of each owner are ordered
+by the newest step that has them, so that those that are added are its first, and no others have to be picked out.
 
 For every row of every table a mark tells which step was the last to read it, and at which place among its rows. Marking
 the ids of a batch finds the different ones among them, and what the marks said before, where steps have them: a place
@@ -60,14 +61,15 @@ class Patch:
 class InFlight:
     """The rows of the last steps."""
 
-    def __init__(self, layout: Layout, num_steps: int, has_marks: bool):
+    def __init__(self, layout: Layout, num_steps: int, has_marks: bool, newest_first: bool = False):
         """
         Args:
           layout: Whose keys name rows, and whose owners put them in order.
           num_steps: The most steps that are in flight at a time, the one that comes included.
           has_marks: Whether there is memory for marks.
+          newest_first: Whether rows of one owner are ordered by the newest step that has them, those of none last.
         """
-        self._layout, self._num_steps = layout, num_steps
+        self._layout, self._num_steps, self._newest_first = layout, num_steps, newest_first
         self._step = -1
         self._steps = np.full(num_steps, -1)
         self._keys = [np.full(num_steps * capacity, -1) for capacity in layout.capacities]
@@ -92,20 +94,45 @@ class InFlight:
         """
         if self._marks is None:
             first, numbers = different_keys(keys)
-            self._had[table] = self._sorted_places(table, keys[first])
+            had = self._sorted_places(table, keys[first])
+            if (order := self._order(table, keys[first], had)) is not None:
+                first, had, rank = first[order], had[order], np.empty_like(order)
+                rank[order] = np.arange(len(order))
+                numbers = rank[numbers]
+            self._had[table] = had
             self._remember(table, keys[first])
             return first, numbers
         marks, ids = self._marks[table], np.arange(len(keys), dtype=_MARK)
         before = marks[keys]
         marks[keys] = ids
         first = np.flatnonzero(marks[keys] == ids)  # of ids that are alike, the mark is one's
-        if self._layout.num_workers > 1:
-            first = first[np.argsort(self._layout.owners(table, keys[first]), kind="stable")]
         own, places = keys[first], before[first]
-        self._had[table] = np.where(self._keys[table][places] == own, places, -1)
+        had = np.where(self._keys[table][places] == own, places, -1)
+        if (order := self._order(table, own, had)) is not None:
+            first, own, had = first[order], own[order], had[order]
+        self._had[table] = had
         begin = self._remember(table, own)
         marks[own] = np.arange(begin, begin + len(own), dtype=_MARK)
         return first, marks[keys] - _MARK(begin)
+
+    def _order(self, table: int, own: np.ndarray, had: np.ndarray) -> np.ndarray | None:
+        """The order of different keys, by owner and, if so wanted, by the newest step that has them; None: as they are.
+
+        Args:
+          own: The keys. had: Of each, its newest place in `_keys`; -1 for none.
+        """
+        layout, count = self._layout, self._num_steps
+        if not self._newest_first:
+            several = layout.num_workers > 1
+            return np.argsort(layout.owners(table, own), kind="stable") if several else None
+        hits = np.flatnonzero(had >= 0)
+        backs = np.minimum(self._step - self._steps, count).astype(np.min_scalar_type(layout.num_workers * (count + 1)))
+        groups = np.full(len(had), count, backs.dtype)
+        groups[hits] = backs[had[hits] // layout.capacities[table]]
+        if layout.num_workers == 1:  # of few groups faster than a sort
+            return np.concatenate([np.flatnonzero(groups == back) for back in range(1, count + 1)])
+        groups += layout.owners(table, own).astype(groups.dtype) * groups.dtype.type(count + 1)
+        return np.argsort(groups, kind="stable")
 
     def _remember(self, table: int, own: np.ndarray) -> int:
         """Has the keys of the step's rows in `_keys`; returns the place of the first."""
@@ -139,8 +166,11 @@ class InFlight:
           found: For each table, its rows in flight, as `found` tells.
         """
         patches = []
-        for step in np.unique(np.concatenate([own.steps for own in found])).tolist():
-            pairs = [(own.to[own.steps == step], own.at[own.steps == step]) for own in found]
+        for step in sorted(self._steps.tolist()):
+            are_its = [own.steps == step for own in found]
+            if not any(map(np.any, are_its)):
+                continue
+            pairs = [(own.to[its], own.at[its]) for own, its in zip(found, are_its, strict=True)]
             size = self._patch_size(self._step - step, max(len(to) for to, _ in pairs))
             places = np.zeros((2, len(pairs), size), np.int32)
             for t, (to, at) in enumerate(pairs):
@@ -163,9 +193,11 @@ class InFlight:
         """
         tables = []
         for capacity, places in zip(self._layout.capacities, self._had, strict=True):
-            steps = np.where(places >= 0, self._steps[places // capacity], -1)
-            to = np.flatnonzero(steps >= since)
-            tables.append(Found(to, steps[to], places[to] % capacity))
+            to = np.flatnonzero(places >= 0)
+            steps = self._steps[places[to] // capacity]
+            if not (are_in := steps >= since).all():
+                to, steps = to[are_in], steps[are_in]
+            tables.append(Found(to, steps, places[to] % capacity))
         return tuple(tables)
 
 

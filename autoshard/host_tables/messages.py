@@ -43,7 +43,7 @@ class Read:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Write:
-    """Copies rows from a slot, but adds some of them to what is there. added: Which of the slot's `added` are meant."""
+    """Copies rows from a slot, but adds some to what is there. added: Which of the spans, from the start of each on."""
 
     number: int
     slot: int

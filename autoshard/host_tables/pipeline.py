@@ -31,7 +31,6 @@ from autoshard.host_tables.in_flight import InFlight, Patch, Patcher, marks_fit
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pool import WorkerPool, bind_thread
 from autoshard.host_tables.row_mover import Loaded, OneProcess, SeveralProcesses, placed
-from autoshard.host_tables.sharding import as_items
 from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.rows_of_batch import HotRows
 from autoshard.tables.sparse_step import SparseStep
@@ -47,8 +46,8 @@ class Fed:
       batch: For the step. rows: In place of each array of rows, as loaded.
       spans: For each table, for each worker, which of its rows are whose.
       patches: What is to be taken from steps in flight, the oldest first.
-      added: For each table, positions of the rows that earlier steps may change between its look-up and its write-back,
-        so that what it changes is added to them; none where rows are patched.
+      added: For each table, for each worker, which of its rows, its first ones, earlier steps may change between their
+        look-up and their write-back, so that what this step changes is added to them; None where rows are patched.
       staleness: Steps before it whose rows were not written back when its own were looked up.
       num_rows: Different rows, of all tables.
     """
@@ -59,7 +58,7 @@ class Fed:
     rows: Loaded
     spans: list[list[tuple[int, int]]]
     patches: tuple[Patch, ...]
-    added: tuple[np.ndarray, ...]
+    added: list[list[tuple[int, int]]] | None
     staleness: int
     num_rows: int
 
@@ -109,7 +108,8 @@ class Pipeline:
         self._batch_shardings = None if shardings is None else shardings[1]
         self._mover, self._hot_part, self._hot = mover, hot_part, hot
         self._patcher = Patcher([leaf.table for leaf in self._leaves])
-        self._in_flight = InFlight(pool.layout, execution.num_slots, marks_fit(pool.layout, pool.own))
+        has_marks, is_async = marks_fit(pool.layout, pool.own), execution.mode == "async"
+        self._in_flight = InFlight(pool.layout, execution.num_slots, has_marks, newest_first=is_async)
         self._order = threading.Lock()
         """What is ordered from the workers, and what is known to have been ordered, go together."""
         self._written = -1
@@ -235,7 +235,9 @@ class Pipeline:
             written = max(first, number - self._execution.num_slots + 1) - 1
         found = self._in_flight.found(written + 1)
         patches = self._in_flight.patches(found) if is_patched else ()
-        added = tuple(own.to[:0] if is_patched else own.to for own in found)
+        added = None
+        if self._execution.mode == "async":
+            added = [_first_of(each, own.to) for each, own in zip(spans, found, strict=True)]
         fed = RowsBatch(batch=batch, positions=read.positions)
         on_devices = placed(fed, self._batch_shardings)
         self._pool.wait(answers)
@@ -245,17 +247,16 @@ class Pipeline:
 
     def _write_back(self, fed: Fed, new: Sequence[Any]) -> None:
         edges = self._pool.own_edges(fed.spans)
-        added = [at[slice(*np.searchsorted(at, edge))] for at, edge in zip(fed.added, edges, strict=True)]
+        own = self._pool.own
         for leaf, rows, its in zip(self._leaves, self._pool.slots[fed.slot].rows, new, strict=True):
-            start, stop = edges[leaf.table]
-            at, after = added[leaf.table], self._mover.host(its)
-            before = rows.take(at, axis=0)
+            (start, stop), after = edges[leaf.table], self._mover.host(its)
+            for first, end in () if fed.added is None else fed.added[leaf.table][own.start : own.stop]:
+                rows[start:first] = after[start:first]
+                np.subtract(after[first:end], rows[first:end], out=rows[first:end])
+                start = end
             rows[start:stop] = after[start:stop]
-            if len(at):
-                change = after.take(at, axis=0) - before
-                as_items(rows).put(at, as_items(change))
         with self._order:
-            answers = self._pool.write(fed.slot, fed.spans, added)
+            answers = self._pool.write(fed.slot, fed.spans, fed.added)
             self._written = fed.number
         self._pool.wait(answers)
 
@@ -277,3 +278,10 @@ class Pipeline:
                 return to.put(item, timeout=0.1)
             if self._error is not None:
                 return
+
+
+def _first_of(spans: Sequence[tuple[int, int]], positions: np.ndarray) -> list[tuple[int, int]]:
+    """The part of each span that rising positions fill from its start on."""
+    starts = [start for start, _ in spans]
+    counts = np.diff(np.searchsorted(positions, [*starts, spans[-1][1]]))
+    return [(start, start + int(count)) for start, count in zip(starts, counts, strict=True)]

@@ -123,23 +123,22 @@ class WorkerPool:
         """
         return self._order(lambda number, worker: Read(number, slot, [s[worker] for s in spans]))
 
-    def write(self, slot: int, spans: Sequence[Sequence[tuple[int, int]]], added: Sequence[np.ndarray] = ()) -> Answers:
+    def write(
+        self,
+        slot: int,
+        spans: Sequence[Sequence[tuple[int, int]]],
+        added: Sequence[Sequence[tuple[int, int]]] | None = None,
+    ) -> Answers:
         """Has the rows in a slot copied to the tables.
 
         Args:
           slot: Its number. spans: For each table, for each worker, which of the rows are its.
-          added: For each table, positions of rows, rising, that are added to what is there instead; none if left out.
+          added: Likewise, which of these, from the start of each span on, are added to what is there instead; None for
+            none.
         """
-        positions = list(added) or [np.zeros(0, np.int32)] * len(spans)
-        for places, own in zip(self.slots[slot].added, positions, strict=True):
-            places[: len(own)] = own
-
-        def order(number: int, worker: int) -> Write:
-            own = [s[worker] for s in spans]
-            edges = [np.searchsorted(a, s) for a, s in zip(positions, own, strict=True)]
-            return Write(number, slot, own, [(int(start), int(stop)) for start, stop in edges])
-
-        return self._order(order)
+        none = [(0, 0)] * len(spans)
+        own = lambda worker: none if added is None else [s[worker] for s in added]
+        return self._order(lambda number, worker: Write(number, slot, [s[worker] for s in spans], own(worker)))
 
     def fill(self, array: int, first: int, rows: np.ndarray) -> None:
         """Sets rows of an array, from row `first` on; waits until they are there."""

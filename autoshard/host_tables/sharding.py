@@ -94,7 +94,7 @@ class Layout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot: two kinds of places for each table, then rows for each array; each part on its own line."""
+        """Bytes of a slot: places for each table, then rows for each array; each part on its own line."""
         return self._offsets()[-1]
 
     @property
@@ -103,7 +103,7 @@ class Layout:
         return max(1, self.slot_bytes * self.num_slots)
 
     def _offsets(self) -> list[int]:
-        sizes = [capacity * 8 for capacity in self.capacities] + [capacity * 4 for capacity in self.capacities]
+        sizes = [capacity * 8 for capacity in self.capacities]
         sizes += [self.capacities[array.table] * array.row_bytes for array in self.arrays]
         return np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)]).tolist()
 
@@ -117,12 +117,11 @@ class Layout:
             )
             count = len(self.capacities)
             places = [view(i, (capacity,), np.dtype(np.int64)) for i, capacity in enumerate(self.capacities)]
-            added = [view(count + i, (capacity,), np.dtype(np.int32)) for i, capacity in enumerate(self.capacities)]
             rows = [
-                view(2 * count + i, (self.capacities[array.table], *array.row_shape), array.element_type)
+                view(count + i, (self.capacities[array.table], *array.row_shape), array.element_type)
                 for i, array in enumerate(self.arrays)
             ]
-            made.append(Slot(tuple(places), tuple(added), tuple(rows)))
+            made.append(Slot(tuple(places), tuple(rows)))
         return made
 
 
@@ -132,12 +131,10 @@ class Slot:
 
     Attributes:
       places: For each table, the places of its rows with their owners.
-      added: For each table, which of these rows are to be added to what the owner has, by their positions, rising.
       rows: For each array, the rows.
     """
 
     places: tuple[np.ndarray, ...]
-    added: tuple[np.ndarray, ...]
     rows: tuple[np.ndarray, ...]
 
 

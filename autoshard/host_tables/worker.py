@@ -47,11 +47,10 @@ class Worker:
                     places, (start, stop) = self._span(i, slot, spans)
                     if start == stop:
                         continue
-                    new, at = as_items(rows[start:stop]), self._added(i, slot, added)
-                    if len(at):
-                        old = self._arrays[i].take(places[at - start], axis=0)
-                        new.put(at - start, as_items(rows.take(at, axis=0) + old))
-                    self._items[i].put(places, new, mode="clip")
+                    first, end = added[layout.arrays[i].table]
+                    if first < end:
+                        rows[first:end] += self._arrays[i].take(places[: end - first], axis=0, mode="clip")
+                    self._items[i].put(places, as_items(rows[start:stop]), mode="clip")
             case Fill(_, array, first):
                 kind, shape = layout.arrays[array].element_type, layout.arrays[array].row_shape
                 rows = np.frombuffer(connection.recv_bytes(), kind).reshape(-1, *shape)
@@ -68,10 +67,6 @@ class Worker:
         table = self._begin.layout.arrays[array].table
         start, stop = spans[table]
         return self._slots[slot].places[table][start:stop], (start, stop)
-
-    def _added(self, array: int, slot: int, added: Spans) -> np.ndarray:
-        table = self._begin.layout.arrays[array].table
-        return self._slots[slot].added[table][slice(*added[table])]
 
 
 def serve(connection: Connection) -> None:

@@ -37,12 +37,13 @@ def newest(batches, step, since):
     return found
 
 
+@pytest.mark.parametrize("newest_first", [False, True], ids=["by key", "newest first"])
 @pytest.mark.parametrize("has_marks", [True, False], ids=["marks", "sorted"])
 @pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_different_rows_and_the_newest_steps_that_have_them(seed, num_workers, has_marks):
+def test_different_rows_and_the_newest_steps_that_have_them(seed, num_workers, has_marks, newest_first):
     rng, layout = np.random.default_rng(seed), layout_of(ROWS, CAPACITIES, num_workers)
-    in_flight, batches, since = InFlight(layout, SLOTS, has_marks), [], 0
+    in_flight, batches, since = InFlight(layout, SLOTS, has_marks, newest_first), [], 0
     for step in range(40):
         in_flight.begin(step)
         batch = []
@@ -66,6 +67,10 @@ def test_different_rows_and_the_newest_steps_that_have_them(seed, num_workers, h
             for to, old, at in zip(own.to, own.steps, own.at, strict=True)
         }
         assert told == newest(batches, step, since)
+        for table, keys in enumerate(batch if newest_first else []):
+            for start, stop in layout.spans(table, keys):  # those in flight are the first, the newest before all others
+                steps = [told[table, to][0] if (table, to) in told else -1 for to in range(start, stop)]
+                assert steps == sorted(steps, reverse=True)
         patched = {}
         for patch in in_flight.patches(found):
             for table, pairs in enumerate(zip(*patch.places, strict=True)):
