@@ -1,10 +1,15 @@
 """What the runtime of tables in host memory takes for a batch, however few ids it has: `HostRates.batch_s`.
 
     python benchmarks/host_batches.py                      # two minutes
+    python benchmarks/host_batches.py --pooling            # bags summed at the host: bytes to the devices, CPU time
 
 CPU time of the process that runs the steps, not of its workers, for a step with four ids in the mode `sync`, less that
 of the same step over rows that are there already. What remains is Python, messages to workers, copies to and from the
 device. One thread does most of it, so that no number of CPUs shortens it.
+
+With `--pooling`: eight tables of rows of 8 float32, bags of four ids that follow Zipf's law, Adagrad. What goes to the
+devices for a batch, as rows with their state and positions, and as sums; and CPU time of the sums and of the update of
+rows, beside `HostRates.line_s` times the lines that `offloading/choices.py` counts.
 """
 
 import argparse
@@ -17,7 +22,11 @@ import numpy as np
 import optax
 
 import autoshard
+from autoshard.offloading.situation import HostRates, lines
+from autoshard.tables.pooled import PooledResult
 from autoshard.tables.rows_loss import RowsBatch
+from autoshard.tables.sparse_step import sparse_step
+from autoshard.tables.state_rows import rows_of
 
 
 def program(num_tables: int) -> tuple[autoshard.TrainStep, autoshard.TrainState, dict[str, np.ndarray]]:
@@ -61,11 +70,58 @@ def batch_s(num_tables: int, num_workers: int, count: int) -> float:
     return with_tables_s - cpu_s(steps_alone, count)
 
 
+def pooling(count: int) -> None:
+    """Prints bytes and CPU time of batches whose bags are summed at the host."""
+    tables, num_rows, dim, examples, bag = 8, 200_000, 8, 8192, 4
+    names = [f"t{n}" for n in range(tables)]
+
+    def loss_fn(p, batch, _):
+        sums = [p[name][batch["ids"][:, n]].sum(1) for n, name in enumerate(names)]
+        return jnp.mean(jnp.square(sum(sums) @ p["dense"])), None
+
+    step = autoshard.TrainStep(loss_fn, optax.adagrad(0.1))
+    state = step.init({name: jnp.ones((num_rows, dim)) for name in names} | {"dense": jnp.ones((dim, 1))})
+    rng = np.random.default_rng(0)
+    until = np.cumsum(np.arange(1.0, num_rows + 1) ** -1.05)
+    drawn = [np.searchsorted(until / until[-1], rng.random((examples, tables, bag))) for _ in range(4)]
+    batches = [{"ids": np.minimum(ids, num_rows - 1).astype(np.int32)} for ids in drawn]
+    by_rows, by_sums = (sparse_step(step, state, batches[0], pooled=p) for p in ((), names))
+    size = lambda tree: sum(np.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+    rows_bytes = sum(size(x) for x in rows_of(by_rows.state, by_rows.update.leaves)) + size(by_rows.batch["positions"])
+    host = by_sums.pooling
+    assert host is not None
+    rows = [np.ones((by_sums.capacities[x.table], *x.row_shape), np.float32) for x in by_sums.update.leaves]
+    gradients = tuple(np.ones(x.shape, x.dtype) for x in host.sums)
+    result = PooledResult({}, gradients, ())
+    sums_s, update_s, distinct = [], [], []
+    for number in range(count):
+        batch = batches[number % len(batches)]
+        read = by_sums.rows_of_batch(batch)
+        distinct.append(sum(map(len, read.rows)))
+        times_s = [time.process_time()]
+        for run in (host.pool, lambda *args: host.update(*args, result)):
+            run(rows, read.positions, batch)
+            times_s.append(time.process_time())
+        sums_s.append(times_s[1] - times_s[0])
+        update_s.append(times_s[2] - times_s[1])
+    ids, own, places = tables * examples * bag, statistics.median(distinct), sum(by_sums.capacities)
+    counted_s = (3 * ids * lines(4 * dim) + 2 * places * lines(8 * dim)) * HostRates().line_s
+    print(f"to the devices: {rows_bytes / 1e6:.1f} MB of rows, {size(host.sums) / 1e6:.1f} MB of sums")
+    print(
+        f"{ids:,} ids, {own:,.0f} different: sums {statistics.median(sums_s) * 1e3:.1f} ms, update "
+        f"{statistics.median(update_s) * 1e3:.1f} ms of CPU time; priced at {counted_s * 1e3:.1f} ms"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="of a measurement")
     parser.add_argument("--rounds", type=int, default=3, help="measurements, of which the median counts")
+    parser.add_argument("--pooling", action="store_true", help="measure sums of bags at the host instead")
     arguments = parser.parse_args()
+    if arguments.pooling:
+        pooling(min(arguments.steps, 40))
+        return
     print("| tables | workers | CPU time of a batch |\n|---:|---:|---:|")
     for num_tables, num_workers in ((1, 1), (1, 4), (8, 1), (8, 4)):
         found = [batch_s(num_tables, num_workers, arguments.steps) for _ in range(arguments.rounds)]

@@ -29,6 +29,9 @@ def tables(
     hot_rows: Annotated[
         bool, typer.Option(help="Also consider to keep the most frequent rows of tables on accelerators.")
     ] = False,
+    pooling: Annotated[
+        bool, typer.Option(help="Also consider to sum rows at the host, where the loss does nothing else with them.")
+    ] = False,
     traceback: Traceback = False,
 ) -> None:
     """Decide which embedding table lives where, on accelerators or in host memory, and print why."""
@@ -51,7 +54,7 @@ def tables(
         functions = staged_functions(settings)
         state, batch = arguments(settings, functions)
         assert isinstance(functions.step, TrainStep)
-        search = SearchOptions(max_staleness=max_staleness, hot_rows=hot_rows)
+        search = SearchOptions(max_staleness=max_staleness, hot_rows=hot_rows, pooling=pooling)
         placed = place_tables(
             functions.step, state, batch, cluster=settings.plan.cluster, ids=IdDistribution(zipf), search=search
         )

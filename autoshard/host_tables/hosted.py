@@ -65,6 +65,7 @@ class HostTables:
         *,
         tables: Sequence[str] | None = None,
         hot_rows: Mapping[str, int | np.ndarray] = MappingProxyType({}),
+        pooled: Sequence[str] = (),
         lazy: bool = False,
         execution: Execution | None = None,
         cluster: Cluster | str | os.PathLike[str] | None = None,
@@ -85,6 +86,8 @@ class HostTables:
           tables: Paths of the parameters that go to the host; None for all tables.
           hot_rows: By path, which rows of a table stay on the devices: the first so many, or these. No batch waits for
             them. They are updated as whole tables are, also where a batch does not read them.
+          pooled: Paths of tables whose rows the loss sums, or averages, once: the host makes the sums and updates the
+            rows, so that only sums and their gradients are sent. Not in `pipelined`, and not of several processes.
           lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them
             (momentum, Adam, weight decay).
           execution: Mode, number of workers of each process, and what limits them.
@@ -95,6 +98,7 @@ class HostTables:
 
         Raises:
           TraceError: There are no tables, or the update does not fit; names the line.
+          ConfigError: What is `pooled` cannot be.
           PlanMismatchError: `plan` is of another step.
           TrainingError: A worker does not start.
         """
@@ -106,7 +110,14 @@ class HostTables:
             for path, rows in hot_rows.items()
         }
         counts = {path: len(rows) for path, rows in wanted.items()}
-        self.sparse: SparseStep = sparse_step(step, self._shapes, batch, tables=tables, lazy=lazy, hot_counts=counts)
+        if pooled and (self.execution.mode == "pipelined" or num_processes > 1):
+            raise ConfigError(
+                "Tables are pooled at the host in one process, in `sync` or `async`: sums of rows that are in flight "
+                f"cannot be patched. Received mode={self.execution.mode!r}, {num_processes} processes. Change that, or "
+                "leave `pooled` out."
+            )
+        cut: dict[str, Any] = {"tables": tables, "lazy": lazy, "hot_counts": counts, "pooled": tuple(pooled)}
+        self.sparse: SparseStep = sparse_step(step, self._shapes, batch, **cut)
         self.plan: BasePlan | None = None
         run: Any = jax.jit(self.sparse.step, donate_argnums=0)
         shardings = None
@@ -119,7 +130,7 @@ class HostTables:
             run.prepare(*arguments)
             shardings = run.in_shardings(arguments)
         self._shardings = shardings
-        leaves = self.sparse.update.leaves
+        leaves = [self.sparse.update.leaves[i] for i in self.sparse.on_devices]
         together = [None] * len(leaves) if shardings is None else rows_of(shardings[0], leaves)
         apart = [self._everywhere] * len(leaves) if counts else together
         self._hot_part = HotPart([self.sparse.hot_counts[leaf.table] for leaf in leaves], together, apart)
@@ -345,7 +356,7 @@ class HostTables:
     def _take(self, state: Any) -> Any:
         """Gives the rows of a state to the workers; returns it with rows of no batch in place of tables."""
         leaves, sparse = self.sparse.update.leaves, self.sparse
-        sizes = [n + capacity for n, capacity in zip(sparse.hot_counts, sparse.capacities, strict=True)]
+        sizes = sparse.num_places
         if callable(state):
             initial = initial_state(state, leaves, sizes)
             piece = lambda number, first, count: initial.rows(number, first, count)

@@ -8,6 +8,8 @@ more than there are credits.
     step:        rows patched from steps in flight (`pipelined`) -> the step, as planned
     write-back:  new rows off the device -> slot, ordered from the workers -> credit
 
+Where tables are pooled here, the look-up sums their rows, and the write-back updates them by the gradients of sums.
+
 Of several processes each does so for its own rows. What runs on devices of all is launched by the stage `step` alone,
 so that all launch it in one order; and since it depends on the moment which steps have been written back where, rows
 are patched from all steps that may not have been.
@@ -31,6 +33,7 @@ from autoshard.host_tables.in_flight import InFlight, Patch, Patcher, marks_fit
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pool import WorkerPool, bind_thread
 from autoshard.host_tables.row_mover import Loaded, OneProcess, SeveralProcesses, placed
+from autoshard.tables.pooled import PooledBatch, PooledResult
 from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.rows_of_batch import HotRows
 from autoshard.tables.sparse_step import SparseStep
@@ -50,17 +53,32 @@ class Fed:
         look-up and their write-back, so that what this step changes is added to them; None where rows are patched.
       staleness: Steps before it whose rows were not written back when its own were looked up.
       num_rows: Different rows, of all tables.
+      pooled_from: Positions of all look-ups and the batch of the user, where tables are pooled here; else None.
     """
 
     number: int
     slot: int
-    batch: RowsBatch
+    batch: RowsBatch | PooledBatch
     rows: Loaded
     spans: list[list[tuple[int, int]]]
     patches: tuple[Patch, ...]
     added: list[list[tuple[int, int]]] | None
     staleness: int
     num_rows: int
+    pooled_from: tuple[Sequence[np.ndarray], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """What a step has made for the host.
+
+    Attributes:
+      rows: New rows on the devices, of the arrays that are sent there.
+      pooled: Gradients of the sums that were made here, and what else their rows' update needs; None without any.
+    """
+
+    rows: Sequence[Any]
+    pooled: PooledResult | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +122,7 @@ class Pipeline:
           shardings: Of its state and of its batch; None for the default device.
         """
         self._sparse, self._run, self._pool, self._execution = sparse, run, pool, execution
-        self._leaves = sparse.update.leaves
+        self._leaves = [sparse.update.leaves[i] for i in sparse.on_devices]
         self._batch_shardings = None if shardings is None else shardings[1]
         self._mover, self._hot_part, self._hot = mover, hot_part, hot
         self._patcher = Patcher([leaf.table for leaf in self._leaves])
@@ -117,7 +135,7 @@ class Pipeline:
         for slot in range(execution.num_slots):
             self._free.put(slot)
         self._fed: queue.Queue[Fed | BaseException | None] = queue.Queue(execution.num_slots)
-        self._new: queue.Queue[tuple[Fed, Sequence[Any]] | None] = queue.Queue(execution.num_slots)
+        self._new: queue.Queue[tuple[Fed, Made] | None] = queue.Queue(execution.num_slots)
         self._stop = threading.Event()
         self._error: BaseException | None = None
 
@@ -158,10 +176,10 @@ class Pipeline:
             for number, batch in enumerate(batches, first):
                 fed = host.submit(self._look_up, number, 0, batch, first).result()
                 wait_s = time.perf_counter() - began_s
-                state, metrics, new = self._step(state, fed, self._mover.joined(fed.rows))
-                new = jax.block_until_ready(self._mover.gathered(new))
+                state, metrics, new, pooled = self._step(state, fed, self._mover.joined(fed.rows))
+                made = Made(jax.block_until_ready(self._mover.gathered(new)), jax.block_until_ready(pooled))
                 stepped_s = time.perf_counter()
-                host.submit(self._write_back, fed, new).result()
+                host.submit(self._write_back, fed, made).result()
                 yield Stepped(number, state, metrics, 0, fed.num_rows, wait_s + time.perf_counter() - stepped_s)
                 began_s = time.perf_counter()
 
@@ -178,11 +196,11 @@ class Pipeline:
             rows = self._mover.joined(fed.rows)
             for patch in fed.patches:
                 rows = self._patcher(rows, next(new for number, new in recent if number == patch.step), patch)
-            state, metrics, new = self._step(state, fed, rows)
+            state, metrics, new, pooled = self._step(state, fed, rows)
             if self._execution.mode == "pipelined":
                 recent.append((fed.number, new))
                 # the next step reuses the memory of its state, but the rows in that are those of its own batch
-            self._put(self._new, (fed, self._mover.gathered(new)))
+            self._put(self._new, (fed, Made(self._mover.gathered(new), pooled)))
             stale = fed.staleness if self._execution.mode == "async" else 0
             yield Stepped(fed.number, state, metrics, stale, fed.num_rows, wait_s)
 
@@ -212,11 +230,12 @@ class Pipeline:
 
     # ---- what stages do
 
-    def _step(self, state: Any, fed: Fed, rows: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
-        """The state after a step, its metrics, and the rows of its batch."""
+    def _step(self, state: Any, fed: Fed, rows: Sequence[Any]) -> tuple[Any, Any, list[Any], PooledResult | None]:
+        """The state after a step, its metrics, the rows of its batch, and what is pooled here."""
         together = self._hot_part.with_batch(rows_of(state, self._leaves), rows)
-        state, metrics = self._run(with_rows(state, self._leaves, together), fed.batch)
-        return state, metrics, self._hot_part.cold(rows_of(state, self._leaves))
+        state, result = self._run(with_rows(state, self._leaves, together), fed.batch)
+        metrics, pooled = (result.metrics, result) if isinstance(result, PooledResult) else (result, None)
+        return state, metrics, self._hot_part.cold(rows_of(state, self._leaves)), pooled
 
     def _look_up(self, number: int, slot: int, batch: Any, first: int) -> Fed:
         layout, tables = self._pool.layout, range(len(self._pool.layout.num_rows))
@@ -238,18 +257,26 @@ class Pipeline:
         added = None
         if self._execution.mode == "async":
             added = [_first_of(each, own.to) for each, own in zip(spans, found, strict=True)]
-        fed = RowsBatch(batch=batch, positions=read.positions)
-        on_devices = placed(fed, self._batch_shardings)
+        stale, pooling, here = number - 1 - written, self._sparse.pooling, self._pool.slots[slot].rows
+        told = spans, patches, added, stale, sum(map(len, keys))
+        load = lambda: self._mover.load([here[i] for i in self._sparse.on_devices], self._pool.own_edges(spans))
+        if pooling is None:
+            on_devices = placed(self._sparse.fed(batch, read.positions), self._batch_shardings)
+            self._pool.wait(answers)
+            return Fed(number, slot, on_devices, load(), *told)
         self._pool.wait(answers)
-        rows = self._mover.load(self._pool.slots[slot].rows, self._pool.own_edges(spans))
-        stale = number - 1 - written
-        return Fed(number, slot, on_devices, rows, spans, patches, added, stale, sum(map(len, keys)))
+        sums = pooling.pool(here, read.positions, batch)
+        on_devices = placed(self._sparse.fed(batch, read.positions, sums), self._batch_shardings)
+        return Fed(number, slot, on_devices, load(), *told, (read.positions, batch))
 
-    def _write_back(self, fed: Fed, new: Sequence[Any]) -> None:
+    def _write_back(self, fed: Fed, made: Made) -> None:
         edges = self._pool.own_edges(fed.spans)
-        own = self._pool.own
-        for leaf, rows, its in zip(self._leaves, self._pool.slots[fed.slot].rows, new, strict=True):
-            (start, stop), after = edges[leaf.table], self._mover.host(its)
+        own, slot, pooling = self._pool.own, self._pool.slots[fed.slot].rows, self._sparse.pooling
+        new = dict(zip(self._sparse.on_devices, made.rows, strict=True))
+        if pooling is not None and made.pooled is not None and fed.pooled_from is not None:
+            new |= zip(pooling.leaves, pooling.update(slot, *fed.pooled_from, made.pooled), strict=True)
+        for number, leaf in enumerate(self._sparse.update.leaves):
+            (start, stop), rows, after = edges[leaf.table], slot[number], self._mover.host(new[number])
             for first, end in () if fed.added is None else fed.added[leaf.table][own.start : own.stop]:
                 rows[start:first] = after[start:first]
                 np.subtract(after[first:end], rows[first:end], out=rows[first:end])

@@ -14,6 +14,10 @@ and s bytes of a row with the optimizer's state, and distinct(I) the mean number
     host        R s / M bytes of host memory; a CPU finds I/M ids, gathers and updates distinct(I) / M rows, copies
                 distinct(I/N) rows to each of its accelerators and adds up as many gradients; each link carries
                 distinct(I/N) w bytes down and up; rows of other hosts cross the network
+    pooled      as on the host, where the loss sums the rows to B vectors: the host's own thread (XLA on its CPUs) reads
+                the rows of all I ids for the sums, reads and writes their gradients (3 I rows), and updates as many
+                rows as a batch has places for, min(I, R); each link carries B w / N bytes down and up; of one host, in
+                no mode that patches
     hot rows    the k most frequent rows are a table by row of their own, all of which is updated (k s / N), the others
                 one on the host, which has places for all: both are Zipf tables, the cold rows read are distinct(I) less
                 those distinct among the hot ones
@@ -29,6 +33,7 @@ from collections.abc import Callable
 
 from autoshard.cost.collectives import Collective, all_gather, all_reduce, all_to_all
 from autoshard.cost.lookups import Lookups, exchange_of
+from autoshard.host_tables.options import Mode
 from autoshard.offloading.situation import Situation, TableUse, lines
 
 _ID_BYTES = 4
@@ -45,12 +50,17 @@ class Place(enum.Enum):
     BY_COLUMN = "accelerators, by column"
     BY_ROW = "accelerators, by row"
     HOST = "host memory"
+    POOLED = "host memory, pooled there"
     HOT_ROWS = "hot rows on accelerators"
 
     @property
     def is_on_host(self) -> bool:
         """Whether host memory has rows of it."""
-        return self in (Place.HOST, Place.HOT_ROWS)
+        return self in (Place.HOST, Place.POOLED, Place.HOT_ROWS)
+
+    def fits_mode(self, mode: Mode) -> bool:
+        """Whether steps can follow each other so: sums of rows that are in flight cannot be patched."""
+        return self is not Place.POOLED or mode != "pipelined"
 
     @property
     def is_exchanged(self) -> bool:
@@ -105,17 +115,20 @@ class Choice:
     hot_rows: int = 0
 
 
-def choices_of(table: TableUse, s: Situation, has_hot_rows: bool = True) -> list[Choice]:
+def choices_of(table: TableUse, s: Situation, has_hot_rows: bool = True, has_pooling: bool = False) -> list[Choice]:
     """Every place of a table.
 
     Args:
       table: The table. s: What it is placed on.
       has_hot_rows: Whether hot rows may live apart from cold ones.
+      has_pooling: Whether the host may sum rows.
     """
     found = [whole(table, s), by_row(table, s)]
     if table.row_bytes % (4 * s.num_devices) == 0:
         found.append(by_column(table, s))
     found.append(on_host(table, s))
+    if has_pooling and table.num_sums and s.num_nodes == 1:
+        found.append(pooled(table, s))
     if has_hot_rows and table.ids.zipf_exponent > 0:
         counts = dict.fromkeys(int(table.num_rows * share) for share in HOT_SHARES)
         found += [hot_rows(table, k, s) for k in counts if k >= _FEWEST_HOT]
@@ -160,6 +173,26 @@ def by_row(table: TableUse, s: Situation) -> Choice:
 def on_host(table: TableUse, s: Situation) -> Choice:
     """All rows in host memory, shared out over hosts; the accelerators get the rows of each batch."""
     return _cold(table, s, table.num_ids, lambda ids: _distinct(table, ids), table.num_rows)
+
+
+def pooled(table: TableUse, s: Situation) -> Choice:
+    """All rows in the memory of the one host, which sums them; the accelerators get the sums."""
+    cold, width, state = on_host(table, s), table.row_bytes, table.state_bytes
+    rows, sums_bytes = _distinct(table, table.num_ids), table.num_sums / s.num_devices * width
+    cpu_s = table.num_ids * s.rates.id_s + rows * (lines(width) + 2 * lines(state)) * s.rates.line_s
+    places = min(table.num_ids, table.num_rows)
+    alone_s = (3 * table.num_ids * lines(width) + 2 * places * lines(state)) * s.rates.line_s
+    moved = rows * (width + 2 * state) + 2 * places * state + 3 * table.num_ids * width
+    sent_s = sums_bytes / s.to_device.bandwidth_bytes_per_s
+    device_s, memory_s = _moved_s(2 * sums_bytes, s), moved / s.host_bytes_per_s
+    return dataclasses.replace(
+        cold,
+        place=Place.POOLED,
+        loads=Loads(device_s, cpu_s, memory_s, sent_s, sent_s, thread_s=s.rates.table_s + alone_s),
+        in_flight_bytes=2 * sums_bytes,
+        host_in_flight_bytes=2 * places * state,
+        patched_s=0.0,
+    )
 
 
 def hot_rows(table: TableUse, count: int, s: Situation) -> Choice:

@@ -182,6 +182,7 @@ class HostTablesPlan(BasePlan):
             shapes[1],
             tables=part.tables,
             hot_rows=part.hot_rows_of(step, shapes[0], sample, is_ranked),
+            pooled=part.pooled,
             lazy=self.lazy,
             execution=execution or part.execution,
             plan=self.over_rows,

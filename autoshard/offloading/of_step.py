@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from autoshard.offloading.situation import DenseWork, HostRates, Situation, Tabl
 from autoshard.plans.make import budget_of, load_cluster
 from autoshard.plans.options import PlanOptions
 from autoshard.tables import Table, Tables, find_tables
-from autoshard.tables.sparse_step import cut_at_look_ups
+from autoshard.tables.sparse_step import cut_at_look_ups, sums_of_batch
 from autoshard.tables.state_rows import RowLeaf, row_leaves
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
@@ -85,7 +86,10 @@ def place_tables(
     memory_bytes = told.peak_bytes if told.reserved_bytes is None else told.reserved_bytes
     dense = DenseWork(told.step_s, memory_bytes, told.flops * rest.num_devices)
     budget_bytes = budget_of(hardware.groups[0].device_type, memory_budget_bytes, options)
-    placed_on = situation_of(found, state, batch, hardware, dense, ids=ids, rates=rates, budget_bytes=budget_bytes)
+    sums = sums_of_batch(step, state, batch) if search is not None and search.pooling else {}
+    placed_on = situation_of(
+        found, state, batch, hardware, dense, ids=ids, rates=rates, budget_bytes=budget_bytes, sums=sums
+    )
     return placement_of(placed_on, search)
 
 
@@ -99,6 +103,7 @@ def situation_of(
     ids: IdDistribution | Mapping[str, IdDistribution] | None,
     rates: HostRates | None,
     budget_bytes: float | None = None,
+    sums: Mapping[str, int] = MappingProxyType({}),
 ) -> Situation:
     """The tables of a step on a cluster, beside the rest of it.
 
@@ -106,16 +111,18 @@ def situation_of(
       found: Tables of the loss. state, batch: Arguments of the step, by shape.
       cluster: Devices of one kind with described hosts. dense: The rest of the step.
       ids, rates: As for `place_tables`. budget_bytes: Of each accelerator; None for nine tenths of its memory.
+      sums: By path of a table whose rows the host can sum, how many sums a batch has.
     """
     leaves = row_leaves(state, found.tables)
-    uses = tuple(_use(number, table, leaves, ids) for number, table in enumerate(found.tables))
+    uses = tuple(_use(number, table, leaves, ids, sums.get(table.path, 0)) for number, table in enumerate(found.tables))
     batch_size = max(x.shape[0] for x in jax.tree.leaves(batch) if x.shape)
     return situation(cluster, uses, dense, batch_size, budget_bytes=budget_bytes, rates=rates, updates_all_rows=True)
 
 
-def _use(number: int, table: Table, leaves: tuple[RowLeaf, ...], ids: Any) -> TableUse:
+def _use(number: int, table: Table, leaves: tuple[RowLeaf, ...], ids: Any, num_sums: int) -> TableUse:
     """A table as it is placed; what the optimizer keeps has its rows, too."""
     own = [x for x in leaves if x.table == number]
     state_bytes = sum(math.prod(x.row_shape) * np.dtype(x.dtype).itemsize for x in own)
     spread = ids.get(table.path) if isinstance(ids, Mapping) else ids
-    return TableUse(table.path, table.num_rows, table.row_bytes, state_bytes, table.num_ids, spread or IdDistribution())
+    spread = spread or IdDistribution()
+    return TableUse(table.path, table.num_rows, table.row_bytes, state_bytes, table.num_ids, spread, num_sums)

@@ -8,7 +8,7 @@ from autoshard.offloading.choices import Place
 from autoshard.offloading.search import SearchOptions
 from autoshard.offloading.situation import HostRates
 
-_PLACES = (Place.WHOLE, Place.HOST, Place.HOT_ROWS)
+_PLACES = (Place.WHOLE, Place.HOST, Place.POOLED, Place.HOT_ROWS)
 """Those of a step that has no plan on the devices: how large a table is there that is split is then known by the
 planner alone."""
 
@@ -25,6 +25,8 @@ class TableOptions:
         results, or with `max_staleness` also `async`, whatever is predicted to be fastest.
       max_staleness: Steps whose updates a row may lack; with 0, results are exact.
       hot_rows: Whether the most frequent rows of a table may stay on the devices.
+      pooling: Whether the host may sum rows of a table, where the loss does nothing else with them, so that only sums
+        are sent. In `sync` and `async`, of one host; not together with `hot_rows`.
       lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them
         (momentum, Adam, weight decay).
       rates: What a CPU does in a second; None for estimates.
@@ -38,6 +40,7 @@ class TableOptions:
     mode: Mode | None = None
     max_staleness: int = 0
     hot_rows: bool = False
+    pooling: bool = False
     lazy: bool = False
     rates: HostRates | None = None
 
@@ -63,5 +66,5 @@ class TableOptions:
     @property
     def search_for_time(self) -> SearchOptions:
         """What may be chosen where they do."""
-        chosen = SearchOptions(max_staleness=self.max_staleness, hot_rows=self.hot_rows)
+        chosen = SearchOptions(max_staleness=self.max_staleness, hot_rows=self.hot_rows, pooling=self.pooling)
         return chosen if self.mode is None else dataclasses.replace(chosen, modes=(self.mode,))

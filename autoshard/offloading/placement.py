@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from autoshard.host_tables.options import Execution
-from autoshard.offloading.choices import Choice, choices_of
+from autoshard.offloading.choices import Choice, Place, choices_of
 from autoshard.offloading.compare import Compared, compared, elsewhere
 from autoshard.offloading.search import Found, Outcome, SearchOptions, search
 from autoshard.offloading.situation import Situation, TableUse
@@ -73,6 +73,12 @@ class TablePlacement:
         """
         pairs = zip(self.situation.tables, self.best.choices, strict=True)
         return {t.path: choice.hot_rows for t, choice in pairs if choice.hot_rows}
+
+    @property
+    def pooled(self) -> tuple[str, ...]:
+        """Paths of the tables whose rows the host sums: `pooled` of `autoshard.HostTables`."""
+        pairs = zip(self.situation.tables, self.best.choices, strict=True)
+        return tuple(t.path for t, choice in pairs if choice.place is Place.POOLED)
 
     @property
     def execution(self) -> Execution | None:
@@ -216,7 +222,8 @@ def _placed(placement: TablePlacement, number: int) -> PlacedTable:
 def _why(placement: TablePlacement, number: int) -> str:
     """For accelerators and for the host, whichever it is not: what moving the table there would do."""
     s, best = placement.situation, placement.best
-    others = elsewhere(s, best, number, choices_of(s.tables[number], s, False))
+    all_of = choices_of(s.tables[number], s, False, has_pooling=bool(placement.pooled))
+    others = elsewhere(s, best, number, [c for c in all_of if c.place.fits_mode(best.execution.mode)])
     others = [(c, o) for c, o in others if c.place in placement.found.places]
     on_host = best.choices[number].place.is_on_host
     wanted = [(c, o) for c, o in others if c.place.is_on_host != on_host]

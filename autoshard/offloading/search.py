@@ -40,7 +40,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from autoshard.errors import MemoryBudgetError
+from autoshard.errors import ConfigError, MemoryBudgetError
 from autoshard.host_tables.options import Execution, Mode
 from autoshard.offloading.choices import Choice, Loads, Place, choices_of, exchange_fixed_s
 from autoshard.offloading.situation import Situation
@@ -62,6 +62,7 @@ class SearchOptions:
       hot_rows: Whether hot rows may live apart from the cold ones of their table; it must be known which they are.
       places: Where tables may live.
       modes: Modes that may be chosen.
+      pooling: Whether the host may sum rows, where the loss does nothing else with them; not with hot rows.
     """
 
     max_staleness: int = 0
@@ -69,6 +70,14 @@ class SearchOptions:
     hot_rows: bool = False
     places: tuple[Place, ...] = tuple(Place)
     modes: tuple[Mode, ...] = ("sync", "pipelined", "async")
+    pooling: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pooling and self.hot_rows:
+            raise ConfigError(
+                "Rows are summed at the host, or hot rows stay on the devices, not both in one step; received "
+                "pooling=True and hot_rows=True. Leave one of them out."
+            )
 
     def executions(self) -> list[Execution]:
         """Every way in which batches may follow each other."""
@@ -197,8 +206,10 @@ def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
       MemoryBudgetError: No placement fits; tells what would have to.
     """
     outcomes, bounds = [], []
-    per_table = [[c for c in choices_of(table, s, options.hot_rows) if c.place in options.places] for table in s.tables]
+    all_choices = [choices_of(table, s, options.hot_rows, options.pooling) for table in s.tables]
     for execution in options.executions():
+        can_be = lambda c, mode=execution.mode: c.place in options.places and c.place.fits_mode(mode)
+        per_table = [list(filter(can_be, choices)) for choices in all_choices]
         solved = [found for count in worker_counts(s) if (found := _solve(s, execution, per_table, count)) is not None]
         if solved:
             outcomes.append(min((o for o, _ in solved), key=lambda o: o.objective_s))

@@ -19,6 +19,8 @@ class TableUse:
       state_bytes: Of a row of the parameter and of all that the optimizer keeps for it.
       num_ids: Rows that a step reads, over all devices, duplicates included.
       ids: How often each row is read.
+      num_sums: Sums of these rows that a step makes, over all devices, to read nothing else of them; 0: the host cannot
+        make them.
     """
 
     path: str
@@ -27,6 +29,7 @@ class TableUse:
     state_bytes: int
     num_ids: int
     ids: IdDistribution = IdDistribution()  # noqa: RUF009 - frozen
+    num_sums: int = 0
 
     @property
     def size_bytes(self) -> int:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from autoshard.tables.find import find_tables
 from autoshard.tables.look_ups import Table
-from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.sparse_step import SparseStep, sparse_step
 from autoshard.tables.state_rows import rows_of, with_rows
 from autoshard.train_step import TrainStep
@@ -32,7 +31,8 @@ class SparseOnDevices:
 
     @property
     def __name__(self) -> str:
-        return f"sparse_{getattr(self.sparse.step.loss_fn, '__name__', 'step')}"
+        step = self.sparse.step
+        return f"sparse_{getattr(step.loss_fn if isinstance(step, TrainStep) else step, '__name__', 'step')}"
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step, with whole tables."""
@@ -46,7 +46,7 @@ class SparseOnDevices:
         leaves = self.sparse.update.leaves
         whole = rows_of(state, leaves)
         taken = [x.at[rows[leaf.table]].get(mode="fill", fill_value=0) for leaf, x in zip(leaves, whole, strict=True)]
-        fed = RowsBatch(batch=batch, positions=tuple(positions))
+        fed = self.sparse.fed(batch, positions)
         after, metrics = self.sparse.step(with_rows(state, leaves, taken), fed)
         written = [
             x.at[rows[leaf.table]].set(new, mode="drop", indices_are_sorted=True, unique_indices=True)

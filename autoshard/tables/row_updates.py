@@ -63,7 +63,7 @@ def row_updates(step: TrainStep, state: Any, tables: Sequence[Table], is_lazy: b
     """
     leaves = row_leaves(state, tables)
     shapes = jax.tree.map(shape_like, state)
-    closed = _traced(step, shapes)
+    closed = traced_update(step, shapes)
     by_index = {leaf.index: leaf for leaf in leaves}
     flat = jax.tree.leaves(shapes)
     of_table = {table.index: number for number, table in enumerate(tables)}
@@ -77,7 +77,7 @@ def row_updates(step: TrainStep, state: Any, tables: Sequence[Table], is_lazy: b
         raise _refusal(error.coupling, tables) from error
     few = [min(table.num_rows, table.most_rows) // 2 + 1 for table in tables]
     rows = [jax.ShapeDtypeStruct((few[x.table], *x.row_shape), x.dtype) for x in leaves]
-    _refuse_dependence_on_count(closed, _traced(step, with_rows(shapes, leaves, rows)))
+    _refuse_dependence_on_count(closed, traced_update(step, with_rows(shapes, leaves, rows)))
     changed = []
     for i, result in enumerate(results):
         leaf = by_index.get(i)
@@ -101,8 +101,8 @@ def row_updates(step: TrainStep, state: Any, tables: Sequence[Table], is_lazy: b
     return update
 
 
-def _traced(step: TrainStep, state: Any) -> jex.ClosedJaxpr:
-    """The update as a program of the gradients and the state."""
+def traced_update(step: TrainStep, state: Any) -> jex.ClosedJaxpr:
+    """The update of a step as a program of the gradients and the leaves of the state, to those of the new state."""
 
     def finish(gradients: Any, state: Any) -> Any:
         return step.finish(state, gradients, state.mutable, {})[0]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autoshard.errors import PlanMismatchError
-from autoshard.tables.find import Found, found_in
+from autoshard.tables.find import Found, PooledReading, Reading, found_in, pooled_reading
 from autoshard.tables.ids_in_numpy import in_numpy
 from autoshard.tables.look_ups import Table
 from autoshard.tables.traced_loss import TracedLoss, trace_loss
@@ -43,12 +43,14 @@ class RowsLoss:
     Attributes:
       step: The step whose loss it is, over arrays.
       tables: The parameters that are rows here.
+      pooled: Of these, paths of those that are sums of rows; `positions` have none for them.
     """
 
     takes_arrays: ClassVar[bool] = True
 
     step: TrainStep
     tables: tuple[Table, ...]
+    pooled: tuple[str, ...] = ()
 
     @property
     def __name__(self) -> str:
@@ -67,8 +69,8 @@ class RowsLoss:
             whole[table.index] = jax.ShapeDtypeStruct((table.num_rows, *table.row_shape), jnp.dtype(table.dtype))
         loss = trace_loss(self.step, jax.tree.unflatten(tree, whole), mutable, fed["batch"], key)
         found = chosen(found_in(loss), self.tables)
-        rows = [jnp.shape(leaves[table.index])[0] for table in self.tables]
-        program = _over_rows(loss, found, rows)
+        rows = [t.num_rows if t.path in self.pooled else jnp.shape(leaves[t.index])[0] for t in self.tables]
+        program = _over_sums(loss, found, _over_rows(loss, found.readings, rows), self.pooled)
         positions = [jnp.reshape(p, (*p.shape, 1)) for p in fed["positions"]]
         args = [*leaves, *jax.tree.leaves(mutable), *jax.tree.leaves(fed["batch"]), key, *positions]
         return jax.tree.unflatten(loss.out_tree, jex.jaxpr_as_fun(program)(*args))
@@ -100,14 +102,45 @@ def ids_function(step: TrainStep, state: Any, batch: Any, tables: Sequence[Table
     jaxpr = loss.closed.jaxpr
     readings = chosen(found_in(loss), tables).readings
     ids = [jaxpr.eqns[number].invars[1] for reading in readings for number in reading.gathers]
-    needed, kept = set(variables(ids)), []
+    kept, _ = sliced(jaxpr, ids)
+    names = jex.DebugInfo("ids", "ids", ("",) * len(loss.batch), ("",) * len(ids))
+    part = jaxpr.replace(invars=loss.batch, outvars=ids, eqns=kept, effects=set(), debug_info=names)
+    return IdsFunction(jex.ClosedJaxpr(part, loss.closed.consts))
+
+
+def sliced(jaxpr: jex.Jaxpr, wanted: Sequence[Any]) -> tuple[list[jex.JaxprEqn], set[Any]]:
+    """The equations of a program that some of its values need, and all variables that these read."""
+    needed, kept = set(variables(wanted)), []
     for equation in reversed(jaxpr.eqns):
         if needed.intersection(equation.outvars):
             kept.append(equation)
             needed.update(variables(equation.invars))
-    names = jex.DebugInfo("ids", "ids", ("",) * len(loss.batch), ("",) * len(ids))
-    part = jaxpr.replace(invars=loss.batch, outvars=ids, eqns=kept[::-1], effects=set(), debug_info=names)
-    return IdsFunction(jex.ClosedJaxpr(part, loss.closed.consts))
+    return kept[::-1], needed
+
+
+def host_program(
+    loss: TracedLoss, readings: Sequence[PooledReading], num_rows: Sequence[int]
+) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
+    """The part of a loss that sums rows of tables: from rows, positions and leaves of the batch to the sums of each.
+
+    Args:
+      loss: The loss. readings: The tables. num_rows: Rows that stand in place of each.
+
+    Returns:
+      The program, and which leaves of the batch it takes.
+    """
+    own = tuple(Reading(r.table, r.by_element, r.gathers) for r in readings)
+    program = _over_rows(loss, own, num_rows)
+    jaxpr, sums = program.jaxpr, [r.sums for r in readings]
+    kept, needed = sliced(jaxpr, sums)
+    first = len(loss.paths) + loss.num_mutable
+    batch = [i for i in range(loss.num_batch) if jaxpr.invars[first + i] in needed]
+    rows = [jaxpr.invars[r.table.index] for r in readings]
+    positions = jaxpr.invars[len(loss.closed.jaxpr.invars) :]
+    inputs = [*rows, *positions, *(jaxpr.invars[first + i] for i in batch)]
+    names = jex.DebugInfo("sums", "sums", ("",) * len(inputs), ("",) * len(sums))
+    part = jaxpr.replace(invars=inputs, outvars=sums, eqns=kept, effects=set(), debug_info=names)
+    return jex.ClosedJaxpr(part, loss.closed.consts), tuple(batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +178,40 @@ class IdsFunction:
             return [np.asarray(x)[..., 0] for x in self._compiled(*leaves)]
 
 
-def _over_rows(loss: TracedLoss, found: Found, num_rows: Sequence[int]) -> jex.ClosedJaxpr:
+def _over_sums(loss: TracedLoss, found: Found, over_rows: jex.ClosedJaxpr, pooled: Sequence[str]) -> jex.ClosedJaxpr:
+    """A program over rows, in which sums of rows are inputs in place of some tables, and their positions are none."""
+    if not pooled:
+        return over_rows
+    jaxpr = over_rows.jaxpr
+    inputs, dropped = list(jaxpr.invars), set[int]()
+    position = len(loss.closed.jaxpr.invars)
+    kept = inputs[:position]
+    for reading in found.readings:
+        of_table = inputs[position : position + len(reading.gathers)]
+        position += len(reading.gathers)
+        if reading.table.path not in pooled:
+            kept += of_table
+            continue
+        cut = pooled_reading(loss, reading)
+        if isinstance(cut, str):
+            raise PlanMismatchError(
+                f"A step that pools `{reading.table.path}` at the host needs the sum that it was made for; {cut}. Make "
+                "the step anew for this loss and batch."
+            )
+        kept[reading.table.index] = cut.sums
+        dropped.update(cut.by_element, cut.between)
+    equations = [equation for number, equation in enumerate(jaxpr.eqns) if number not in dropped]
+    names = jex.DebugInfo("loss", "loss", ("",) * len(kept), ("",) * len(jaxpr.outvars))
+    return jex.ClosedJaxpr(jaxpr.replace(invars=kept, eqns=equations, debug_info=names), over_rows.consts)
+
+
+def _over_rows(loss: TracedLoss, readings: Sequence[Reading], num_rows: Sequence[int]) -> jex.ClosedJaxpr:
     """The program of a loss whose tables have so many rows; positions of each look-up are further inputs."""
     jaxpr = loss.closed.jaxpr
     renamed: dict[Any, Any] = {}
     at_gather: dict[int, Any] = {}
     by_element = set()
-    for reading, rows in zip(found.readings, num_rows, strict=True):
+    for reading, rows in zip(readings, num_rows, strict=True):
         v = loss.params[reading.table.index]
         renamed[v] = _with_rows(v, rows)
         for number in reading.by_element:
@@ -171,7 +231,7 @@ def _over_rows(loss: TracedLoss, found: Found, num_rows: Sequence[int]) -> jex.C
         elif number in by_element:
             equation = equation.replace(invars=[*map(of, equation.invars)], outvars=[*map(of, equation.outvars)])
         equations.append(equation)
-    in_order = [at_gather[number] for reading in found.readings for number in reading.gathers]
+    in_order = [at_gather[number] for reading in readings for number in reading.gathers]
     inputs = [*map(of, jaxpr.invars), *in_order]
     names = jex.DebugInfo("loss", "loss", ("",) * len(inputs), ("",) * len(jaxpr.outvars))
     return jex.ClosedJaxpr(jaxpr.replace(invars=inputs, eqns=equations, debug_info=names), loss.closed.consts)

@@ -298,6 +298,9 @@ class ExecutionSection(_Section):
             plan.lookups.is_ranked these are the first, otherwise those of the first `sample_batches`. `auto` decides.
         may_keep_hot_rows: whether `auto` may choose hot rows.
         sample_batches: batches in which rows are counted.
+        pooled: paths of tables whose rows are summed at the host, so that only sums are sent; null for none. In `sync`
+            and `async`, not together with hot rows. `auto` decides.
+        may_pool: whether `auto` may choose that.
         tables: paths of the parameters that go to host memory; null for all tables. Not for `auto`.
         lazy: accept that an optimizer leaves rows as they are that a batch does not read, where it would change them
             otherwise: AdamW, momentum, weight decay.
@@ -313,6 +316,8 @@ class ExecutionSection(_Section):
     hot_rows: dict[str, PositiveInt] | None = None
     may_keep_hot_rows: bool = False
     sample_batches: PositiveInt = 64
+    pooled: list[str] | None = Field(default=None, min_length=1)
+    may_pool: bool = False
     tables: list[str] | None = Field(default=None, min_length=1)
     lazy: bool = False
     num_workers: PositiveInt | None = None

@@ -153,6 +153,7 @@ def _host_tables(
             data.batches.shapes(),
             tables=part.tables,
             hot_rows=part.hot_rows_of(functions.step, state, sample, config.plan.lookups.is_ranked),
+            pooled=part.pooled,
             lazy=config.execution.lazy,
             execution=part.execution,
             cluster=config.plan.cluster,

@@ -34,7 +34,7 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
         return None
     if section.mode != "auto":
         tables = None if section.tables is None else tuple(section.tables)
-        return HostPart(tables, _execution(section), section.hot_rows or {})
+        return HostPart(tables, _execution(section), section.hot_rows or {}, tuple(section.pooled or ()))
     if config.plan.cluster is None:
         raise ConfigError(
             "execution.mode: `auto` decides by what the hosts of the cluster can do; received no plan.cluster. Name a "
@@ -44,7 +44,9 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
     lookups, cluster = config.plan.lookups, config.plan.cluster
     assert isinstance(step, TrainStep)
     search = SearchOptions(
-        max_staleness=section.max_staleness if section.may_be_stale else 0, hot_rows=section.may_keep_hot_rows
+        max_staleness=section.max_staleness if section.may_be_stale else 0,
+        hot_rows=section.may_keep_hot_rows,
+        pooling=section.may_pool,
     )
     ids = IdDistribution(lookups.zipf_exponent, lookups.is_ranked)
     return agreed(lambda: place_tables(step, state, batch, cluster=cluster, ids=ids, search=search))

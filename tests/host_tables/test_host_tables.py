@@ -126,6 +126,70 @@ def test_a_lost_worker_is_told_soon_and_the_checkpoint_serves_any_number_of_work
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize("ids", ["zipf", "even", "one worker's"])
+@pytest.mark.parametrize(("num_workers", "mesh"), [(1, None), (3, None), (2, {"data": 8})])
+def test_sums_made_at_the_host_make_no_difference(ids, num_workers, mesh):
+    """Of rows of bags, some empty, some of one row, beside tables that are looked up on the devices."""
+    step = autoshard.TrainStep(loss_fn, optax.adagrad(optax.linear_schedule(0.3, 0.1, 5)))
+    whole, run = state_of(step), jax.jit(step)
+    for batch in batches(5, ids):
+        whole, metrics = run(whole, batch)
+    for execution in (autoshard.Execution("sync"), autoshard.Execution("async", max_staleness=0)):
+        execution = dataclasses.replace(execution, num_workers=num_workers)
+        pooled, done = in_host_memory(step, execution, ids, pooled=["bags"], mesh=mesh)
+        assert_close((pooled.params, pooled.opt_state), (whole.params, whole.opt_state), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(done[-1].metrics["loss"], metrics["loss"], rtol=1e-5)
+
+
+def test_sums_made_at_the_host_lose_no_update_of_steps_in_flight():
+    step = autoshard.TrainStep(lambda p, b, _: (jnp.sum(p["t"][b["ids"]].sum(1) * b["y"]), None), optax.sgd(1.0))
+    state = step.init({"t": jnp.zeros((8, 2))})
+    batch = {"ids": np.array([[3, 3], [5, 1]], np.int32), "y": np.array([[1, 2], [4, 8]], np.float32)}
+    execution = autoshard.Execution("async", max_staleness=3, num_workers=2, prefetch=4)
+    with autoshard.HostTables(step, state, batch, execution=execution, pooled=["t"]) as tables:
+        done = list(tables.steps([batch] * 12))
+        after = tables.state().params["t"]
+    assert max(d.staleness for d in done) <= 3
+    # the gradient of a sum is the same wherever the table is; row 3 stands twice in its bag
+    wanted = np.zeros((8, 2))
+    wanted[[3, 5, 1]] = [[-24, -48], [-48, -96], [-48, -96]]
+    np.testing.assert_array_equal(after, wanted)
+
+
+def test_sums_made_at_the_host_are_saved_and_evaluated(tmp_path):
+    step = autoshard.TrainStep(loss_fn, optax.adagrad(0.3))
+    (first,) = batches(1, "zipf")
+    make = lambda **more: autoshard.HostTables(
+        step, lambda: state_of(step), first, execution=autoshard.Execution("sync"), **more
+    )
+    evaluate = lambda state, batch: loss_fn(state.params, batch, None)[0]
+    with make(pooled=["bags"]) as tables:
+        list(tables.steps(batches(3, "zipf")))
+        told = float(tables.evaluation(evaluate, first)(first))
+        tables.save(tmp_path)
+        saved = tables.state()
+    np.testing.assert_allclose(told, float(evaluate(saved, first)), rtol=1e-5)
+    with make() as tables:
+        assert tables.restore(tmp_path) == 3
+        for x, y in zip(jax.tree.leaves(tables.state()), jax.tree.leaves(saved), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_what_the_host_cannot_pool_is_refused():
+    (first,) = batches(1, "even")
+    sync, adagrad = autoshard.Execution("sync"), autoshard.TrainStep(loss_fn, optax.adagrad(0.3))
+    clipped = autoshard.TrainStep(loss_fn, optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)))
+    for step, execution, settings, told in (
+        (adagrad, autoshard.Execution("pipelined"), {"pooled": ["bags"]}, "pipelined"),
+        (adagrad, sync, {"pooled": ["small"]}, r"`small`, .*`mul` at .*test_host_tables.py"),
+        (adagrad, sync, {"pooled": ["dense"]}, "`dense`"),
+        (adagrad, sync, {"pooled": ["bags"], "hot_rows": {"bias": 3}}, "hot rows of bias"),
+        (clipped, sync, {"pooled": ["bags"]}, "adds up rows"),
+    ):
+        with pytest.raises(AutoshardError, match=told):
+            autoshard.HostTables(step, state_of(step), first, execution=execution, **settings)
+
+
 HOT = {"bags": 9, "bias": np.array([30, 2, 17, 36])}
 
 

@@ -20,6 +20,7 @@ from autoshard.offloading.choices import (
     exchange_fixed_s,
     hot_rows,
     on_host,
+    pooled,
     whole,
 )
 from autoshard.offloading.placement import placement_of
@@ -58,6 +59,36 @@ def test_a_table_on_the_host_by_hand():
     assert (choice.host_bytes, choice.device_bytes, choice.loads.network_s) == (1024, 0, 0)
     # The same row is in every batch, and so patched: read, and read and written with its state.
     assert choice.patched_s == pytest.approx(3 * 1024 / 3350e9 + 3.8e-6)
+
+
+def test_a_table_that_the_host_pools_by_hand():
+    """Of 64 ids that name one row 8 sums are made, one for each device: its link carries one row, whatever the ids."""
+    table = dataclasses.replace(table_of(1, 64), num_sums=8)
+    s = situation_of(table, rates=HostRates(id_s=1e-6, line_s=1e-3, table_s=0.5))
+    choice = pooled(table, s)
+    assert choice.loads.cpu_s == pytest.approx(64e-6 + (8 + 2 * 16) * 1e-3)
+    assert choice.loads.thread_s == pytest.approx(0.5 + (3 * 64 * 8 + 2 * 16) * 1e-3)
+    assert choice.loads.down_s == choice.loads.up_s == pytest.approx(512 / 64e9)
+    assert choice.loads.host_memory_s == pytest.approx((512 + 4 * 1024 + 3 * 64 * 512) / 614.4e9)
+    assert choice.loads.accelerator_s == pytest.approx(2 * 512 / 3350e9 + 3.8e-6)
+    assert (choice.host_bytes, choice.patched_s, choice.in_flight_bytes) == (1024, 0, 1024)
+
+
+def test_pooling_is_chosen_where_links_are_slow_and_rows_cannot_be_in_flight():
+    """Rows of 4 KB, 16 for each sum, over a link of 10 MB/s: sums are a sixteenth of that, and one thread suffices."""
+    wide = TableUse("t", 10**9, 4096, 8192, 65_536, IdDistribution(), num_sums=4096)
+    s = situation_of(wide)
+    slow = dataclasses.replace(s.to_device, bandwidth_bytes_per_s=1e7)
+    s = dataclasses.replace(s, host=dataclasses.replace(s.host, to_device=slow, memory_bytes=20e12))
+    s = dataclasses.replace(s, host_budget_bytes=18e12)
+    of = lambda mode, **more: search(s, SearchOptions(modes=(mode,), max_staleness=2, **more)).best
+    without, with_it = of("async"), of("async", pooling=True)
+    assert [one.choices[0].place for one in (without, with_it)] == [Place.HOST, Place.POOLED]
+    assert with_it.step_s < without.step_s / 2 and with_it.stages.down_s < without.stages.down_s / 10
+    assert of("pipelined", pooling=True) == of("pipelined")
+    assert Place.POOLED not in {c.place for c in choices_of(dataclasses.replace(wide, num_sums=0), s, False, True)}
+    with pytest.raises(ConfigError, match="hot_rows"):
+        SearchOptions(pooling=True, hot_rows=True)
 
 
 def test_a_table_on_every_accelerator_by_hand():

@@ -351,3 +351,52 @@ def test_files_that_contradict_themselves_are_refused(change, what, hosted, tmp_
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(FileFormatError, match=what):
         autoshard.load(path)
+
+
+class Bags(nn.Module):
+    """The sum of eight rows of one table, and one row of another."""
+
+    @nn.compact
+    def __call__(self, batch):
+        rows = nn.Embed(USERS, 16, name="users")(jnp.maximum(batch["bags"], 0))
+        users = jnp.where((batch["bags"] >= 0)[..., None], rows, 0).sum(1)
+        items = nn.Embed(ITEMS, 16, name="items")(jnp.maximum(batch["bags"][:, 0], 0) % ITEMS)
+        return nn.Dense(1)(nn.relu(nn.Dense(32)(jnp.concatenate([users, items], -1))))[:, 0]
+
+
+def test_a_plan_that_pools_at_the_host_equals_one_device(tmp_path):
+    """Where the link is slow and its mode allows it; also as it was saved."""
+    shapes = {
+        "bags": jax.ShapeDtypeStruct((EXAMPLES, 8), jnp.int32),
+        "y": jax.ShapeDtypeStruct((EXAMPLES,), jnp.float32),
+    }
+    loss_fn = lambda p, b, _: (optax.sigmoid_binary_cross_entropy(Bags().apply(p, b), b["y"]).mean(), None)
+    step = autoshard.TrainStep(loss_fn, optax.adagrad(0.1))
+    make = lambda: step.init(
+        Bags().init(jax.random.key(0), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    )
+    (group,) = CLUSTER.groups
+    link = dataclasses.replace(group.host.to_device, bandwidth_bytes_per_s=1e6)
+    slow = Cluster("slow", (dataclasses.replace(group, host=dataclasses.replace(group.host, to_device=link)),))
+    of = lambda **more: planned(
+        (step, make, (jax.eval_shape(make), shapes)), cluster=slow, tables=autoshard.TableOptions(mode="sync", **more)
+    )
+    rows, sums = of(), of(pooling=True)
+    assert (rows.part.pooled, sums.part.pooled) == ((), ("params.users.embedding",))
+    assert sums.predicted.stages.down_s < rows.predicted.stages.down_s / 4
+    assert "pooled there" in str(sums)
+    sums.save(tmp_path / "plan.json")
+    rng = np.random.default_rng(0)
+    draw = lambda: np.minimum(rng.zipf(1.3, (EXAMPLES, 8)) - 2, USERS - 1).astype(np.int32)  # -1: there is none
+    fed = [{"bags": draw(), "y": rng.integers(0, 2, EXAMPLES).astype(np.float32)} for _ in range(3)]
+    whole, run = make(), jax.jit(step)
+    for batch in fed:
+        whole, metrics = run(whole, batch)
+    with autoshard.load(tmp_path / "plan.json").host_tables(
+        step, make, shapes, execution=autoshard.Execution("sync", num_workers=2)
+    ) as tables:
+        done = list(tables.steps(fed))
+        own = tables.state()
+    np.testing.assert_allclose(done[-1].metrics["loss"], metrics["loss"], rtol=1e-5)
+    for x, y in zip(jax.tree.leaves(own.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

@@ -190,3 +190,69 @@ def test_a_loss_that_looks_up_otherwise_than_it_did_is_refused():
     fits[0] = False
     with pytest.raises(PlanMismatchError, match="`t`"):
         sparse(state, batch)
+
+
+POOLS = {
+    "sum": lambda rows, ids, _: jnp.where((ids >= 0)[..., None], rows, 0).sum(1),
+    "mean": lambda rows, ids, _: jnp.where((ids >= 0)[..., None], rows, 0).sum(1) / ((ids >= 0).sum(1)[:, None] + 1),
+    "weighted": lambda rows, ids, weights: jnp.einsum("bl,bld->bd", weights, rows),
+    "of squares": lambda rows, ids, weights: (jnp.square(rows) * weights[..., None]).sum(1),
+}
+BY_TABLE = {
+    "adagrad": optax.adagrad(optax.linear_schedule(0.5, 0.1, 3)),
+    "clipped": optax.chain(optax.clip(0.01), optax.sgd(0.5)),
+    "adam": optax.adam(0.1),
+}
+
+
+def pooled_step(pool, optimizer):
+    """A loss that pools one table, and reads a row of another; its state; and what draws batches, some bags empty."""
+
+    def loss_fn(params, batch, _):
+        sums = pool(params["bags"][jnp.maximum(batch["ids"], 0)], batch["ids"], batch["weights"])
+        out = jnp.tanh(sums * params["other"][batch["ids"][:, 0] % 5]) @ params["dense"]
+        return jnp.mean((out[:, 0] - batch["weights"][:, 0]) ** 2), None
+
+    def draw(rng, one_row=False):
+        ids = np.full((6, 4), 3) if one_row else rng.integers(0, 11, (6, 4))
+        ids = np.where(rng.random((6, 4)) < 0.4, -1, ids)
+        ids[0] = -1
+        return {"ids": ids.astype(np.int32), "weights": rng.random((6, 4), np.float32)}
+
+    params = params_of()
+    step = autoshard.TrainStep(loss_fn, optimizer)
+    return step, step.init({"bags": params["bags"], "other": params["hashed"], "dense": params["dense"]}), draw
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("optimizer", BY_TABLE)
+def test_three_steps_with_sums_of_the_host_equal_those_over_rows(pool, optimizer):
+    rng = np.random.default_rng(0)
+    step, state, draw = pooled_step(POOLS[pool], BY_TABLE[optimizer])
+    over_rows, over_sums = (sparse_step(step, state, draw(rng), lazy=True, pooled=p) for p in ((), ("bags",)))
+    assert over_sums.batch["pooled"][0].shape == (6, 3) and len(over_sums.batch["positions"]) == 1
+    one, other = state, state
+    for number in range(3):
+        batch = draw(rng, one_row=number == 1)
+        one, metrics = over_rows(one, batch)
+        other, its = over_sums(other, batch)
+        np.testing.assert_allclose(metrics["loss"], its["loss"], rtol=1e-5)
+    assert largest_difference(one, other) < 1e-5
+
+
+def test_pooling_is_refused_where_rows_or_gradients_are_needed_elsewhere():
+    def by_dense(updates, params=None):
+        return jax.tree.map(lambda g: g * jnp.abs(updates["dense"]).max(), updates)
+
+    rng, total = np.random.default_rng(0), POOLS["sum"]
+    both = lambda rows, ids, weights: total(rows, ids, weights) + rows[:, 0]
+    scaled = optax.chain(optax.stateless(by_dense), optax.sgd(0.1))
+    for pool, optimizer, told in (
+        (lambda rows, *_: rows[:, 0], optax.sgd(0.1), "`bags`.*`slice|`bags`.*`gather|`bags`.*`mul|`bags`.*squeeze"),
+        (both, optax.sgd(0.1), "`bags`"),
+        (lambda rows, *_: jnp.tanh(rows).max(1), optax.sgd(0.1), "`reduce_max` at .*test_sparse_step.py"),
+        (total, scaled, "gradients of other parameters"),
+    ):
+        step, state, draw = pooled_step(pool, optimizer)
+        with pytest.raises(TraceError, match=told):
+            sparse_step(step, state, draw(rng), pooled=["bags"])
