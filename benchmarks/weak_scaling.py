@@ -38,6 +38,7 @@ from autoshard.pipelines.cost.pricing import price_layers
 from autoshard.pipelines.cost.stage_meshes import usual_devices
 from autoshard.pipelines.cost.table import CostKey, CostTable
 from autoshard.pipelines.plan.make import default_sizes
+from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.search.search import search
 from autoshard.train_step import TrainStep
 
@@ -145,7 +146,7 @@ def measure(series: Series) -> list[Row]:
     step, state, shapes = program(series.model, batch)
     began = time.process_time()
     options = autoshard.PlanOptions(cache=False)
-    priced = price_layers(step, state, shapes, priced_on, default_sizes(batch, priced_on), options)
+    priced = price_layers(step, state, shapes, priced_on, default_sizes(batch, priced_on, StageOptions()), options)
     print(f"{series.model}: priced in {time.process_time() - began:.1f} s of the processor", file=sys.stderr)
     rows = []
     for devices in series.counts:
