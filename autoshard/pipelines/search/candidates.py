@@ -7,10 +7,12 @@ slowest taking T satisfy
 
     sum over k of v[k] P[k] T >= sum over l of min over k of v[k] a[k, l] =: D   (here v[k] = 1 / sum over l of a[k, l])
 
-which is exact for one option. What a replica sends of its weights and gradients is more work of that kind. A layer
-cannot be divided: of the kind of layer with most work there must be room for all of them in T, whole ones on each
-submesh. With T bounded, the bounds of `cut` bound the step. What could never fit the memory, even computed again, is
-left out; of the interleaved schedule, what would not fit if all stages of a submesh were equal.
+which is exact for one option. What a replica sends of its weights and gradients is more work of that kind, but where
+several stages share a submesh: then most of it is sent while the submesh is busy with another stage. A layer cannot be
+divided: of the kind of layer with most work there must be room for all of them in T, whole ones on each submesh. With T
+bounded, the bounds of `cut` bound the step. How long submeshes wait for each other is counted by `waiting_bounds`,
+which takes longer. What could never fit the memory, even computed again, is left out; of the
+interleaved schedule, what would not fit if all stages of a submesh were equal.
 """
 
 import itertools
@@ -26,6 +28,9 @@ from autoshard.pipelines.search.replica_group import SearchContext
 
 ROUNDS = 8
 """Steps from one number of whole layers to the next."""
+CHUNKS = (2, 3, 4, 6, 8, 12, 16)
+"""Stages on each submesh that are tried where they are interleaved: each number fills a pipeline in about as much less
+time than the one before."""
 MOST_COUNTS = 10_000
 """Numbers of submeshes that are looked at for one choice of mesh options; of more, a part in even steps."""
 
@@ -48,6 +53,9 @@ class CandidateSet:
         with np.errstate(divide="ignore", invalid="ignore"):
             heads = np.where(known & (times > 0), forward / times, 0.0)
         self.least_head = float(heads.min())
+        backward = np.array([[c.backward_s if c else 0.0 for c in row] for row in costs])
+        self.least_chain_s = float(np.where(known, forward + backward, np.inf).min(axis=0).sum())  # no weight tasks
+        self.least_forward_s = np.where(known, forward, np.inf).min(axis=0)
         self.greater_share = float(np.where(known & (times > 0), np.maximum(heads, 1 - heads), 1.0).min())
         kinds = context.intervals.layers.kinds
         totals = {k: sum(times[:, l].min() for l in range(len(kinds)) if kinds[l] == k) for k in set(kinds)}
@@ -140,14 +148,27 @@ class CandidateSet:
         first = total[:, None] - stops
         return (ahead[parts, first + counts] - ahead[parts, first]).sum(axis=1)
 
-    def least_s(self, num_pipelines: np.ndarray, num_micro_batches: np.ndarray) -> np.ndarray:
-        """A bound for all candidates with so many replicas; inf where there is no room."""
+    def least_s(
+        self, num_pipelines: np.ndarray, num_micro_batches: np.ndarray, schedules: Sequence[ScheduleKind]
+    ) -> np.ndarray:
+        """A bound for all candidates with so many replicas; inf where there is no room.
+
+        Submesh p waits for the stages before it, which have the layers 0 ... p - 1 at least: with F[p] their least
+        forward times, T >= F[p] + M t[p]. Since no weight is above 1, with V = sum over k of v[k] P[k] the bound of the
+        module becomes V T >= M D + F[0] + ... + F[V - 1]. Of all V that there is room for, one makes it least.
+        """
         most = np.minimum(self.slots[None, :] // num_pipelines[:, None], self.context.intervals.layers.num_layers)
-        power = most @ self.weights
-        sent = self.sent_s(num_pipelines)
-        with np.errstate(divide="ignore"):
-            bound = (num_micro_batches * self.work_s + sent) / power
-        return np.where((most >= 1).all(axis=1), np.maximum(bound, self.work_s / self.weights.max()), np.inf)
+        power, work = most @ self.weights, num_micro_batches * self.work_s
+        waits = np.concatenate([[0.0], np.cumsum(np.cumsum(self.least_forward_s) - self.least_forward_s)])  # by V
+        grid = np.arange(1, len(waits))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            at_most = (work + np.interp(power, np.arange(len(waits)), waits)) / power
+            inside = np.where(grid[None, :] <= power[:, None], (work[:, None] + waits[None, 1:]) / grid, np.inf)
+            bound = np.minimum(at_most, inside.min(axis=1))
+            if ScheduleKind.INTERLEAVED not in schedules:
+                bound = np.maximum(bound, (work + self.sent_s(num_pipelines)) / power)
+        chain_s = self.least_chain_s if ScheduleKind.ZERO_BUBBLE in schedules else self.work_s / self.weights.max()
+        return np.where((most >= 1).all(axis=1), np.maximum(bound, chain_s), np.inf)
 
     def candidates(
         self, num_pipelines: int, num_micro_batches: int, options: StageOptions, below_s: float, most: int
@@ -177,7 +198,8 @@ class CandidateSet:
         slowest_s = np.maximum(self.work_s / power, self._whole_s(counts, self.work_s / power))
         chain_s = self.work_s / self.weights.max()
         reach = np.minimum(number, total)
-        busy_s = np.maximum(number * slowest_s, number * self.work_s / power + sent_s)
+        plain_s = number * slowest_s
+        busy_s = np.maximum(plain_s, number * self.work_s / power + sent_s)
         for kind, chunks in _orders(options):
             stages = total * chunks
             if kind is ScheduleKind.GPIPE:
@@ -188,11 +210,11 @@ class CandidateSet:
                 bound_s = np.maximum(busy_s, chain_s + more * slowest_s)
                 bound_s = np.maximum(bound_s, self._in_turn_s(counts, number))
                 waits = total - 1.0
-            else:
-                bound_s = np.maximum(busy_s, 0.0)
+            else:  # where stages share a submesh, what most of them send is sent while others are busy
+                bound_s = plain_s if kind is ScheduleKind.INTERLEAVED else busy_s
                 waits = (total - 1.0) / (3 if kind is ScheduleKind.ZERO_BUBBLE else chunks)
             again, is_held = self._memory(counts, num_pipelines, number, kind, chunks)
-            guess_s = slowest_s * (number + waits) * np.where(again, 1 + self.least_head, 1.0) + sent_s
+            guess_s = slowest_s * (number + waits) * np.where(again, 1 + self.least_head, 1.0) + sent_s / chunks
             is_wanted = (bound_s < below_s) & (stages <= num_layers) & is_held
             if options.num_stages is not None:
                 is_wanted &= stages == options.num_stages
@@ -290,7 +312,7 @@ class CandidateSet:
 def _orders(options: StageOptions) -> list[tuple[ScheduleKind, int]]:
     found = []
     for kind in options.schedules:
-        chunks = range(2, options.most_chunks + 1) if kind is ScheduleKind.INTERLEAVED else (1,)
+        chunks = [c for c in CHUNKS if c <= options.most_chunks] if kind is ScheduleKind.INTERLEAVED else [1]
         found += [(kind, c) for c in chunks]
     return found
 

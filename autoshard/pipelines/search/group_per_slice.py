@@ -15,7 +15,13 @@ from autoshard.pipelines.search.candidate import Candidate
 from autoshard.pipelines.search.options import PartitionEffort, StageOptions
 from autoshard.pipelines.search.partition import MOST_REPLICAS, best_partition
 from autoshard.pipelines.search.replica_group import SearchContext, arrangement_step_s
-from autoshard.pipelines.search.slice_candidates import SliceCandidates, least_time_s, slice_candidates, soonest
+from autoshard.pipelines.search.slice_candidates import (
+    SliceCandidates,
+    least_time_s,
+    least_waiting_s,
+    slice_candidates,
+    soonest,
+)
 from autoshard.pipelines.search.stage_memory import fits
 from autoshard.pipelines.search.step_durations import stage_durations
 from autoshard.pipelines.search.whale import whale_shares
@@ -91,6 +97,7 @@ def group_per_slice(
         found += _join(context, batch_size, joint, shares, options)
     if not found:
         return GroupPerSlice((), bound_s, "the batch cannot be shared out between the slices")
+    bound_s = least_waiting_s(context, live, batch_size, bound_s, min(step_s for _, _, step_s in found))
     names = dict.fromkeys(name for name, _, _ in found)
     best = [min((f for f in found if f[0] == name), key=lambda entry: entry[2]) for name in names]
     return GroupPerSlice(tuple(sorted(best, key=lambda entry: entry[2])), bound_s)

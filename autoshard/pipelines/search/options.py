@@ -45,7 +45,7 @@ class StageOptions:
         ScheduleKind.GPIPE,
     )
     most_devices_per_stage: int | None = None
-    most_chunks: int = 4
+    most_chunks: int = 16
     limits_bytes: tuple[float, ...] | None = None
     most_candidates: int = 60
     partition_effort: PartitionEffort = PartitionEffort(most_enumerated=300, most_simulated=3)

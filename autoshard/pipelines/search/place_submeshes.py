@@ -15,12 +15,16 @@ from autoshard.placement.arrange import best_arrangement
 
 MOST_SIMULATED = 400
 """Steps that are simulated at most for the submeshes of one kind."""
+MOST_TASKS = 5_000_000
+"""Forward and backward tasks in these, at most: fewer steps are simulated where one has many."""
 _WORTH = 1e-6
 """The share of a step that a change of places must save."""
 
 
 def placed_submeshes(context: SearchContext, arrangement: Arrangement) -> Arrangement:
     """The arrangement with its submeshes in the places where the step takes least."""
+    num_tasks = sum(2 * len(p.stages) * p.num_micro_batches for p in arrangement.pipelines)
+    most = min(MOST_SIMULATED, MOST_TASKS // num_tasks)
     for own in _interchangeable(arrangement):
         places = tuple(_at(arrangement, position).first_device for position in own)
         if len(places) < 2 or not _differ(context, arrangement, own):
@@ -31,7 +35,7 @@ def placed_submeshes(context: SearchContext, arrangement: Arrangement) -> Arrang
             return arrangement_step_s(context, _with_places(base, own, order))
 
         before_s = step_s(places)
-        found = best_arrangement(None, [places], step_s, MOST_SIMULATED, MOST_SIMULATED)
+        found = best_arrangement(None, [places], step_s, most, most)
         if found.cost < (1 - _WORTH) * before_s:
             arrangement = _with_places(base, own, found.arrangement)
     return arrangement

@@ -10,9 +10,12 @@ from autoshard.pipelines.search.candidate import Candidate
 from autoshard.pipelines.search.candidates import CandidateSet
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.search.replica_group import SearchContext
+from autoshard.pipelines.search.waiting_bounds import WaitingBounds
 
 SMALL_SLICE = 16
 """On slices of no more submeshes than this, replicas may leave some of them out."""
+CLOSE_ENOUGH = 1e-3
+"""Share of a bound to which it is found."""
 HALVINGS = 50
 """Steps in which the time is found in which all slices together manage the batch."""
 
@@ -85,6 +88,40 @@ def least_time_s(rows: Sequence[SliceCandidates], batch_size: int, *, at_best: b
         middle = (low + high) / 2
         low, high = (low, middle) if manage(middle) else (middle, high)
     return low if at_best else high
+
+
+def least_waiting_s(
+    context: SearchContext, rows: Sequence[SliceCandidates], batch_size: int, from_s: float, to_s: float
+) -> float:
+    """The bound of `least_time_s`, made better between two times: each candidate's submeshes wait for each other.
+
+    In time T, no slice manages more than m R M examples, with the most micro-batches M that `waiting_bounds` does not
+    rule out of any candidate with R replicas and micro-batches of m. What slices send to each other is not counted.
+    """
+    waiting = WaitingBounds(context)
+
+    def manage(time_s: float) -> bool:
+        return sum(_most_examples(waiting, row, time_s) for row in rows) >= batch_size
+
+    if not math.isfinite(to_s) or not manage(to_s):
+        return max(from_s, to_s) if math.isfinite(to_s) else from_s
+    low, high = from_s, to_s
+    while high - low > CLOSE_ENOUGH * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if manage(middle) else (middle, high)
+    return low
+
+
+def _most_examples(waiting: WaitingBounds, row: SliceCandidates, time_s: float) -> int:
+    """No candidate of a slice manages more examples in a time."""
+    most, best = row.examples(time_s, at_best=True), 0
+    for k in np.argsort(-most, kind="stable"):
+        if most[k] <= best:
+            break
+        per_round = int(row.per_round[k])
+        number = waiting.most_micro_batches(row.candidates[k], time_s, best // per_round + 1, int(most[k] // per_round))
+        best = max(best, number * per_round)
+    return best
 
 
 def soonest(

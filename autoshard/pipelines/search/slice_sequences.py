@@ -15,6 +15,7 @@ from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.search.partition import StagePartition, best_partition
 from autoshard.pipelines.search.partition_bounds import CLOSE
 from autoshard.pipelines.search.replica_group import ReplicaGroup, SearchContext
+from autoshard.pipelines.search.waiting_bounds import WaitingBounds
 from autoshard.pipelines.search.whale import cut_by_shares, even_cut, whale_shares
 
 MOST_ORDERED = 3
@@ -26,6 +27,8 @@ MOST_OPENED = 600
 """Candidate sets, with a number of replicas, whose candidates are looked at, at most, in each kind of arrangement."""
 MOST_OPENED_OF_MANY = 100
 """The same across three slices and more, where each has many more candidates."""
+MOST_BOUNDED = 1500
+"""Candidates that are left, at most, whose bounds are made better in the end (`waiting_bounds`)."""
 MOST_IMPROVED = 4
 """Cuts of each kind of arrangement, the best ones, of different candidates, that are improved layer by layer."""
 MOST_OF_SET = 40
@@ -39,6 +42,10 @@ class BestOfSequence:
     cut: StagePartition | None
     bound_s: float
     description: str = ""
+
+
+_Entry = tuple[float, int, CandidateSet | Candidate, int, int]
+"""Something to look at: its bound or guess, a number that tells equal ones apart, itself, replicas, micro-batches."""
 
 
 def slice_sequences(num_slices: int) -> Iterator[tuple[int, ...]]:
@@ -63,14 +70,14 @@ def search_sequence(
     Before them are candidate sets with a bound for all their candidates. A candidate set is opened when no candidate
     promises more than its bound. Nothing is cut whose bound is not below the best time.
     """
-    opened: list[tuple[float, int, CandidateSet | Candidate, int, int]] = []
-    count = itertools.count()
+    opened: list[_Entry] = []
+    count, waiting = itertools.count(), WaitingBounds(context)
     for candidate_set in _candidate_sets(context, sequence, [s for s in sizes if batch_size % s == 0], options):
         replicas, numbers = _replicas(
             batch_size // candidate_set.micro_batch_size, int(candidate_set.slots.min()), options
         )
         if len(replicas):
-            bounds_s = candidate_set.least_s(replicas, numbers)
+            bounds_s = candidate_set.least_s(replicas, numbers, options.schedules)
             for k in np.flatnonzero(bounds_s < cutoff_s):
                 opened.append((float(bounds_s[k]), next(count), candidate_set, int(replicas[k]), int(numbers[k])))
     heapq.heapify(opened)
@@ -88,13 +95,13 @@ def search_sequence(
                 dropped_s = min(dropped_s, rest_s)
                 for candidate in candidates:
                     heapq.heappush(opened, (candidate.guess_s, next(count), candidate, num_pipelines, number))
-        elif item.bound_s < limit_s * (1 - CLOSE):
+        elif (least_s := waiting.least_s(item, item.bound_s, limit_s)) < limit_s * (1 - CLOSE):
             num_cut += 1
             group = item.group(context, _spread(batch_size // item.micro_batch_size, num_pipelines))
-            found, least_s = best_partition(
+            found, cut_s = best_partition(
                 context, group, options.partition_effort, _suggestions(context, item), limit_s
             )
-            dropped_s = min(dropped_s, max(least_s, item.bound_s))
+            dropped_s = min(dropped_s, max(cut_s, least_s))
             if found is not None:
                 limit_s = min(limit_s, found.step_s)
                 cuts.append((found, group, item))
@@ -102,9 +109,42 @@ def search_sequence(
         improved = improved_partition(context, group, found, _suggestions(context, candidate))
         if improved.step_s < (cutoff_s if best.cut is None else best.cut.step_s):
             best = BestOfSequence(improved, 0.0, group.description)
-    left_s = min((x.bound_s if isinstance(x, Candidate) else b for b, _, x, _, _ in opened), default=math.inf)
-    step_s = best.cut.step_s if best.cut is not None else math.inf
-    return dataclasses.replace(best, bound_s=min(left_s, dropped_s, step_s))
+    step_s = best.cut.step_s if best.cut is not None else cutoff_s
+    ruled_out_s = min(dropped_s, step_s)
+    left_s = _left_s(opened, waiting, options, ruled_out_s, MOST_OPENED - num_opened)
+    bound_s = min(left_s, dropped_s, math.inf if best.cut is None else step_s)
+    return dataclasses.replace(best, bound_s=bound_s)
+
+
+def _left_s(
+    opened: Sequence[_Entry], waiting: WaitingBounds, options: StageOptions, enough_s: float, most_opened: int
+) -> float:
+    """A bound for what is left of a sequence when its effort is used up, up to a time that is of no more interest.
+
+    The least bound is that of all. So it is made better where it is least, again and again: that of a candidate by
+    `waiting_bounds`, that of a candidate set by opening it.
+    """
+    count = itertools.count()
+    heap = [(x.bound_s if isinstance(x, Candidate) else b, next(count), x, r, n, False) for b, _, x, r, n in opened]
+    heapq.heapify(heap)
+    num_bounded, rest_s = 0, math.inf
+    while heap and min(rest_s, heap[0][0]) < enough_s * (1 - CLOSE):
+        bound_s, _, item, num_pipelines, number, is_final = heapq.heappop(heap)
+        if is_final or rest_s <= bound_s or num_bounded >= MOST_BOUNDED:
+            return min(rest_s, bound_s)
+        if isinstance(item, Candidate):
+            num_bounded += 1
+            better_s = max(bound_s, waiting.least_s(item, bound_s, enough_s))
+            heapq.heappush(heap, (better_s, next(count), item, num_pipelines, number, True))
+        elif most_opened > 0:
+            most_opened -= 1
+            candidates, left_s = item.candidates(num_pipelines, number, options, enough_s, MOST_OF_SET)
+            rest_s = min(rest_s, left_s)
+            for one in candidates:
+                heapq.heappush(heap, (max(bound_s, one.bound_s), next(count), one, num_pipelines, number, False))
+        else:
+            return bound_s
+    return min(rest_s, heap[0][0] if heap else math.inf)
 
 
 def _candidate_sets(

@@ -91,7 +91,9 @@ def _memory(
     if per_submesh == 1:
         in_flight = most_in_flight(group.schedule, stage, group.num_stages, most)
     elif shares_memory:  # no more than an equal share of the submesh: what does not fit so is not found
-        in_flight, limit = (InFlight(_interleaved_in_flight(group, stage)),), limit / per_submesh
+        in_flight = (InFlight(_interleaved_in_flight(group, stage)),)
+        working = _working_bytes(context, group, submesh.option, stage % len(group.submeshes[0]))
+        limit = np.maximum(limit / per_submesh, (limit - working) / per_submesh + costs.working_bytes)
     else:
         in_flight = (InFlight(1),)
     plain, again = (
@@ -99,6 +101,14 @@ def _memory(
     )
     is_plain = plain if per_submesh == 1 or shares_memory else plain | again
     return is_plain & costs.is_possible, (plain | again) & costs.is_possible
+
+
+def _working_bytes(context: SearchContext, group: ReplicaGroup, option: int, submesh: int) -> float:
+    """What one task of a submesh needs at most, whichever layers its stages have: one task runs at a time."""
+    costs = context.intervals.layer_costs(option, group.micro_batch_size)
+    width = len(costs) - group.num_stages + 1
+    stages = range(submesh, group.num_stages, len(group.submeshes[0]))
+    return max((c.working_bytes for s in stages for c in costs[s : s + width] if c is not None), default=0.0)
 
 
 def _interleaved_in_flight(group: ReplicaGroup, stage: int) -> int:

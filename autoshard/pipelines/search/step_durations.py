@@ -27,7 +27,7 @@ from autoshard.pipelines.cost.interval_costs import IntervalCostTable
 from autoshard.pipelines.cost.layers import Layers
 from autoshard.pipelines.schedule.durations import PipelineDurations, StageDurations, StepDurations, TransferDurations
 from autoshard.pipelines.schedule.orders import make_schedule
-from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage, Submesh
+from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Submesh
 from autoshard.pipelines.search.topology import Topology
 
 
@@ -135,12 +135,16 @@ def _copies_s(
     here, part = submesh_of(pipeline, stage), pipeline.stages[stage]
     costs = intervals.costs(here.option, pipeline.micro_batch_size)
     weights_s = gradients_s = 0.0
-    for peer in _peers(arrangement, index, part):
-        share = costs.sent_weight_bytes[peer.start, peer.stop] / num_pipelines
-        if share > 0:
-            weights_s += topology.transfer_s(here, peer.submesh, share)
-            share = costs.sent_gradient_bytes[peer.start, peer.stop] / num_pipelines
-            gradients_s += topology.transfer_s(here, peer.submesh, share)
+    shares: dict[tuple[int, int], tuple[float, float]] = {}  # replicas that are cut alike have the same
+    for peer in _peers(arrangement, index, stage):
+        at = peer.start, peer.stop
+        if at not in shares:
+            both = costs.sent_weight_bytes[at], costs.sent_gradient_bytes[at]
+            shares[at] = float(both[0] / num_pipelines), float(both[1] / num_pipelines)
+        weights_share, gradients_share = shares[at]
+        if weights_share > 0:
+            weights_s += topology.transfer_s(here, peer.submesh, weights_share)
+            gradients_s += topology.transfer_s(here, peer.submesh, gradients_share)
     kept = float(costs.kept_bytes[part.start, part.stop])
     added_bytes = (num_pipelines - 1) * float(costs.gradient_bytes[part.start, part.stop]) / num_pipelines
     gradient_bytes = float(costs.gradient_bytes[part.start, part.stop])
@@ -157,10 +161,15 @@ def _copies_s(
     return float(weights_s), float(gradients_s + 3 * added_bytes / device.memory_bandwidth_bytes_per_s)
 
 
-def _peers(arrangement: Arrangement, index: int, part: Stage) -> Iterator[_Peer]:
+def _peers(arrangement: Arrangement, index: int, number: int) -> Iterator[_Peer]:
     """Places of other pipelines that hold layers of a stage."""
+    stages = arrangement.pipelines[index].stages
+    part = stages[number]
     for i, other in enumerate(arrangement.pipelines):
         if i == index:
+            continue
+        if other.stages is stages:
+            yield _Peer(submesh_of(other, number), part.start, part.stop)
             continue
         for s in range(stage_of(other, part.start), stage_of(other, part.stop - 1) + 1):
             stage = other.stages[s]

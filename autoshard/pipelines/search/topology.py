@@ -49,6 +49,11 @@ class Topology:
         return {}
 
     @functools.cached_property
+    def _known(self) -> dict[tuple[int, int, int, int], LinkSpeed]:
+        """Of submeshes of one slice, by their first devices and options, of which each belongs to one slice."""
+        return {}
+
+    @functools.cached_property
     def _blocks(self) -> tuple[tuple[int, ...], ...]:
         """For each slice, the number of devices that each of its levels joins, innermost first."""
         sizes = ([level.size for level in s.levels] for s in self.slices)
@@ -88,6 +93,13 @@ class Topology:
         if one.slice != other.slice:
             assert self._between is not None, "a cluster of several groups has a link between them"
             return self._between
+        key = one.first_device, one.option, other.first_device, other.option
+        if key not in self._known:
+            self._known[key] = self._speed_within(one, other)
+        return self._known[key]
+
+    def _speed_within(self, one: Submesh, other: Submesh) -> LinkSpeed:
+        """The link between two submeshes of one slice."""
         part = self.slices[one.slice]
         if part.uneven is not None:
             return self._between_units(part, part.uneven, one, other)

@@ -1,0 +1,295 @@
+"""A bound on pipelines whose submeshes wait for each other, whatever the cut: which time a candidate cannot reach.
+
+The bounds of `candidates` divide the work as if every submesh were busy from the beginning to the end of a step. In a
+pipeline none is but the first. With f, b, w the times of a layer's phases (w in b where a schedule does not part them),
+a = f + b + w, P submeshes, S = v P stages (v > 1: interleaved), M micro-batches, and t[p] the sum of a over the layers
+of submesh p, each schedule being an order that every submesh keeps to (`schedule/orders.py`):
+
+    fill, drain     The first task of submesh p is on stage p, behind the forward tasks of stages 0 ... p - 1 for the
+                    first micro-batch. Its last backward task is on stage p too, before those of stages p - 1 ... 0 for
+                    the last one. Only weight tasks put off, `late` of them (ZB-H1: min(M, p + 1)), may come later.
+
+                        T >= sum over q < p of (f + b)[stage q] + M t[p] - late w[p]
+                        T >= sum over q < p of f[stage q] + M t[p]
+
+    turning round   Before its first backward task, submesh p runs H forward tasks, and the first micro-batch runs all
+                    forward tasks and the backward tasks of all stages behind. From then on the submesh has left to do
+                    M t[p] without these H tasks, and then comes the drain:
+
+                        T >= F + sum over stages behind of b + M t[p] - (H forward tasks of p) + sum over q < p of b[q]
+
+                    1F1B and ZB-H1: H = min(M, P - p). GPipe: H = M. Interleaved, where groups of G micro-batches pass
+                    all stages of a submesh in turn: H = (v - 1) G + h, h = 2 (P - p - 1) + 1. If h <= G, these take
+                    G f[p] - (G - h) f[last stage of p]; else G f[p] + (h - G) f[first stage of p].
+
+    copies          T >= weights[p] + M t[p] + gradients[p] where a submesh has one stage, with what replicas send to
+                    each other of its layers; and what stage 0 sends comes before its first and behind its last task.
+
+A cut is bounded by what holds for any: stage s has at least one of the layers s ... s + N - S, so its f is at least the
+least of these; F is at least the sum over layers of the least f on any mesh of the candidate. Every bound then has the
+form T >= fixed[p] + sum over the layers of p of each[p], where `each` is not negative, as M is at least the number of
+times that a task is taken off. So in time T submesh p has room for no more than floor((T - fixed[p]) / each[p]) layers
+of the kind that has most work. If the submeshes together have not room for all layers of that kind, no cut takes T or
+less. Neither does one if there is not room for all work, layers divided as one likes: with weights v[k] for the mesh
+options as in `candidates`, the first bounds add up to
+
+    sum over p of v[p] max(0, T - fixed[p]) >= sum over all layers of min over k of v[k] (M a[k] - late w[k])
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from autoshard.pipelines.schedule.tasks import ScheduleKind
+from autoshard.pipelines.search.candidate import Candidate
+from autoshard.pipelines.search.replica_group import SearchContext
+
+ROUNDING = 1e-9
+"""Sums of seconds made in different orders differ by this share at most."""
+HALVINGS = 16
+"""Steps in which the least time that is not ruled out is found."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _LayerTimes:
+    """Times of each layer on one mesh option.
+
+    Attributes:
+      forward_s, backward_s, weight_s: Of the phases; `weight_s` is 0 where it is part of `backward_s`.
+      weights_s, gradients_s: Of what is sent to and from the other replicas.
+    """
+
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    weight_s: np.ndarray
+    weights_s: np.ndarray
+    gradients_s: np.ndarray
+
+    @property
+    def total_s(self) -> np.ndarray:
+        """Of all phases."""
+        return self.forward_s + self.backward_s + self.weight_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _OnSubmeshes:
+    """What the bounds need of a candidate: arrays [submeshes], and [stages] where it says so.
+
+    Attributes:
+      forward_s, ...: Of a layer of the main kind. least_forward_s, least_backward_s: On the best of all meshes.
+      all_forward_s, all_backward_s: Of all layers, on the best of all meshes.
+      stage_forward_s, stage_backward_s: [stages]: at least that of any stage.
+      ahead_s: Forward and backward tasks of the stages before stage p, at least; `fill_s`, `drain_s`: either alone.
+      behind_s: Backward tasks of the stages behind the last one of p, at least.
+      first_s: Copies and gradients of the first layer; `start_s`: its copies.
+      weights: v[k] of each submesh. work_s, late_s: [options, layers]: a and w of every layer, times v[k].
+    """
+
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    weight_s: np.ndarray
+    sent_s: np.ndarray
+    least_forward_s: float
+    least_backward_s: float
+    all_forward_s: float
+    all_backward_s: float
+    stage_forward_s: np.ndarray
+    ahead_s: np.ndarray
+    fill_s: np.ndarray
+    drain_s: np.ndarray
+    behind_s: np.ndarray
+    first_s: float
+    start_s: float
+    weights: np.ndarray
+    work_s: np.ndarray
+    late_s: np.ndarray
+
+    @property
+    def total_s(self) -> np.ndarray:
+        """Of all phases of a layer of the main kind."""
+        return self.forward_s + self.backward_s + self.weight_s
+
+
+class WaitingBounds:
+    """The bounds of a search, which keeps the times of its layers."""
+
+    def __init__(self, context: SearchContext):
+        self.context = context
+        self._times = functools.cache(self._layer_times)
+        self._mains = functools.cache(self._main_layer)
+
+    def least_s(self, candidate: Candidate, from_s: float, to_s: float) -> float:
+        """A time between two that no cut of a candidate is below; `to_s` if it surely takes as long."""
+        number, replicas = candidate.num_micro_batches, candidate.num_pipelines
+        costs = self._on_submeshes(candidate, replicas)
+        if costs is None or not np.isfinite(to_s):
+            return from_s
+        if not self._has_room(candidate, costs, number, to_s):
+            return to_s
+        low, high = from_s, to_s
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._has_room(candidate, costs, number, middle) else (middle, high)
+        return low
+
+    def most_micro_batches(self, candidate: Candidate, time_s: float, least: int, most: int) -> int:
+        """The most micro-batches of a pipeline that are not ruled out in a time, whatever other replicas do.
+
+        Args:
+          candidate: Whose pipelines; not their number, nor that of their micro-batches.
+          time_s: For the step. least, most: Between which the answer is sought; less than `least` is answered by 0.
+        """
+        costs = self._on_submeshes(candidate, 1)
+        if costs is None:
+            return most
+        if least > most or not self._has_room(candidate, costs, max(1, least), time_s):
+            return 0
+        low, high = max(1, least), most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._has_room(candidate, costs, middle, time_s) else (low, middle - 1)
+        return low
+
+    def _has_room(self, candidate: Candidate, costs: _OnSubmeshes, number: int, time_s: float) -> bool:
+        """Whether the submeshes together have room for all layers of the main kind in a time."""
+        main = self._mains(candidate.options, candidate.micro_batch_size)
+        place = np.arange(len(costs.forward_s))
+        late = np.minimum(number, place + 1) if candidate.schedule is ScheduleKind.ZERO_BUBBLE else 0
+        work_s = number * costs.total_s
+        rooms = []
+        for before_s, after in ((costs.ahead_s + costs.first_s, late), (costs.fill_s + costs.start_s, 0)):
+            open_s = time_s - before_s
+            least_work_s = float((number * costs.work_s - np.max(after) * costs.late_s).min(axis=0).sum())
+            if float(costs.weights @ np.maximum(open_s, 0.0)) * (1 + ROUNDING) < least_work_s:
+                return False
+            rooms.append(_layers(open_s, work_s - after * costs.weight_s))
+        if candidate.chunks == 1:
+            rooms.append(_layers(time_s - 0 * place, work_s + costs.sent_s))
+            rooms.append(_turning(candidate.schedule, costs, number, late, time_s))
+        else:
+            rooms.append(_turning_interleaved(candidate.chunks, costs, number, time_s))
+        return float(np.minimum.reduce(rooms).sum()) >= len(main.layers)
+
+    def _main_layer(self, options: tuple[int, ...], size: int) -> "_Main":
+        kinds = self.context.intervals.layers.kinds
+        each = np.array([self._times(o, size, False, 1).total_s for o in options]).min(axis=0)
+        totals = {k: sum(each[l] for l in range(len(kinds)) if kinds[l] == k) for k in set(kinds)}
+        main = max(totals, key=lambda k: totals[k])
+        return _Main(np.flatnonzero(np.array(kinds) == main))
+
+    def _layer_times(self, option: int, size: int, is_split: bool, num_pipelines: int) -> _LayerTimes:
+        """Layers that an option does not have take for ever."""
+        costs, topology = self.context.intervals.layer_costs(option, size), self.context.topology
+        runs = self.context.intervals.costs(option, size)
+        num = len(costs)
+        at = np.arange(num), np.arange(1, num + 1)
+        sent = runs.sent_weight_bytes[at]
+        seconds = np.array([[c.forward_s, c.backward_s, c.weight_s] if c else [np.inf] * 3 for c in costs]).T
+        near = topology.near_s_per_byte(option)
+        s_per_byte = float(near[min(num_pipelines, len(near)) - 1]) / num_pipelines
+        device = topology.table.options[option].mesh.device_type
+        added = 3 * (num_pipelines - 1) / num_pipelines / device.memory_bandwidth_bytes_per_s
+        totals = np.array([c.weight_total_bytes if c else 0.0 for c in costs])
+        new = np.divide(sent, totals, out=np.ones(num), where=totals > 0)  # the rest is owned with an earlier layer
+        gradients_s = runs.sent_gradient_bytes[at] * s_per_byte + new * runs.gradient_bytes[at] * added
+        forward_s, backward_s, weight_s = seconds
+        if not is_split:
+            backward_s, weight_s = backward_s + weight_s, np.zeros(num)
+        return _LayerTimes(forward_s, backward_s, weight_s, sent * s_per_byte, gradients_s)
+
+    def _on_submeshes(self, candidate: Candidate, num_pipelines: int) -> _OnSubmeshes | None:
+        """None where some option lacks layers, which is not bounded here."""
+        size, is_split = candidate.micro_batch_size, candidate.schedule is ScheduleKind.ZERO_BUBBLE
+        times = [self._times(o, size, is_split, num_pipelines) for o in candidate.options]
+        if not all(np.isfinite(t.total_s).all() for t in times):
+            return None
+        main = self._mains(candidate.options, size)
+        part = np.repeat(np.arange(len(times)), candidate.counts)
+        num_submeshes, num_stages = len(part), candidate.num_stages
+        width = self.context.intervals.layers.num_layers - num_stages + 1
+        of_stage = np.tile(part, candidate.chunks)
+
+        def least(rows: list[np.ndarray]) -> np.ndarray:
+            """[stages]: the least of the layers that each could have."""
+            windows = [np.lib.stride_tricks.sliding_window_view(row, width).min(axis=1) for row in rows]
+            return np.array(windows)[of_stage, np.arange(num_stages)]
+
+        def of_main(rows: list[np.ndarray]) -> np.ndarray:
+            return np.array([row[main.layers].min() for row in rows])[part]
+
+        forward, backward = [t.forward_s for t in times], [t.backward_s for t in times]
+        stage_forward_s, stage_backward_s = least(forward), least(backward)
+        stage_both_s = least([f + b for f, b in zip(forward, backward, strict=True)])
+        speeds = np.array([1 / t.total_s.sum() for t in times])
+        weights = speeds / speeds.max()
+        first = lambda row: (np.cumsum(row) - row)[:num_submeshes]
+        behind_s = np.cumsum(stage_backward_s[::-1])[::-1] - stage_backward_s
+        least_forward, least_backward = np.min(forward, axis=0), np.min(backward, axis=0)
+        return _OnSubmeshes(
+            forward_s=of_main(forward),
+            backward_s=of_main(backward),
+            weight_s=of_main([t.weight_s for t in times]),
+            sent_s=of_main([t.weights_s + t.gradients_s for t in times]),
+            least_forward_s=float(least_forward[main.layers[0]]),
+            least_backward_s=float(least_backward[main.layers[0]]),
+            all_forward_s=float(least_forward.sum()),
+            all_backward_s=float(least_backward.sum()),
+            stage_forward_s=stage_forward_s,
+            ahead_s=first(stage_both_s),
+            fill_s=first(stage_forward_s),
+            drain_s=first(stage_backward_s),
+            behind_s=behind_s[num_stages - num_submeshes :],
+            first_s=float(times[0].weights_s[0] + times[0].gradients_s[0]),
+            start_s=float(times[0].weights_s[0]),
+            weights=weights[part],
+            work_s=weights[:, None] * np.array([t.total_s for t in times]),
+            late_s=weights[:, None] * np.array([t.weight_s for t in times]),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Main:
+    """The layers of the kind that has most work."""
+
+    layers: np.ndarray
+
+
+def _turning(kind: ScheduleKind, costs: _OnSubmeshes, number: int, late: np.ndarray | int, time_s: float) -> np.ndarray:
+    """Layers that each submesh has room for, by the bound for its turning round, where it has one stage.
+
+    F and the backward tasks of other stages are all tasks but the backward task of p. The own layers of p among them
+    take their own time, all others that of the best mesh.
+    """
+    num_submeshes = len(costs.forward_s)
+    if kind is ScheduleKind.GPIPE:
+        ahead = np.full(num_submeshes, number)
+    else:
+        ahead = np.minimum(number, num_submeshes - np.arange(num_submeshes))
+    each_s = number * costs.total_s - (ahead - 1) * costs.forward_s - late * costs.weight_s
+    each_s = each_s - costs.least_forward_s - costs.least_backward_s
+    return _layers(time_s - costs.all_forward_s - costs.all_backward_s - costs.first_s + 0 * each_s, each_s)
+
+
+def _turning_interleaved(chunks: int, costs: _OnSubmeshes, number: int, time_s: float) -> np.ndarray:
+    """The same for the interleaved schedule; no bound where there are few micro-batches."""
+    num_submeshes = len(costs.forward_s)
+    place = np.arange(num_submeshes)
+    num_groups = max(1, number // num_submeshes)
+    group = -(-number // num_groups)  # G
+    left = 2 * (num_submeshes - place - 1) + 1  # h
+    twice = np.maximum(0, left - group)
+    if number < num_submeshes or number < group + twice.max():
+        return np.full(num_submeshes, np.inf)
+    later = costs.stage_forward_s.reshape(chunks, num_submeshes)[1:]
+    fixed_s = costs.all_forward_s + costs.behind_s + costs.drain_s + costs.first_s
+    fixed_s = fixed_s + np.maximum(0, group - left) * later[-1] + twice * later.sum(axis=0)
+    each_s = number * costs.total_s - (group + twice - 1) * costs.forward_s - costs.least_forward_s
+    return _layers(time_s - fixed_s, each_s)
+
+
+def _layers(room_s: np.ndarray, each_s: np.ndarray) -> np.ndarray:
+    """How many whole layers there is room for."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where(each_s > 0, np.floor(np.maximum(room_s, 0.0) / each_s * (1 + ROUNDING) + ROUNDING), np.inf)
+    return np.where(room_s < -ROUNDING, 0.0, found)
