@@ -5,6 +5,7 @@ kernels of this kind take as long as the bytes that they move.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence, Set
 
 from autoshard.compiler.aliasing import is_alias
@@ -14,9 +15,10 @@ from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
 
-_COSTLY = frozenset({"tanh"})
-"""Those for which a GPU has no unit: two kernels may compute them, a third would take longer than fetching them. What
-needs a sum of what they are part of is a kernel apart from the one that sums."""
+_COSTLY_BYTES = {"tanh": 20, "erf": 40}
+"""What XLA:GPU takes for functions for which a GPU has no unit: as long as moving so many bytes for each element. Read
+off programs for H100: a layer of `gelu` keeps its tanh where values have 2 bytes, and computes it twice where they have
+4; it keeps its erf in either case. Both hold if tanh is worth 18 to 24 bytes, and erf more than 24."""
 
 _MOST_KERNELS = 6
 """Up to how many kernels that read a value are told apart; more are as many."""
@@ -30,11 +32,13 @@ class Fusion:
       fused: For each value, whether it is computed inside its consumers.
       sources: For each result of a pointwise operation, the stored values that it is made of.
       added: The values among `fused` that are reductions, or names of these, in the kernel that adds two of them.
+      fetched: The values that are stored since computing them again takes long.
     """
 
     fused: Sequence[int]
     sources: Mapping[int, frozenset[int]]
     added: frozenset[int]
+    fetched: frozenset[int]
 
 
 def _kernels(chains: DefUse, can_fuse: Sequence[int], place: Sequence[int]) -> list[frozenset[int]]:
@@ -103,17 +107,21 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
                         [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in chains.consumers[value]]
                     )
     kernels = _kernels(chains, can_fuse, region)
-    has_costly = any(o.name in _COSTLY for o in graph.operations)
+    has_costly = any(o.name in _COSTLY_BYTES for o in graph.operations)
     parts = _kernels(chains, can_fuse, _between_sums(chains)) if has_costly else kernels
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
+    fetched: set[int] = set()
+    costly: dict[int, int] = {}  # what computing an element again takes, in bytes moved, if it is much
     for operation in graph.operations:
         if not fusible[operation.index]:
             continue
         made_of: set[int] = set()
+        costly_bytes = _COSTLY_BYTES.get(operation.name, 0)
         for o in operation.operands:
             if o is not None and o not in free:
                 made_of.update(sources[o] if fused[o] else (o,))
+                costly_bytes += costly.get(o, 0) if fused[o] else 0
         own = frozenset(made_of)
         for value in operation.results:
             if value is None:
@@ -121,8 +129,11 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
             sources[value] = own
             if not can_fuse[value]:
                 continue
-            if operation.name in _COSTLY and len(parts[value]) > 2:
-                continue
+            if costly_bytes:
+                costly[value] = costly_bytes
+                if _is_fetched(chains, value, own, costly_bytes, len(parts[value])):
+                    fetched.add(value)
+                    continue
             num = len(kernels[value])
             if num > 1 and not is_alias(operation) and value not in free:
                 if is_key_or_random(operation) and kernels[value] != {region[operation.index]}:
@@ -138,7 +149,23 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
                 added.update(v for term in terms for v in term)
     for value in added:
         fused[value] = True
-    return Fusion(fused, sources, frozenset(added))
+    return Fusion(fused, sources, frozenset(added), frozenset(fetched))
+
+
+def _is_fetched(chains: DefUse, value: int, sources: Set[int], costly_bytes: int, num: int) -> bool:
+    """Whether `num` kernels take less time if one stores a value and they fetch it, than if each computes it again.
+
+    A kernel takes as long as its arithmetic or as what it moves, whichever is longer: here the value or `costly_bytes`
+    for each element, what the value is made of, and a result as narrow as the narrowest of these. What has one reader
+    is part of that.
+    """
+    values = chains.graph.values
+    if len({c.index for c, _ in chains.consumers[value]}) == 1:
+        return False
+    own, elements = values[value].size_bytes, math.prod(values[value].shape)
+    alike = [values[s].size_bytes for s in sources if math.prod(values[s].shape) == elements]
+    moved_bytes = own + max(alike, default=0) + min([own, *alike])
+    return (num - 1) * costly_bytes * elements > num * moved_bytes
 
 
 def _fusible(graph: Graph, pointwise: Sequence[bool]) -> list[bool]:

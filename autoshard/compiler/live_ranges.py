@@ -103,7 +103,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     in_place, scattered = sums_in_place(chains, free), scattered_into(chains, free)
     fusion = fuse(chains, pointwise, free, in_place)
     root = _roots({**aliases(graph), **in_place, **scattered})
-    together = made_together(chains, fusion.fused, fusion.sources, gradients)
+    together = made_together(chains, fusion, gradients)
     delayed = delayed_products(chains, together)
     until = _last_needs(chains, fusion.fused, together)
     for value, at in together.items():

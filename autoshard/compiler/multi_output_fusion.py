@@ -1,24 +1,24 @@
 """Values that one kernel makes together, earlier or later than the program does (XLA:GPU, `MultiOutputFusion`)."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 
 from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.fusion import Fusion
 
 _NEAR = 4
 """How many heavy kernels apart operations may be that become one kernel although others wait for the first."""
 
 
-def made_together(
-    chains: DefUse, fused: Sequence[int], sources: Mapping[int, Set[int]], gradients: Set[int]
-) -> dict[int, int]:
+def made_together(chains: DefUse, fusion: Fusion, gradients: Set[int]) -> dict[int, int]:
     """For each value that one kernel makes together with others, the operation at which it does, if not its own.
 
     Kernels that read one value and do not wait for each other become one kernel of several results
     (`MultiOutputFusion`), which holds all it reads and all it makes. The gradients of a gated layer's two branches are
     made together, as soon as what they are made of is there. What only weight gradients read is not waited for: the
-    activation of a layer that is computed again in the backward pass is made together with its gradient.
+    activation of a layer that is computed again in the backward pass is made together with its gradient; but with its
+    hyperbolic tangent, which is there as soon as it can be, if that is stored.
     """
-    values, region = chains.graph.values, chains.region
+    values, region, fused, sources = chains.graph.values, chains.region, fusion.fused, fusion.sources
     stored = [v for v in sources if not fused[v] and values[v].shape]
     alike = lambda value: [s for s in sources[value] if values[s].shape == values[value].shape]
     moved: dict[int, int] = {}
@@ -40,7 +40,7 @@ def made_together(
             first[s] = moved.get(value, own)
     for value in stored:
         own = chains.made_by(value).index
-        if waited(value) or not chains.consumers[value]:
+        if waited(value) or not chains.consumers[value] or not fusion.fetched.isdisjoint(sources[value]):
             continue
         at = max((first.get(s, 0) for s in alike(value)), default=0)
         if at > own and chains.loop_nest[at] == chains.loop_nest[own]:

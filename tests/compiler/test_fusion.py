@@ -36,3 +36,62 @@ def test_a_hyperbolic_tangent_is_stored_for_three_kernels(is_summed):
     graph = trace(f, (square, square)).graph
     (tangents,) = (o.results[0] for o in graph.operations if o.name == "tanh")
     assert (tangents in analyse(graph).live.stored) == is_summed
+
+
+def cast(x):
+    return jnp.tanh(x.astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "is_stored"),
+    [
+        (jnp.tanh, jnp.bfloat16, True),  # two kernels: 20 bytes to compute one again, 2 (2 + 2 + 2) = 12 to fetch it
+        (jnp.tanh, jnp.float32, False),  # 2 (4 + 4 + 4) = 24
+        (cast, jnp.bfloat16, True),  # 2 (4 + 2 + 2) = 16
+        (jax.lax.erf, jnp.float32, True),  # 40 bytes to compute one again
+    ],
+    ids=["narrow", "wide", "cast", "erf"],
+)
+def test_what_takes_longer_to_compute_again_than_to_fetch_is_stored(function, dtype, is_stored):
+    """Two kernels read it: that in front of the second product and that of the result."""
+
+    def f(x, w):
+        u = x @ w
+        y = function(u)
+        return ((y * u).astype(u.dtype) @ w) * y
+
+    square = jax.ShapeDtypeStruct((64, 64), dtype)
+    graph = trace(f, (square, square)).graph
+    (value,) = (o.results[0] for o in graph.operations if o.name in ("tanh", "erf"))
+    assert (value in analyse(graph).live.stored) == is_stored
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_an_activation_is_made_with_its_tangent_if_that_is_stored_else_with_its_gradient(dtype, formulated, mesh_of):
+    """A layer that is computed again in the backward pass, whose activation only the product of a weight gradient
+    reads. Four arrays of its size are there either way when the activation's gradient is made: what it is made of (the
+    layer's input and what comes back), its result, and beside these the tangent, or the activation of the same kernel.
+    """
+
+    def step(state, x, d):
+        a, b = state
+        h = x @ a
+        tangent = jnp.tanh(h)
+        b_gradient = jnp.einsum("ni,nj->ij", h * tangent, d)
+        g = (d @ b) * (h - tangent)
+        return (a - jnp.einsum("ni,nj->ij", x, g), b - b_gradient), (g @ a).sum(0)
+
+    weight, rows = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((64, 64), (128, 64)))
+    f = formulated(step, ((weight, weight), rows, rows), mesh_of(1), donate=(0,))
+    graph, live = f.program.graph, f.program.analysis.live
+    made = {o.results[0]: o for o in graph.operations if graph.values[o.results[0]].shape == rows.shape}
+    gradient = max(o.index for o in made.values() if o.name == "mul")
+    spans = {made[l.value].index: (l.start, l.stop) for l in live.ranges if l.value in made}
+    _, tangent, activation, *_ = (o.index for o in made.values())
+    early = activation + 1  # the product of the weight gradient that reads the activation
+    if dtype == jnp.bfloat16:
+        assert spans[tangent] == (tangent, gradient + 1) and spans[activation] == (activation, early + 1)
+    else:
+        assert tangent not in spans and spans[activation] == (gradient, gradient + 2)
+    assert sum(start <= gradient < stop for start, stop in spans.values()) == 4
+    assert live.delayed == ({} if dtype == jnp.bfloat16 else {early: gradient + 1})
