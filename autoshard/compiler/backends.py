@@ -174,7 +174,7 @@ class XlaGpu(XlaCpu):
 
 def _hiding(compiler: Compiler, analysis: ProgramAnalysis) -> HidingSpans | None:
     """How long what collectives move is there; None where they run in turn with kernels."""
-    return HidingSpans(analysis.graph) if compiler.hides_collectives else None
+    return HidingSpans(analysis.graph, compiler.hides_sums) if compiler.hides_collectives else None
 
 
 def schedules_of(device_type: DeviceType) -> tuple[Schedule, ...]:

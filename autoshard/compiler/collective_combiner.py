@@ -55,16 +55,19 @@ class CombinedCollectives:
     scalar_shares: Mapping[int, float]
 
 
-def combined_collectives(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> CombinedCollectives:
+def combined_collectives(
+    graph: Graph, groups: Sequence[Group], gradients: Set[int], weights: Set[int]
+) -> CombinedCollectives:
     """What XLA combines of the collectives of `groups`."""
     values = graph.values
+    awaited = gradients - weights  # norms of weights can be there from the beginning of the step on
     scalar_bytes: dict[int, float] = {}
     sums: list[Group] = []
     for g in groups:
         if all(f.reduction is None for f in g.factors):
             continue
         if all(not values[a.value].shape for a in g.writes):
-            scalar_bytes[g.index] = sum(values[a.value].size_bytes for a in g.reads if a.value in gradients)
+            scalar_bytes[g.index] = sum(values[a.value].size_bytes for a in g.reads if a.value in awaited)
         if all(a.value in gradients for a in g.writes):
             sums.append(g)
     state = {values[graph.arguments[o.successor_of].value].shape for o in graph.outputs if o.successor_of is not None}

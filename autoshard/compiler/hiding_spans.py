@@ -12,11 +12,23 @@ from autoshard.compiler.read_in_turn import REDUCED_WITHIN
 from autoshard.graph.graph import Graph
 
 
-class HidingSpans:
-    """The products of a graph, by which its collectives are timed."""
+QUEUED_WITHIN = 24
+"""How many products after one its sum is reduced, if nothing waits for it. One collective is in flight at a time, and
+XLA:GPU's scheduler, built from the end, begins each as late as it may: GPT and an encoder-decoder under ZeRO-3 have
+most reduced 0 to 24 products later, few up to 34 (`benchmarks/verify_matrix.py`, 8 and 16 H100)."""
 
-    def __init__(self, graph: Graph):
+
+class HidingSpans:
+    """The products of a graph, by which its collectives are timed.
+
+    Attributes:
+      hides_sums: Whether sums run behind products as well, each by itself but for small ones, and not only copies.
+    """
+
+    def __init__(self, graph: Graph, hides_sums: bool = True):
         self._products = [o.index for o in graph.operations if o.name in PRODUCTS]
+        self._loops = graph.loops
+        self.hides_sums = hides_sums
 
     def gathered_from(self, reader: int, read_before: int = -1) -> int:
         """The operation from which a gathered copy for operation `reader` is there: the product before, where there are
@@ -36,3 +48,11 @@ class HidingSpans:
         it."""
         after = bisect.bisect_right(self._products, product) + REDUCED_WITHIN - 1
         return self._products[after] if after < len(self._products) else None
+
+    def queued_until(self, product: int) -> int:
+        """The operation before which the sum of `product` is reduced, if nothing waits for it: in its loop, if it is in
+        one."""
+        after = bisect.bisect_right(self._products, product) + QUEUED_WITHIN - 1
+        until = self._products[min(after, len(self._products) - 1)]
+        ends = [loop.stop for loop in self._loops if loop.start <= product < loop.stop]
+        return max(min([until, *ends]), product + 1)

@@ -19,8 +19,8 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, hiding: HidingSpan
     """The buffers of every partial sum that waits for its reduce-scatter.
 
     It waits for all that it is combined with. One that is reduced alone (`collective_combiner.py`), and that others
-    wait for, is made and reduced at once. Where collectives run behind products, it waits for that as long as `hiding`
-    says.
+    wait for, is made and reduced at once. Where sums run behind products, it waits for that as long as `hiding` says,
+    and for no other.
 
     Args:
       analysis: The program. choices: What its choices mean.
@@ -38,6 +38,8 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, hiding: HidingSpan
         is_alone = at in analysis.awaited_sums and not is_sum
         reduced_until = hiding.reduced_until(at) if hiding is not None and is_alone else None
         until = (combined if is_alone else combined_but_alone).get(group.index, 0)
+        if hiding is not None and hiding.hides_sums and until:  # joined up to 1 MiB (`options.py`)
+            until = hiding.queued_until(group.operations[-1])
         waiting_bytes = np.where(is_reduced_alone(partial_bytes), 0.0, partial_bytes) if is_alone else partial_bytes
         use = functools.partial(BufferUse, BufferKind.PARTIAL_SUM, group.index)
         operation = graph.operations[at]

@@ -19,6 +19,7 @@ def _two_ahead(monkeypatch):
     """Copies and sums are bounded by two products here, so that small programs have them."""
     monkeypatch.setattr("autoshard.compiler.hiding_spans.PREFETCH_DISTANCE", 2)
     monkeypatch.setattr("autoshard.compiler.hiding_spans.REDUCED_WITHIN", 2)
+    monkeypatch.setattr("autoshard.compiler.hiding_spans.QUEUED_WITHIN", 2)
 
 
 def two_layers(state, x, y):
@@ -41,6 +42,44 @@ def test_spans_are_told_by_products():
         "the anchor is two products before"
     )
     assert [spans.reduced_until(o) for o in (1, 2, 4)] == [4, None, None]
+    assert [spans.queued_until(o) for o in (1, 2, 4)] == [4, 4, 5], "the last are reduced by the last product"
+
+
+def test_a_sum_in_a_loop_is_reduced_in_its_iteration():
+    """Of four products, two are in the loop: after the first of these are two more, but the loop ends before that."""
+
+    def f(x, w):
+        x, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c @ w) @ w, None), x, length=3)
+        return x @ w @ w
+
+    graph = trace(f, [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2).graph
+    first, second, third, fourth = (o.index for o in graph.operations if o.name == "dot_general")
+    (loop,) = graph.loops
+    assert loop.start <= first < second < loop.stop <= third
+    assert [HidingSpans(graph).queued_until(o) for o in (first, second, third)] == [loop.stop, loop.stop, fourth]
+
+
+@pytest.mark.parametrize(("schedule", "until"), [(Schedule.LEAST_MEMORY, [15] * 3), (Schedule.LATENCY_HIDING, [10, 14, 15])])
+def test_sums_that_run_behind_products_do_not_wait_to_be_joined(formulated, mesh_of, schedule, until):
+    """The products 6, 10 and 14 make gradients of 64 kB. To spare memory XLA joins them, so that all wait for the last
+    one. To hide them it does not: each is there until the second product after it begins, of 9, 10, 13 and 14, or the
+    last.
+    """
+
+    def updates(state, x):
+        a, b, c = state
+        h = jnp.tanh(x @ a)
+        k = jnp.tanh(h @ b)
+        return a - x.T @ (k @ c), b - h.T @ (k @ c), c - k.T @ (h @ b)
+
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    mesh = mesh_of(4)
+    mesh = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=2**20))
+    f = formulated(updates, ((f32(128, 128),) * 3, f32(1024, 128)), mesh, donate=(0,), schedule=schedule)
+    stops = {
+        f.program.groups[use.owner].operations[0]: use.stop for use in f.buffers if use.kind is BufferKind.PARTIAL_SUM
+    }
+    assert [stops[gradient] for gradient in (6, 10, 14)] == until
 
 
 @pytest.mark.parametrize("schedule", Schedule)

@@ -46,6 +46,23 @@ def test_sums_made_of_those_beside_them_begin_a_collective(formulated, mesh_of):
     assert [shares[o] for o in sorted(shares)] == [1.0, 0.0, 1.0, 1.0], "first of one, of two; second of one, of two"
 
 
+def test_norms_of_weights_are_there_from_the_beginning(formulated, mesh_of):
+    """Updates in proportion to the weights, as Adafactor's and LAMB's: of the norms, those of the weights are joined with
+    others and wait for nothing, so that none is gathered to be spared a latency; only those of gradients pay one."""
+
+    def proportional(params, x):
+        grads = jax.grad(lambda p: jnp.sum((x @ p["one"]) @ p["two"]))(params)
+        norm = lambda a: jnp.sqrt(jnp.sum(a * a))
+        return {k: p - norm(p) / norm(grads[k]) * grads[k] for k, p in params.items()}
+
+    f = formulated(proportional, ({"one": f32(32, 32), "two": f32(32, 8)}, f32(16, 32)), mesh_of(4))
+    combined, weights = f.program.analysis.combined, f.program.analysis.weights
+    of_weight = {g: {a.value for a in f.program.groups[g].reads} <= weights for g in combined.scalar_shares}
+    assert sorted(of_weight.values()) == [False, False, True, True]
+    shares = {w: sum(s for g, s in combined.scalar_shares.items() if of_weight[g] == w) for w in (False, True)}
+    assert shares == pytest.approx({False: 1.0, True: 0.0}), "one latency for the gradients' norms together"
+
+
 def test_statistics_of_gradients_are_joined_with_nothing(formulated, mesh_of):
     """Adafactor's sums over rows and columns are of gradients that were summed before; nothing else is."""
 
