@@ -11,7 +11,6 @@ from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.read_in_turn import REDUCED_WITHIN
 from autoshard.graph.graph import Graph
 
-
 QUEUED_WITHIN = 24
 """How many products after one its sum is reduced, if nothing waits for it. One collective is in flight at a time, and
 XLA:GPU's scheduler, built from the end, begins each as late as it may: GPT and an encoder-decoder under ZeRO-3 have

@@ -59,7 +59,9 @@ def test_a_sum_in_a_loop_is_reduced_in_its_iteration():
     assert [HidingSpans(graph).queued_until(o) for o in (first, second, third)] == [loop.stop, loop.stop, fourth]
 
 
-@pytest.mark.parametrize(("schedule", "until"), [(Schedule.LEAST_MEMORY, [15] * 3), (Schedule.LATENCY_HIDING, [10, 14, 15])])
+@pytest.mark.parametrize(
+    ("schedule", "until"), [(Schedule.LEAST_MEMORY, [15] * 3), (Schedule.LATENCY_HIDING, [10, 14, 15])]
+)
 def test_sums_that_run_behind_products_do_not_wait_to_be_joined(formulated, mesh_of, schedule, until):
     """The products 6, 10 and 14 make gradients of 64 kB. To spare memory XLA joins them, so that all wait for the last
     one. To hide them it does not: each is there until the second product after it begins, of 9, 10, 13 and 14, or the

@@ -47,8 +47,8 @@ def test_sums_made_of_those_beside_them_begin_a_collective(formulated, mesh_of):
 
 
 def test_norms_of_weights_are_there_from_the_beginning(formulated, mesh_of):
-    """Updates in proportion to the weights, as Adafactor's and LAMB's: of the norms, those of the weights are joined with
-    others and wait for nothing, so that none is gathered to be spared a latency; only those of gradients pay one."""
+    """Updates in proportion to the weights, as Adafactor's and LAMB's: the norms of the weights are joined with others
+    and wait for nothing, so that no weight is gathered to be spared a latency; those of gradients pay one together."""
 
     def proportional(params, x):
         grads = jax.grad(lambda p: jnp.sum((x @ p["one"]) @ p["two"]))(params)
