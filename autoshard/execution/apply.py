@@ -20,7 +20,7 @@ from autoshard.execution.nested import Nested, manual_region
 from autoshard.execution.placement import Placed, Placement, known_layouts
 from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.layout import SpecEntries
-from autoshard.trace.walk import equation_numbers, nested_programs
+from autoshard.trace.walk import equation_numbers, is_to_or_from_host, nested_programs
 
 
 def scope_of(equation: int) -> str:
@@ -226,6 +226,8 @@ class Evaluator:
             return [Placed(r, None) for r in manual_region(equation, values, self.mesh)]
         if equation.primitive.name == "sharding_constraint":
             return [Placed(values[0], None)]  # the plan's own constraint, on the result, takes its place
+        if is_to_or_from_host(equation):
+            return [Placed(value, None) for value in values]  # the plan says what lies where
         for slot in plan.row_major:
             if slot in layouts:
                 values[slot] = self._placement.row_major(values[slot], layouts[slot])

@@ -304,6 +304,7 @@ class Graph:
       checkpoints: (first operation, one past the last) of each checkpointed function: the compiler shares nothing that
         is made inside with what is made outside.
       nestings: The equations that nest operations of the graph, in the order of their numbers.
+      host_copies: Lines of the program's own copies between devices and the memory of their hosts.
     """
 
     values: tuple[Value, ...]
@@ -315,6 +316,7 @@ class Graph:
     unknown: tuple[str, ...]
     checkpoints: tuple[tuple[int, int], ...] = ()
     nestings: tuple[Nesting, ...] = ()
+    host_copies: tuple[str, ...] = ()
 
     def checkpoint_of(self) -> tuple[int, ...]:
         """For each operation, the number of the innermost checkpointed function around it; -1 for none."""

@@ -38,6 +38,7 @@ from autoshard.trace.walk import (
     EquationKind,
     called_operands,
     is_checkpoint,
+    is_to_or_from_host,
     kind_of,
     nested_programs,
     open_jaxpr,
@@ -113,6 +114,7 @@ class Flattener:
         self.leaves = Leaves()
         self.lines = SourceLines()
         self.unknown: list[str] = []
+        self.host_copies: list[str] = []
         self.reported: set[int] = set()
         """The signatures among `unknown`: each is told of once."""
         self.callers: list[str] = []
@@ -159,6 +161,8 @@ class Flattener:
         if leaf.is_unknown and leaf.number not in self.reported:
             self.reported.add(leaf.number)
             self.unknown.append(f"{leaf.name} at {source or 'an unknown line'}")
+        if is_to_or_from_host(equation):
+            self.host_copies.append(source or "an unknown line")
         self.operations.append(
             _Draft(
                 number,
@@ -454,6 +458,7 @@ class Flattener:
             tuple(dict.fromkeys(self.unknown)),
             tuple((int(position[start]), int(position[stop])) for start, stop in self.checkpoints),
             tuple(sorted(filter(holds, self.nestings), key=lambda n: n.equation)),
+            tuple(dict.fromkeys(self.host_copies)),
         )
 
     def _needed(self, outputs: Sequence[Output]) -> bytearray:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
+import jax
 import jax.extend.core as jex
 from jax.core import ShapedArray
 
@@ -75,6 +76,15 @@ def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJax
 def is_checkpoint(equation: jex.JaxprEqn) -> bool:
     """Whether a call is of a checkpointed function, which the compiler must not share with what is around it."""
     return "prevent_cse" in equation.params
+
+
+def is_to_or_from_host(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation copies a value into the memory of the host, or back, as policies of `jax.checkpoint` do that
+    offload what they keep.
+    """
+    if equation.primitive.name != "device_put":
+        return False
+    return any(type_of(v).memory_space is jax.memory.Space.Host for v in (*equation.invars, *equation.outvars))
 
 
 def called_operands(equation: jex.JaxprEqn, operands: Sequence[_T]) -> list[_T]:

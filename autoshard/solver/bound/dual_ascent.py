@@ -211,6 +211,7 @@ class DualAscent:
     def _coordinate_step(self, active: np.ndarray, unit: float) -> None:
         prices = self._trial[active]
         change = ascend_prices(self._core.graph, self._theta, self._tables, self._trial_messages, prices, FIRST * unit)
+        change = np.where(np.isfinite(change), change, 0.0)  # where nothing fits, no price is high enough
         self._trial[active] = np.maximum(0.0, prices + change)
         self._step[active] = np.maximum(self._step[active], 0.5 * np.abs(change))
 
