@@ -1,14 +1,18 @@
 """Every family of models under the plan and under every strategy that applies: do sharded steps equal the plain one?
 
     python benchmarks/zoo_equality.py                      # goes on where it stopped; hours on a few cores
+    python benchmarks/zoo_equality.py --only forms         # in every form that a search may choose
     python benchmarks/zoo_equality.py --family moe,dlrm --only plan,ddp+experts
     python benchmarks/zoo_equality.py --table              # only writes the table of what is there
 
 Every family trains for three steps on eight CPU devices, laid out as meshes of one, two and three axes; its small
 programs and the measure are those of the tests (tests/models/zoo_programs.py, zoo_checks.deviations). Decoders also
-decode token by token. One JSON line a cell goes to benchmarks/results/zoo-equality.jsonl as soon as it is known, and
-the table to zoo-equality.md. A plan with the layouts of one that was run already, on the same mesh, is not run again.
-The environment XLA_FLAGS=--xla_cpu_use_fusion_emitters=false makes compilation several times as fast.
+decode token by token. Forms are what `PlanOptions.remat` and `.micro_batches` choose from: each policy for all layers,
+a mixture of two, and two micro-batches, of a step of two layers as a `TrainStep`, against that step as it is written
+(no micro-batches where a batch is one graph, or the loss no plain mean over examples). One JSON line a cell goes to
+benchmarks/results/zoo-equality.jsonl as soon as it is known, and the table to zoo-equality.md. A plan with the layouts
+of one that was run already, on the same mesh, is not run again. The environment
+XLA_FLAGS=--xla_cpu_use_fusion_emitters=false makes compilation several times as fast.
 """
 
 import argparse
@@ -28,7 +32,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT / "tests" / "models"))
 
-PLAN, DECODING = "plan", "planned decoding"
+PLAN, DECODING, FORM = "plan", "planned decoding", "form: "
 PARTS = ("metrics", "params", "opt_state", "mutable", "rest")
 
 
@@ -112,6 +116,64 @@ def train_cells(family: str, meshes: list[str], is_wanted, write) -> None:
             write(run[layouts])
 
 
+NO_MEAN = frozenset({"moe", "unet", "wide_resnet", "graph_network"})
+"""Families whose loss is no plain mean over examples (capacities of experts, drawn noise, averages over the batch), or
+whose batch cannot be cut."""
+
+
+def form_cells(family: str, meshes: list[str], is_wanted, write) -> None:
+    """Runs the cells of the forms that a family's step can take that are wanted."""
+    import zoo_checks
+    from autoshard_models.train_step import build
+    from autoshard_models.zoo import objective_of
+    from zoo_programs import ADAMW, PROGRAMS
+
+    import autoshard
+    from autoshard.plans.step_variant import StepVariant
+    from autoshard.remat.policy import Keep, first_layers, uniform
+    from autoshard.remat.rewrite import layers_of
+
+    program, written = PROGRAMS[family], {"remat": "as_written", "micro_batches": "as_written"}
+    config = program.config
+    if hasattr(config, "num_layers"):
+        config = dataclasses.replace(config, num_layers=2)
+    objective = objective_of(config)
+    loss = lambda params, mutable, batch, key: objective.loss(
+        params, mutable, batch, key if objective.is_random else None
+    )
+    step = autoshard.TrainStep(loss, ADAMW, has_mutable=True)
+    program = program._replace(config=config, functions=build(config, ADAMW)._replace(step=step))
+    state, batch = jax.eval_shape(program.functions.init, 0), program.batch()
+    runs = layers_of(step, state, batch).runs
+    forms = {keep.value: StepVariant(uniform(runs, keep)) for keep in Keep if runs}
+    if runs and not any(run.is_loop for run in runs):
+        forms["inputs, then all"] = StepVariant(first_layers(runs, Keep.INPUTS, Keep.ALL, 1))
+    if family not in NO_MEAN:
+        halves = (program.batch_size // 2,) * 2
+        forms["two micro-batches"] = StepVariant(None, halves)
+        if runs:
+            forms["inputs, two micro-batches"] = StepVariant(uniform(runs, Keep.INPUTS), halves)
+    wanted = [(mesh, name) for mesh in meshes for name in forms if is_wanted(family, mesh, FORM + name)]
+    reference = zoo_checks.reference_of(program) if wanted else None
+    for mesh, name in wanted:
+        own = forms[name].of(step)
+
+        def run(own=own, axes=zoo_checks.MESHES[mesh]):
+            options = dataclasses.replace(zoo_checks.OPTIONS, **written)
+            plan = autoshard.plan(
+                own,
+                state,
+                batch,
+                cluster=zoo_checks.slow_device_cluster(),
+                mesh=axes,
+                donate_argnums=0,
+                options=options,
+            )
+            return zoo_checks.deviations_of(plan.jit(own), reference)
+
+        write(measured(family, mesh, FORM + name, time.perf_counter(), run))
+
+
 def decoding_cells(family: str, meshes: list[str], is_wanted, write) -> None:
     """Runs the cells of a decoder's token-by-token generation that are wanted."""
     import zoo_checks
@@ -162,7 +224,8 @@ def table(cells: list[Cell], tolerance: float) -> str:
     for (family, mesh, is_own), own in sorted(groups.items()):
         kinds = {}
         for cell in own:
-            kinds.setdefault(cell.strategy if is_own else "strategies", []).append(cell)
+            is_form = cell.strategy.startswith(FORM)
+            kinds.setdefault(cell.strategy if is_own else "forms" if is_form else "strategies", []).append(cell)
         for what, those in kinds.items():
             largest = lambda part, those=those: max(
                 (c.deviations[part] for c in those if part in c.deviations), default=None
@@ -181,7 +244,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", help="only these, with commas between them")
     parser.add_argument("--mesh", help="only these of 8, 2x4 and 2x2x2, with commas between them")
-    parser.add_argument("--only", help=f"only `{PLAN}`, `decoding` or strategies of these names, with commas between")
+    parser.add_argument(
+        "--only", help=f"only `{PLAN}`, `decoding`, `forms` or strategies of these names, with commas between"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing; write the table of the cells that are known")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
     chosen = parser.parse_args()
@@ -204,13 +269,14 @@ def main() -> None:
     only = chosen.only and chosen.only.replace("decoding", DECODING).split(",")
 
     def is_wanted(*key: str) -> bool:
-        return key not in known and (not only or key[2] in only)
+        return key not in known and (not only or key[2] in only or "forms" in only and key[2].startswith(FORM))
 
     meshes = list(zoo_checks.MESHES) if chosen.mesh is None else chosen.mesh.split(",")
     for family in [] if chosen.table else (chosen.family.split(",") if chosen.family else list(PROGRAMS)):
         train_cells(family, meshes, is_wanted, write)
         if family in ("gpt", "llama"):
             decoding_cells(family, meshes, is_wanted, write)
+        form_cells(family, meshes, is_wanted, write)
         jax.clear_caches()
     head = (
         f"Sharded steps against plain ones; {platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, "
