@@ -336,12 +336,20 @@ class _Builder:
         terms = self.overlap.of_flow(flow.value, tensor.shape, flow.makings)
         makings, places = len(flow.makings), len(flow.places)
         kind = tensor.shape, flow.itemsize_bytes, flow.is_narrowed
-        key = *kind, id(own), id(column), flow.trips, makings, places, terms
-        if key in self.moves:
-            return self.moves[key]
+        key = *kind, id(own), id(column), flow.trips, makings, places, terms.num_alike
+        whole = self.moves.get(key) or self.moves.setdefault(key, self.whole_move(flow, terms.num_alike))
+        if terms.share == 1.0:
+            return whole
+        shared = *key, terms.share
+        return self.moves.get(shared) or self.moves.setdefault(shared, _Move(terms.share * whole.costs, whole.copies))
+
+    def whole_move(self, flow: Flow, num_alike: int | None) -> _Move:
+        """`move`, where all of the time counts and the compiler joins `num_alike`."""
+        tensor, own, column = self.graph.values[flow.value], flow.defined_as, flow.read_as
+        makings, places = len(flow.makings), len(flow.places)
         size_bytes = float(math.prod(tensor.shape) * flow.itemsize_bytes)
-        costs = self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, terms.num_alike)
-        costs = flow.trips * terms.share * costs
+        costs = self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, num_alike)
+        costs = flow.trips * costs
         if max(makings, places) > 1:
             often = [[makings if is_gather(s, t) else places for t in column.layouts] for s in own.layouts]
             costs = costs * np.array(often)
@@ -352,7 +360,7 @@ class _Builder:
         if flow.is_narrowed:  # what is sent becomes the result, which is counted as a value
             moved, sent = moved & ~sent, sent & False
         copies = CopySizes(moved * copy_bytes, sent * copy_bytes) if moved.any() else None
-        return self.moves.setdefault(key, _Move(costs, copies))
+        return _Move(costs, copies)
 
 
 def _body_trips(graph: Graph) -> dict[int, float]:

@@ -161,10 +161,15 @@ class Overlap:
 
     def of_flow(self, value: int, shape: Sequence[int], readers: Sequence[int]) -> Terms:
         """What counts when `value`, of `shape`, is resharded for the operations `readers`, for each anew."""
-        if not self.is_free(value):
-            return Terms()
-        windows = [self.window(value, reader) for reader in readers]
-        return self._free(math.prod(shape), windows)
+        windows = [self.window(value, reader) for reader in readers] if self.is_free(value) else ()
+        return self._of_flow(value, shape, windows)
+
+    def whole_of_flow(self, value: int, shape: Sequence[int]) -> Terms:
+        """`of_flow`, but all of the time counts."""
+        return self._of_flow(value, shape, ())
+
+    def _of_flow(self, value: int, shape: Sequence[int], windows: Sequence[Window]) -> Terms:
+        return self._free(math.prod(shape), windows) if self.is_free(value) else Terms()
 
     def of_group(self, group: Group, shape: Sequence[int]) -> Terms:
         """What counts when the results of `group` are reduced; `shape` is that of the last."""

@@ -176,10 +176,10 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
             moved |= fresh
             if not times:
                 continue
-        terms = f.overlap.of_flow(value, reader.graph.values[value].shape, flow.makings)
+        terms = f.overlap.whole_of_flow(value, reader.graph.values[value].shape)
         windows = [f.overlap.window(value, o) for o in readers] if f.overlap.is_free(value) else []
         about = Sending(value, reader.layout[value], target, _waiting(f, windows) or tuple(readers) or (end,))
-        for step in terms.whole.counted(own):
+        for step in terms.counted(own):
             sendings.append(about)
             communication.append((_item(step, reader, label, value, operation, times), windows))
     for item, about in _host_copies(reader):
