@@ -45,14 +45,14 @@ class Difference(Generic[F]):
     def json(self) -> str:
         """Everything here as JSON."""
         document = dataclasses.asdict(self) | {"step_s": self.step_s, "peak_bytes": self.peak_bytes}
-        return json.dumps({"format": self.FORMAT, "version": 1} | document, indent=2, ensure_ascii=False)
+        return json.dumps({"format": self.FORMAT, "version": 2} | document, indent=2, ensure_ascii=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Side:
     """The figures of one of the plans; see `ProgramPlan` and `Estimate`. Times in seconds a step, bytes a device.
 
-    `remat` tells what layers keep for the backward pass, and chosen micro-batches. `order`: the device at each
+    `choice` tells what layers keep for the backward pass, and chosen micro-batches. `order`: the device at each
     coordinate of the mesh; empty if they are in turn.
     """
 
@@ -65,7 +65,7 @@ class Side:
     comm_bytes: float
     peak_bytes: float
     budget_bytes: float | None
-    remat: str
+    choice: str
     order: tuple[int, ...] = ()
 
 

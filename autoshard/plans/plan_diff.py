@@ -178,8 +178,8 @@ def _summary(console: Console, found: PlanDiff) -> None:
             difference, share = signed(y - x, unit), f"{y / x - 1:+.2%}" if x and x != y else ""
         show = lambda value, unit=unit: "no limit" if value is None else unit(value)
         rows.add_row(name, show(x), show(y), difference, share)
-    if a.remat != b.remat:
-        rows.add_row("layers keep", a.remat, b.remat, "", "")
+    if a.choice != b.choice:
+        rows.add_row("form", a.choice, b.choice, "", "")
     console.print(rows)
     if not found.is_same_program:
         console.print("The plans are of different programs: only tensors of one path and shape are compared.")
