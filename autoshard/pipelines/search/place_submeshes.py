@@ -24,7 +24,7 @@ _WORTH = 1e-6
 def placed_submeshes(context: SearchContext, arrangement: Arrangement) -> Arrangement:
     """The arrangement with its submeshes in the places where the step takes least."""
     num_tasks = sum(2 * len(p.stages) * p.num_micro_batches for p in arrangement.pipelines)
-    most = min(MOST_SIMULATED, MOST_TASKS // num_tasks)
+    most = max(1, min(MOST_SIMULATED, MOST_TASKS // num_tasks))
     for own in _interchangeable(arrangement):
         places = tuple(_at(arrangement, position).first_device for position in own)
         if len(places) < 2 or not _differ(context, arrangement, own):
