@@ -99,10 +99,8 @@ def gains(config: str, device_gb: float) -> Row:
     cluster = Cluster.from_file(CONFIGS / "clusters" / "h100x64.yaml")
     batch_size = BATCHES.get(config, load_config(CONFIGS / f"{config}.yaml", []).data.batch_size)
     step, args = loaded(config, [f"data.batch_size={batch_size}", "optimizer.num_micro_batches=1"])
-    case, settings = (
-        f"{config}, {device_gb:g} GB, {batch_size} examples",
-        {"cluster": cluster, "donate_argnums": 0, "memory_budget_bytes": 0.9 * device_gb * 1e9},
-    )
+    case, budget_bytes = f"{config}, {device_gb:g} GB, {batch_size} examples", 0.9 * device_gb * 1e9
+    settings = {"cluster": cluster, "donate_argnums": 0, "memory_budget_bytes": budget_bytes}
     runs = layers_of(step, *args).runs
     hand: dict[str, float] = {}  # steps of strategies with their policies
     fitting: set[str] = set()  # strategies that fit with less recomputed, which is never slower
@@ -111,7 +109,7 @@ def gains(config: str, device_gb: float) -> Row:
         fitting |= found.keys()
         hand |= {f"{name}, {policy}": step_s for name, step_s in found.items()}
     best = min(hand, key=lambda name: hand[name], default="")
-    row = Row("gains", case, "none", by_hand=best, by_hand_s=hand.get(best, 0.0), budget_bytes=0.9 * device_gb * 1e9)
+    row = Row("gains", case, "none", by_hand=best, by_hand_s=hand.get(best, 0.0), budget_bytes=budget_bytes)
     try:
         plan = autoshard.plan(step, *args, options=OPTIONS, **settings)
     except MemoryBudgetError as error:

@@ -116,8 +116,9 @@ class HostTables:
                 f"cannot be patched. Received mode={self.execution.mode!r}, {num_processes} processes. Change that, or "
                 "leave `pooled` out."
             )
-        cut: dict[str, Any] = {"tables": tables, "lazy": lazy, "hot_counts": counts, "pooled": tuple(pooled)}
-        self.sparse: SparseStep = sparse_step(step, self._shapes, batch, **cut)
+        self.sparse: SparseStep = sparse_step(
+            step, self._shapes, batch, tables=tables, lazy=lazy, hot_counts=counts, pooled=tuple(pooled)
+        )
         self.plan: BasePlan | None = None
         run: Any = jax.jit(self.sparse.step, donate_argnums=0)
         shardings = None

@@ -40,8 +40,9 @@ class HostPart:
 
     def step_over_rows(self, step: TrainStep, state: Any, batch: Any, lazy: bool) -> SparseStep:
         """The step that runs on the devices: over the rows of a batch; see `sparse_step`."""
-        cut: dict[str, Any] = {"tables": self.tables, "hot_counts": self.hot_rows, "pooled": self.pooled}
-        return sparse_step(step, state, batch, lazy=lazy, **cut)
+        return sparse_step(
+            step, state, batch, tables=self.tables, lazy=lazy, hot_counts=self.hot_rows, pooled=self.pooled
+        )
 
     def hot_rows_of(
         self, step: TrainStep, state: Any, sample: Iterable[Any], is_ranked: bool

@@ -57,8 +57,7 @@ def test_copies_to_the_host_are_told_of_with_their_line_and_not_made(arguments):
     expected_loss, expected = jax.jit(_gradients)(*arguments)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), gradients, expected)
-    lowered = run.lower(*arguments) if hasattr(run, "lower") else jax.jit(run).lower(*arguments)
-    assert "pinned_host" not in lowered.as_text()
+    assert "pinned_host" not in jax.jit(run).lower(*arguments).as_text()
 
 
 def test_other_transfers_are_not_told_of(arguments):

@@ -52,19 +52,12 @@ HALVINGS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _LayerTimes:
-    """Times of each layer on one mesh option.
-
-    Attributes:
-      forward_s, backward_s, weight_s: Of the phases; `weight_s` is 0 where it is part of `backward_s`.
-      weights_s, gradients_s: Of what is sent to and from the other replicas.
-    """
+class _Phases:
+    """Times of the phases of layers; `weight_s` is 0 where it is part of `backward_s`."""
 
     forward_s: np.ndarray
     backward_s: np.ndarray
     weight_s: np.ndarray
-    weights_s: np.ndarray
-    gradients_s: np.ndarray
 
     @property
     def total_s(self) -> np.ndarray:
@@ -73,22 +66,28 @@ class _LayerTimes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _OnSubmeshes:
+class _LayerTimes(_Phases):
+    """Times of each layer on one mesh option; `weights_s`, `gradients_s`: of what is sent to and from replicas."""
+
+    weights_s: np.ndarray
+    gradients_s: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _OnSubmeshes(_Phases):
     """What the bounds need of a candidate: arrays [submeshes], and [stages] where it says so.
 
     Attributes:
-      forward_s, ...: Of a layer of the main kind. least_forward_s, least_backward_s: On the best of all meshes.
+      forward_s, backward_s, weight_s, sent_s: Of a layer of the main kind.
+      least_forward_s, least_backward_s: The same on the best of all meshes.
       all_forward_s, all_backward_s: Of all layers, on the best of all meshes.
-      stage_forward_s, stage_backward_s: [stages]: at least that of any stage.
+      stage_forward_s: [stages]: at least that of any stage.
       ahead_s: Forward and backward tasks of the stages before stage p, at least; `fill_s`, `drain_s`: either alone.
       behind_s: Backward tasks of the stages behind the last one of p, at least.
       first_s: Copies and gradients of the first layer; `start_s`: its copies.
       weights: v[k] of each submesh. work_s, late_s: [options, layers]: a and w of every layer, times v[k].
     """
 
-    forward_s: np.ndarray
-    backward_s: np.ndarray
-    weight_s: np.ndarray
     sent_s: np.ndarray
     least_forward_s: float
     least_backward_s: float
@@ -105,11 +104,6 @@ class _OnSubmeshes:
     work_s: np.ndarray
     late_s: np.ndarray
 
-    @property
-    def total_s(self) -> np.ndarray:
-        """Of all phases of a layer of the main kind."""
-        return self.forward_s + self.backward_s + self.weight_s
-
 
 class WaitingBounds:
     """The bounds of a search, which keeps the times of its layers."""
@@ -117,7 +111,7 @@ class WaitingBounds:
     def __init__(self, context: SearchContext):
         self.context = context
         self._times = functools.cache(self._layer_times)
-        self._mains = functools.cache(self._main_layer)
+        self._mains = functools.cache(self._main_layers)
 
     def least_s(self, candidate: Candidate, from_s: float, to_s: float) -> float:
         """A time between two that no cut of a candidate is below; `to_s` if it surely takes as long."""
@@ -165,18 +159,19 @@ class WaitingBounds:
                 return False
             rooms.append(_layers(open_s, work_s - after * costs.weight_s))
         if candidate.chunks == 1:
-            rooms.append(_layers(time_s - 0 * place, work_s + costs.sent_s))
+            rooms.append(_layers(time_s, work_s + costs.sent_s))
             rooms.append(_turning(candidate.schedule, costs, number, late, time_s))
         else:
             rooms.append(_turning_interleaved(candidate.chunks, costs, number, time_s))
-        return float(np.minimum.reduce(rooms).sum()) >= len(main.layers)
+        return float(np.minimum.reduce(rooms).sum()) >= len(main)
 
-    def _main_layer(self, options: tuple[int, ...], size: int) -> "_Main":
+    def _main_layers(self, options: tuple[int, ...], size: int) -> np.ndarray:
+        """The layers of the kind that has most work."""
         kinds = self.context.intervals.layers.kinds
         each = np.array([self._times(o, size, False, 1).total_s for o in options]).min(axis=0)
         totals = {k: sum(each[l] for l in range(len(kinds)) if kinds[l] == k) for k in set(kinds)}
         main = max(totals, key=lambda k: totals[k])
-        return _Main(np.flatnonzero(np.array(kinds) == main))
+        return np.flatnonzero(np.array(kinds) == main)
 
     def _layer_times(self, option: int, size: int, is_split: bool, num_pipelines: int) -> _LayerTimes:
         """Layers that an option does not have take for ever."""
@@ -216,7 +211,7 @@ class WaitingBounds:
             return np.array(windows)[of_stage, np.arange(num_stages)]
 
         def of_main(rows: list[np.ndarray]) -> np.ndarray:
-            return np.array([row[main.layers].min() for row in rows])[part]
+            return np.array([row[main].min() for row in rows])[part]
 
         forward, backward = [t.forward_s for t in times], [t.backward_s for t in times]
         stage_forward_s, stage_backward_s = least(forward), least(backward)
@@ -231,8 +226,8 @@ class WaitingBounds:
             backward_s=of_main(backward),
             weight_s=of_main([t.weight_s for t in times]),
             sent_s=of_main([t.weights_s + t.gradients_s for t in times]),
-            least_forward_s=float(least_forward[main.layers[0]]),
-            least_backward_s=float(least_backward[main.layers[0]]),
+            least_forward_s=float(least_forward[main[0]]),
+            least_backward_s=float(least_backward[main[0]]),
             all_forward_s=float(least_forward.sum()),
             all_backward_s=float(least_backward.sum()),
             stage_forward_s=stage_forward_s,
@@ -248,13 +243,6 @@ class WaitingBounds:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Main:
-    """The layers of the kind that has most work."""
-
-    layers: np.ndarray
-
-
 def _turning(kind: ScheduleKind, costs: _OnSubmeshes, number: int, late: np.ndarray | int, time_s: float) -> np.ndarray:
     """Layers that each submesh has room for, by the bound for its turning round, where it has one stage.
 
@@ -268,7 +256,7 @@ def _turning(kind: ScheduleKind, costs: _OnSubmeshes, number: int, late: np.ndar
         ahead = np.minimum(number, num_submeshes - np.arange(num_submeshes))
     each_s = number * costs.total_s - (ahead - 1) * costs.forward_s - late * costs.weight_s
     each_s = each_s - costs.least_forward_s - costs.least_backward_s
-    return _layers(time_s - costs.all_forward_s - costs.all_backward_s - costs.first_s + 0 * each_s, each_s)
+    return _layers(time_s - costs.all_forward_s - costs.all_backward_s - costs.first_s, each_s)
 
 
 def _turning_interleaved(chunks: int, costs: _OnSubmeshes, number: int, time_s: float) -> np.ndarray:
@@ -288,7 +276,7 @@ def _turning_interleaved(chunks: int, costs: _OnSubmeshes, number: int, time_s: 
     return _layers(time_s - fixed_s, each_s)
 
 
-def _layers(room_s: np.ndarray, each_s: np.ndarray) -> np.ndarray:
+def _layers(room_s: np.ndarray | float, each_s: np.ndarray) -> np.ndarray:
     """How many whole layers there is room for."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(each_s > 0, np.floor(np.maximum(room_s, 0.0) / each_s * (1 + ROUNDING) + ROUNDING), np.inf)
