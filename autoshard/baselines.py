@@ -1,6 +1,7 @@
 """Data parallelism, ZeRO, tensor and expert parallelism and their mixes, as plans to compare with and to run."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -116,9 +117,20 @@ def all_baselines(
     return tuple(try_baseline(s, subject, **settings) for s in (suited(subject) if strategies is None else strategies))
 
 
-def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Plan:
-    """The plan of a strategy for what `prepare_subject` made. Errors are those of `data_parallel`."""
-    return Plan.of(make.plan_baseline(strategy, subject, **settings))
+def plan_baseline(
+    strategy: Strategy, subject: Subject, *, to_beat_s: float = math.inf, **settings: Unpack[Settings]
+) -> Plan:
+    """The plan of a strategy for what `prepare_subject` made.
+
+    Args:
+      strategy, subject: What is planned. **settings: See `Settings`.
+      to_beat_s: A plan that costs this or more is of no use, and is not sought to the end.
+
+    Raises:
+      NotFasterError: None of its plans costs less than `to_beat_s`.
+      As for `data_parallel`.
+    """
+    return Plan.of(make.plan_baseline(strategy, subject, to_beat_s=to_beat_s, **settings))
 
 
 def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Outcome:

@@ -48,6 +48,10 @@ class MemoryBudgetError(SolverError):
     """No plan fits the memory budget; the message tells the least budget known to do."""
 
 
+class NotFasterError(SolverError):
+    """No plan is faster than the one that it had to beat: proven."""
+
+
 class PlanMismatchError(AutoshardError):
     """A plan is applied to a function or to devices that it was not made for."""
 

@@ -25,7 +25,7 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -33,7 +33,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import autoshard
 from autoshard import PlanOptions, baselines
 from autoshard.cluster import Cluster
-from autoshard.errors import AutoshardError, MemoryBudgetError
+from autoshard.errors import AutoshardError, MemoryBudgetError, NotFasterError
 from autoshard.plans.step_variant import StepVariant
 from autoshard.remat.policy import Keep, uniform
 from autoshard.remat.rewrite import layers_of
@@ -102,14 +102,11 @@ def gains(config: str, device_gb: float) -> Row:
     case, budget_bytes = f"{config}, {device_gb:g} GB, {batch_size} examples", 0.9 * device_gb * 1e9
     settings = {"cluster": cluster, "donate_argnums": 0, "memory_budget_bytes": budget_bytes}
     runs = layers_of(step, *args).runs
-    hand: dict[str, float] = {}  # steps of strategies with their policies
-    fitting: set[str] = set()  # strategies that fit with less recomputed, which is never slower
+    best, settled = ByHand(), set()
     for policy, keep in POLICIES.items():
-        found = by_hand(StepVariant(uniform(runs, keep)).of(step), args, settings, fitting)
-        fitting |= found.keys()
-        hand |= {f"{name}, {policy}": step_s for name, step_s in found.items()}
-    best = min(hand, key=lambda name: hand[name], default="")
-    row = Row("gains", case, "none", by_hand=best, by_hand_s=hand.get(best, 0.0), budget_bytes=budget_bytes)
+        own = by_hand(StepVariant(uniform(runs, keep)).of(step), args, settings, best.step_s, settled)
+        best = ByHand(f"{own.name}, {policy}", own.step_s) if own.name else best
+    row = Row("gains", case, "none", by_hand=best.name, by_hand_s=best.shown_s, budget_bytes=budget_bytes)
     try:
         plan = autoshard.plan(step, *args, options=OPTIONS, **settings)
     except MemoryBudgetError as error:
@@ -120,29 +117,60 @@ def gains(config: str, device_gb: float) -> Row:
         form=f"{plan.choice}; {mesh_text(plan.axes)}",
         step_s=plan.estimate.step_s,
         gap=plan.certificate.gap,
-        in_form=min(in_form, key=lambda name: in_form[name], default=""),
-        in_form_s=min(in_form.values(), default=0.0),
+        in_form=in_form.name,
+        in_form_s=in_form.shown_s,
         predicted_bytes=plan.estimate.peak_bytes,
         seconds=round(time.process_time() - began, 1),
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class ByHand:
+    """The best strategy, and what it takes at least, as proven; no name where there is none."""
+
+    name: str = ""
+    step_s: float = math.inf
+
+    @property
+    def shown_s(self) -> float:
+        """For a row."""
+        return self.step_s if self.name else 0.0
+
+
 def by_hand(
-    step: Any, args: tuple[Any, ...], settings: dict[str, Any], without: Collection[str] = ()
-) -> dict[str, float]:
-    """What the strategies that fit take at least, as proven, by their names; but for those `without`."""
+    step: Any,
+    args: tuple[Any, ...],
+    settings: dict[str, Any],
+    to_beat_s: float = math.inf,
+    settled: set[str] | None = None,
+) -> ByHand:
+    """The best of the strategies that fit.
+
+    Args:
+      step, args, settings: What is planned.
+      to_beat_s: Strategies whose bound is no less are not sought to the end.
+      settled: Names of those that fit or cannot be faster with less recomputed, and so need not be tried with more;
+        those of this call are added.
+    """
+    settled = set() if settled is None else settled
     subject = baselines.prepare_subject(step, *args, **settings)
-    found = {}
-    for strategy in baselines.suited(subject):
-        if strategy.name in without:
+    best = ByHand(step_s=to_beat_s)
+    for strategy in sorted(baselines.suited(subject), key=lambda s: s.name != "zero3"):  # mostly hard to beat
+        if strategy.name in settled:
             continue
         try:
-            plan = baselines.plan_baseline(strategy, subject, options=BY_HAND, **settings)
+            plan = baselines.plan_baseline(strategy, subject, to_beat_s=best.step_s, options=BY_HAND, **settings)
+        except NotFasterError:
+            settled.add(strategy.name)
+            continue
         except AutoshardError:
             continue  # it does not fit, or cannot be written down
         if plan.estimate.reserved_bytes <= settings["memory_budget_bytes"]:
-            found[strategy.name] = plan.certificate.bound
-    return found
+            settled.add(strategy.name)
+            if plan.certificate.bound < best.step_s:
+                best = ByHand(strategy.name, plan.certificate.bound)
+        print(f"  {strategy.name}: {plan.estimate.step_s:.4g} s, at least {plan.certificate.bound:.4g} s", flush=True)
+    return best
 
 
 def verified(name: str) -> Iterable[Row]:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from jax.sharding import PartitionSpec
 
 from autoshard.cluster import Cluster, DeviceType, LogicalMesh, Slice
-from autoshard.errors import ClusterError, MemoryBudgetError, MeshError
+from autoshard.errors import ClusterError, MemoryBudgetError, MeshError, NotFasterError
 from autoshard.garbage import collection_paused
 from autoshard.graph.layout import spec_entries
 from autoshard.interrupts import stop_on_signals
@@ -31,7 +31,7 @@ from autoshard.plans.options import PlanOptions
 from autoshard.plans.placing import placement_summary
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
-from autoshard.plans.search import Found, logical_meshes, search, several_meshes
+from autoshard.plans.search import NOT_FASTER, Found, logical_meshes, search, several_meshes
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import KeptTrace, Trace, trace
@@ -77,12 +77,18 @@ def best_of(posed: Posed) -> Found:
 
     Raises:
       MemoryBudgetError, SolverError: There is none.
+      NotFasterError: There is none that costs less than what it had to beat.
     """
     with stop_on_signals() as stop:
         found = search(posed.question, posed.meshes, posed.solution, stop)
     if found.best is None:
         if stop.requested:
             raise KeyboardInterrupt
+        if any(c.verdict == NOT_FASTER for c in found.candidates):
+            raise NotFasterError(
+                f"No plan costs less than {posed.question.to_beat_s:.4g} s, which it had to beat, on any of the "
+                f"{len(posed.meshes)} meshes that were searched."
+            )
         schedule = posed.question.schedules(posed.meshes[0].device_type)[-1]
         raise no_plan_error(dataclasses.replace(posed.question, schedule=schedule), posed.meshes)
     return found

@@ -49,7 +49,7 @@ plan is good enough whose gap is so much larger than that of the plan before."""
 _AS_LONG = 1.5
 """How much longer than the longest before a problem may take, whatever its share of the time left."""
 
-NO_MEMORY, NOT_TRIED = "does not fit the memory", "not tried: stopped"
+NO_MEMORY, NOT_TRIED, NOT_FASTER = "does not fit the memory", "not tried: stopped", "cannot beat the best"
 """Verdicts on a mesh."""
 
 
@@ -96,6 +96,9 @@ def search(
 ) -> Found:
     """The outcome under the first schedule under which a plan fits the memory (`PlanOptions.schedule`).
 
+    Nothing hides under a later schedule that does not under an earlier one: what cannot beat the best there is not
+    tried again.
+
     Raises:
       FileFormatError: If `solution` is none of the problem.
     """
@@ -105,6 +108,8 @@ def search(
         found = search_meshes(asked, meshes, solution, stop)
         if found.best is not None or solution is not None or stop.requested:
             return found if solution is not None else _placed(asked, found, stop)
+        if all(c.verdict == NOT_FASTER for c in found.candidates):
+            return found
     return found
 
 
@@ -377,5 +382,5 @@ def _verdict(solution: Solution, cutoff: float) -> str:
     if solution.choices is not None:
         return solution.certificate.status.value
     if solution.certificate.bound >= cutoff < math.inf:
-        return "cannot beat the best"
+        return NOT_FASTER
     return {Status.INFEASIBLE: NO_MEMORY}.get(solution.certificate.status, "nothing found in time")

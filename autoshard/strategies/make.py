@@ -1,6 +1,7 @@
 """Strategies as plans: trace, problem and solver of `autoshard.plan`, under the restrictions of a strategy."""
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +10,11 @@ from typing import Any, TypedDict, Unpack
 from autoshard.calls.pure_call import planned_call
 from autoshard.calls.wrapped import bound, donated_argnums, shifted
 from autoshard.cluster import Cluster, Slice
-from autoshard.errors import AutoshardError, LayoutError, MeshError, SolverError
+from autoshard.errors import AutoshardError, LayoutError, MeshError, NotFasterError, SolverError
 from autoshard.planner.program import Program, prepare
 from autoshard.planner.roles import Roles, roles_of
 from autoshard.plans.gaps import excess, fits
-from autoshard.plans.make import homogeneous_slice, load_cluster, plan_program
+from autoshard.plans.make import Posed, homogeneous_slice, load_cluster, plan_posed, plan_program
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import Restrict
@@ -130,12 +131,20 @@ def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settin
     return Outcome(strategy, plan, not reason, reason)
 
 
-def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> ProgramPlan:
-    """Plans one strategy.
+def plan_baseline(
+    strategy: Strategy, subject: Subject, *, to_beat_s: float = math.inf, **settings: Unpack[Settings]
+) -> ProgramPlan:
+    """Plans one strategy, on the mesh that is fastest for it.
+
+    Args:
+      strategy, subject: What is planned. **settings: See `Settings`.
+      to_beat_s: A plan that costs this or more is of no use: the search ends where its bound shows that there is none
+        that costs less.
 
     Raises:
       LayoutError: The batch does not divide, or nothing tells it from the state.
       MemoryBudgetError: The strategy does not fit the budget.
+      NotFasterError: None of its plans costs less than `to_beat_s`.
       ClusterError, MeshError, SolverError: As for `autoshard.plan`.
     """
     tensor_axis = settings.get("tensor_axis", "tensor")
@@ -149,27 +158,37 @@ def plan_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Setti
             f"The baseline `{strategy.name}` splits weights over the mesh axis `{tensor_axis}`, but the mesh has the "
             f"axes {', '.join(meshes[0])}. Rename an axis, or tell which one it is: tensor_axis=."
         )
-    plans, failure = [], None
+    options = settings.get("options") or PlanOptions()
+    best, failure = None, None
     for one in meshes:
         try:
-            plans.append(
-                plan_program(
-                    subject.traced,
-                    subject.program,
-                    subject.cluster,
-                    mesh=one,
-                    donate_argnums=subject.donated,
-                    memory_budget_bytes=settings.get("memory_budget_bytes"),
-                    options=settings.get("options"),
-                    restrict=restriction(strategy, subject, tuple(one), tensor_axis),
-                    name=strategy.name,
-                )
+            plan = plan_program(
+                subject.traced,
+                subject.program,
+                subject.cluster,
+                mesh=one,
+                donate_argnums=subject.donated,
+                memory_budget_bytes=settings.get("memory_budget_bytes"),
+                options=options,
+                restrict=restriction(strategy, subject, tuple(one), tensor_axis),
+                name=strategy.name,
+                answer=functools.partial(_plan_faster, to_beat_s=to_beat_s),
             )
         except (LayoutError, SolverError) as error:
-            failure = error
-    if failure is not None and not plans:
+            failure = failure if isinstance(failure, NotFasterError) else error
+            continue
+        if best is None or plan.certificate.objective < best.certificate.objective:
+            best = plan
+        if plan.budget_bytes is None or fits(plan.estimate, plan.budget_bytes):
+            to_beat_s = min(to_beat_s, best.certificate.objective)
+    if best is None:
+        assert failure is not None  # there is a mesh
         raise failure
-    return min(plans, key=lambda p: p.certificate.objective)
+    return best
+
+
+def _plan_faster(posed: Posed, to_beat_s: float) -> ProgramPlan:
+    return plan_posed(dataclasses.replace(posed, question=dataclasses.replace(posed.question, to_beat_s=to_beat_s)))
 
 
 def restriction(strategy: Strategy, subject: Subject, axes: tuple[str, ...], tensor_axis: str) -> Restrict:
