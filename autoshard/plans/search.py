@@ -35,16 +35,21 @@ from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.region_mesh import region_mesh
 from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
+from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.io.solution_cache import SolutionCache, default_cache
 from autoshard.solver.io.solution_file import read_solution
+from autoshard.solver.least_capacity import least_capacity
 from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import ROUNDING, Progress, SolverOptions
-from autoshard.solver.problem import Certificate, Solution, Status
+from autoshard.solver.problem import Certificate, Problem, Solution, Status
 from autoshard.trace.annotations import fixed_of_spec
 
 AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP, AGAIN_MORE = 3, 0.5, 0.01, 1.25
 """How many problems are solved at most, in which share of the time limit, and how exactly, whenever gaps do not fit: a
 plan is good enough whose gap is so much larger than that of the plan before."""
+
+LEAST_SHARE = 0.03
+"""The share of the limits of a mesh in which it is asked first whether anything fits the memory."""
 
 _AS_LONG = 1.5
 """How much longer than the longest before a problem may take, whatever its share of the time left."""
@@ -177,6 +182,9 @@ def search_meshes(
             seed=options.seed,
             work_limit=options.work_limit,
         )
+        if solution is None and _exceeds(formulation.problem, limits, stop):
+            candidates.append(MeshCandidate(axes, None, math.inf, NO_MEMORY, str(mesh)))
+            continue
         solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
         scheduled = None
         if solution is not None:
@@ -215,6 +223,15 @@ def search_meshes(
             best, fits, weights = (whole(formulation), found), own_fits, formulation.overlap.weights
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
     return Found(best, tuple(candidates), warnings)
+
+
+def _exceeds(problem: Problem, limits: SolverOptions, stop: StopRequest) -> bool:
+    """Whether it is proven, in a small part of the limits, that no solution fits the capacity: mostly in a tenth of
+    the time that solving takes to find out."""
+    if problem.capacity is None:
+        return False
+    least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)
+    return least.bound > problem.capacity * (1 + CAPACITY_TOLERANCE)
 
 
 def _is_better(found: Solution, own_fits: bool, best: tuple[Formulation, Solution] | None, fits: bool) -> bool:

@@ -45,18 +45,22 @@ class LeastCapacity:
 
 
 def least_capacity(
-    problem: Problem, options: SolverOptions | None = None, stop: StopRequest | None = None
+    problem: Problem,
+    options: SolverOptions | None = None,
+    stop: StopRequest | None = None,
+    question: float | None = None,
 ) -> LeastCapacity:
     """Minimises the peak usage of `problem`, whatever the cost; the problem's own capacity is ignored.
 
     Args:
       options: `relative_gap` is that of the peak. With no time at all, only what needs no search is told.
       stop: As for `solve`.
+      question: The search ends as soon as it is known whether this much would do; None for the least itself.
     """
     options = options or SolverOptions()
     if stop is None:
         with stop_on_signals() as request:
-            return least_capacity(problem, options, request)
+            return least_capacity(problem, options, request, question)
     (low, instant), (high, _) = _peak_if(problem, np.min), _peak_if(problem, np.max)
     if options.work_limit is None and options.time_limit_s <= 0:
         return LeastCapacity(low, np.inf, None, instant, _least_alive(problem, instant))
@@ -66,6 +70,8 @@ def least_capacity(
     began = time.perf_counter()
     for turn in range(ROUNDS):
         if stop.requested or best is not None and high - low <= options.wanted_gap * high:
+            break
+        if question is not None and (low > question or best is not None and high <= question):
             break
         # A peak p has a level less than one step above it, hence the step taken off the bound below.
         levels = np.linspace(low, high, LEVELS)

@@ -72,6 +72,22 @@ def test_presolve_keeps_the_optimum():
         assert best == expected or close(best, expected), seed
 
 
+def test_whether_a_capacity_would_do_is_answered_as_the_least_peak_tells():
+    proven = 0
+    for seed in range(40):
+        problem = generate.random_problem(seed, 5)
+        exact = least_capacity(problem, SolverOptions(relative_gap=1e-6))
+        if exact.choices is None or exact.peak == 0:
+            continue
+        for question in (0.5 * exact.peak, 0.98 * exact.bound, 1.02 * exact.peak, 2 * exact.peak):
+            found = least_capacity(problem, SolverOptions(relative_gap=1e-3), question=question)
+            assert found.bound <= exact.peak * (1 + 1e-9) and found.peak >= exact.bound * (1 - 1e-9), seed
+            assert (found.peak <= question) == (question >= exact.peak), seed
+            assert (found.bound > question) == (question < exact.bound), seed
+            proven += found.bound > question
+    assert proven > 20
+
+
 def test_presolve_settles_trees_without_capacity():
     rng = np.random.default_rng(3)
     for _ in range(20):
