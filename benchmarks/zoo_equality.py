@@ -9,9 +9,9 @@ Every family trains for three steps on eight CPU devices, laid out as meshes of 
 programs and the measure are those of the tests (tests/models/zoo_programs.py, zoo_checks.deviations). Decoders also
 decode token by token. Forms are what `PlanOptions.remat` and `.micro_batches` choose from: each policy for all layers,
 a mixture of two, and two micro-batches, of a step of two layers as a `TrainStep`, against that step as it is written
-(no micro-batches where a batch is one graph, or the loss no plain mean over examples). One JSON line a cell goes to
-benchmarks/results/zoo-equality.jsonl as soon as it is known, and the table to zoo-equality.md. A plan with the layouts
-of one that was run already, on the same mesh, is not run again. The environment
+(no micro-batches where random numbers are drawn, or the loss is no plain mean over examples). One JSON line a cell goes
+to benchmarks/results/zoo-equality.jsonl as soon as it is known, and the table to zoo-equality.md. A plan with the
+layouts of one that was run already, on the same mesh, is not run again. The environment
 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false makes compilation several times as fast.
 """
 
@@ -116,11 +116,6 @@ def train_cells(family: str, meshes: list[str], is_wanted, write) -> None:
             write(run[layouts])
 
 
-NO_MEAN = frozenset({"moe", "unet", "wide_resnet", "graph_network"})
-"""Families whose loss is no plain mean over examples (capacities of experts, drawn noise, averages over the batch), or
-whose batch cannot be cut."""
-
-
 def form_cells(family: str, meshes: list[str], is_wanted, write) -> None:
     """Runs the cells of the forms that a family's step can take that are wanted."""
     import zoo_checks
@@ -130,6 +125,7 @@ def form_cells(family: str, meshes: list[str], is_wanted, write) -> None:
 
     import autoshard
     from autoshard.plans.step_variant import StepVariant
+    from autoshard.plans.variant_space import why_no_mean_of
     from autoshard.remat.policy import Keep, first_layers, uniform
     from autoshard.remat.rewrite import layers_of
 
@@ -148,7 +144,7 @@ def form_cells(family: str, meshes: list[str], is_wanted, write) -> None:
     forms = {keep.value: StepVariant(uniform(runs, keep)) for keep in Keep if runs}
     if runs and not any(run.is_loop for run in runs):
         forms["inputs, then all"] = StepVariant(first_layers(runs, Keep.INPUTS, Keep.ALL, 1))
-    if family not in NO_MEAN:
+    if not objective.is_random and why_no_mean_of(step, state, batch) is None:
         halves = (program.batch_size // 2,) * 2
         forms["two micro-batches"] = StepVariant(None, halves)
         if runs:

@@ -120,6 +120,7 @@ class FactorRule:
         would gather the operands first.
       is_rounded: Whether it multiplies at the device's default precision, which rounds float32 to bfloat16 on some.
       look_up: Which rows it takes or adds to, where they may be exchanged for ids; None for any other operation.
+      counted: The factor along which the result of an `iota` counts; None for any other operation.
     """
 
     factors: tuple[Factor, ...]
@@ -132,6 +133,7 @@ class FactorRule:
     by_shards: bool = False
     is_rounded: bool = False
     look_up: LookUp | None = None
+    counted: int | None = None
 
 
 class OperationKind(enum.Enum):

@@ -58,7 +58,8 @@ class PlanOptions:
         not fit the memory, where it recomputes something, or where more memory would make the step faster.
       micro_batches: In how many micro-batches a `TrainStep` of one program runs its batch. "as_written": as the step
         says. A number: so many. "search": 1, 2, 4, ..., whatever is fastest. None: searched with `remat`, where the
-        model has no state of its own. It is the same step where the loss is a plain mean over examples.
+        model has no state of its own and its loss is known to be a plain mean over examples, so that it is the same
+        step (`autoshard/graph/example_mean.py`). Asked for, other losses are cut too, with a warning.
       offload: What may lie in the memory of the hosts, where the cluster describes them with their links to the devices
         (`host`). "never": nothing. "state": donated state that the update alone reads, such as optimizer moments;
         each is copied to the device for its update and back, every step, which takes time. So nothing is offloaded

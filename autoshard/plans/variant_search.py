@@ -8,7 +8,8 @@ than the others, with k halved in. The search ends where a plan is as fast as ke
 memory.
 
 Where nothing is asked of it (`PlanOptions`, None), the step is planned as it is written, and other forms are tried only
-where that does not fit, where it recomputes something, or where its certificate tells that more memory would gain.
+where that does not fit, where it recomputes something, or where its certificate tells that more memory would gain; in
+micro-batches, only where the loss is known to be a plain mean over examples (`graph/example_mean.py`).
 
 The proof: the bound of a plan is the least of all forms that were considered. A form whose bound shows that it cannot
 beat the best plan so far by more than the wanted gap is not solved to the end.
@@ -33,7 +34,7 @@ from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_of, report
 from autoshard.plans.search import NO_MEMORY, Found, search, search_meshes
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
-from autoshard.plans.variant_space import Space
+from autoshard.plans.variant_space import Space, why_no_mean_of
 from autoshard.remat.policy import RECOMPUTING, Keep, RematPolicy, first_layers, uniform
 from autoshard.remat.rewrite import Layers, has_checkpoints, layers_of
 from autoshard.solver.options import ROUNDING
@@ -151,7 +152,8 @@ def plan_variants(
         last = tried[-1].posed
         schedule = last.question.schedules(last.meshes[0].device_type)[-1]
         question = dataclasses.replace(last.question, schedule=schedule, to_beat_s=math.inf)
-        raise no_plan_error(question, last.meshes, any(looks_up(a.posed.question) for a in tried))
+        error = no_plan_error(question, last.meshes, any(looks_up(a.posed.question) for a in tried))
+        raise type(error)(f"{error} {note}") if note else error
     plan = best.plan
     if options.compile_check or options.adaptive:
         unbeaten = dataclasses.replace(best.posed.question, to_beat_s=math.inf)
@@ -160,7 +162,7 @@ def plan_variants(
     plan = dataclasses.replace(plan, kept_trace=kept)
     if len(tried) == 1 and not space.is_asked:
         return plan
-    return _told(plan, best, tried, note, options, time.perf_counter() - started, space)
+    return _told(plan, best, tried, note, task, space)
 
 
 def _told(
@@ -168,23 +170,28 @@ def _told(
     best: _Attempt,
     tried: Sequence[_Attempt],
     note: str,
-    options: PlanOptions,
-    elapsed_s: float,
+    task: "_Task",
     space: Space,
 ) -> ProgramPlan:
     """The plan with the choice, and a certificate over all forms that were considered."""
     own = plan.certificate
     bound = min(own.bound, *(a.bound_s for a in tried))
     gap = (own.objective - bound) / own.objective if own.objective else 0.0
-    status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
+    status = Status.OPTIMAL if gap <= max(task.options.relative_gap, ROUNDING) else Status.FEASIBLE
+    elapsed_s = time.perf_counter() - task.started
     certificate = dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
     choice = VariantChoice(best.variant, tuple(a.candidate for a in tried), note)
     warnings = plan.warnings if not best.variant.is_as_written or not note else (*plan.warnings, note)
     if best.count is not None and not space.is_asked:
         warnings += (
             f"The batch is run in {best.count} micro-batches, since the step as it is written needs more memory than "
-            "there is or takes longer. That is the same step where the loss is a plain mean over examples; where "
-            'examples see each other, as in batch norm, forbid it: PlanOptions(micro_batches="as_written").',
+            "there is or takes longer. The loss is a plain mean over examples, so that this is the same step but for "
+            'random numbers, which each micro-batch draws anew. Forbid it by PlanOptions(micro_batches="as_written").',
+        )
+    elif best.count is not None and (why := task.why_no_mean()) is not None:
+        warnings += (
+            f"The batch is run in {best.count} micro-batches, as asked for, but the loss is not known to be a plain "
+            f"mean over examples, because of {why}: the mean over micro-batches may be another loss.",
         )
     return dataclasses.replace(plan, certificate=certificate, choice=choice, warnings=warnings)
 
@@ -205,6 +212,11 @@ class _Task:
     def parts(self, count: int | None) -> tuple[int, ...] | None:
         """The micro-batches of the batch, equal in size."""
         return None if count is None else (batch_size(self.args[1]) // count,) * count
+
+    def why_no_mean(self) -> str | None:
+        """Why the loss is not known to be the same in micro-batches; see `why_no_mean_of`."""
+        report(self.options, self.started, "mean", self.step.__name__)
+        return why_no_mean_of(self.step, *self.args)
 
     def layers(self, count: int | None) -> Layers:
         """The layers of the loss of a micro-batch."""
@@ -285,19 +297,32 @@ def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[list[_Attempt]
     """All that was tried, and why no more was."""
     gap = task.options.relative_gap
     tries = _Tries(task, stop, gap if space.is_asked else max(gap, WORTH))
-    first = space.counts[0]
     is_only = len(space.counts) == 1 and not space.with_policies
     if is_only or not space.is_asked:
-        as_written = tries.take(None, Keep.ALL, first)
+        as_written = tries.take(None, Keep.ALL, space.counts[0])
         recomputes = space.with_policies and has_checkpoints(as_written.posed.question.traced.jaxpr)
         if stop.requested or is_only or not (as_written.needs_memory or recomputes):
             return tries.all, ""
+    why = None if space.is_asked or len(space.counts) == 1 else task.why_no_mean()
+    if why is None:
+        return tries.all, _search_forms(tries, space)
+    note = (
+        f"Micro-batches were not tried: the loss is not known to be a plain mean over examples, because of {why}. "
+        'Where the mean over micro-batches will do, allow it: PlanOptions(micro_batches="search").'
+    )
+    space = dataclasses.replace(space, counts=space.counts[:1])
+    return tries.all, f"{_search_forms(tries, space)} {note}" if space.with_policies else note
+
+
+def _search_forms(tries: "_Tries", space: Space) -> str:
+    """Tries the forms beside the one that is written; returns why no more were tried."""
+    task, stop, first = tries.task, tries.stop, space.counts[0]
     forms = _Forms(task, space)
     if not (tries.all and forms.keeps_all_as_written):
         tries.take(forms.policy(Keep.ALL, first), Keep.ALL, first)
     tries.reach_s = _reach_s(tries.all[-1], stop)
     if tries.is_settled:
-        return tries.all, forms.note or "Keeping everything fits the memory, and no more memory would make it faster."
+        return forms.note or "Keeping everything fits the memory, and no more memory would make it faster."
     counts = _until_all_is_kept(tries, space, forms)
     for count in counts:
         for keep in forms.recomputing:
@@ -310,10 +335,10 @@ def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[list[_Attempt]
         count = counts[0] if same.keep is Keep.ALL else same.count  # in fewer micro-batches some layers must recompute
         _mix(forms.layers(count), same.keep, count, same.found.winner[0].mesh, tries)
     if stop.requested:
-        return tries.all, "Stopped before all forms were tried."
+        return "Stopped before all forms were tried."
     if tries.is_settled:
-        return tries.all, forms.note or "The best is as fast as keeping everything would be in memory without limit."
-    return tries.all, forms.note or "No form that was tried is faster."
+        return forms.note or "The best is as fast as keeping everything would be in memory without limit."
+    return forms.note or "No form that was tried is faster."
 
 
 class _Forms:

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 
 from autoshard.errors import ConfigError, StageError
+from autoshard.graph.example_mean import why_no_mean
 from autoshard.plans.options import PlanOptions
+from autoshard.trace.trace import trace
 from autoshard.train_step import TrainStep, batch_size
 
 
@@ -57,6 +59,18 @@ def space_of(step: TrainStep, state: Any, batch: Any, options: PlanOptions) -> S
         counts = _doubled(_examples(batch))
     is_asked = options.remat == "search" or asked not in (None, "as_written")
     return Space(options.remat != "as_written", counts, is_asked)
+
+
+def why_no_mean_of(step: TrainStep, state: Any, batch: Any) -> str | None:
+    """The operation of the loss because of which it is not known to be a plain mean over examples, and so not the same
+    in micro-batches; None if it is one."""
+    if (num_examples := _examples(batch)) == 1:
+        return "a batch that cannot be cut"
+    key = jax.eval_shape(step.key, state)
+    loss = lambda params, mutable, batch, key: step.objective(params, mutable, batch, key)[0]
+    graph = trace(loss, (state.params, state.mutable, batch, key)).graph
+    examples = {a.value for a in graph.arguments if a.position == 2}
+    return why_no_mean(graph, examples, num_examples)
 
 
 def _examples(batch: Any) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -322,13 +323,35 @@ def test_where_nothing_is_asked_a_step_that_does_not_fit_gets_another_form():
     assert plan.choice is not None and not plan.choice.variant.is_as_written
     assert plan.choice.candidates[0].variant == "as written" and plan.choice.candidates[0].step_s is None
     assert plan.certificate.objective <= tight_with_micro_batches().certificate.objective * 1.005
-    assert any("forbid it" in w for w in plan.warnings) == (plan.choice.variant.parts is not None)
+    assert any("Forbid it" in w for w in plan.warnings) == (plan.choice.variant.parts is not None)
     recomputed = planned(options=PlanOptions(micro_batches="as_written"), **share)
     assert recomputed.choice is not None and recomputed.choice.variant.parts is None
     cut = planned(options=PlanOptions(remat="as_written"), **share)
     assert cut.choice is not None and cut.choice.variant.policy is None and cut.choice.variant.parts is not None
     with pytest.raises(MemoryBudgetError):
         planned(options=dataclasses.replace(AS_WRITTEN, least_memory_s=0.0), **share)
+
+
+def test_a_loss_that_weighs_examples_by_the_batch_is_not_cut_unless_asked():
+    """Masked means of micro-batches are not that of the batch."""
+
+    def loss_fn(params, batch, key):
+        x = batch["x"]
+        for w in params:
+            x = block(x, w)
+        counts = batch["y"][:, 0] > 0
+        return jnp.sum(jnp.mean((x - batch["y"]) ** 2, -1) * counts) / jnp.maximum(jnp.sum(counts), 1), {}
+
+    step = TrainStep(loss_fn, optax.adam(1e-3))
+    plan = planned(step, share=0.7, options=PlanOptions())
+    assert plan.choice is not None and plan.choice.variant.parts is None and plan.choice.variant.policy is not None
+    line = r"test_variant_search\.py:\d+ \(loss_fn\)"
+    assert re.search(f"Micro-batches were not tried.*{line}", plan.choice.note)
+    with pytest.raises(MemoryBudgetError, match=f"Micro-batches were not tried.*{line}"):
+        planned(step, share=0.7, options=PlanOptions(remat="as_written", least_memory_s=0.0))
+    cut = planned(step, options=PlanOptions(remat="as_written", micro_batches=2))
+    assert any("may be another loss" in w and re.search(line, w) for w in cut.warnings)
+    assert not any("another loss" in w for w in planned(options=PlanOptions(micro_batches=2)).warnings)
 
 
 def test_a_model_with_state_of_its_own_is_not_cut_unless_asked():

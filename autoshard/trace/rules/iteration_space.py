@@ -52,6 +52,7 @@ class IterationSpace:
         by_shards: bool = False,
         is_rounded: bool = False,
         look_up: LookUp | None = None,
+        counted: int | None = None,
     ) -> FactorRule:
         """Ends the construction; the arguments are those of `FactorRule`."""
         return FactorRule(
@@ -65,6 +66,7 @@ class IterationSpace:
             by_shards,
             is_rounded,
             look_up,
+            counted,
         )
 
 

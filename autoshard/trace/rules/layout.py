@@ -148,4 +148,6 @@ def iota(leaf: Leaf) -> FactorRule | None:
         return None
     (result,) = leaf.results
     space = IterationSpace()
-    return space.close((), (space.parallel(result.shape),))
+    dims = space.parallel(result.shape)
+    counted = next(iter(dims[leaf.params["dimension"]]), None) if "dimension" in leaf.params else None
+    return space.close((), (dims,), counted=counted)
