@@ -23,7 +23,7 @@ import optax
 
 import autoshard
 from autoshard.offloading.situation import HostRates, lines
-from autoshard.tables.pooled import PooledResult
+from autoshard.tables.host_layers import CutResult
 from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.sparse_step import sparse_step
 from autoshard.tables.state_rows import rows_of
@@ -88,25 +88,25 @@ def pooling(count: int) -> None:
     by_rows, by_sums = (sparse_step(step, state, batches[0], pooled=p) for p in ((), names))
     size = lambda tree: sum(np.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
     rows_bytes = sum(size(x) for x in rows_of(by_rows.state, by_rows.update.leaves)) + size(by_rows.batch["positions"])
-    host = by_sums.pooling
+    host = by_sums.layers
     assert host is not None
     rows = [np.ones((by_sums.capacities[x.table], *x.row_shape), np.float32) for x in by_sums.update.leaves]
-    gradients = tuple(np.ones(x.shape, x.dtype) for x in host.sums)
-    result = PooledResult({}, gradients, ())
+    gradients = tuple(np.ones(x.shape, x.dtype) for x in host.shapes)
+    result = CutResult({}, gradients, ())
     sums_s, update_s, distinct = [], [], []
     for number in range(count):
         batch = batches[number % len(batches)]
         read = by_sums.rows_of_batch(batch)
         distinct.append(sum(map(len, read.rows)))
         times_s = [time.process_time()]
-        for run in (host.pool, lambda *args: host.update(*args, result)):
-            run(rows, read.positions, batch)
+        for run in (host.values, lambda *args: host.update(*args, result)):
+            run(rows, (), read.positions, batch)
             times_s.append(time.process_time())
         sums_s.append(times_s[1] - times_s[0])
         update_s.append(times_s[2] - times_s[1])
     ids, own, places = tables * examples * bag, statistics.median(distinct), sum(by_sums.capacities)
     counted_s = (3 * ids * lines(4 * dim) + 2 * places * lines(8 * dim)) * HostRates().line_s
-    print(f"to the devices: {rows_bytes / 1e6:.1f} MB of rows, {size(host.sums) / 1e6:.1f} MB of sums")
+    print(f"to the devices: {rows_bytes / 1e6:.1f} MB of rows, {size(host.shapes) / 1e6:.1f} MB of sums")
     print(
         f"{ids:,} ids, {own:,.0f} different: sums {statistics.median(sums_s) * 1e3:.1f} ms, update "
         f"{statistics.median(update_s) * 1e3:.1f} ms of CPU time; priced at {counted_s * 1e3:.1f} ms"

@@ -26,6 +26,7 @@ from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.host_tables.checkpoint_folder import dense_checkpoints, has_tables, remove_old_tables, tables_folder
 from autoshard.host_tables.dense_state import as_key, dense_leaves, with_dense_leaves, without_keys
+from autoshard.host_tables.host_params import HostParams
 from autoshard.host_tables.hot_part import HotPart
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pipeline import Pipeline, Stepped
@@ -66,6 +67,7 @@ class HostTables:
         tables: Sequence[str] | None = None,
         hot_rows: Mapping[str, int | np.ndarray] = MappingProxyType({}),
         pooled: Sequence[str] = (),
+        host_layers: Sequence[str] = (),
         lazy: bool = False,
         execution: Execution | None = None,
         cluster: Cluster | str | os.PathLike[str] | None = None,
@@ -86,8 +88,11 @@ class HostTables:
           tables: Paths of the parameters that go to the host; None for all tables.
           hot_rows: By path, which rows of a table stay on the devices: the first so many, or these. No batch waits for
             them. They are updated as whole tables are, also where a batch does not read them.
-          pooled: Paths of tables whose rows the loss sums, or averages, once: the host makes the sums and updates the
-            rows, so that only sums and their gradients are sent. Not in `pipelined`, and not of several processes.
+          pooled: Paths of tables whose rows the loss sums, or averages: the host makes the sums and updates the rows,
+            so that only sums and their gradients are sent. Not in `pipelined`, and not of several processes.
+          host_layers: Paths of other parameters whose layers run at the host, right behind the rows that they read,
+            pooled or not: they live there, the host updates them, and what the last of these layers make is sent. With
+            the limits of `pooled`; `autoshard.tables.find_cuts` tells what can be named.
           lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them
             (momentum, Adam, weight decay).
           execution: Mode, number of workers of each process, and what limits them.
@@ -98,7 +103,7 @@ class HostTables:
 
         Raises:
           TraceError: There are no tables, or the update does not fit; names the line.
-          ConfigError: What is `pooled` cannot be.
+          ConfigError: The host cannot pool, or run layers, in this mode or with this optimizer.
           PlanMismatchError: `plan` is of another step.
           TrainingError: A worker does not start.
         """
@@ -110,15 +115,24 @@ class HostTables:
             for path, rows in hot_rows.items()
         }
         counts = {path: len(rows) for path, rows in wanted.items()}
-        if pooled and (self.execution.mode == "pipelined" or num_processes > 1):
+        if (pooled or host_layers) and (self.execution.mode == "pipelined" or num_processes > 1):
             raise ConfigError(
-                "Tables are pooled at the host in one process, in `sync` or `async`: sums of rows that are in flight "
-                f"cannot be patched. Received mode={self.execution.mode!r}, {num_processes} processes. Change that, or "
-                "leave `pooled` out."
+                "Tables are pooled at the host, and layers run there, in one process, in `sync` or `async`: what is "
+                "made of rows that are in flight cannot be patched. Received "
+                f"mode={self.execution.mode!r}, {num_processes} processes. Change that, or leave `pooled` and "
+                "`host_layers` out."
             )
         self.sparse: SparseStep = sparse_step(
-            step, self._shapes, batch, tables=tables, lazy=lazy, hot_counts=counts, pooled=tuple(pooled)
+            step,
+            self._shapes,
+            batch,
+            tables=tables,
+            lazy=lazy,
+            hot_counts=counts,
+            pooled=tuple(pooled),
+            host_layers=tuple(host_layers),
         )
+        self._params = HostParams(self.sparse.layers)
         self.plan: BasePlan | None = None
         run: Any = jax.jit(self.sparse.step, donate_argnums=0)
         shardings = None
@@ -143,7 +157,7 @@ class HostTables:
         self.pool = WorkerPool(layout, self.execution, worker_bytes, own)
         self._step = 0
         try:
-            self._run, self._state = run, self._take(state)
+            self._run, self._state = run, self._params.take(self._take(state), shardings)
             self._read_hot_rows()
         except BaseException:
             self.pool.close()
@@ -170,7 +184,7 @@ class HostTables:
           TrainingError: A worker is lost; the tables are then gone, and training resumes from a checkpoint.
         """
         with self._alone():
-            parts = self._mover, self._hot_part, self._hot
+            parts = self._mover, self._hot_part, self._hot, self._params
             pipeline = Pipeline(self.sparse, self._run, self.pool, self.execution, self._shardings, *parts)
             with contextlib.closing(pipeline.steps(self._state, batches, self._step)) as steps:
                 for done in steps:
@@ -185,7 +199,7 @@ class HostTables:
     @property
     def dense_state(self) -> Any:
         """The state, with any rows in place of tables."""
-        return self._state
+        return self._params.put(self._state, self._everywhere)
 
     def rows(self, path: str) -> Iterator[np.ndarray]:
         """All rows of an array, some at a time, in order.
@@ -214,7 +228,7 @@ class HostTables:
     def state(self) -> Any:
         """The whole state as arrays, tables too: for tables that fit."""
         arrays = [np.concatenate(list(self._all_rows(i))) for i in range(len(self.pool.layout.arrays))]
-        return with_rows(jax.device_get(without_keys(self._state)), self.sparse.update.leaves, arrays)
+        return with_rows(jax.device_get(without_keys(self.dense_state)), self.sparse.update.leaves, arrays)
 
     def evaluation(self, fn: Callable[[Any, Any], Any], batch: Any) -> Callable[[Any], Any]:
         """A function of batches: what `fn(state, batch)` returns for the state at that time, such as held-out losses.
@@ -243,7 +257,7 @@ class HostTables:
                 spans = [layout.spans(number, layout.keys(number, its)) for number, its in wanted.items()]
                 loaded = mover.load(padded, self.pool.own_edges(spans))
                 fed = placed(RowsBatch(batch=batch, positions=read.positions), self._everywhere)
-                state = with_rows(self._state, [leaves[i] for i in arrays], mover.joined(loaded))
+                state = with_rows(self.dense_state, [leaves[i] for i in arrays], mover.joined(loaded))
                 return run(state, fed)
 
         return evaluate
@@ -264,7 +278,7 @@ class HostTables:
         with self._alone(), dense_checkpoints(place, keep) as checkpoints:
             self._write_hot_rows()
             self.pool.save(tables_folder(place, self._step), {"step": self._step})
-            checkpoints.save(self._step, dense_leaves(self._state, self.sparse), {})
+            checkpoints.save(self._step, dense_leaves(self.dense_state, self.sparse), {})
         if keep:
             remove_old_tables(place, keep)
 
@@ -278,7 +292,7 @@ class HostTables:
         with dense_checkpoints(place) as checkpoints:
             like = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-                dense_leaves(self._state, self.sparse),
+                dense_leaves(self.dense_state, self.sparse),
             )
             found = checkpoints.restore(like)
         if found is None or not has_tables(place, found.step):
@@ -286,7 +300,7 @@ class HostTables:
         with self._alone():
             self.pool.load(tables_folder(place, found.step))
         self._step = found.step
-        self._state = with_dense_leaves(self._state, self.sparse, found.state)
+        self._state = self._params.take(with_dense_leaves(self._state, self.sparse, found.state), self._shardings)
         self._read_hot_rows()
         return found.step
 

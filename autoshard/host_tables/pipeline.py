@@ -8,7 +8,9 @@ more than there are credits.
     step:        rows patched from steps in flight (`pipelined`) -> the step, as planned
     write-back:  new rows off the device -> slot, ordered from the workers -> credit
 
-Where tables are pooled here, the look-up sums their rows, and the write-back updates them by the gradients of sums.
+Where the loss begins here, the look-up makes the values that it goes on with on the devices, of rows and of parameters
+that live here, and the write-back updates both by the gradients of these values. A later step's values may be made of
+parameters that miss as many updates as its rows do.
 
 Of several processes each does so for its own rows. What runs on devices of all is launched by the stage `step` alone,
 so that all launch it in one order; and since it depends on the moment which steps have been written back where, rows
@@ -28,16 +30,30 @@ from typing import Any
 import jax
 import numpy as np
 
+from autoshard.host_tables.host_params import HostParams
 from autoshard.host_tables.hot_part import HotPart
 from autoshard.host_tables.in_flight import InFlight, Patch, Patcher, marks_fit
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.pool import WorkerPool, bind_thread
 from autoshard.host_tables.row_mover import Loaded, OneProcess, SeveralProcesses, placed
-from autoshard.tables.pooled import PooledBatch, PooledResult
+from autoshard.tables.host_layers import CutBatch, CutResult
 from autoshard.tables.rows_loss import RowsBatch
 from autoshard.tables.rows_of_batch import HotRows
 from autoshard.tables.sparse_step import SparseStep
 from autoshard.tables.state_rows import rows_of, with_rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MadeFrom:
+    """Of what the host has made its values for a batch.
+
+    Attributes:
+      params: Leaves of parameters that live here. positions: Of all look-ups. batch: As the user gives it.
+    """
+
+    params: Sequence[np.ndarray]
+    positions: Sequence[np.ndarray]
+    batch: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,19 +69,19 @@ class Fed:
         look-up and their write-back, so that what this step changes is added to them; None where rows are patched.
       staleness: Steps before it whose rows were not written back when its own were looked up.
       num_rows: Different rows, of all tables.
-      pooled_from: Positions of all look-ups and the batch of the user, where tables are pooled here; else None.
+      made_from: Where the loss begins here; else None.
     """
 
     number: int
     slot: int
-    batch: RowsBatch | PooledBatch
+    batch: RowsBatch | CutBatch
     rows: Loaded
     spans: list[list[tuple[int, int]]]
     patches: tuple[Patch, ...]
     added: list[list[tuple[int, int]]] | None
     staleness: int
     num_rows: int
-    pooled_from: tuple[Sequence[np.ndarray], Any] | None = None
+    made_from: MadeFrom | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,11 +90,11 @@ class Made:
 
     Attributes:
       rows: New rows on the devices, of the arrays that are sent there.
-      pooled: Gradients of the sums that were made here, and what else their rows' update needs; None without any.
+      result: Gradients of the values that were made here, and what else the update needs; None without any.
     """
 
     rows: Sequence[Any]
-    pooled: PooledResult | None
+    result: CutResult | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,18 +129,20 @@ class Pipeline:
         mover: OneProcess | SeveralProcesses,
         hot_part: HotPart,
         hot: Sequence[HotRows],
+        params: HostParams,
     ):
         """
         Args:
           sparse: The step over rows. run: The same, as it is planned.
           pool: Where the rows are. execution: See `Execution`. mover: Brings rows to the devices and back.
           hot_part: Puts hot rows and those of a batch together. hot: Of each table, which are hot.
+          params: Parameters that live here.
           shardings: Of its state and of its batch; None for the default device.
         """
         self._sparse, self._run, self._pool, self._execution = sparse, run, pool, execution
         self._leaves = [sparse.update.leaves[i] for i in sparse.on_devices]
         self._batch_shardings = None if shardings is None else shardings[1]
-        self._mover, self._hot_part, self._hot = mover, hot_part, hot
+        self._mover, self._hot_part, self._hot, self._params = mover, hot_part, hot, params
         self._patcher = Patcher([leaf.table for leaf in self._leaves])
         has_marks, is_async = marks_fit(pool.layout, pool.own), execution.mode == "async"
         self._in_flight = InFlight(pool.layout, execution.num_slots, has_marks, newest_first=is_async)
@@ -176,8 +194,8 @@ class Pipeline:
             for number, batch in enumerate(batches, first):
                 fed = host.submit(self._look_up, number, 0, batch, first).result()
                 wait_s = time.perf_counter() - began_s
-                state, metrics, new, pooled = self._step(state, fed, self._mover.joined(fed.rows))
-                made = Made(jax.block_until_ready(self._mover.gathered(new)), jax.block_until_ready(pooled))
+                state, metrics, new, result = self._step(state, fed, self._mover.joined(fed.rows))
+                made = Made(jax.block_until_ready(self._mover.gathered(new)), jax.block_until_ready(result))
                 stepped_s = time.perf_counter()
                 host.submit(self._write_back, fed, made).result()
                 yield Stepped(number, state, metrics, 0, fed.num_rows, wait_s + time.perf_counter() - stepped_s)
@@ -196,11 +214,11 @@ class Pipeline:
             rows = self._mover.joined(fed.rows)
             for patch in fed.patches:
                 rows = self._patcher(rows, next(new for number, new in recent if number == patch.step), patch)
-            state, metrics, new, pooled = self._step(state, fed, rows)
+            state, metrics, new, result = self._step(state, fed, rows)
             if self._execution.mode == "pipelined":
                 recent.append((fed.number, new))
                 # the next step reuses the memory of its state, but the rows in that are those of its own batch
-            self._put(self._new, (fed, Made(self._mover.gathered(new), pooled)))
+            self._put(self._new, (fed, Made(self._mover.gathered(new), result)))
             stale = fed.staleness if self._execution.mode == "async" else 0
             yield Stepped(fed.number, state, metrics, stale, fed.num_rows, wait_s)
 
@@ -230,12 +248,12 @@ class Pipeline:
 
     # ---- what stages do
 
-    def _step(self, state: Any, fed: Fed, rows: Sequence[Any]) -> tuple[Any, Any, list[Any], PooledResult | None]:
-        """The state after a step, its metrics, the rows of its batch, and what is pooled here."""
+    def _step(self, state: Any, fed: Fed, rows: Sequence[Any]) -> tuple[Any, Any, list[Any], CutResult | None]:
+        """The state after a step, its metrics, the rows of its batch, and what the host's update needs."""
         together = self._hot_part.with_batch(rows_of(state, self._leaves), rows)
         state, result = self._run(with_rows(state, self._leaves, together), fed.batch)
-        metrics, pooled = (result.metrics, result) if isinstance(result, PooledResult) else (result, None)
-        return state, metrics, self._hot_part.cold(rows_of(state, self._leaves)), pooled
+        metrics, own = (result.metrics, result) if isinstance(result, CutResult) else (result, None)
+        return state, metrics, self._hot_part.cold(rows_of(state, self._leaves)), own
 
     def _look_up(self, number: int, slot: int, batch: Any, first: int) -> Fed:
         layout, tables = self._pool.layout, range(len(self._pool.layout.num_rows))
@@ -247,7 +265,7 @@ class Pipeline:
         spans = [layout.spans(t, keys[t]) for t in tables]
         with self._order:
             answers = self._pool.read(slot, spans)
-            written = self._written
+            written, params = self._written, self._params.leaves
         is_patched = self._execution.mode == "pipelined"
         if is_patched and jax.process_count() > 1:
             # others may have written less; these have surely been written by all
@@ -257,24 +275,26 @@ class Pipeline:
         added = None
         if self._execution.mode == "async":
             added = [_first_of(each, own.to) for each, own in zip(spans, found, strict=True)]
-        stale, pooling, here = number - 1 - written, self._sparse.pooling, self._pool.slots[slot].rows
+        stale, layers, here = number - 1 - written, self._sparse.layers, self._pool.slots[slot].rows
         told = spans, patches, added, stale, sum(map(len, keys))
         load = lambda: self._mover.load([here[i] for i in self._sparse.on_devices], self._pool.own_edges(spans))
-        if pooling is None:
+        if layers is None:
             on_devices = placed(self._sparse.fed(batch, read.positions), self._batch_shardings)
             self._pool.wait(answers)
             return Fed(number, slot, on_devices, load(), *told)
         self._pool.wait(answers)
-        sums = pooling.pool(here, read.positions, batch)
-        on_devices = placed(self._sparse.fed(batch, read.positions, sums), self._batch_shardings)
-        return Fed(number, slot, on_devices, load(), *told, (read.positions, batch))
+        own = MadeFrom(params, read.positions, batch)
+        values = layers.values(here, own.params, own.positions, batch)
+        on_devices = placed(self._sparse.fed(batch, read.positions, values), self._batch_shardings)
+        return Fed(number, slot, on_devices, load(), *told, own)
 
     def _write_back(self, fed: Fed, made: Made) -> None:
         edges = self._pool.own_edges(fed.spans)
-        own, slot, pooling = self._pool.own, self._pool.slots[fed.slot].rows, self._sparse.pooling
-        new = dict(zip(self._sparse.on_devices, made.rows, strict=True))
-        if pooling is not None and made.pooled is not None and fed.pooled_from is not None:
-            new |= zip(pooling.leaves, pooling.update(slot, *fed.pooled_from, made.pooled), strict=True)
+        own, slot, layers = self._pool.own, self._pool.slots[fed.slot].rows, self._sparse.layers
+        new, newest = dict(zip(self._sparse.on_devices, made.rows, strict=True)), self._params.leaves
+        if layers is not None and made.result is not None and (of := fed.made_from) is not None:
+            rows, newest = layers.update(slot, of.params, of.positions, of.batch, made.result, newest)
+            new |= zip(layers.leaves, rows, strict=True)
         for number, leaf in enumerate(self._sparse.update.leaves):
             (start, stop), rows, after = edges[leaf.table], slot[number], self._mover.host(new[number])
             for first, end in () if fed.added is None else fed.added[leaf.table][own.start : own.stop]:
@@ -284,7 +304,7 @@ class Pipeline:
             rows[start:stop] = after[start:stop]
         with self._order:
             answers = self._pool.write(fed.slot, fed.spans, fed.added)
-            self._written = fed.number
+            self._written, self._params.leaves = fed.number, newest
         self._pool.wait(answers)
 
     # ---- queues that end

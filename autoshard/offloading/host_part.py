@@ -22,7 +22,7 @@ class HostPart:
       tables: Paths of the parameters; None for all tables.
       execution: How steps follow each other.
       hot_rows: By path, how many of the most frequent rows stay on the devices.
-      pooled: Paths of the tables whose rows the host sums.
+      pooled: Paths of the tables whose rows the host sums. host_layers: Paths of the parameters whose layers run there.
       placed: The decision that it follows from; None where there was none, or where another process made it.
     """
 
@@ -30,18 +30,26 @@ class HostPart:
     execution: Execution
     hot_rows: Mapping[str, int]
     pooled: tuple[str, ...] = ()
+    host_layers: tuple[str, ...] = ()
     placed: TablePlacement | None = None
 
     @classmethod
     def of(cls, placed: TablePlacement) -> "HostPart | None":
         """What a decision puts there; None for nothing."""
         own = placed.execution
-        return own and cls(placed.host_tables, own, placed.hot_rows, placed.pooled, placed)
+        return own and cls(placed.host_tables, own, placed.hot_rows, placed.pooled, placed=placed)
 
     def step_over_rows(self, step: TrainStep, state: Any, batch: Any, lazy: bool) -> SparseStep:
         """The step that runs on the devices: over the rows of a batch; see `sparse_step`."""
         return sparse_step(
-            step, state, batch, tables=self.tables, lazy=lazy, hot_counts=self.hot_rows, pooled=self.pooled
+            step,
+            state,
+            batch,
+            tables=self.tables,
+            lazy=lazy,
+            hot_counts=self.hot_rows,
+            pooled=self.pooled,
+            host_layers=self.host_layers,
         )
 
     def hot_rows_of(
@@ -82,10 +90,12 @@ def agreed(decide: Callable[[], TablePlacement]) -> HostPart | None:
     def plain() -> tuple[Any, ...] | None:
         made.append(decide())
         part = HostPart.of(made[0])
-        return part and (part.tables, dataclasses.asdict(part.execution), part.hot_rows, part.pooled)
+        own = part and (part.tables, dataclasses.asdict(part.execution), part.hot_rows, part.pooled, part.host_layers)
+        return own
 
     decided = from_first(plain)
     if decided is None:
         return None
-    tables, execution, hot_rows, pooled = decided
-    return HostPart(tuple(tables), Execution(**execution), hot_rows, tuple(pooled), made[0] if made else None)
+    tables, execution, hot_rows, pooled, layers = decided
+    placed = made[0] if made else None
+    return HostPart(tuple(tables), Execution(**execution), hot_rows, tuple(pooled), tuple(layers), placed)

@@ -183,6 +183,7 @@ class HostTablesPlan(BasePlan):
             tables=part.tables,
             hot_rows=part.hot_rows_of(step, shapes[0], sample, is_ranked),
             pooled=part.pooled,
+            host_layers=part.host_layers,
             lazy=self.lazy,
             execution=execution or part.execution,
             plan=self.over_rows,

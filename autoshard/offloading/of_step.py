@@ -19,7 +19,7 @@ from autoshard.offloading.situation import DenseWork, HostRates, Situation, Tabl
 from autoshard.plans.make import budget_of, load_cluster
 from autoshard.plans.options import PlanOptions
 from autoshard.tables import Table, Tables, find_tables
-from autoshard.tables.sparse_step import cut_at_look_ups, sums_of_batch
+from autoshard.tables.sparse_step import cut_at_look_ups, cuts_of_step
 from autoshard.tables.state_rows import RowLeaf, row_leaves
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
@@ -86,7 +86,12 @@ def place_tables(
     memory_bytes = told.peak_bytes if told.reserved_bytes is None else told.reserved_bytes
     dense = DenseWork(told.step_s, memory_bytes, told.flops * rest.num_devices)
     budget_bytes = budget_of(hardware.groups[0].device_type, memory_budget_bytes, options)
-    sums = sums_of_batch(step, state, batch) if search is not None and search.pooling else {}
+    cuts = cuts_of_step(step, state, batch) if search is not None and search.pooling else ()
+    sums = {
+        cut.tables[0].path: max(cut.size_bytes // cut.tables[0].row_bytes, 1)
+        for cut in cuts
+        if len(cut.tables) == 1 and not cut.params
+    }
     placed_on = situation_of(
         found, state, batch, hardware, dense, ids=ids, rates=rates, budget_bytes=budget_bytes, sums=sums
     )

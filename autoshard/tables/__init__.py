@@ -3,8 +3,10 @@
 tables = find_tables(step, state, batch)    # what is a table, and why what looks like one is not
 sparse = sparse_step(step, state, batch)    # the same step over the rows that a batch reads
 whole = sparse_on_devices(step, state, batch)    # and over whole tables on devices, with sparse gradients
+cuts = find_cuts(step, state, batch)    # behind which values the loss can go on elsewhere than where it began
 """
 
+from autoshard.tables.cuts import Cut, Cuts, DenseParam, find_cuts
 from autoshard.tables.find import find_tables
 from autoshard.tables.frequent_rows import frequent_rows
 from autoshard.tables.look_ups import LookUp, NotATable, Table, Tables
@@ -13,6 +15,9 @@ from autoshard.tables.row_updates import RowUpdate, row_updates
 from autoshard.tables.sparse_step import SparseStep, sparse_step
 
 __all__ = [
+    "Cut",
+    "Cuts",
+    "DenseParam",
     "LookUp",
     "NotATable",
     "RowUpdate",
@@ -20,6 +25,7 @@ __all__ = [
     "SparseStep",
     "Table",
     "Tables",
+    "find_cuts",
     "find_tables",
     "frequent_rows",
     "row_updates",

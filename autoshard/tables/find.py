@@ -50,23 +50,6 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PooledReading:
-    """How the program of a loss reads a table whose rows it sums.
-
-    Attributes:
-      table: The table. by_element, gathers: As of its `Reading`.
-      between: Numbers of the equations from the gathers to the sum, all these included.
-      sums: What the sum makes.
-    """
-
-    table: Table
-    by_element: tuple[int, ...]
-    gathers: tuple[int, ...]
-    between: tuple[int, ...]
-    sums: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Found:
     """The tables of a loss, and where its program reads them."""
 
@@ -91,45 +74,6 @@ def found_in(loss: TracedLoss) -> Found:
             refused.append(NotATable(path, shape_of(v), found))
     tables = Tables(tuple(reading.table for reading in readings), tuple(refused), dense_bytes)
     return Found(tables, tuple(readings))
-
-
-def pooled_reading(loss: TracedLoss, reading: Reading) -> PooledReading | str:
-    """How a loss sums the rows of a table; why it does not, if so.
-
-    Between gathers and sum may be what treats elements alike or moves them, with numbers from the batch besides.
-
-    Args:
-      loss: The loss. reading: Of its table.
-    """
-    jaxpr, sources, lines = loss.closed.jaxpr, _sources(loss), SourceLines()
-    made: set[Any] = set()
-    between: list[int] = []
-    sums: list[Any] = []
-    for number, equation in enumerate(jaxpr.eqns):
-        name = equation.primitive.name
-        if number in reading.gathers:
-            between.append(number)
-            made.update(equation.outvars)
-        if number in reading.gathers or not made.intersection(variables(equation.invars)):
-            continue
-        others = set().union(*(sources.get(v, set()) for v in variables(equation.invars) if v not in made))
-        if others - {"batch"} or not (name in _SUMS or name in _BY_ELEMENT or name in _MOVING):
-            line = lines.of(equation)
-            at = f" at {line}" if line else ""
-            return f"its rows are read by `{name}`{at} before they are summed"
-        between.append(number)
-        (sums.append if name in _SUMS else made.add)(equation.outvars[0])
-    if made.intersection(variables(jaxpr.outvars)):
-        return "the loss returns its rows"
-    if len(sums) != 1:
-        return f"its rows are summed {len(sums)} times, not once"
-    if math.prod(shape_of(sums[0])) >= reading.table.num_ids * math.prod(reading.table.row_shape):
-        return "its rows are not summed over several ids"
-    return PooledReading(reading.table, reading.by_element, reading.gathers, tuple(between), sums[0])
-
-
-_SUMS = frozenset({"reduce_sum", "dot_general"})
-_MOVING = frozenset({"select_n", "broadcast_in_dim", "reshape", "squeeze", "transpose"})
 
 
 def _sources(loss: TracedLoss) -> dict[Any, set[str]]:

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from autoshard.errors import PlanMismatchError
-from autoshard.tables.find import Found, PooledReading, Reading, found_in, pooled_reading
+from autoshard.tables.cuts import Cut, CutAt, cuts_in, same_cuts
+from autoshard.tables.find import Found, Reading, found_in
 from autoshard.tables.ids_in_numpy import in_numpy
 from autoshard.tables.look_ups import Table
-from autoshard.tables.traced_loss import TracedLoss, trace_loss
+from autoshard.tables.traced_loss import TracedLoss, sliced, trace_loss
 from autoshard.trace.walk import shape_of, variables
 from autoshard.train_step import TrainStep
 
@@ -43,14 +44,15 @@ class RowsLoss:
     Attributes:
       step: The step whose loss it is, over arrays.
       tables: The parameters that are rows here.
-      pooled: Of these, paths of those that are sums of rows; `positions` have none for them.
+      cuts: Values that are given: in place of the first table of each, while its other tables and its parameters stand
+        for nothing; `positions` have none for its tables.
     """
 
     takes_arrays: ClassVar[bool] = True
 
     step: TrainStep
     tables: tuple[Table, ...]
-    pooled: tuple[str, ...] = ()
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def __name__(self) -> str:
@@ -60,20 +62,35 @@ class RowsLoss:
         """What the loss returns.
 
         Raises:
-          PlanMismatchError: Its look-ups are not those that were found when the step was made.
+          PlanMismatchError: Its look-ups or cuts are not those that were found when the step was made.
         """
         mutable, fed, key = rest if self.step.has_mutable else ({}, *rest)
         leaves, tree = jax.tree.flatten(params)
         whole = list(leaves)
         for table in self.tables:
             whole[table.index] = jax.ShapeDtypeStruct((table.num_rows, *table.row_shape), jnp.dtype(table.dtype))
+        for param in (param for cut in self.cuts for param in cut.params):
+            whole[param.index] = jax.ShapeDtypeStruct(param.shape, jnp.dtype(param.dtype))
         loss = trace_loss(self.step, jax.tree.unflatten(tree, whole), mutable, fed["batch"], key)
-        found = chosen(found_in(loss), self.tables)
-        rows = [t.num_rows if t.path in self.pooled else jnp.shape(leaves[t.index])[0] for t in self.tables]
-        program = _over_sums(loss, found, _over_rows(loss, found.readings, rows), self.pooled)
+        all_found = found_in(loss)
+        found, cuts = chosen(all_found, self.tables), self._cuts_in(loss, all_found)
+        at_host = {table.path for at in cuts for table in at.cut.tables}
+        rows = [t.num_rows if t.path in at_host else jnp.shape(leaves[t.index])[0] for t in self.tables]
+        program = _behind(cuts, loss, found, _over_rows(loss, found.readings, rows))
         positions = [jnp.reshape(p, (*p.shape, 1)) for p in fed["positions"]]
         args = [*leaves, *jax.tree.leaves(mutable), *jax.tree.leaves(fed["batch"]), key, *positions]
         return jax.tree.unflatten(loss.out_tree, jex.jaxpr_as_fun(program)(*args))
+
+    def _cuts_in(self, loss: TracedLoss, found: Found) -> tuple[CutAt, ...]:
+        if not self.cuts:
+            return ()
+        cuts = same_cuts(cuts_in(loss, found.readings), self.cuts)
+        if cuts is None:
+            raise PlanMismatchError(
+                f"A step is cut behind the values that it was made for: {self.cuts[0]}. The loss no longer has all of "
+                "them, for a batch of these shapes. Make the step anew for this loss and batch."
+            )
+        return cuts
 
 
 def chosen(found: Found, tables: Sequence[Table]) -> Found:
@@ -108,38 +125,29 @@ def ids_function(step: TrainStep, state: Any, batch: Any, tables: Sequence[Table
     return IdsFunction(jex.ClosedJaxpr(part, loss.closed.consts))
 
 
-def sliced(jaxpr: jex.Jaxpr, wanted: Sequence[Any]) -> tuple[list[jex.JaxprEqn], set[Any]]:
-    """The equations of a program that some of its values need, and all variables that these read."""
-    needed, kept = set(variables(wanted)), []
-    for equation in reversed(jaxpr.eqns):
-        if needed.intersection(equation.outvars):
-            kept.append(equation)
-            needed.update(variables(equation.invars))
-    return kept[::-1], needed
-
-
 def host_program(
-    loss: TracedLoss, readings: Sequence[PooledReading], num_rows: Sequence[int]
+    loss: TracedLoss, cuts: Sequence[CutAt], readings: Sequence[Reading], num_rows: Sequence[int]
 ) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
-    """The part of a loss that sums rows of tables: from rows, positions and leaves of the batch to the sums of each.
+    """The host's part of a loss: from rows, parameters, positions and leaves of the batch to the value of each cut.
 
     Args:
-      loss: The loss. readings: The tables. num_rows: Rows that stand in place of each.
+      loss: The loss. cuts: Of it.
+      readings: Of their tables, in the order in which rows are given. num_rows: Rows that stand in place of each.
 
     Returns:
       The program, and which leaves of the batch it takes.
     """
-    own = tuple(Reading(r.table, r.by_element, r.gathers) for r in readings)
-    program = _over_rows(loss, own, num_rows)
-    jaxpr, sums = program.jaxpr, [r.sums for r in readings]
-    kept, needed = sliced(jaxpr, sums)
+    program = _over_rows(loss, readings, num_rows)
+    jaxpr, values = program.jaxpr, [at.value for at in cuts]
+    kept, needed = sliced(jaxpr, values)
     first = len(loss.paths) + loss.num_mutable
     batch = [i for i in range(loss.num_batch) if jaxpr.invars[first + i] in needed]
     rows = [jaxpr.invars[r.table.index] for r in readings]
+    params = [jaxpr.invars[param.index] for at in cuts for param in at.cut.params]
     positions = jaxpr.invars[len(loss.closed.jaxpr.invars) :]
-    inputs = [*rows, *positions, *(jaxpr.invars[first + i] for i in batch)]
-    names = jex.DebugInfo("sums", "sums", ("",) * len(inputs), ("",) * len(sums))
-    part = jaxpr.replace(invars=inputs, outvars=sums, eqns=kept, effects=set(), debug_info=names)
+    inputs = [*rows, *params, *positions, *(jaxpr.invars[first + i] for i in batch)]
+    names = jex.DebugInfo("host", "host", ("",) * len(inputs), ("",) * len(values))
+    part = jaxpr.replace(invars=inputs, outvars=values, eqns=kept, effects=set(), debug_info=names)
     return jex.ClosedJaxpr(part, loss.closed.consts), tuple(batch)
 
 
@@ -178,29 +186,30 @@ class IdsFunction:
             return [np.asarray(x)[..., 0] for x in self._compiled(*leaves)]
 
 
-def _over_sums(loss: TracedLoss, found: Found, over_rows: jex.ClosedJaxpr, pooled: Sequence[str]) -> jex.ClosedJaxpr:
-    """A program over rows, in which sums of rows are inputs in place of some tables, and their positions are none."""
-    if not pooled:
+def _behind(cuts: Sequence[CutAt], loss: TracedLoss, found: Found, over_rows: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program over rows without what the host makes: values are inputs in place of the first table of each cut, and
+    there are no positions in its tables.
+    """
+    if not cuts:
         return over_rows
     jaxpr = over_rows.jaxpr
-    inputs, dropped = list(jaxpr.invars), set[int]()
-    position = len(loss.closed.jaxpr.invars)
-    kept = inputs[:position]
+    inputs, position = list(jaxpr.invars), len(loss.closed.jaxpr.invars)
+    kept, at_host = inputs[:position], {table.path for at in cuts for table in at.cut.tables}
     for reading in found.readings:
         of_table = inputs[position : position + len(reading.gathers)]
         position += len(reading.gathers)
-        if reading.table.path not in pooled:
+        if reading.table.path not in at_host:
             kept += of_table
-            continue
-        cut = pooled_reading(loss, reading)
-        if isinstance(cut, str):
-            raise PlanMismatchError(
-                f"A step that pools `{reading.table.path}` at the host needs the sum that it was made for; {cut}. Make "
-                "the step anew for this loss and batch."
-            )
-        kept[reading.table.index] = cut.sums
-        dropped.update(cut.by_element, cut.between)
-    equations = [equation for number, equation in enumerate(jaxpr.eqns) if number not in dropped]
+    values = {at.value for at in cuts}
+    gone = {inputs[p.index] for at in cuts for p in (*at.cut.tables, *at.cut.params)}
+    for at in cuts:
+        kept[at.cut.tables[0].index] = at.value
+    equations = []
+    for equation in jaxpr.eqns:
+        if gone.intersection(variables(equation.invars)):
+            gone.update(v for v in variables(equation.outvars) if v not in values)
+        else:
+            equations.append(equation)
     names = jex.DebugInfo("loss", "loss", ("",) * len(kept), ("",) * len(jaxpr.outvars))
     return jex.ClosedJaxpr(jaxpr.replace(invars=kept, eqns=equations, debug_info=names), over_rows.consts)
 

@@ -1,7 +1,7 @@
-"""Which leaves of a training state have a row for each row of a table: the parameter, and the optimizer's of it."""
+"""Which leaves of a training state belong to a parameter: itself, and the optimizer's for it; of tables, by rows."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -29,17 +29,35 @@ class RowLeaf:
     is_param: bool
 
 
-def row_leaves(state: Any, tables: Sequence[Table]) -> tuple[RowLeaf, ...]:
-    """The leaves of a state that belong to tables by rows.
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParamLeaf:
+    """A leaf of the state that belongs to a parameter.
+
+    Attributes:
+      index: Its number among the leaves of the state. path: Its path in the state.
+      param: Number of the parameter among the leaves of the parameters.
+      shape, dtype: Of it.
+      is_param: Whether it is the parameter itself, not the optimizer's.
+    """
+
+    index: int
+    path: str
+    param: int
+    shape: tuple[int, ...]
+    dtype: Any
+    is_param: bool
+
+
+def param_leaves(state: Any, indices: Collection[int]) -> tuple[ParamLeaf, ...]:
+    """The leaves of a state that belong to some parameters.
 
     A leaf of the optimizer belongs to the parameter whose path its own path ends with, the longest if there are
-    several; it has its rows if it has as many.
+    several.
 
     Args:
-      state: Arrays or shapes. tables: Of the step.
+      state: Arrays or shapes. indices: Numbers of the parameters among their leaves.
     """
     params = [_keys(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.params)]
-    of_table = {table.index: number for number, table in enumerate(tables)}
     found = []
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
         head, keys = _keys(path[:1])[0], _keys(path[1:])
@@ -47,25 +65,37 @@ def row_leaves(state: Any, tables: Sequence[Table]) -> tuple[RowLeaf, ...]:
             continue
         owners = [i for i, own in enumerate(params) if keys[len(keys) - len(own) :] == own]
         owner = max(owners, key=lambda i: len(params[i]), default=None)
-        if owner not in of_table:
-            continue
-        number = of_table[owner]
-        if leaf.shape[:1] == (tables[number].num_rows,):
+        if owner is not None and owner in indices:
             is_param = head == "params"
-            found.append(RowLeaf(index, path_name(path), number, tuple(leaf.shape[1:]), leaf.dtype, is_param))
+            found.append(ParamLeaf(index, path_name(path), owner, tuple(leaf.shape), leaf.dtype, is_param))
     return tuple(found)
 
 
-def with_rows(state: Any, leaves: Sequence[RowLeaf], rows: Sequence[Any]) -> Any:
-    """A state whose row leaves are replaced, in their order."""
+def row_leaves(state: Any, tables: Sequence[Table]) -> tuple[RowLeaf, ...]:
+    """The leaves of a state that belong to tables by rows: those of a table that have as many rows.
+
+    Args:
+      state: Arrays or shapes. tables: Of the step.
+    """
+    of_table = {table.index: number for number, table in enumerate(tables)}
+    found = []
+    for leaf in param_leaves(state, of_table):
+        number = of_table[leaf.param]
+        if leaf.shape[:1] == (tables[number].num_rows,):
+            found.append(RowLeaf(leaf.index, leaf.path, number, leaf.shape[1:], leaf.dtype, leaf.is_param))
+    return tuple(found)
+
+
+def with_rows(state: Any, leaves: Sequence[RowLeaf | ParamLeaf], rows: Sequence[Any]) -> Any:
+    """A state some of whose leaves are replaced, in their order."""
     flat, tree = jax.tree.flatten(state)
     for leaf, own in zip(leaves, rows, strict=True):
         flat[leaf.index] = own
     return jax.tree.unflatten(tree, flat)
 
 
-def rows_of(state: Any, leaves: Sequence[RowLeaf]) -> list[Any]:
-    """The row leaves of a state, in their order."""
+def rows_of(state: Any, leaves: Sequence[RowLeaf | ParamLeaf]) -> list[Any]:
+    """Some leaves of a state, in their order."""
     flat = jax.tree.leaves(state)
     return [flat[leaf.index] for leaf in leaves]
 

@@ -1,7 +1,7 @@
 """The loss of a training step as a program over the leaves of parameters, mutable state, batch and key."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax.extend.core as jex
 
 from autoshard.trace.inline import inlined
 from autoshard.trace.trace import path_name
+from autoshard.trace.walk import variables
 from autoshard.train_step import TrainStep
 
 
@@ -57,3 +58,13 @@ def shape_like(x: Any) -> jax.ShapeDtypeStruct:
     """The shape and type of an array."""
     aval: Any = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def sliced(jaxpr: jex.Jaxpr, wanted: Sequence[Any]) -> tuple[list[jex.JaxprEqn], set[Any]]:
+    """The equations of a program that some of its values need, and all variables that these read."""
+    needed, kept = set(variables(wanted)), []
+    for equation in reversed(jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            kept.append(equation)
+            needed.update(variables(equation.invars))
+    return kept[::-1], needed

@@ -301,6 +301,8 @@ class ExecutionSection(_Section):
         pooled: paths of tables whose rows are summed at the host, so that only sums are sent; null for none. In `sync`
             and `async`, not together with hot rows. `auto` decides.
         may_pool: whether `auto` may choose that.
+        host_layers: paths of other parameters whose layers run at the host, right behind the rows that they read; null
+            for none. With the limits of `pooled`. Not for `auto`.
         tables: paths of the parameters that go to host memory; null for all tables. Not for `auto`.
         lazy: accept that an optimizer leaves rows as they are that a batch does not read, where it would change them
             otherwise: AdamW, momentum, weight decay.
@@ -318,6 +320,7 @@ class ExecutionSection(_Section):
     sample_batches: PositiveInt = 64
     pooled: list[str] | None = Field(default=None, min_length=1)
     may_pool: bool = False
+    host_layers: list[str] | None = Field(default=None, min_length=1)
     tables: list[str] | None = Field(default=None, min_length=1)
     lazy: bool = False
     num_workers: PositiveInt | None = None

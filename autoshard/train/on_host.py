@@ -154,6 +154,7 @@ def _host_tables(
             tables=part.tables,
             hot_rows=part.hot_rows_of(functions.step, state, sample, config.plan.lookups.is_ranked),
             pooled=part.pooled,
+            host_layers=part.host_layers,
             lazy=config.execution.lazy,
             execution=part.execution,
             cluster=config.plan.cluster,

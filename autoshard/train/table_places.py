@@ -34,7 +34,8 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
         return None
     if section.mode != "auto":
         tables = None if section.tables is None else tuple(section.tables)
-        return HostPart(tables, _execution(section), section.hot_rows or {}, tuple(section.pooled or ()))
+        at_host = tuple(section.pooled or ()), tuple(section.host_layers or ())
+        return HostPart(tables, _execution(section), section.hot_rows or {}, *at_host)
     if config.plan.cluster is None:
         raise ConfigError(
             "execution.mode: `auto` decides by what the hosts of the cluster can do; received no plan.cluster. Name a "

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_host_tables import batches, loss_fn, state_of
+from bags import batches
+from test_host_tables import loss_fn, state_of
 
 import autoshard
 from autoshard.errors import TrainingError

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from bags import ROWS, assert_close, batches
 
 import autoshard
 from autoshard.errors import AutoshardError, ConfigError, TrainingError
 
-ROWS, DIM, EXAMPLES = 37, 3, 6
+DIM = 3
 
 
 def loss_fn(params, batch, _):
@@ -29,31 +30,11 @@ def state_of(step):
     return step.init(tables | {"dense": normal(3, DIM, 1)})
 
 
-def batches(count, ids):
-    rng = np.random.default_rng(1)
-    draw = {
-        "even": lambda: rng.integers(0, ROWS, (EXAMPLES, 4)),
-        "zipf": lambda: np.minimum(rng.zipf(1.3, (EXAMPLES, 4)), ROWS) - 1,
-        "one worker's": lambda: rng.integers(0, ROWS // 3, (EXAMPLES, 4)) * 3,
-    }[ids]
-    for _ in range(count):
-        bags = draw()
-        if rng.random() < 0.2:
-            bags[:] = bags[0, 0]  # a single row
-        bags[rng.random(EXAMPLES) < 0.3] = -99  # empty bags, and ids that are no rows
-        yield {"bags": bags.astype(np.int32), "y": rng.random(EXAMPLES, np.float32)}
-
-
 def in_host_memory(step, execution, ids="even", count=5, state=None, **settings):
     (first,) = batches(1, ids)
     with autoshard.HostTables(step, state or state_of(step), first, execution=execution, **settings) as tables:
         done = list(tables.steps(batches(count, ids)))
         return tables.state(), done
-
-
-def assert_close(a, b, **tolerance):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), **tolerance)
 
 
 @pytest.mark.parametrize("ids", ["zipf", "one worker's"])

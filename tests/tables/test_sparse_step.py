@@ -197,11 +197,19 @@ POOLS = {
     "mean": lambda rows, ids, _: jnp.where((ids >= 0)[..., None], rows, 0).sum(1) / ((ids >= 0).sum(1)[:, None] + 1),
     "weighted": lambda rows, ids, weights: jnp.einsum("bl,bld->bd", weights, rows),
     "of squares": lambda rows, ids, weights: (jnp.square(rows) * weights[..., None]).sum(1),
+    "largest": lambda rows, ids, weights: jnp.tanh(rows).max(1),
+    "sum and first": lambda rows, ids, weights: rows.sum(1) + rows[:, 0],
 }
 BY_TABLE = {
     "adagrad": optax.adagrad(optax.linear_schedule(0.5, 0.1, 3)),
     "clipped": optax.chain(optax.clip(0.01), optax.sgd(0.5)),
     "adam": optax.adam(0.1),
+}
+PER_PARAMETER = BY_TABLE | {
+    "lamb": optax.multi_transform(
+        {"dense": optax.lamb(0.1), "rows": optax.adagrad(0.1)},
+        lambda params: {name: "rows" if name in ("bags", "other") else "dense" for name in params},
+    )
 }
 
 
@@ -230,7 +238,7 @@ def test_three_steps_with_sums_of_the_host_equal_those_over_rows(pool, optimizer
     rng = np.random.default_rng(0)
     step, state, draw = pooled_step(POOLS[pool], BY_TABLE[optimizer])
     over_rows, over_sums = (sparse_step(step, state, draw(rng), lazy=True, pooled=p) for p in ((), ("bags",)))
-    assert over_sums.batch["pooled"][0].shape == (6, 3) and len(over_sums.batch["positions"]) == 1
+    assert over_sums.batch["values"][0].shape == (6, 3) and len(over_sums.batch["positions"]) == 1
     one, other = state, state
     for number in range(3):
         batch = draw(rng, one_row=number == 1)
@@ -240,19 +248,62 @@ def test_three_steps_with_sums_of_the_host_equal_those_over_rows(pool, optimizer
     assert largest_difference(one, other) < 1e-5
 
 
-def test_pooling_is_refused_where_rows_or_gradients_are_needed_elsewhere():
-    def by_dense(updates, params=None):
-        return jax.tree.map(lambda g: g * jnp.abs(updates["dense"]).max(), updates)
+def projected_step(optimizer):
+    """A loss that projects sums of one table beside rows of another; its state; and what draws batches."""
 
-    rng, total = np.random.default_rng(0), POOLS["sum"]
-    both = lambda rows, ids, weights: total(rows, ids, weights) + rows[:, 0]
-    scaled = optax.chain(optax.stateless(by_dense), optax.sgd(0.1))
-    for pool, optimizer, told in (
-        (lambda rows, *_: rows[:, 0], optax.sgd(0.1), "`bags`.*`slice|`bags`.*`gather|`bags`.*`mul|`bags`.*squeeze"),
-        (both, optax.sgd(0.1), "`bags`"),
-        (lambda rows, *_: jnp.tanh(rows).max(1), optax.sgd(0.1), "`reduce_max` at .*test_sparse_step.py"),
-        (total, scaled, "gradients of other parameters"),
+    def loss_fn(params, batch, _):
+        sums = jnp.where((batch["ids"] >= 0)[..., None], params["bags"][jnp.maximum(batch["ids"], 0)], 0).sum(1)
+        joined = jnp.concatenate([sums, params["other"][batch["ids"][:, 0] % 5]], -1)
+        narrow = jnp.tanh(joined @ params["project"] + params["shift"]) @ params["more"]
+        return jnp.mean(((narrow @ params["dense"])[:, 0] - batch["weights"][:, 0]) ** 2), None
+
+    _, state, draw = pooled_step(POOLS["sum"], optimizer)
+    normal = lambda n, *shape: jax.random.normal(jax.random.key(n), shape)
+    more = {"project": normal(0, 6, 4), "shift": normal(1, 4), "more": normal(2, 4, 2), "dense": normal(3, 2, 1)}
+    step = autoshard.TrainStep(loss_fn, optimizer)
+    return step, step.init(state.params | more), draw
+
+
+@pytest.mark.parametrize("layers", [("project",), ("project", "shift"), ("project", "shift", "more")], ids=len)
+@pytest.mark.parametrize("optimizer", PER_PARAMETER)
+def test_three_steps_with_layers_at_the_host_equal_those_over_rows(layers, optimizer):
+    rng = np.random.default_rng(0)
+    step, state, draw = projected_step(PER_PARAMETER[optimizer])
+    over_rows, at_host = (sparse_step(step, state, draw(rng), lazy=True, host_layers=own) for own in ((), layers))
+    assert [x.shape for x in at_host.batch["values"]] == [(6, 2 if "more" in layers else 4)]
+    assert all(jax.tree.leaves(at_host.state.params[name])[0].size == 1 for name in layers)
+    one, other = state, state
+    for number in range(3):
+        batch = draw(rng, one_row=number == 1)
+        one, metrics = over_rows(one, batch)
+        other, its = at_host(other, batch)
+        np.testing.assert_allclose(metrics["loss"], its["loss"], rtol=1e-5)
+    assert largest_difference(one, other) < 1e-5
+
+
+def test_pooling_is_refused_where_rows_or_gradients_are_needed_elsewhere():
+    def joined_before(params, batch, _):
+        rows = params["bags"][batch["ids"]] * params["other"][batch["ids"] % 5]
+        return jnp.mean((rows.sum(1) @ params["dense"]) ** 2), None
+
+    def read_twice(params, batch, _):
+        rows = params["bags"][batch["ids"]]
+        return jnp.mean((rows.sum(1) @ params["dense"]) ** 2) + jnp.mean(rows[:, 0] * params["dense"][:, 0]), None
+
+    def not_less(params, batch, _):
+        return jnp.mean((jnp.tanh(params["bags"][batch["ids"]]) @ params["dense"]) ** 2), None
+
+    step, state, draw = pooled_step(POOLS["sum"], optax.sgd(0.1))
+    batch = draw(np.random.default_rng(0))
+    for loss in (joined_before, read_twice, not_less):
+        with pytest.raises(TraceError, match=r"`bags`, .*`(mul|dot_general)` at .*test_sparse_step.py"):
+            sparse_step(dataclasses.replace(step, loss_fn=loss), state, batch, pooled=["bags"])
+    of = lambda name, by: lambda grads, params=None: grads | {name: grads[name] * jnp.abs(grads[by]).max()}
+    for name, by, told in (
+        ("bags", "dense", "of `params.bags` needs gradients of other parameters"),
+        ("dense", "project", "of `params.dense` needs what the host has"),
     ):
-        step, state, draw = pooled_step(pool, optimizer)
+        coupled = optax.chain(optax.stateless(of(name, by)), optax.sgd(0.1))
         with pytest.raises(TraceError, match=told):
-            sparse_step(step, state, draw(rng), pooled=["bags"])
+            projected, own, draw = projected_step(coupled)
+            sparse_step(projected, own, draw(np.random.default_rng(0)), host_layers=["project"])
