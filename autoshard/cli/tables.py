@@ -32,6 +32,9 @@ def tables(
     pooling: Annotated[
         bool, typer.Option(help="Also consider to sum rows at the host, where the loss does nothing else with them.")
     ] = False,
+    host_layers: Annotated[
+        bool, typer.Option(help="Also consider to run dense layers at the host, right behind the rows that they read.")
+    ] = False,
     traceback: Traceback = False,
 ) -> None:
     """Decide which embedding table lives where, on accelerators or in host memory, and print why."""
@@ -54,7 +57,7 @@ def tables(
         functions = staged_functions(settings)
         state, batch = arguments(settings, functions)
         assert isinstance(functions.step, TrainStep)
-        search = SearchOptions(max_staleness=max_staleness, hot_rows=hot_rows, pooling=pooling)
+        search = SearchOptions(max_staleness=max_staleness, hot_rows=hot_rows, pooling=pooling, host_layers=host_layers)
         placed = place_tables(
             functions.step, state, batch, cluster=settings.plan.cluster, ids=IdDistribution(zipf), search=search
         )

@@ -18,6 +18,10 @@ and s bytes of a row with the optimizer's state, and distinct(I) the mean number
                 the rows of all I ids for the sums, reads and writes their gradients (3 I rows), and updates as many
                 rows as a batch has places for, min(I, R); each link carries B w / N bytes down and up; of one host, in
                 no mode that patches
+    layers      as pooled, of all tables of a cut together: the host makes a value of V bytes by F floating-point
+                operations, makes it again for its gradients, which are 2 F more (XLA on all CPUs, 4 F in all, in turn
+                with all else that this thread does); each link carries V / N bytes down and up. Accelerators are spared
+                3 F / N operations, counted at their peak: no less
     hot rows    the k most frequent rows are a table by row of their own, all of which is updated (k s / N), the others
                 one on the host, which has places for all: both are Zipf tables, the cold rows read are distinct(I) less
                 those distinct among the hot ones
@@ -34,7 +38,7 @@ from collections.abc import Callable
 from autoshard.cost.collectives import Collective, all_gather, all_reduce, all_to_all
 from autoshard.cost.lookups import Lookups, exchange_of
 from autoshard.host_tables.options import Mode
-from autoshard.offloading.situation import Situation, TableUse, lines
+from autoshard.offloading.situation import HostCut, Situation, TableUse, lines
 
 _ID_BYTES = 4
 _SECTOR_BYTES = 32
@@ -51,16 +55,17 @@ class Place(enum.Enum):
     BY_ROW = "accelerators, by row"
     HOST = "host memory"
     POOLED = "host memory, pooled there"
+    LAYERS = "host memory, layers there"
     HOT_ROWS = "hot rows on accelerators"
 
     @property
     def is_on_host(self) -> bool:
         """Whether host memory has rows of it."""
-        return self in (Place.HOST, Place.POOLED, Place.HOT_ROWS)
+        return self in (Place.HOST, Place.POOLED, Place.LAYERS, Place.HOT_ROWS)
 
     def fits_mode(self, mode: Mode) -> bool:
-        """Whether steps can follow each other so: sums of rows that are in flight cannot be patched."""
-        return self is not Place.POOLED or mode != "pipelined"
+        """Whether steps can follow each other so: what is made of rows that are in flight cannot be patched."""
+        return self not in (Place.POOLED, Place.LAYERS) or mode != "pipelined"
 
     @property
     def is_exchanged(self) -> bool:
@@ -99,6 +104,8 @@ class Choice:
 
     Attributes:
       place: Where. hot_rows: Rows on accelerators, where these are the hot ones.
+      cut: Number of the cut in front of which the host's layers are; all its tables have the same, or none has. What is
+        paid once for all of them is paid by its first.
       loads: Of a step.
       device_bytes: On each accelerator. host_bytes: On each host.
       in_flight_bytes, host_in_flight_bytes: The same for each batch that is under way at once.
@@ -113,15 +120,18 @@ class Choice:
     host_in_flight_bytes: float = 0.0
     patched_s: float = 0.0
     hot_rows: int = 0
+    cut: int | None = None
 
 
-def choices_of(table: TableUse, s: Situation, has_hot_rows: bool = True, has_pooling: bool = False) -> list[Choice]:
+def choices_of(
+    table: TableUse, s: Situation, has_hot_rows: bool = True, has_pooling: bool = False, has_layers: bool = False
+) -> list[Choice]:
     """Every place of a table.
 
     Args:
       table: The table. s: What it is placed on.
       has_hot_rows: Whether hot rows may live apart from cold ones.
-      has_pooling: Whether the host may sum rows.
+      has_pooling: Whether the host may sum rows. has_layers: Whether dense layers may run there.
     """
     found = [whole(table, s), by_row(table, s)]
     if table.row_bytes % (4 * s.num_devices) == 0:
@@ -129,6 +139,9 @@ def choices_of(table: TableUse, s: Situation, has_hot_rows: bool = True, has_poo
     found.append(on_host(table, s))
     if has_pooling and table.num_sums and s.num_nodes == 1:
         found.append(pooled(table, s))
+    if s.num_nodes == 1:
+        allowed = [n for n, cut in enumerate(s.cuts) if table.path in cut.tables]
+        found += [layers(table, n, s) for n in allowed if (has_layers if s.cuts[n].params else has_pooling)]
     if has_hot_rows and table.ids.zipf_exponent > 0:
         counts = dict.fromkeys(int(table.num_rows * share) for share in HOT_SHARES)
         found += [hot_rows(table, k, s) for k in counts if k >= _FEWEST_HOT]
@@ -177,19 +190,55 @@ def on_host(table: TableUse, s: Situation) -> Choice:
 
 def pooled(table: TableUse, s: Situation) -> Choice:
     """All rows in the memory of the one host, which sums them; the accelerators get the sums."""
+    return _read_at_host(table, s, Place.POOLED, table.num_sums * table.row_bytes)
+
+
+def layers(table: TableUse, number: int, s: Situation) -> Choice:
+    """All rows in the memory of the one host, where layers read them; the accelerators get what is made in front of a
+    cut, with the rows of its other tables.
+
+    Args:
+      table: Of the cut. number: Of the cut. s: What it is placed on.
+    """
+    cut = s.cuts[number]
+    if table.path != cut.tables[0]:
+        return dataclasses.replace(_read_at_host(table, s, Place.LAYERS, 0), cut=number)
+    own = _read_at_host(table, s, Place.LAYERS, cut.value_bytes)
+    return dataclasses.replace(
+        own,
+        loads=own.loads + Loads(accelerator_s=-spared_s(cut, s), thread_s=layers_s(cut, s)),
+        host_bytes=own.host_bytes + cut.state_bytes,
+        cut=number,
+    )
+
+
+def layers_s(cut: HostCut, s: Situation) -> float:
+    """Seconds of the host for the layers in front of a cut."""
+    return 4 * cut.flops / s.host_flops_per_s + 2 * cut.state_bytes / s.host_bytes_per_s
+
+
+def spared_s(cut: HostCut, s: Situation) -> float:
+    """Seconds of each accelerator that these layers would take there at least."""
+    return 3 * cut.flops / s.num_devices / s.mesh.device_type.matmul_flops_per_s(cut.dtype)
+
+
+def _read_at_host(table: TableUse, s: Situation, place: Place, value_bytes: int) -> Choice:
+    """All rows in the memory of the one host, where they are read and updated; accelerators get so many bytes of what
+    is made of them.
+    """
     cold, width, state = on_host(table, s), table.row_bytes, table.state_bytes
-    rows, sums_bytes = _distinct(table, table.num_ids), table.num_sums / s.num_devices * width
+    rows, sent_bytes = _distinct(table, table.num_ids), value_bytes / s.num_devices
     cpu_s = table.num_ids * s.rates.id_s + rows * (lines(width) + 2 * lines(state)) * s.rates.line_s
     places = min(table.num_ids, table.num_rows)
     alone_s = (3 * table.num_ids * lines(width) + 2 * places * lines(state)) * s.rates.line_s
     moved = rows * (width + 2 * state) + 2 * places * state + 3 * table.num_ids * width
-    sent_s = sums_bytes / s.to_device.bandwidth_bytes_per_s
-    device_s, memory_s = _moved_s(2 * sums_bytes, s), moved / s.host_bytes_per_s
+    sent_s = sent_bytes / s.to_device.bandwidth_bytes_per_s
+    device_s, memory_s = _moved_s(2 * sent_bytes, s) if value_bytes else 0.0, moved / s.host_bytes_per_s
     return dataclasses.replace(
         cold,
-        place=Place.POOLED,
+        place=place,
         loads=Loads(device_s, cpu_s, memory_s, sent_s, sent_s, thread_s=s.rates.table_s + alone_s),
-        in_flight_bytes=2 * sums_bytes,
+        in_flight_bytes=2 * sent_bytes,
         host_in_flight_bytes=2 * places * state,
         patched_s=0.0,
     )

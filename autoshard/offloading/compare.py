@@ -10,7 +10,7 @@ import dataclasses
 from autoshard.cost.collectives import all_to_all
 from autoshard.errors import MemoryBudgetError
 from autoshard.host_tables.options import Execution
-from autoshard.offloading.choices import Choice, Place, by_column, by_row, exchange_fixed_s, on_host
+from autoshard.offloading.choices import Choice, Place, by_column, by_row, exchange_fixed_s, layers, on_host
 from autoshard.offloading.search import Found, Outcome, SearchOptions, outcome, search, with_best_workers
 from autoshard.offloading.situation import Situation, lines
 
@@ -72,8 +72,7 @@ def _cpus_alone(s: Situation) -> Compared:
         cpu_s += touched * 2 * lines(table.state_bytes) * s.rates.line_s
         memory_s += (4 * ids * table.row_bytes + 2 * touched * table.state_bytes) / s.host_bytes_per_s
         host_bytes += table.size_bytes / s.num_nodes
-    assert s.host.flops_per_s is not None
-    dense_s = s.dense.flops / s.num_nodes / (s.host.flops_per_s * s.rates.flops_share)
+    dense_s = s.dense.flops / s.num_nodes / s.host_flops_per_s
     busy_s = (cpu_s + s.reading_s) / s.host.num_cpus
     return _fitting(s, "CPUs alone", max(busy_s, memory_s) + dense_s, 0.0, host_bytes)
 
@@ -110,14 +109,35 @@ def _best_on_accelerators(s: Situation) -> Compared:
 
 
 def elsewhere(s: Situation, best: Outcome, number: int, places: list[Choice]) -> list[tuple[Choice, Outcome]]:
-    """What the plan would be with one table at each of some other places, and all else as it is."""
+    """What the plan would be with one table at each of some other places, and all else as it is; but where layers run
+    at the host behind that table, they then do not, and the rows of their other tables are sent.
+    """
     own = best.choices[number]
+    rest = [
+        on_host(table, s) if own.cut is not None and choice.cut == own.cut else choice
+        for table, choice in zip(s.tables, best.choices, strict=True)
+    ]
     changed = []
     for choice in places:
         if (choice.place, choice.hot_rows) != (own.place, own.hot_rows):
-            choices = [*best.choices[:number], choice, *best.choices[number + 1 :]]
+            choices = [*rest[:number], choice, *rest[number + 1 :]]
             if best.num_workers:
                 changed.append((choice, outcome(s, best.execution, choices, best.num_workers)))
             else:
                 changed.append((choice, with_best_workers(s, best.execution, choices)))
     return changed
+
+
+def with_cut(s: Situation, best: Outcome, number: int) -> Outcome:
+    """What the plan would be with layers at the host in front of one cut, and all else as it is; in `sync` where rows
+    in flight are patched.
+    """
+    cut, choices = s.cuts[number], []
+    for table, choice in zip(s.tables, best.choices, strict=True):
+        is_split = choice.cut is not None and not s.cuts[choice.cut].paths.isdisjoint(cut.paths)
+        if table.path in cut.tables:
+            choices.append(layers(table, number, s))
+        else:
+            choices.append(on_host(table, s) if is_split else choice)
+    execution = best.execution if best.execution.mode != "pipelined" else Execution("sync")
+    return with_best_workers(s, execution, choices)

@@ -37,7 +37,7 @@ class HostPart:
     def of(cls, placed: TablePlacement) -> "HostPart | None":
         """What a decision puts there; None for nothing."""
         own = placed.execution
-        return own and cls(placed.host_tables, own, placed.hot_rows, placed.pooled, placed=placed)
+        return own and cls(placed.host_tables, own, placed.hot_rows, placed.pooled, placed.host_layers, placed)
 
     def step_over_rows(self, step: TrainStep, state: Any, batch: Any, lazy: bool) -> SparseStep:
         """The step that runs on the devices: over the rows of a batch; see `sparse_step`."""

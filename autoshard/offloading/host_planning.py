@@ -10,7 +10,7 @@ import jax
 from autoshard.api import Plan, plan_on_devices
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError, ClusterError, ConfigError
-from autoshard.offloading.choices import choices_of, on_host
+from autoshard.offloading.choices import choices_of, on_host, spared_s
 from autoshard.offloading.host_part import HostPart
 from autoshard.offloading.hosted_plan import HostTablesPlan
 from autoshard.offloading.of_step import place_tables, situation_of
@@ -22,6 +22,7 @@ from autoshard.plans.options import PlanOptions
 from autoshard.printing import seconds
 from autoshard.tables import Tables, find_tables
 from autoshard.tables.row_updates import row_updates
+from autoshard.tables.sparse_step import cuts_of_step
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
 
@@ -102,7 +103,9 @@ class HostPlanner:
         state, batch = jax.tree.map(shape_like, (self.state, self.batch))
         row_updates(self.step, state, found.tables, self.tables.lazy)
         ids, rates = self.options.lookups.ids, self.tables.rates
-        s = situation_of(found, state, batch, self.cluster, DenseWork(0.0, 0.0, 0.0), ids=ids, rates=rates)
+        cuts = cuts_of_step(self.step, state, batch) if self.tables.host_layers else ()
+        dense = DenseWork(0.0, 0.0, 0.0)
+        s = situation_of(found, state, batch, self.cluster, dense, ids=ids, rates=rates, cuts=cuts)
         return most_saved_s(s)
 
     def _placed(self, search: SearchOptions) -> TablePlacement:
@@ -146,9 +149,9 @@ def _is_worth_a_look(found: Tables) -> bool:
 
 def most_saved_s(s: Situation) -> float:
     """Seconds of a step that accelerators could be spared at most, if a planner had put each table at the place that is
-    the dearest for them.
+    the dearest for them, and if the host ran all layers that it can.
     """
-    saved = 0.0
+    saved = max((spared_s(cut, s) for cut in s.cuts), default=0.0)
     for table in s.tables:
         theirs = [c.loads.accelerator_s for c in choices_of(table, s, False) if not c.place.is_on_host]
         saved += max(max(theirs) - on_host(table, s).loads.accelerator_s, 0.0)

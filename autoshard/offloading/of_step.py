@@ -2,8 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +14,12 @@ from autoshard.cost.id_distribution import IdDistribution
 from autoshard.errors import ConfigError
 from autoshard.offloading.placement import TablePlacement, placement_of
 from autoshard.offloading.search import SearchOptions
-from autoshard.offloading.situation import DenseWork, HostRates, Situation, TableUse, described_host, situation
+from autoshard.offloading.situation import DenseWork, HostCut, HostRates, Situation, TableUse, described_host, situation
 from autoshard.plans.make import budget_of, load_cluster
 from autoshard.plans.options import PlanOptions
-from autoshard.tables import Table, Tables, find_tables
+from autoshard.tables import Cut, Table, Tables, find_tables
 from autoshard.tables.sparse_step import cut_at_look_ups, cuts_of_step
-from autoshard.tables.state_rows import RowLeaf, row_leaves
+from autoshard.tables.state_rows import RowLeaf, param_leaves, row_leaves
 from autoshard.tables.traced_loss import shape_like
 from autoshard.train_step import TrainStep
 
@@ -86,14 +85,10 @@ def place_tables(
     memory_bytes = told.peak_bytes if told.reserved_bytes is None else told.reserved_bytes
     dense = DenseWork(told.step_s, memory_bytes, told.flops * rest.num_devices)
     budget_bytes = budget_of(hardware.groups[0].device_type, memory_budget_bytes, options)
-    cuts = cuts_of_step(step, state, batch) if search is not None and search.pooling else ()
-    sums = {
-        cut.tables[0].path: max(cut.size_bytes // cut.tables[0].row_bytes, 1)
-        for cut in cuts
-        if len(cut.tables) == 1 and not cut.params
-    }
+    is_cut = search is not None and (search.pooling or search.host_layers)
+    cuts = cuts_of_step(step, state, batch) if is_cut else ()
     placed_on = situation_of(
-        found, state, batch, hardware, dense, ids=ids, rates=rates, budget_bytes=budget_bytes, sums=sums
+        found, state, batch, hardware, dense, ids=ids, rates=rates, budget_bytes=budget_bytes, cuts=cuts
     )
     return placement_of(placed_on, search)
 
@@ -108,7 +103,7 @@ def situation_of(
     ids: IdDistribution | Mapping[str, IdDistribution] | None,
     rates: HostRates | None,
     budget_bytes: float | None = None,
-    sums: Mapping[str, int] = MappingProxyType({}),
+    cuts: Sequence[Cut] = (),
 ) -> Situation:
     """The tables of a step on a cluster, beside the rest of it.
 
@@ -116,12 +111,24 @@ def situation_of(
       found: Tables of the loss. state, batch: Arguments of the step, by shape.
       cluster: Devices of one kind with described hosts. dense: The rest of the step.
       ids, rates: As for `place_tables`. budget_bytes: Of each accelerator; None for nine tenths of its memory.
-      sums: By path of a table whose rows the host can sum, how many sums a batch has.
+      cuts: Of the loss, that its optimizer allows.
     """
     leaves = row_leaves(state, found.tables)
+    is_pooling = lambda cut: len(cut.tables) == 1 and not cut.params
+    sums = {cut.tables[0].path: -(-cut.size_bytes // cut.tables[0].row_bytes) for cut in cuts if is_pooling(cut)}
     uses = tuple(_use(number, table, leaves, ids, sums.get(table.path, 0)) for number, table in enumerate(found.tables))
+    host_cuts = tuple(_host_cut(cut, state) for cut in cuts if not is_pooling(cut))
     batch_size = max(x.shape[0] for x in jax.tree.leaves(batch) if x.shape)
-    return situation(cluster, uses, dense, batch_size, budget_bytes=budget_bytes, rates=rates, updates_all_rows=True)
+    limits = {"budget_bytes": budget_bytes, "rates": rates}
+    return situation(cluster, uses, dense, batch_size, **limits, updates_all_rows=True, cuts=host_cuts)
+
+
+def _host_cut(cut: Cut, state: Any) -> HostCut:
+    """A cut as it is priced."""
+    tables, params = cut.names
+    leaves = param_leaves(state, {param.index for param in cut.params})
+    state_bytes = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in leaves)
+    return HostCut(tables, params, cut.size_bytes, cut.flops, cut.dtype, state_bytes)
 
 
 def _use(number: int, table: Table, leaves: tuple[RowLeaf, ...], ids: Any, num_sums: int) -> TableUse:

@@ -8,7 +8,7 @@ from autoshard.offloading.choices import Place
 from autoshard.offloading.search import SearchOptions
 from autoshard.offloading.situation import HostRates
 
-_PLACES = (Place.WHOLE, Place.HOST, Place.POOLED, Place.HOT_ROWS)
+_PLACES = (Place.WHOLE, Place.HOST, Place.POOLED, Place.LAYERS, Place.HOT_ROWS)
 """Those of a step that has no plan on the devices: how large a table is there that is split is then known by the
 planner alone."""
 
@@ -27,6 +27,8 @@ class TableOptions:
       hot_rows: Whether the most frequent rows of a table may stay on the devices.
       pooling: Whether the host may sum rows of a table, where the loss does nothing else with them, so that only sums
         are sent. In `sync` and `async`, of one host; not together with `hot_rows`.
+      host_layers: Whether dense layers may run at the host, right behind the rows that they read; or paths of the
+        parameters whose layers must, and no others (`autoshard.tables.find_cuts` tells which can). As for `pooling`.
       lazy: Accept an update that leaves rows without a gradient as they are where that of whole tables changes them
         (momentum, Adam, weight decay).
       rates: What a CPU does in a second; None for estimates.
@@ -41,6 +43,7 @@ class TableOptions:
     max_staleness: int = 0
     hot_rows: bool = False
     pooling: bool = False
+    host_layers: bool | tuple[str, ...] = False
     lazy: bool = False
     rates: HostRates | None = None
 
@@ -66,5 +69,10 @@ class TableOptions:
     @property
     def search_for_time(self) -> SearchOptions:
         """What may be chosen where they do."""
-        chosen = SearchOptions(max_staleness=self.max_staleness, hot_rows=self.hot_rows, pooling=self.pooling)
+        chosen = SearchOptions(
+            max_staleness=self.max_staleness,
+            hot_rows=self.hot_rows,
+            pooling=self.pooling,
+            host_layers=self.host_layers,
+        )
         return chosen if self.mode is None else dataclasses.replace(chosen, modes=(self.mode,))

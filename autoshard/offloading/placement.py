@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 from autoshard.host_tables.options import Execution
-from autoshard.offloading.choices import Choice, Place, choices_of
-from autoshard.offloading.compare import Compared, compared, elsewhere
+from autoshard.offloading.choices import Choice, Place, choices_of, layers_s, spared_s
+from autoshard.offloading.compare import Compared, compared, elsewhere, with_cut
 from autoshard.offloading.search import Found, Outcome, SearchOptions, search
-from autoshard.offloading.situation import Situation, TableUse
+from autoshard.offloading.situation import HostCut, Situation, TableUse
 from autoshard.printing import TextConsole, amount, seconds, table
 
 
@@ -76,9 +76,20 @@ class TablePlacement:
 
     @property
     def pooled(self) -> tuple[str, ...]:
-        """Paths of the tables whose rows the host sums: `pooled` of `autoshard.HostTables`."""
+        """Paths of the tables whose rows are read by sums or layers at the host: `pooled` of `autoshard.HostTables`."""
         pairs = zip(self.situation.tables, self.best.choices, strict=True)
-        return tuple(t.path for t, choice in pairs if choice.place is Place.POOLED)
+        return tuple(t.path for t, choice in pairs if choice.place in (Place.POOLED, Place.LAYERS))
+
+    @property
+    def cuts(self) -> tuple[HostCut, ...]:
+        """In front of which dense layers run at the host."""
+        numbers = dict.fromkeys(choice.cut for choice in self.best.choices if choice.cut is not None)
+        return tuple(self.situation.cuts[n] for n in numbers)
+
+    @property
+    def host_layers(self) -> tuple[str, ...]:
+        """Paths of the parameters whose layers run at the host: `host_layers` of `autoshard.HostTables`."""
+        return tuple(path for cut in self.cuts for path in cut.params)
 
     @property
     def execution(self) -> Execution | None:
@@ -137,6 +148,8 @@ def _outline(placement: TablePlacement) -> str:
         f"{s.mesh.device_type.name} and {s.num_nodes} host{'s' if s.num_nodes > 1 else ''} of {s.host}"
     )
     console.print("  places     " + "; ".join(f"{count} in {name}" for name, count in counts.items()))
+    for cut in placement.cuts:
+        console.print(f"  layers     at the host: {_layers(cut)}, {amount(cut.value_bytes)} sent behind them")
     console.print(
         f"  step       {seconds(best.step_s)} predicted, {placement.examples_per_s:,.0f} examples/s; busiest: the "
         f"{stages.busiest}"
@@ -173,7 +186,8 @@ def explained(placement: TablePlacement) -> str:
         f"{rates.flops_share:.0%} of their peak. {_ids(placement)}"
         + (f" To read an example takes a CPU {seconds(rates.read_s)}." if rates.read_s else "")
     )
-    parts = _outline(placement), placement.tables_text, _text(_others(placement)), _text(_modes(placement))
+    cuts = (_text(_cuts(placement)),) if s.cuts else ()
+    parts = _outline(placement), placement.tables_text, *cuts, _text(_others(placement)), _text(_modes(placement))
     return "\n\n".join((*parts, _text(assumed)))
 
 
@@ -222,7 +236,8 @@ def _placed(placement: TablePlacement, number: int) -> PlacedTable:
 def _why(placement: TablePlacement, number: int) -> str:
     """For accelerators and for the host, whichever it is not: what moving the table there would do."""
     s, best = placement.situation, placement.best
-    all_of = choices_of(s.tables[number], s, False, has_pooling=bool(placement.pooled))
+    is_pooling = any(choice.place is Place.POOLED for choice in best.choices)
+    all_of = [c for c in choices_of(s.tables[number], s, False, has_pooling=is_pooling) if c.cut is None]
     others = elsewhere(s, best, number, [c for c in all_of if c.place.fits_mode(best.execution.mode)])
     others = [(c, o) for c, o in others if c.place in placement.found.places]
     on_host = best.choices[number].place.is_on_host
@@ -241,6 +256,31 @@ def _why(placement: TablePlacement, number: int) -> str:
         work = other.stages.sum_s - best.stages.sum_s
         return f"{choice.place.value}: as fast, {seconds(abs(work))} {'more' if work > 0 else 'less'} work"
     return f"{choice.place.value}: +{seconds(slower)} a step"
+
+
+def _cuts(placement: TablePlacement):
+    """What each cut would do to the plan, with its tables in host memory."""
+    s, best = placement.situation, placement.best
+    made = table(
+        "Layers at the host (all else as planned)",
+        (("layers", "left"), ("of tables", "right"), ("sent", "right"), ("operations", "right"), ("on CPUs", "right"),
+         ("spared accelerators", "right"), ("step", "right")),
+    )  # fmt: skip
+    for number, cut in enumerate(s.cuts):
+        found = with_cut(s, best, number)
+        step = seconds(found.step_s) if found.fits else "does not fit"
+        is_chosen = any(choice.cut == number for choice in best.choices)
+        made.add_row(
+            _layers(cut), str(len(cut.tables)), amount(cut.value_bytes), amount(cut.flops, "FLOP"),
+            seconds(layers_s(cut, s)), seconds(spared_s(cut, s)), f"{step}{', chosen' if is_chosen else ''}",
+        )  # fmt: skip
+    return made
+
+
+def _layers(cut: HostCut) -> str:
+    """The parameters of a cut, few of many."""
+    first, *more = cut.params or ("none but tables",)
+    return f"{first} to {more[-1]} ({len(cut.params)})" if more else first
 
 
 def _others(placement: TablePlacement):

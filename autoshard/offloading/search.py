@@ -23,6 +23,7 @@ Minimised is
 so that of places that are equally fast those with least work are taken, under
 
     sum over c of x[t, c] = 1                             for each table
+    x[t, c] = x[t', c]                                    for layers at the host, c in front of a cut of tables t, t'
     dense + sum x (device_bytes + k in_flight_bytes) <= memory of an accelerator
     sum x (host_bytes + k host_in_flight_bytes) <= memory of a host
 
@@ -63,6 +64,8 @@ class SearchOptions:
       places: Where tables may live.
       modes: Modes that may be chosen.
       pooling: Whether the host may sum rows, where the loss does nothing else with them; not with hot rows.
+      host_layers: Whether dense layers may run at the host, behind the rows that they read; or paths of the parameters
+        whose layers must, and no others. Not with hot rows.
     """
 
     max_staleness: int = 0
@@ -71,12 +74,14 @@ class SearchOptions:
     places: tuple[Place, ...] = tuple(Place)
     modes: tuple[Mode, ...] = ("sync", "pipelined", "async")
     pooling: bool = False
+    host_layers: bool | tuple[str, ...] = False
 
     def __post_init__(self) -> None:
-        if self.pooling and self.hot_rows:
+        if (self.pooling or self.host_layers) and self.hot_rows:
             raise ConfigError(
-                "Rows are summed at the host, or hot rows stay on the devices, not both in one step; received "
-                "pooling=True and hot_rows=True. Leave one of them out."
+                "Rows are summed at the host, and layers run there, or hot rows stay on the devices, not both in one "
+                f"step; received pooling={self.pooling}, host_layers={self.host_layers} and hot_rows=True. Leave one "
+                "of them out."
             )
 
     def executions(self) -> list[Execution]:
@@ -205,8 +210,12 @@ def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
     Raises:
       MemoryBudgetError: No placement fits; tells what would have to.
     """
-    outcomes, bounds = [], []
-    all_choices = [choices_of(table, s, options.hot_rows, options.pooling) for table in s.tables]
+    outcomes, bounds, fixed = [], [], _fixed_cuts(s, options.host_layers)
+    has_layers = bool(options.host_layers)
+    all_choices = [choices_of(table, s, options.hot_rows, options.pooling, has_layers) for table in s.tables]
+    if fixed is not None:
+        numbers = [next((n for n in fixed if table.path in s.cuts[n].tables), None) for table in s.tables]
+        all_choices = [[c for c in own if c.cut == n] for own, n in zip(all_choices, numbers, strict=True)]
     for execution in options.executions():
         can_be = lambda c, mode=execution.mode: c.place in options.places and c.place.fits_mode(mode)
         per_table = [list(filter(can_be, choices)) for choices in all_choices]
@@ -214,11 +223,39 @@ def search(s: Situation, options: SearchOptions = SearchOptions()) -> Found:
         if solved:
             outcomes.append(min((o for o, _ in solved), key=lambda o: o.objective_s))
             bounds += [bound for _, bound in solved]
+    if not outcomes and fixed is not None and not {"sync", "async"}.intersection(options.modes):
+        raise ConfigError(
+            "Layers run at the host in `sync` and `async`; received "
+            f"host_layers={options.host_layers} and modes={options.modes}. Allow another mode, or leave the layers out."
+        )
     if not outcomes:
         raise MemoryBudgetError(_no_room(s, options))
     ranked = sorted(outcomes, key=lambda o: o.objective_s)
     best = ranked[0]
     return Found(with_best_workers(s, best.execution, best.choices), min(bounds), tuple(ranked), options.places)
+
+
+def _fixed_cuts(s: Situation, host_layers: bool | tuple[str, ...]) -> tuple[int, ...] | None:
+    """The cuts in front of which layers must run at the host; None where any may.
+
+    Raises:
+      ConfigError: There is no cut behind one of these layers.
+    """
+    if isinstance(host_layers, bool):
+        return None
+    wanted = set(host_layers)
+    having = lambda path: [n for n, cut in enumerate(s.cuts) if path in cut.params and wanted.issuperset(cut.params)]
+    first = {having(path)[0] for path in host_layers if having(path)}
+    last = [n for n in first if not any(s.cuts[n].paths < s.cuts[m].paths for m in first)]
+    missing = wanted.difference(*(s.cuts[n].params for n in last))
+    if missing:
+        known = "; ".join(", ".join(cut.params) for cut in s.cuts if cut.params)
+        raise ConfigError(
+            "Layers run at the host behind a cut of the loss, all of whose parameters are named; received "
+            f"host_layers={list(host_layers)}, and no cut has `{min(missing)}` and others of these alone. There are: "
+            f"{known or 'none that the optimizer allows'}. Name all of one."
+        )
+    return tuple(sorted(last))
 
 
 def worker_counts(s: Situation) -> list[int]:
@@ -301,6 +338,10 @@ class _Program:
             for is_used, variable in ((choice.place.is_on_host, _U_HOST), (choice.place.is_exchanged, _U_EXCHANGE)):
                 if is_used:
                     self.add(-np.eye(1, self._n, number)[0], ((variable, 1.0),), 0.0, np.inf)
+        for cut in range(len(s.cuts)):
+            first, *others = [n for n, choice in enumerate(flat) if choice.cut == cut] or [0]
+            for other in others:
+                self.add(np.eye(1, self._n, first)[0] - np.eye(1, self._n, other)[0], (), 0.0, 0.0)
         device = np.array([c.device_bytes + k * c.in_flight_bytes for c in flat]) / s.budget_bytes
         own = np.array([c.host_bytes + k * c.host_in_flight_bytes for c in flat]) / s.host_budget_bytes
         self.add(device, (), -np.inf, 1 - s.dense.memory_bytes / s.budget_bytes)

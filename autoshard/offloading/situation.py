@@ -38,6 +38,30 @@ class TableUse:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class HostCut:
+    """A value of the loss behind which the accelerators can go on, if the host has the rows that it is made of.
+
+    Attributes:
+      tables: Paths of the tables. params: Paths of the other parameters, which then live at the host.
+      value_bytes: Of the value, over all devices; its gradient has as many.
+      flops: Floating-point operations that make it. dtype: Its type.
+      state_bytes: Of the other parameters and of all that the optimizer keeps for them.
+    """
+
+    tables: tuple[str, ...]
+    params: tuple[str, ...]
+    value_bytes: int
+    flops: float
+    dtype: str
+    state_bytes: int
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Of all its parameters."""
+        return frozenset((*self.tables, *self.params))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DenseWork:
     """The step without its tables, as it runs on all accelerators.
 
@@ -93,6 +117,7 @@ class Situation:
       updates_all_rows: Whether the update of a table on accelerators goes over all of its rows, as in a step that keeps
         it whole (`autoshard.HostTables`, `autoshard.plan`), or over those of the batch alone, as TorchRec's and
         `autoshard.tables.sparse_on_devices` do.
+      cuts: Behind which accelerators may go on, in the order of the loss.
     """
 
     tables: tuple[TableUse, ...]
@@ -106,6 +131,7 @@ class Situation:
     rates: HostRates = HostRates()  # noqa: RUF009 - frozen
     between_nodes: Link | None = None
     updates_all_rows: bool = False
+    cuts: tuple[HostCut, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -134,6 +160,12 @@ class Situation:
         return self.host.memory_bandwidth_bytes_per_s
 
     @property
+    def host_flops_per_s(self) -> float:
+        """What dense layers reach on all CPUs of a host."""
+        assert self.host.flops_per_s is not None
+        return self.host.flops_per_s * self.rates.flops_share
+
+    @property
     def to_device(self) -> Link:
         """Between the host and each accelerator."""
         assert self.host.to_device is not None
@@ -153,6 +185,7 @@ def situation(
     budget_bytes: float | None = None,
     rates: HostRates | None = None,
     updates_all_rows: bool = False,
+    cuts: tuple[HostCut, ...] = (),
 ) -> Situation:
     """Tables and a step on a cluster with hosts.
 
@@ -161,7 +194,7 @@ def situation(
       tables, dense, batch_size: See `Situation`.
       budget_bytes: Of each accelerator; None for nine tenths of its memory.
       rates: Of a CPU; None for estimates.
-      updates_all_rows: See `Situation`.
+      updates_all_rows, cuts: See `Situation`.
 
     Raises:
       ClusterError: There is no host, its rates or links are not known, or devices are of several kinds.
@@ -184,6 +217,7 @@ def situation(
         rates or HostRates(),
         group.inter_node if group.num_nodes > 1 else None,
         updates_all_rows,
+        cuts,
     )
 
 

@@ -302,7 +302,8 @@ class ExecutionSection(_Section):
             and `async`, not together with hot rows. `auto` decides.
         may_pool: whether `auto` may choose that.
         host_layers: paths of other parameters whose layers run at the host, right behind the rows that they read; null
-            for none. With the limits of `pooled`. Not for `auto`.
+            for none. With the limits of `pooled`. For `auto`: these and no others.
+        may_run_layers: whether `auto` may choose that.
         tables: paths of the parameters that go to host memory; null for all tables. Not for `auto`.
         lazy: accept that an optimizer leaves rows as they are that a batch does not read, where it would change them
             otherwise: AdamW, momentum, weight decay.
@@ -321,6 +322,7 @@ class ExecutionSection(_Section):
     pooled: list[str] | None = Field(default=None, min_length=1)
     may_pool: bool = False
     host_layers: list[str] | None = Field(default=None, min_length=1)
+    may_run_layers: bool = False
     tables: list[str] | None = Field(default=None, min_length=1)
     lazy: bool = False
     num_workers: PositiveInt | None = None

@@ -48,6 +48,7 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
         max_staleness=section.max_staleness if section.may_be_stale else 0,
         hot_rows=section.may_keep_hot_rows,
         pooling=section.may_pool,
+        host_layers=section.may_run_layers if section.host_layers is None else tuple(section.host_layers),
     )
     ids = IdDistribution(lookups.zipf_exponent, lookups.is_ranked)
     return agreed(lambda: place_tables(step, state, batch, cluster=cluster, ids=ids, search=search))

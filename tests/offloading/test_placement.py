@@ -19,13 +19,15 @@ from autoshard.offloading.choices import (
     choices_of,
     exchange_fixed_s,
     hot_rows,
+    layers,
     on_host,
     pooled,
     whole,
 )
+from autoshard.offloading.compare import with_cut
 from autoshard.offloading.placement import placement_of
 from autoshard.offloading.search import SearchOptions, outcome, search, with_best_workers, worker_counts
-from autoshard.offloading.situation import DenseWork, HostRates, Situation, TableUse, situation
+from autoshard.offloading.situation import DenseWork, HostCut, HostRates, Situation, TableUse, situation
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 CLUSTER = Cluster.from_file(CLUSTERS / "h100x8_cpu.yaml")
@@ -89,6 +91,57 @@ def test_pooling_is_chosen_where_links_are_slow_and_rows_cannot_be_in_flight():
     assert Place.POOLED not in {c.place for c in choices_of(dataclasses.replace(wide, num_sums=0), s, False, True)}
     with pytest.raises(ConfigError, match="hot_rows"):
         SearchOptions(pooling=True, hot_rows=True)
+
+
+def test_layers_at_the_host_by_hand():
+    """Rows are priced as for sums; once for both tables the host makes four times 7.15e9 operations at half its peak of
+    14.3e12 a second, 1 ms for each 7.15e9, and touches 614.4 MB of parameters twice; each link carries an eighth.
+    """
+    tables = [dataclasses.replace(table_of(1, 64, path=path), num_sums=8) for path in "tu"]
+    cut = HostCut(("t", "u"), ("w",), 64_000_000, 7.15e9, "float32", 614_400_000)
+    s = situation_of(*tables, rates=HostRates(table_s=0.5), cuts=(cut,))
+    first, second = (layers(table, 0, s) for table in tables)
+    of_rows = pooled(tables[0], s)
+    assert first.loads.thread_s - of_rows.loads.thread_s == pytest.approx(4e-3 + 2e-3)
+    assert (second.loads.thread_s, second.loads.cpu_s) == (of_rows.loads.thread_s, of_rows.loads.cpu_s)
+    assert first.loads.down_s == first.loads.up_s == pytest.approx(8e6 / 64e9)
+    assert (second.loads.down_s, second.loads.up_s, second.loads.accelerator_s, second.in_flight_bytes) == (0, 0, 0, 0)
+    # an H100 makes 494.7e12 operations a second in TensorFloat-32, by NVIDIA's data sheet
+    sent_s = 2 * 8e6 / 3350e9 + 3.8e-6
+    assert first.loads.accelerator_s == pytest.approx(sent_s - 3 * 7.15e9 / 8 / 494.7e12, rel=1e-3)
+    assert (first.host_bytes, second.host_bytes) == (1024 + 614_400_000, 1024)
+    assert {first.cut, second.cut} == {0} and not first.place.fits_mode("pipelined")
+
+
+def wide_on_a_slow_link(bytes_per_s: float) -> Situation:
+    """One row of 4 KB an example, projected to 64 bytes by 64 KB of parameters; on a link of this speed."""
+    wide = TableUse("t", 10**7, 4096, 8192, 65_536)
+    cuts = [HostCut(("t",), ("w",), 65_536 * 64, 2 * 65_536 * 1024 * 16, "float32", 2 * 65_536)]
+    cuts.append(HostCut(("t",), ("v", "w"), 65_536 * 32, 65_536 * 1024 * 32 + 65_536 * 1024, "float32", 3 * 65_536))
+    dense = dataclasses.replace(DENSE, step_s=1e-2)
+    s = situation_of(wide, dense=dense, cuts=tuple(cuts), budget_bytes=2e9)
+    slow = dataclasses.replace(s.to_device, bandwidth_bytes_per_s=bytes_per_s)
+    return dataclasses.replace(s, host=dataclasses.replace(s.host, to_device=slow))
+
+
+def test_layers_run_at_the_host_where_the_link_is_slow_and_it_is_allowed():
+    allowed = SearchOptions(host_layers=True)
+    fast, slow = (placement_of(wide_on_a_slow_link(rate), allowed) for rate in (64e9, 1e7))
+    assert fast.host_layers == () and "w" in slow.host_layers and slow.pooled == ("t",)
+    without = placement_of(slow.situation).best
+    assert slow.best.step_s < without.step_s / 2 and slow.best.stages.down_s < without.stages.down_s / 20
+    assert "layers     at the host: " in str(slow) and "sent behind them" in str(slow)
+    assert all(told in str(fast) for told in ("Layers at the host", "v to w (2)", "2.15 GFLOP"))
+    both = placement_of(fast.situation, SearchOptions(host_layers=("w", "v")))
+    assert both.host_layers == ("v", "w") and both.step_s > fast.step_s
+    assert both.best.execution.mode == "sync"
+    assert with_cut(fast.situation, fast.best, 1).step_s == pytest.approx(both.step_s, rel=2e-3)
+    with pytest.raises(ConfigError, match="no cut has `v` and others of these alone. There are: w; v, w"):
+        placement_of(fast.situation, SearchOptions(host_layers=("v",)))
+    with pytest.raises(ConfigError, match="`sync` and `async`; .*modes=.*pipelined"):
+        placement_of(fast.situation, SearchOptions(host_layers=("w",), modes=("pipelined",)))
+    with pytest.raises(ConfigError, match="host_layers=True and hot_rows"):
+        SearchOptions(host_layers=True, hot_rows=True)
 
 
 def test_a_table_on_every_accelerator_by_hand():
@@ -187,6 +240,43 @@ def test_no_placement_is_better_than_the_one_that_is_found(seed):
     assert found.considered[0].fits and found.considered[0].objective_s == pytest.approx(best, rel=2e-4)
     assert found.bound_s <= best * (1 + 1e-6) and found.bound_s >= best * (1 - 2e-4)
     assert found.best.step_s <= found.considered[0].step_s * 1.0011
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_placement_with_layers_at_the_host_is_better_than_the_one_that_is_found(seed):
+    """Against all placements in which a cut has all of its tables, or none."""
+    rng = np.random.default_rng(seed)
+    rows = lambda: int(10 ** rng.uniform(3, 8))
+    tables = [dataclasses.replace(table_of(rows(), 20_000, path=f"t{n}"), num_sums=9_000 * n) for n in range(3)]
+    value = lambda: int(10 ** rng.uniform(4, 7))
+    cuts = (
+        HostCut(("t0",), ("a",), value(), 10 ** rng.uniform(7, 11), "float32", 1000),
+        HostCut(("t0", "t1"), ("a", "b"), value(), 10 ** rng.uniform(7, 11), "float32", 2000),
+        HostCut(("t1", "t2"), (), value(), 1e6, "float32", 0),
+    )
+    dense = dataclasses.replace(DENSE, step_s=10 ** rng.uniform(-4, -2))
+    s = situation_of(*tables, dense=dense, budget_bytes=10 ** rng.uniform(9.1, 10.5), cuts=cuts)
+    link = dataclasses.replace(s.to_device, bandwidth_bytes_per_s=10 ** rng.uniform(7, 11))
+    s = dataclasses.replace(s, host=dataclasses.replace(s.host, to_device=link))
+    options = SearchOptions(max_staleness=1, most_prefetch=1, pooling=True, host_layers=True)
+
+    def is_whole(choices):
+        own = [choice.cut for choice in choices]
+        return all(own.count(cut) in (0, len(s.cuts[cut].tables)) for cut in set(own) - {None})
+
+    best = np.inf
+    for execution in options.executions():
+        per_table = [
+            [c for c in choices_of(t, s, False, True, True) if c.place.fits_mode(execution.mode)] for t in s.tables
+        ]
+        for choices in filter(is_whole, itertools.product(*per_table)):
+            for count in worker_counts(s) if any(c.place.is_on_host for c in choices) else (0,):
+                priced = outcome(s, execution, choices, count)
+                best = min(best, priced.objective_s if priced.fits else np.inf)
+    found = search(s, options)
+    assert is_whole(found.best.choices)
+    assert found.considered[0].fits and found.considered[0].objective_s == pytest.approx(best, rel=2e-4)
+    assert found.bound_s <= best * (1 + 1e-5)  # the solver is exact to 1e-6 of the slowest placement
 
 
 def test_the_fewest_workers_that_do_are_taken():

@@ -364,16 +364,32 @@ class Bags(nn.Module):
         return nn.Dense(1)(nn.relu(nn.Dense(32)(jnp.concatenate([users, items], -1))))[:, 0]
 
 
-def test_a_plan_that_pools_at_the_host_equals_one_device(tmp_path):
+class Projected(nn.Module):
+    """The sum of eight wide rows of one table, projected, beside one row of another."""
+
+    @nn.compact
+    def __call__(self, batch):
+        rows = nn.Embed(USERS, 64, name="users")(jnp.maximum(batch["bags"], 0))
+        users = nn.Dense(4, name="narrow")(jnp.where((batch["bags"] >= 0)[..., None], rows, 0).sum(1))
+        items = nn.Embed(ITEMS, 16, name="items")(jnp.maximum(batch["bags"][:, 0], 0) % ITEMS)
+        return nn.Dense(1)(nn.relu(nn.Dense(32)(jnp.concatenate([users, items], -1))))[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "host_layers"),
+    [(Bags, {}, ()), (Projected, {"host_layers": True}, ("params.narrow.kernel",))],
+    ids=["sums", "layers"],
+)
+def test_a_plan_with_sums_or_layers_at_the_host_equals_one_device(model, options, host_layers, tmp_path):
     """Where the link is slow and its mode allows it; also as it was saved."""
     shapes = {
         "bags": jax.ShapeDtypeStruct((EXAMPLES, 8), jnp.int32),
         "y": jax.ShapeDtypeStruct((EXAMPLES,), jnp.float32),
     }
-    loss_fn = lambda p, b, _: (optax.sigmoid_binary_cross_entropy(Bags().apply(p, b), b["y"]).mean(), None)
+    loss_fn = lambda p, b, _: (optax.sigmoid_binary_cross_entropy(model().apply(p, b), b["y"]).mean(), None)
     step = autoshard.TrainStep(loss_fn, optax.adagrad(0.1))
     make = lambda: step.init(
-        Bags().init(jax.random.key(0), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+        model().init(jax.random.key(0), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
     )
     (group,) = CLUSTER.groups
     link = dataclasses.replace(group.host.to_device, bandwidth_bytes_per_s=1e6)
@@ -381,10 +397,11 @@ def test_a_plan_that_pools_at_the_host_equals_one_device(tmp_path):
     of = lambda **more: planned(
         (step, make, (jax.eval_shape(make), shapes)), cluster=slow, tables=autoshard.TableOptions(mode="sync", **more)
     )
-    rows, sums = of(), of(pooling=True)
+    rows, sums = of(), of(pooling=True, **options)
     assert (rows.part.pooled, sums.part.pooled) == ((), ("params.users.embedding",))
     assert sums.predicted.stages.down_s < rows.predicted.stages.down_s / 4
-    assert "pooled there" in str(sums)
+    assert sums.part.host_layers == host_layers and rows.part.host_layers == ()
+    assert ("layers there" if host_layers else "pooled there") in str(sums)
     sums.save(tmp_path / "plan.json")
     rng = np.random.default_rng(0)
     draw = lambda: np.minimum(rng.zipf(1.3, (EXAMPLES, 8)) - 2, USERS - 1).astype(np.int32)  # -1: there is none
