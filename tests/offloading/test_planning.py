@@ -377,7 +377,7 @@ class Projected(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "options", "host_layers"),
-    [(Bags, {}, ()), (Projected, {"host_layers": True}, ("params.narrow.kernel",))],
+    [(Bags, {}, ()), (Projected, {"host_layers": ("params.narrow.kernel",)}, ("params.narrow.kernel",))],
     ids=["sums", "layers"],
 )
 def test_a_plan_with_sums_or_layers_at_the_host_equals_one_device(model, options, host_layers, tmp_path):
