@@ -102,7 +102,9 @@ class Stepped:
     """What came of a step.
 
     Attributes:
-      number: From 0. state: After it, with the rows of its batch in place of tables. metrics: As of the step.
+      number: From 0. metrics: As of the step.
+      state: After it, with the rows of its batch in place of tables, and numbers that mean nothing in place of
+        parameters that live at the host; `HostTables.dense_state` has these.
       staleness: Steps before it whose updates its rows may lack; 0 where they were patched.
       num_rows: Different rows that it read, of all tables.
       wait_s: Seconds for which it waited for its batch and its rows, and in `sync` for their write-back.

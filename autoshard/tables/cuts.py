@@ -92,7 +92,8 @@ class Cut:
 
     def __str__(self) -> str:
         tables, params = self.names
-        own = f"; with {amount(self.param_bytes)} of parameters: {_few(params)}" if params else ""
+        all_params = ", ".join(f"`{path}`" for path in params)
+        own = f"; with {amount(self.param_bytes)} of parameters: {all_params}" if params else ""
         return (
             f"{amount(self.size_bytes)} in place of {amount(self.read_bytes)} of rows of {_few(tables)}, for "
             f"{self.flops:.3g} floating-point operations, behind {self.source}{own}"

@@ -131,7 +131,8 @@ class SparseStep:
         return self.write_back(state, read.rows, whole), result.metrics
 
     def __str__(self) -> str:
-        return f"{self.found}\n{self.update}"
+        at_host = () if self.layers is None else (f"at the host: {cut}" for cut in self.layers.cuts)
+        return "\n".join((str(self.found), str(self.update), *at_host))
 
 
 def sparse_step(

@@ -70,6 +70,7 @@ def test_layers_at_the_host_make_no_difference(optimizer, num_workers, mesh, ids
             done = list(tables.steps(batches(5, ids)))
             own = tables.state()
             dense = tables.dense_state.params
+            assert f"parameters: {', '.join(f'`{name}`' for name in sorted(layers))}" in str(tables)
         assert_close((own.params, own.opt_state), (expected.params, expected.opt_state), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(done[-1].metrics["loss"], metrics["loss"], rtol=1e-5)
         for name in (*LAYERS, "dense"):
