@@ -321,7 +321,8 @@ _RULE = (
     "the others, nor the others of them"
 )
 _NEXT_STEP = (
-    "Leave `pooled` and `host_layers` out, or take an optimizer that treats parameters by themselves (SGD, Adagrad)."
+    "Leave `pooled` and `host_layers` out, or take an optimizer that treats parameters by themselves (SGD, Adagrad; "
+    "without clipping by the norm of all gradients)."
 )
 
 

@@ -3,6 +3,8 @@
 import io
 import json
 import pathlib
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 import rich.console
@@ -17,11 +19,14 @@ from autoshard.train.trainer import train
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 
 
-def config_of(folder: pathlib.Path, steps: int = 6, optimizer: str = "adagrad", **sections) -> TrainConfig:
+ADAGRAD = MappingProxyType({"name": "adagrad"})
+
+
+def config_of(folder: pathlib.Path, steps: int = 6, optimizer: Mapping = ADAGRAD, **sections) -> TrainConfig:
     return TrainConfig.model_validate(
         {
             "model": {"name": "dlrm", "overrides": {"table_rows": [200, 30, 8], "bottom_dims": [4], "embed_dim": 4}},
-            "optimizer": {"name": optimizer, "learning_rate": 0.1, "schedule": "constant"},
+            "optimizer": {"learning_rate": 0.1, "schedule": "constant"} | optimizer,
             "data": {"batch_size": 32},
             "plan": {"mesh": {"data": 4, "tensor": 2}, "time_limit_s": 5},
             **sections,
@@ -90,6 +95,32 @@ def test_a_run_is_resumed_with_other_workers_and_in_another_mode(on_devices, tmp
     assert run(resumed)[0] == TrainResult(6, None, False, tmp_path)
 
 
+def test_layers_at_the_host_make_no_difference_and_come_back_to_the_devices(tmp_path):
+    """Those of the numbers and the products of all pairs: 10 numbers an example are sent in place of 3 rows of 4."""
+    bottom = [f"bottom.layers.{number}.{name}" for number in (0, 1) for name in ("bias", "kernel")]
+    plan = {"mesh": {"data": 8}, "time_limit_s": 5}
+    of = lambda name, steps, layers, **more: config_of(
+        tmp_path / name,
+        steps,
+        optimizer={**ADAGRAD, "clip_norm": None},
+        plan=plan,
+        execution={"mode": "sync", "num_workers": 2, "host_layers": layers},
+        train={"eval_every": 2, "checkpoint_every": 2, **more},
+    )
+    run(of("without", 4, None))
+    _, text = run(of("with", 2, bottom))
+    assert "at the host: 1.28 kB in place of 1.54 kB of rows of" in text
+    resumed, _ = run(of("with", 4, None, resume=True))
+    assert resumed.step == 4
+    for kind in ("train", "eval"):
+        own, expected = told(tmp_path / "with", kind), told(tmp_path / "without", kind)
+        assert list(own) == list(expected)
+        for step in own:
+            assert own[step]["loss"] == pytest.approx(expected[step]["loss"], rel=1e-5)
+    with pytest.raises(ConfigError, match="its optimizer adds up rows of all tables at .*without clipping"):
+        run(config_of(tmp_path / "clipped", execution={"mode": "sync", "host_layers": bottom}))
+
+
 def test_rows_are_never_staler_than_the_bound(on_devices, tmp_path):
     execution = {"mode": "async", "max_staleness": 1, "num_workers": 2}
     result, _ = run(config_of(tmp_path, execution=execution))
@@ -121,7 +152,7 @@ def test_the_step_over_rows_is_planned_where_tables_are_too_large(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"optimizer": "adamw", "execution": {"mode": "sync"}}, "lazy"),
+        ({"optimizer": {"name": "adamw"}, "execution": {"mode": "sync"}}, "lazy"),
         ({"execution": {"mode": "auto"}}, "no plan.cluster"),
         ({"execution": {"mode": "sync", "tables": ["tables.9.embedding"]}}, "tables.9.embedding"),
         ({"execution": {"mode": "sync"}, "stragglers": {"mode": "migrate"}}, "stragglers.mode"),
