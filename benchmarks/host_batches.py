@@ -2,6 +2,7 @@
 
     python benchmarks/host_batches.py                      # two minutes
     python benchmarks/host_batches.py --pooling            # bags summed at the host: bytes to the devices, CPU time
+    python benchmarks/host_batches.py --layers             # dense layers at the host: operations a second of CPU time
 
 CPU time of the process that runs the steps, not of its workers, for a step with four ids in the mode `sync`, less that
 of the same step over rows that are there already. What remains is Python, messages to workers, copies to and from the
@@ -10,9 +11,12 @@ device. One thread does most of it, so that no number of CPUs shortens it.
 With `--pooling`: eight tables of rows of 8 float32, bags of four ids that follow Zipf's law, Adagrad. What goes to the
 devices for a batch, as rows with their state and positions, and as sums; and CPU time of the sums and of the update of
 rows, beside `HostRates.line_s` times the lines that `offloading/choices.py` counts.
+
+With `--layers`: a tower of 256, 1,024, 1,024 and 256 numbers over one row of 256 for each of 4,096 examples, Adagrad.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 
@@ -113,12 +117,47 @@ def pooling(count: int) -> None:
     )
 
 
+def layers(count: int) -> None:
+    """Prints what dense layers reach on CPUs, forward and in the update, which makes them again and their gradients."""
+    examples, widths, num_rows = 4096, (256, 1024, 1024, 256, 8), 100_000
+    names = [f"w{n}" for n in range(len(widths) - 1)]
+
+    def loss_fn(p, batch, _):
+        x = p["table"][batch["ids"]]
+        for name in names:
+            x = jax.nn.relu(x @ p[name])
+        return jnp.mean(jnp.square(x @ p["dense"])), None
+
+    step = autoshard.TrainStep(loss_fn, optax.adagrad(0.1))
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32) / 16
+    params = {name: normal(*shape) for name, shape in zip(names, itertools.pairwise(widths), strict=True)}
+    state = step.init(params | {"table": normal(num_rows, widths[0]), "dense": normal(widths[-1], 1)})
+    batch = {"ids": rng.integers(0, num_rows, examples).astype(np.int32)}
+    sparse = sparse_step(step, state, batch, host_layers=names)
+    host = sparse.layers
+    assert host is not None
+    rows = [np.ones((sparse.capacities[x.table], *x.row_shape), np.float32) for x in sparse.update.leaves]
+    own = rows, [np.asarray(x) for x in rows_of(state, host.dense)], sparse.rows_of_batch(batch).positions, batch
+    result = CutResult({}, tuple(np.ones(x.shape, x.dtype) for x in host.shapes), ())
+    flops = sum(cut.flops for cut in host.cuts)
+    for name, run, passes in (("values", host.values, 1), ("update", lambda *args: host.update(*args, result), 3)):
+        run(*own)
+        found = [cpu_s(lambda _, run=run: run(*own), 1) for _ in range(count)]
+        rate = passes * flops / statistics.median(found)
+        print(f"{name}: {passes} x {flops / 1e9:.1f} GFLOP, {rate / 1e9:.0f} GFLOP/s of CPU time")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="of a measurement")
     parser.add_argument("--rounds", type=int, default=3, help="measurements, of which the median counts")
     parser.add_argument("--pooling", action="store_true", help="measure sums of bags at the host instead")
+    parser.add_argument("--layers", action="store_true", help="measure dense layers at the host instead")
     arguments = parser.parse_args()
+    if arguments.layers:
+        layers(min(arguments.steps, 12))
+        return
     if arguments.pooling:
         pooling(min(arguments.steps, 40))
         return
