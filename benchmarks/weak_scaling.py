@@ -37,7 +37,7 @@ from autoshard.files import write_bytes_atomically
 from autoshard.pipelines.cost.pricing import price_layers
 from autoshard.pipelines.cost.stage_meshes import usual_devices
 from autoshard.pipelines.cost.table import CostKey, CostTable
-from autoshard.pipelines.plan.make import default_sizes
+from autoshard.pipelines.plan.arrange import default_sizes
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.search.search import search
 from autoshard.train_step import TrainStep

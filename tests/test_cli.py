@@ -56,6 +56,9 @@ def test_a_plan_is_printed_saved_and_explained(tmp_path):
         (["plan", CONFIGS / "quickstart.yaml", "--mesh", "data=0"], "plan.mesh.data"),
         (["plan", CONFIGS / "gpt_125m.yaml", *SMALL, "--mesh", "data=3"], "3"),
         (["plan", CONFIGS / "gpt_125m.yaml", "model.preset=huge"], "125m"),
+        (["plan", CONFIGS / "gpt_125m.yaml", *SMALL, "--pipelines", "search", "--mesh", "data=8"], "received mesh="),
+        (["plan", CONFIGS / "gpt_125m.yaml", *SMALL, "--pipelines", "maybe"], "plan.pipelines"),
+        (["compare", CONFIGS / "gpt_125m.yaml", *SMALL, "plan.pipelines=search"], "plan.pipelines"),
     ],
 )
 def test_errors_are_one_message_and_status_2(args, told):

@@ -11,7 +11,7 @@ from autoshard.api.planning import is_cut, plan_on_devices
 from autoshard.api.program import Plan
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
-from autoshard.errors import StageError
+from autoshard.errors import ConfigError, StageError
 from autoshard.pipelines.plan.comparison import StagedComparison
 from autoshard.pipelines.plan.diff import StagedDiff
 from autoshard.pipelines.search.options import StageOptions
@@ -55,10 +55,17 @@ def compare(
 
     Raises:
       ClusterError, LayoutError, MeshError, PinError, TraceError: The inputs do not fit together.
+      ConfigError: Stages are to be compared with one program (`PlanOptions.pipelines`).
       StageError: `strategies` and the like are given for a step in stages, which no strategy speaks of.
     """
-    if not is_cut(fn, load_cluster(settings.get("cluster")), stages):
-        options = settings.get("options")
+    options = settings.get("options")
+    if options is not None and options.pipelines == "search":
+        raise ConfigError(
+            'PlanOptions.pipelines="search" (plan.pipelines) leaves open whether a step is one program, which is '
+            "compared with strategies, or in stages, which are compared with other arrangements. Leave it out, and for "
+            "the latter pass stages= (plan.stages); or plan with it, and see what was considered (explain, report)."
+        )
+    if not is_cut(fn, load_cluster(settings.get("cluster")), stages, options):
         own = None
         if options is not None and (options.remat == "search" or options.micro_batches not in (None, "as_written")):
             # strategies are for the step as it is written

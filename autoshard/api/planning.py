@@ -1,11 +1,13 @@
 """Plans on devices: of one program for one mesh, or of a training step for a cluster of several slices."""
 
+import dataclasses
 import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import jax
 from jax.sharding import PartitionSpec
 
 from autoshard.api.program import Plan
@@ -13,8 +15,11 @@ from autoshard.api.staged import StagedPlan
 from autoshard.calls.pure_call import Statics, pure_call
 from autoshard.calls.wrapped import donated_argnums
 from autoshard.cluster import Cluster
-from autoshard.errors import ConfigError, StageError
-from autoshard.pipelines.plan.make import plan_staged
+from autoshard.errors import ConfigError, MemoryBudgetError, StageError
+from autoshard.pipelines.plan.arrange import StagedTask, arrange
+from autoshard.pipelines.plan.make import plan_arranged
+from autoshard.pipelines.plan.one_or_stages import hint, in_stages_instead, plan_either
+from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.annotated import StagesAskedError
 from autoshard.plans.host_memory import ASKED, offloads_state
@@ -22,21 +27,25 @@ from autoshard.plans.make import Posed, Request, load_cluster, plan_function, pl
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.variant_search import plan_variants
-from autoshard.plans.variant_space import Space, space_of
+from autoshard.plans.variant_space import Space, space_of, why_no_mean_of
 from autoshard.strategies.adaptive import plan_adaptive
 from autoshard.suggestions import suggestion
 from autoshard.train_step import TrainStep
 from autoshard.verify.fastest_mesh import plan_checked
 
 
-def in_stages(cluster: Cluster, stages: object | None) -> bool:
-    """Whether a training step is cut into stages: where that is asked for, or where devices are of several kinds."""
-    return stages is not None or not cluster.is_homogeneous
+def in_stages(cluster: Cluster, stages: object | None, pipelines: str | None = None) -> bool:
+    """Whether a training step is cut into stages for certain: where that is asked for, or where devices are of several
+    kinds. With `pipelines="search"` on devices of one kind, only its plan tells.
+    """
+    return not cluster.is_homogeneous or stages is not None and pipelines != "search"
 
 
-def is_cut(fn: Callable[..., Any], cluster: Cluster, stages: object | None) -> TypeGuard[TrainStep]:
-    """Whether `fn` is a training step that is cut into stages; see `in_stages`."""
-    return isinstance(fn, TrainStep) and in_stages(cluster, stages)
+def is_cut(
+    fn: Callable[..., Any], cluster: Cluster, stages: object | None, options: PlanOptions | None
+) -> TypeGuard[TrainStep]:
+    """Whether `fn` is a training step that is cut into stages for certain; see `in_stages`."""
+    return isinstance(fn, TrainStep) and in_stages(cluster, stages, None if options is None else options.pipelines)
 
 
 def plan_on_devices(
@@ -75,7 +84,9 @@ def plan_on_devices(
             f"A TrainStep is planned for (state, batch) alone; received {received}. Bind what its loss function needs "
             f"besides by functools.partial.{suggestion(received, _own_options(), quote='`')}"
         )
-    is_staged = is_cut(fn, hardware, stages)
+    given = {"mesh": mesh, "pins": pins, "start": start, "solution": solution}
+    is_staged = is_cut(fn, hardware, stages, options)
+    are_compared = _are_compared(fn, args, hardware, options, stages, given)
     space = _space(fn, args, options, solution, is_staged)
     one_program: Request = {
         "mesh": mesh,
@@ -90,9 +101,10 @@ def plan_on_devices(
         own = functools.partial(plan_checked, fn=fn, args=args) if options.compile_check else plan_posed
         return functools.partial(plan_adaptive, answer=own) if options.adaptive else own
 
-    try:
+    def plan_one() -> ProgramPlan:
+        """The plan of one program."""
         if space is not None and isinstance(fn, TrainStep):
-            made = plan_variants(
+            return plan_variants(
                 fn,
                 args,
                 hardware,
@@ -103,20 +115,34 @@ def plan_on_devices(
                 answer=lambda step: answer_of(step, args),
                 **one_program,
             )
-            return Plan.of(made)
+        statics = Statics.of(fn, static_argnums, static_argnames)
+        with pure_call(fn, args, kwargs, statics, _own_options()) as call:
+            return plan_function(
+                call.fn,
+                call.args,
+                hardware,
+                donate_argnums=donated,
+                start=start,
+                options=options,
+                answer=answer_of(call.fn, call.args),
+                **one_program,
+            )
+
+    def staged_task(step: TrainStep) -> StagedTask:
+        """What is planned in stages."""
+        state, batch = args
+        settings = stages or StageOptions(), memory_budget_bytes, 0 in donated, configuration
+        return StagedTask(step, state, batch, hardware, options, *settings)
+
+    try:
+        if are_compared and isinstance(fn, TrainStep):
+            made = plan_either(plan_one, staged_task(fn))
+            return StagedPlan.of(made) if isinstance(made, PipelinePlan) else Plan.of(made)
         if not is_staged:
-            statics = Statics.of(fn, static_argnums, static_argnames)
-            with pure_call(fn, args, kwargs, statics, _own_options()) as call:
-                made = plan_function(
-                    call.fn,
-                    call.args,
-                    hardware,
-                    donate_argnums=donated,
-                    start=start,
-                    options=options,
-                    answer=answer_of(call.fn, call.args),
-                    **one_program,
-                )
+            made = plan_one()
+            told = hint(made) if options.pipelines is None and not _of_one_program(options, given) else None
+            if told is not None and isinstance(fn, TrainStep):
+                made = dataclasses.replace(made, warnings=(*made.warnings, told))
             return Plan.of(made)
     except StagesAskedError:
         if not isinstance(fn, TrainStep):
@@ -138,7 +164,6 @@ def plan_on_devices(
             "options.adaptive is for plans of one program, in which work moves along a tensor axis; this step is "
             "planned in stages. Leave it out; stages are cut for devices of unequal speed when they are planned."
         )
-    given = {"mesh": mesh, "pins": pins, "start": start, "solution": solution}
     unfit = [name for name, value in given.items() if value]
     if unfit:
         raise StageError(
@@ -148,17 +173,92 @@ def plan_on_devices(
         )
     if len(args) != 2:
         raise StageError(f"A TrainStep is planned for (state, batch); received {len(args)} arguments. Pass both.")
-    staged = plan_staged(
-        fn,
-        *args,
-        hardware,
-        options,
-        stages or StageOptions(),
-        memory_budget_bytes,
-        donates_state=0 in donated,
-        configuration=configuration,
-    )
-    return StagedPlan.of(staged)
+    return StagedPlan.of(plan_arranged(arrange(staged_task(fn))))
+
+
+def plan_in_stages_instead(
+    error: MemoryBudgetError,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    cluster: Cluster,
+    options: PlanOptions,
+    given: Mapping[str, object],
+    *,
+    donate_argnums: int | Sequence[int] | None,
+    memory_budget_bytes: float | None,
+    configuration: str | None,
+) -> StagedPlan | None:
+    """The plan in stages of a step that does not fit the memory as one program, where options leave that open.
+
+    Args:
+      error: Why there is none of one program.
+      given: What the caller insists on of one program, by name: mesh, pins, start, solution.
+      All others: As for `plan_on_devices`.
+
+    Returns:
+      The plan, with a warning; None where stages are out of the question, as where micro-batches would make it another
+      step.
+
+    Raises:
+      MemoryBudgetError: There is none either; says why.
+    """
+    is_open = options.pipelines is None and options.micro_batches is None and cluster.is_homogeneous
+    if not (is_open and isinstance(fn, TrainStep) and len(args) == 2) or _of_one_program(options, given):
+        return None
+    state, batch = args
+    if fn.parts is not None or jax.tree.leaves(getattr(state, "mutable", None)):
+        return None
+    if why_no_mean_of(fn, state, batch) is not None:
+        return None  # in micro-batches it could be another step
+    donates = 0 in donated_argnums(fn, donate_argnums)
+    task = StagedTask(fn, state, batch, cluster, options, StageOptions(), memory_budget_bytes, donates, configuration)
+    return StagedPlan.of(in_stages_instead(error, task))
+
+
+def _of_one_program(options: PlanOptions, given: Mapping[str, object]) -> list[str]:
+    """What the caller asks for that speaks of one program alone."""
+    asked = [f"{name}=" for name, value in given.items() if value]
+    asked += ["options.compile_check (plan.check)"] * options.compile_check
+    asked += ["options.adaptive (stragglers.mode)"] * options.adaptive
+    return asked + [ASKED] * offloads_state(options)
+
+
+def _are_compared(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    cluster: Cluster,
+    options: PlanOptions,
+    stages: StageOptions | None,
+    given: Mapping[str, object],
+) -> bool:
+    """Whether a step is planned as one program and in stages.
+
+    Raises:
+      ConfigError: That is asked for where it cannot be, or the option is none.
+    """
+    asked = f"PlanOptions.pipelines={options.pipelines!r} (plan.pipelines)"
+    if options.pipelines not in (None, "never", "search"):
+        raise ConfigError(f'{asked} is "never" or "search". Choose one, or leave it out.')
+    if options.pipelines == "never" and stages is not None:
+        raise ConfigError(
+            f"{asked} and stages= (plan.stages) exclude each other; received both. Leave one of them out."
+        )
+    if options.pipelines != "search":
+        return False
+    if not (isinstance(fn, TrainStep) and len(args) == 2):
+        received = getattr(fn, "__name__", type(fn).__name__)
+        raise ConfigError(
+            f"{asked}: only a TrainStep, planned for (state, batch), can be cut into stages; received {received} with "
+            f"{len(args)} arguments. Write the step as autoshard.TrainStep(loss_fn, optimizer), or leave it out."
+        )
+    if not cluster.is_homogeneous:
+        return False
+    if unfit := _of_one_program(options, given):
+        raise ConfigError(
+            f"{asked} plans a step both as one program and in stages; received {', '.join(unfit)}, which only one "
+            "program can have. Leave one of them out."
+        )
+    return True
 
 
 def _own_options() -> list[str]:

@@ -28,7 +28,8 @@ EPILOG = (
     "    autoshard plan configs/gpt_125m.yaml --cluster configs/clusters/h100x8.yaml --check\n\n"
     "    autoshard plan configs/gpt_1.3b.yaml --cluster configs/clusters/h100x8.yaml --mesh tensor=8 --slow 3:2.0\n\n"
     "On a cluster with several kinds of devices, as in the fourth example, the step is cut into stages, each "
-    "on a mesh of its own; with plan.stages it is on one kind too (plan.stages={} fixes nothing).\n\n"
+    "on a mesh of its own; with plan.stages it is on one kind too (plan.stages={} fixes nothing), and with "
+    "--pipelines search where that is faster than one program.\n\n"
     "To solve on another machine:"
     "\n\n"
     "    autoshard plan configs/gpt_125m.yaml --mesh data=4,tensor=2 --problem-only problem.npz\n\n"
@@ -78,6 +79,13 @@ def plan(
             help="Whether the number of micro-batches is chosen too, stays as the configuration says, or is N.",
         ),
     ] = None,
+    pipelines: Annotated[
+        str | None,
+        typer.Option(
+            metavar="search|never",
+            help="Whether the step is planned in stages too, on devices of one kind; the faster plan is taken.",
+        ),
+    ] = None,
     offload: Annotated[
         str | None,
         typer.Option(
@@ -117,6 +125,7 @@ def plan(
                 "plan.check": check,
                 "plan.remat": remat,
                 "plan.micro_batches": micro_batches,
+                "plan.pipelines": pipelines,
                 "plan.offload": offload,
             },
         )

@@ -50,7 +50,9 @@ class HidingSpans:
 
     def queued_until(self, product: int) -> int:
         """The operation before which the sum of `product` is reduced, if nothing waits for it: in its loop, if it is in
-        one."""
+        one. At once where there are no products, as in a stage that only looks rows up."""
+        if not self._products:
+            return product + 1
         after = bisect.bisect_right(self._products, product) + QUEUED_WITHIN - 1
         until = self._products[min(after, len(self._products) - 1)]
         ends = [loop.stop for loop in self._loops if loop.start <= product < loop.stop]

@@ -103,10 +103,16 @@ class HostTables:
 
         Raises:
           TraceError: There are no tables, or the update does not fit; names the line.
-          ConfigError: The host cannot pool, or run layers, in this mode or with this optimizer.
+          ConfigError: The host cannot pool, or run layers, in this mode or with this optimizer; stages are to be tried
+            (`PlanOptions.pipelines`).
           PlanMismatchError: `plan` is of another step.
           TrainingError: A worker does not start.
         """
+        if options is not None and options.pipelines == "search":
+            raise ConfigError(
+                'PlanOptions.pipelines="search": the step over rows is one program, beside which hosts look rows up. '
+                "Leave the option out."
+            )
         num_processes = jax.process_count()
         self.execution = execution or Execution()
         self._shapes = jax.eval_shape(state if callable(state) else lambda: state)

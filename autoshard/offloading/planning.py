@@ -1,5 +1,6 @@
 """`autoshard.plan`: a plan on devices, or one with embedding tables in host memory where that must be or is faster."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -11,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from autoshard.api import Plan, StagedPlan, plan_on_devices
-from autoshard.api.planning import is_cut
+from autoshard.api.planning import is_cut, plan_in_stages_instead
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError, ConfigError, MemoryBudgetError
 from autoshard.offloading.host_planning import HostPlanner
@@ -45,7 +46,9 @@ def plan(
 
     Any function on devices of one kind is planned as one program over one mesh. A `TrainStep` can also be cut into
     stages and shared out over pipelines: that is done where the cluster has devices of several kinds, wherever
-    `stages` is given, and where annotations in it ask for stages (`autoshard.pipeline`).
+    `stages` is given, where annotations in it ask for stages (`autoshard.pipeline`), and where no plan of one program
+    fits the memory and it has no embedding tables to move. With `PlanOptions(pipelines="search")` it is planned both
+    ways, and the faster plan is taken.
 
     Where the state of a `TrainStep` does not fit the devices, or a step is predicted to be faster so, and the cluster
     describes its hosts, embedding tables that the loss looks up live in host memory. Which of them do, and how steps
@@ -75,8 +78,8 @@ def plan(
       solution: A file of `autoshard solve --out` that solves the problem written by `autoshard.write_problem` for the
         same program, cluster, mesh and limits; the plan is made from it, and nothing is solved here.
       stages: What is fixed of stages, replicas and micro-batches; see `StageOptions`. With `StageOptions()` a training
-        step is planned in stages on a cluster of one kind too. `mesh`, `pins`, `start` and `solution` are for plans of
-        one program.
+        step is planned in stages on a cluster of one kind too; with `PlanOptions(pipelines="search")` as well, these
+        stages are compared with one program. `mesh`, `pins`, `start` and `solution` are for plans of one program.
       tables: What may be done with embedding tables; see `TableOptions`. With `pins`, `start` or `solution` they stay
         on the devices.
       configuration: What the plan is made from, as JSON, for the plan to carry.
@@ -89,7 +92,7 @@ def plan(
 
     Raises:
       ConfigError: There is neither an option nor an argument of `fn` of that name; `tables` are for a `TrainStep` of
-        one program.
+        one program; options exclude each other.
       ClusterError: The cluster has devices of several kinds, and `fn` is no `TrainStep`.
       StageError: The step cannot be cut or shared out as asked; what is given fits one program only.
       MeshError, PinError, LayoutError: The inputs do not fit together.
@@ -100,7 +103,7 @@ def plan(
       FileFormatError: `solution` does not belong to this problem, or does not solve it.
     """
     hardware, options = load_cluster(cluster), options or PlanOptions()
-    may_leave = isinstance(fn, TrainStep) and len(args) == 2 and not is_cut(fn, hardware, stages)
+    may_leave = isinstance(fn, TrainStep) and len(args) == 2 and not is_cut(fn, hardware, stages, options)
     if tables is not None and not may_leave:
         received = getattr(fn, "__name__", type(fn).__name__)
         raise ConfigError(
@@ -129,7 +132,8 @@ def plan(
     if not (isinstance(fn, TrainStep) and may_leave and chosen.on_hosts):
         return on_devices()
     state, batch = args
-    planner = HostPlanner(fn, state, batch, hardware, chosen, options, mesh, memory_budget_bytes, configuration)
+    of_one_program = dataclasses.replace(options, pipelines="never")  # as steps over rows are
+    planner = HostPlanner(fn, state, batch, hardware, chosen, of_one_program, mesh, memory_budget_bytes, configuration)
     fixed = [name for name, value in (("pins", pins), ("start", start), ("solution", solution)) if value]
 
     @functools.cache
@@ -152,9 +156,22 @@ def plan(
         made = on_hosts()
         if isinstance(made, HostTablesPlan):
             return made
-        if made is None:
+        if made is not None:
+            raise MemoryBudgetError(f"{error} Here they do not: {made}") from made
+        staged = plan_in_stages_instead(
+            error,
+            fn,
+            args,
+            hardware,
+            options,
+            {"mesh": mesh, "pins": pins, "start": start, "solution": solution},
+            donate_argnums=donate_argnums,
+            memory_budget_bytes=memory_budget_bytes,
+            configuration=configuration,
+        )
+        if staged is None:
             raise
-        raise MemoryBudgetError(f"{error} Here they do not: {made}") from made
+        return staged
     return planner.where_faster(whole) if isinstance(whole, Plan) and not fixed else whole
 
 

@@ -361,7 +361,7 @@ def _choice(console: Console, plan: ProgramPlan) -> None:
             console.print(f"Layers keep for the backward pass: {plan.choice}. {plan.choice.note}\n")
         return
     rows = table(
-        "What layers keep for the backward pass, and micro-batches: forms considered",
+        "What layers keep for the backward pass, micro-batches and stages: forms considered",
         [("form", "left"), ("step", "right"), ("bound", "right"), ("memory", "right"), ("verdict", "left")],
     )
     for c in plan.choice.candidates:

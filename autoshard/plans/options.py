@@ -60,6 +60,11 @@ class PlanOptions:
         says. A number: so many. "search": 1, 2, 4, ..., whatever is fastest. None: searched with `remat`, where the
         model has no state of its own and its loss is known to be a plain mean over examples, so that it is the same
         step (`autoshard/graph/example_mean.py`). Asked for, other losses are cut too, with a warning.
+      pipelines: Whether a `TrainStep` may be run in stages where all devices are of one kind. "search": it is planned
+        as one program and in pipelines of stages, and the faster plan is taken; that takes several times as long. What
+        speaks of one program alone (a mesh, pins ...) is refused. "never": one program, unless annotations ask for
+        stages. None: one program; but `autoshard.plan` tries stages where that does not fit the memory and
+        micro-batches are the same step, and plans warn where much of a step waits for what is sent between nodes.
       offload: What may lie in the memory of the hosts, where the cluster describes them with their links to the devices
         (`host`). "never": nothing. "state": donated state that the update alone reads, such as optimizer moments;
         each is copied to the device for its update and back, every step, which takes time. So nothing is offloaded
@@ -95,6 +100,7 @@ class PlanOptions:
     compile_check_meshes: int = 1
     remat: Literal["as_written", "search"] | None = None
     micro_batches: int | Literal["as_written", "search"] | None = None
+    pipelines: Literal["never", "search"] | None = None
     offload: Literal["never", "state"] = "never"
     device_order: Literal["sought", "listed"] = "sought"
     adaptive: bool = False

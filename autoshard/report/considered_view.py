@@ -49,9 +49,11 @@ def considered_parts(plan: ProgramPlan, name: str) -> tuple[Part, ...]:
             for c in plan.choice.candidates
         )
         chosen = frozenset(n for n, c in enumerate(plan.choice.candidates) if c.variant == str(plan.choice))
-        columns = ("what layers keep", "step", "no plan below", "memory", "verdict")
+        columns = ("form", "step", "no plan below", "memory", "verdict")
         parts.append(
-            Table("Recomputation and micro-batches", columns, rows, frozenset({1, 2, 3}), chosen, plan.choice.note)
+            Table(
+                "Recomputation, micro-batches and stages", columns, rows, frozenset({1, 2, 3}), chosen, plan.choice.note
+            )
         )
     if plan.close_choices and plan.estimate.step_s:
         kinds: dict[tuple[str, str, str], list[float]] = {}

@@ -205,6 +205,9 @@ class PlanSection(_Section):
             policy that fits the memory, of which the model's own `jax.checkpoint` is then one candidate.
         micro_batches: in how many micro-batches a step runs its batch: `as_written`, as `optimizer.num_micro_batches`
             says; a number; or `search` for what is fastest.
+        pipelines: `search`: on devices of one kind, the step is planned as one program and in pipeline stages (with
+            what `stages` fixes), and the faster plan is taken; `never`: one program; null: one program, unless `stages`
+            are given.
         offload: `state`: optimizer state may lie in the memory of the hosts, copied in and out every step, where the
             cluster describes them; `never`: all stays on the devices.
         decompose: which matrix products may run in pieces, beside the transfers of what they gather or scatter:
@@ -228,6 +231,7 @@ class PlanSection(_Section):
     check_meshes: PositiveInt = 1
     remat: Literal["as_written", "search"] = "as_written"
     micro_batches: PositiveInt | Literal["as_written", "search"] = "as_written"
+    pipelines: Literal["never", "search"] | None = None
     offload: Literal["never", "state"] = "never"
     decompose: Literal["never", "faster", "any"] = "never"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)

@@ -103,6 +103,7 @@ def _refuse(config: TrainConfig) -> None:
     plan = config.plan
     for name, is_set, instead in (
         ("plan.stages, or a plan.cluster of several kinds of devices,", runs_in_stages(config), "Leave them out"),
+        ("plan.pipelines `search`", plan.pipelines == "search", "Leave it out"),
         ("plan.pins", bool(plan.pins), "Leave them out"),
         ("plan.start", plan.start is not None, "Leave it out"),
         ("plan.memory_budget_bytes", plan.memory_budget_bytes is not None, "Leave it out"),

@@ -124,6 +124,11 @@ def write_config_problem(
     config: TrainConfig, functions: TrainFunctions, path: str | os.PathLike[str], console: rich.console.Console
 ) -> None:
     """Writes the problem that `make_plan` would solve, for `autoshard solve`; see `autoshard.write_problem`."""
+    if config.plan.pipelines == "search":
+        raise ConfigError(
+            "plan.pipelines: A problem file holds the problem of one program; received `search`, which plans in stages "
+            "too. Leave it out."
+        )
     if runs_in_stages(config):
         raise ConfigError(
             "plan: A problem file holds the problem of one program; received a step that is cut into stages, since "
@@ -263,6 +268,7 @@ def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] 
         compile_check_meshes=section.check_meshes,
         remat=section.remat,
         micro_batches=section.micro_batches,
+        pipelines=section.pipelines or ("never" if section.stages is None else None),
         offload=section.offload,
         decompose=section.decompose,
         lookups=_lookups(section.lookups),

@@ -234,8 +234,10 @@ def functions_of(config: TrainConfig, is_staged: bool) -> TrainFunctions:
 
 
 def runs_in_stages(config: TrainConfig) -> bool:
-    """Whether the step of a run is cut into stages."""
-    return in_stages(load_cluster(config.plan.cluster), config.plan.stages)
+    """Whether the step of a run is cut into stages for certain; with `plan.pipelines: search` its plan tells, and the
+    functions are the same.
+    """
+    return in_stages(load_cluster(config.plan.cluster), config.plan.stages, config.plan.pipelines)
 
 
 def whole_functions(config: TrainConfig) -> TrainFunctions:
@@ -258,6 +260,7 @@ def whole_functions(config: TrainConfig) -> TrainFunctions:
     if config.stragglers.shares_batch:
         return functions._replace(step=uneven_step(config, _step_with_open_loss(config)))
     is_open = config.plan.remat == "search" or config.plan.micro_batches != "as_written"
+    is_open |= config.plan.pipelines == "search"
     if is_open or config.plan.annotations or config.execution.mode is not None:
         return functions._replace(step=_step_with_open_loss(config))
     return functions._replace(step=TracedOnce(functions.step))
@@ -289,9 +292,9 @@ def _step_with_open_loss(config: TrainConfig) -> TrainStep:
     section = config.optimizer
     if section.num_micro_batches != 1:
         raise ConfigError(
-            "optimizer.num_micro_batches: plan.remat `search`, plan.micro_batches, plan.annotations, execution.mode "
-            f"and stragglers.parts are for a batch in one part; received {section.num_micro_batches}. Leave it out, or "
-            "them."
+            "optimizer.num_micro_batches: plan.remat `search`, plan.micro_batches, plan.pipelines `search`, "
+            "plan.annotations, execution.mode and stragglers.parts are for a batch in one part; received "
+            f"{section.num_micro_batches}. Leave it out, or them."
         )
     objective = objective_of(model_config(config.model))
 

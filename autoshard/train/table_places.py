@@ -25,13 +25,19 @@ def host_part(config: TrainConfig, step: Any, state: Any, batch: Any) -> HostPar
         state, batch: its arguments, by shape.
 
     Raises:
-        ConfigError: `auto` without a cluster file, or the loss looks nothing up.
+        ConfigError: `auto` without a cluster file, stages are to be tried (`plan.pipelines`), or the loss looks nothing
+            up.
         ClusterError: `auto` for a cluster whose hosts are not described.
         MemoryBudgetError: `auto`, and tables fit nowhere.
     """
     section = config.execution
     if section.mode is None:
         return None
+    if config.plan.pipelines == "search":
+        raise ConfigError(
+            "plan.pipelines: the step over the rows of a batch is one program (execution.mode is "
+            f"`{section.mode}`); received `search`. Leave plan.pipelines out, or execution.mode."
+        )
     if section.mode != "auto":
         tables = None if section.tables is None else tuple(section.tables)
         at_host = tuple(section.pooled or ()), tuple(section.host_layers or ())

@@ -45,6 +45,15 @@ def test_spans_are_told_by_products():
     assert [spans.queued_until(o) for o in (1, 2, 4)] == [4, 4, 5], "the last are reduced by the last product"
 
 
+def test_without_products_a_sum_is_reduced_at_once():
+    """As in a stage that only looks rows up: the gradient of its table is a sum without any product."""
+    table, ids = jax.ShapeDtypeStruct((8, 4), jnp.float32), jax.ShapeDtypeStruct((6,), jnp.int32)
+    graph = trace(lambda t, n: jnp.zeros_like(t).at[n].add(t[n]), [table, ids]).graph
+    assert graph.operations and not any(o.name == "dot_general" for o in graph.operations)
+    spans = HidingSpans(graph)
+    assert [spans.queued_until(o.index) for o in graph.operations] == [o.index + 1 for o in graph.operations]
+
+
 def test_a_sum_in_a_loop_is_reduced_in_its_iteration():
     """Of four products, two are in the loop: after the first of these are two more, but the loop ends before that."""
 

@@ -157,6 +157,7 @@ def test_the_step_over_rows_is_planned_where_tables_are_too_large(tmp_path):
         ({"execution": {"mode": "sync", "tables": ["tables.9.embedding"]}}, "tables.9.embedding"),
         ({"execution": {"mode": "sync"}, "stragglers": {"mode": "migrate"}}, "stragglers.mode"),
         ({"execution": {"mode": "sync"}, "plan": {"stages": {}}}, "plan.stages"),
+        ({"execution": {"mode": "sync"}, "plan": {"pipelines": "search"}}, "plan.pipelines"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, what, tmp_path):

@@ -15,35 +15,24 @@ from autoshard.cluster import Cluster, LogicalMesh, Slice
 from autoshard.errors import SolverError, StageError
 from autoshard.garbage import collection_paused
 from autoshard.pipelines.cost.interval_costs import IntervalCostTable
-from autoshard.pipelines.cost.pricing import PricedLayers, layer_cost, optimizer_ratio, price_layers, weight_total_bytes
+from autoshard.pipelines.cost.pricing import PricedLayers, layer_cost, optimizer_ratio, weight_total_bytes
 from autoshard.pipelines.cost.stage import TracedStage, plan_stage, stage_cost, trace_stage
 from autoshard.pipelines.cost.table import LayerCost
 from autoshard.pipelines.cost.traced_model import TracedModel
-from autoshard.pipelines.plan.asked import obeyed_stages, with_asked
+from autoshard.pipelines.plan.arrange import Arranged, StagedTask, arrange
+from autoshard.pipelines.plan.asked import obeyed_stages
 from autoshard.pipelines.plan.parameter_owners import StageId, choose_owners
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan, PlacedMesh, SliceSummary, StageCertificate
 from autoshard.pipelines.schedule.durations import StageDurations, StepDurations
 from autoshard.pipelines.schedule.orders import in_flight_bound
-from autoshard.pipelines.schedule.simulate import step_time
 from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Submesh
-from autoshard.pipelines.search.asked_stages import asked_stages
 from autoshard.pipelines.search.options import StageOptions
-from autoshard.pipelines.search.search import SearchResult, search
-from autoshard.pipelines.search.step_durations import step_durations
-from autoshard.pipelines.search.topology import Topology
-from autoshard.pipelines.split.forward import trace_forward
 from autoshard.plans.gaps import fits
-from autoshard.plans.make import budget_of
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import report
 from autoshard.trace.walk import size_bytes
-from autoshard.train_step import TrainStep, batch_size
-
-LEAST_SHARE, MOST_SHARE = 0.25, 8.0
-"""Micro-batch sizes that are tried if the caller names none: between these multiples of an equal share of the batch for
-each device. Fewer examples keep the devices idle; more leave no micro-batches to fill a pipeline with.
-"""
+from autoshard.train_step import TrainStep
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,90 +60,33 @@ def plan_staged(
     """Plans a training step over all slices of a cluster.
 
     Args:
-      step, state, batch, cluster: As for `autoshard.plan`.
-      options: Of each solve. stages: What is fixed of the search, and how long to look.
-      memory_budget_bytes: Limit for each device of every slice; None for what the devices have, less the reserve of
-        `options`. `stages.limits_bytes`, if given, takes its place.
       arrangement: What to run where, if it is not to be searched; its mesh options count those of `pricing`.
-      donates_state, configuration: What the plan tells besides; see `PipelinePlan`.
+      All others: See `StagedTask`.
 
     Raises:
       StageError: Nothing fits; names the slice or the layer, and what would help.
       MemoryBudgetError: A stage cannot be planned in its memory, or the limit is not positive.
       SolverError: A stage cannot be planned in time.
     """
-    started = time.perf_counter()
-    examples = batch_size(batch)
-    budgets = tuple(budget_of(s.device_type, memory_budget_bytes, options) for s in cluster.slices())
-    limits = stages.limits_bytes or budgets
-    forward = trace_forward(step, state, batch, 1)
-    stages = with_asked(stages, forward.asked)
-    sizes = stages.micro_batch_sizes or default_sizes(examples, cluster, stages)
-    if arrangement is not None:
-        sizes = tuple(sorted({p.micro_batch_size for p in arrangement.pipelines}))
-    priced = price_layers(step, state, batch, cluster, sizes, options, stages.most_devices_per_stage)
-    stages = dataclasses.replace(stages, limits_bytes=limits)
-    model = next(iter(priced.models.values()))
-    asked = asked_stages(model.forward.asked, model.stages.cuts, cluster)
-    found = None
-    if arrangement is None:
-        tell = lambda text, done, total: report(options, started, "stages", f"{text} ({done} of {total})")
-        found = search(priced.layers, priced.table, cluster, examples, stages, tell, asked)
-        arrangement = found.arrangement
-    return _plan_of_arrangement(
-        arrangement,
-        found,
-        priced,
-        state=state,
-        batch=batch,
-        cluster=cluster,
-        limits=limits,
-        options=options,
-        started=started,
-        donates_state=donates_state,
-        configuration=configuration,
-    )
-
-
-def default_sizes(examples: int, cluster: Cluster, stages: StageOptions) -> tuple[int, ...]:
-    """Micro-batch sizes to try: powers of two, between `LEAST_SHARE` and `MOST_SHARE` times an equal share.
-
-    Where the number of micro-batches is fixed, those with which pipelines have that many, and equal shares.
-    """
-    if stages.num_micro_batches is not None:
-        most = max(1, cluster.num_devices // (stages.num_stages or 1))
-        counts = range(1, most + 1) if stages.num_pipelines is None else [stages.num_pipelines]
-        shares = [stages.num_micro_batches * count for count in counts]
-        exact = tuple(sorted({examples // share for share in shares if examples % share == 0}))
-        if exact:
-            return exact
-    share = examples / cluster.num_devices
-    powers = [2**k for k in range(examples.bit_length())]
-    most = max(1.0, min(MOST_SHARE * share, examples / len(cluster.slices())))
-    return tuple(n for n in powers if LEAST_SHARE * share <= n <= most) or (1,)
+    task = StagedTask(step, state, batch, cluster, options, stages, memory_budget_bytes, donates_state, configuration)
+    return plan_arranged(arrange(task, arrangement))
 
 
 @collection_paused()
-def _plan_of_arrangement(
-    arrangement: Arrangement,
-    found: SearchResult | None,
-    priced: PricedLayers,
-    *,
-    state: Any,
-    batch: Any,
-    cluster: Cluster,
-    limits: Sequence[float],
-    options: PlanOptions,
-    started: float,
-    donates_state: bool,
-    configuration: str | None,
-) -> PipelinePlan:
-    """Plans each distinct stage of an arrangement; `found` is None where the arrangement was given."""
+def plan_arranged(arranged: Arranged) -> PipelinePlan:
+    """Plans each distinct stage of an arrangement as a whole.
+
+    Raises:
+      StageError: Stages would share mutable state.
+      MemoryBudgetError, SolverError: A stage cannot be planned in its memory, or not in time.
+    """
+    task, priced, arrangement, found = arranged.task, arranged.priced, arranged.arrangement, arranged.found
+    state, batch, cluster, options = task.state, task.batch, task.cluster, task.options
+    limits, started, by_layers = arranged.limits_bytes, arranged.started, arranged.durations
     for p, pipeline in enumerate(arrangement.pipelines):
         _check_mutable(priced.models[pipeline.micro_batch_size], p, pipeline)
-    topology, intervals = Topology(cluster, priced.table), IntervalCostTable(priced.layers, priced.table)
-    by_layers = step_durations(intervals, topology, arrangement)
-    searched_s, bound_s = (step_time(by_layers), 0.0) if found is None else (found.step_s, found.bound_s)
+    intervals = IntervalCostTable(priced.layers, priced.table)
+    searched_s, bound_s = arranged.step_s, arranged.bound_s
     ratio = optimizer_ratio(state)
     planned: dict[tuple[Any, ...], _PlannedStage] = {}
     keys: list[list[tuple[Any, ...]]] = []
@@ -203,8 +135,8 @@ def _plan_of_arrangement(
         considered=() if found is None else found.considered,
         warnings=(*priced.warnings, *_left_out(arrangement, slices)),
         obeyed=obeyed_stages(forward.asked, arrangement, slices),
-        donates_state=donates_state,
-        configuration=configuration,
+        donates_state=task.donates_state,
+        configuration=task.configuration,
         shapes=jax.eval_shape(lambda *given: given, state, batch),
     )
 

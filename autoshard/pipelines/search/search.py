@@ -60,6 +60,7 @@ def search(
     options: StageOptions | None = None,
     progress: Progress | None = None,
     asked: AskedStages | None = None,
+    to_beat_s: float = math.inf,
 ) -> SearchResult:
     """Finds the arrangement with the least step time.
 
@@ -69,6 +70,8 @@ def search(
       options: What is fixed.
       progress: Told how far the search is.
       asked: What annotations ask of the stages, as many as `options.num_stages`; None for nothing.
+      to_beat_s: A step that takes no less is of no interest: the search ends where no arrangement can beat it, with the
+        best that it has seen, and its bound is no higher.
 
     Raises:
       StageError: If there is none: more stages than layers, a batch that cannot be shared out, too little memory.
@@ -97,7 +100,7 @@ def search(
         name = _name(context, sequence)
         tell(name, number, num_forms)
         cutoff_s = math.inf if len(sequence) == 1 or best is None else best.step_s
-        outcome = search_sequence(context, sequence, batch_size, sizes, options, cutoff_s)
+        outcome = search_sequence(context, sequence, batch_size, sizes, options, cutoff_s, to_beat_s)
         bound_s = min(bound_s, outcome.bound_s)
         considered.append(_considered(context, name, sequence, outcome, cutoff_s, sizes))
         if outcome.cut is not None and (best is None or outcome.cut.step_s < best.step_s):

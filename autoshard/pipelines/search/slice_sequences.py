@@ -64,11 +64,13 @@ def search_sequence(
     sizes: Sequence[int],
     options: StageOptions,
     cutoff_s: float,
+    to_beat_s: float = math.inf,
 ) -> BestOfSequence:
     """Candidates in the order of what they promise.
 
     Before them are candidate sets with a bound for all their candidates. A candidate set is opened when no candidate
-    promises more than its bound. Nothing is cut whose bound is not below the best time.
+    promises more than its bound. Nothing is cut whose bound is not below the best time, or `to_beat_s` once there is a
+    cut.
     """
     opened: list[_Entry] = []
     count, waiting = itertools.count(), WaitingBounds(context)
@@ -103,13 +105,13 @@ def search_sequence(
             )
             dropped_s = min(dropped_s, max(cut_s, least_s))
             if found is not None:
-                limit_s = min(limit_s, found.step_s)
+                limit_s = min(limit_s, found.step_s, to_beat_s)
                 cuts.append((found, group, item))
     for found, group, candidate in sorted(cuts, key=lambda entry: entry[0].step_s)[:MOST_IMPROVED]:
         improved = improved_partition(context, group, found, _suggestions(context, candidate))
         if improved.step_s < (cutoff_s if best.cut is None else best.cut.step_s):
             best = BestOfSequence(improved, 0.0, group.description)
-    step_s = best.cut.step_s if best.cut is not None else cutoff_s
+    step_s = cutoff_s if best.cut is None else min(best.cut.step_s, to_beat_s)
     ruled_out_s = min(dropped_s, step_s)
     left_s = _left_s(opened, waiting, options, ruled_out_s, MOST_OPENED - num_opened)
     bound_s = min(left_s, dropped_s, math.inf if best.cut is None else step_s)
