@@ -144,7 +144,8 @@ def plan_variants(
     started = time.perf_counter()
     task = _Task(step, tuple(args), cluster, options, donate_argnums, starting_layouts(start), request, started)
     with stop_on_signals() as stop:
-        tried, note = _tried(task, space, stop)
+        tries, note = _tried(task, space, stop)
+    tried = tries.all
     best = min(tried, key=lambda a: (a.cost_s, a.plan is None))
     if best.plan is None:
         if stop.requested:
@@ -153,7 +154,7 @@ def plan_variants(
         schedule = last.question.schedules(last.meshes[0].device_type)[-1]
         question = dataclasses.replace(last.question, schedule=schedule, to_beat_s=math.inf)
         error = no_plan_error(question, last.meshes, any(looks_up(a.posed.question) for a in tried))
-        raise type(error)(f"{error} {note}") if note else error
+        raise type(error)(f"{error} {tries.uncut}") if tries.uncut else error
     plan = best.plan
     if options.compile_check or options.adaptive:
         unbeaten = dataclasses.replace(best.posed.question, to_beat_s=math.inf)
@@ -269,6 +270,7 @@ class _Tries:
     all: list[_Attempt] = dataclasses.field(default_factory=list)
     best: _Attempt | None = None
     reach_s: float | None = None  # with everything kept, in memory without limit
+    uncut: str = ""  # why no micro-batches were tried, where the loss may be another one in them
 
     @property
     def is_settled(self) -> bool:
@@ -293,7 +295,7 @@ class _Tries:
         return own
 
 
-def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[list[_Attempt], str]:
+def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[_Tries, str]:
     """All that was tried, and why no more was."""
     gap = task.options.relative_gap
     tries = _Tries(task, stop, gap if space.is_asked else max(gap, WORTH))
@@ -302,16 +304,16 @@ def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[list[_Attempt]
         as_written = tries.take(None, Keep.ALL, space.counts[0])
         recomputes = space.with_policies and has_checkpoints(as_written.posed.question.traced.jaxpr)
         if stop.requested or is_only or not (as_written.needs_memory or recomputes):
-            return tries.all, ""
+            return tries, ""
     why = None if space.is_asked or len(space.counts) == 1 else task.why_no_mean()
     if why is None:
-        return tries.all, _search_forms(tries, space)
-    note = (
+        return tries, _search_forms(tries, space)
+    tries.uncut = (
         f"Micro-batches were not tried: the loss is not known to be a plain mean over examples, because of {why}. "
         'Where the mean over micro-batches will do, allow it: PlanOptions(micro_batches="search").'
     )
     space = dataclasses.replace(space, counts=space.counts[:1])
-    return tries.all, f"{_search_forms(tries, space)} {note}" if space.with_policies else note
+    return tries, f"{_search_forms(tries, space)} {tries.uncut}" if space.with_policies else tries.uncut
 
 
 def _search_forms(tries: "_Tries", space: Space) -> str:
