@@ -120,15 +120,16 @@ def all_baselines(
 def plan_baseline(
     strategy: Strategy, subject: Subject, *, to_beat_s: float = math.inf, **settings: Unpack[Settings]
 ) -> Plan:
-    """The plan of a strategy for what `prepare_subject` made.
+    """The plan of a strategy for what `prepare_subject` made. Further errors are those of `data_parallel`.
 
     Args:
-      strategy, subject: What is planned. **settings: See `Settings`.
+      strategy: The strategy.
+      subject: What is planned.
       to_beat_s: A plan that costs this or more is of no use, and is not sought to the end.
+      **settings: See `Settings`.
 
     Raises:
       NotFasterError: None of its plans costs less than `to_beat_s`.
-      As for `data_parallel`.
     """
     return Plan.of(make.plan_baseline(strategy, subject, to_beat_s=to_beat_s, **settings))
 
