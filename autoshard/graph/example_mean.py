@@ -74,7 +74,8 @@ def why_no_mean(graph: Graph, examples: Collection[int], num_examples: int) -> s
     while changed:  # what a loop carries is known after its body was seen
         changed = False
         for operation in graph.operations:
-            for result, own in zip(operation.results, _results(operation, seen, num_examples), strict=True):
+            made = _results(operation, seen, num_examples)
+            for result, own in [] if made is None else zip(operation.results, made, strict=True):
                 if result is None:
                     continue
                 if operation.equation in open_ended and own.kind is not Dependence.FREE:
@@ -93,8 +94,8 @@ def _mixed(operation: Operation) -> _Seen:
     return _Seen(Dependence.MIXED, why=operation.label)
 
 
-def _results(operation: Operation, seen: dict[int, _Seen], num_examples: int) -> list[_Seen]:
-    """What an operation makes of what is known of its operands."""
+def _results(operation: Operation, seen: dict[int, _Seen], num_examples: int) -> list[_Seen] | None:
+    """What an operation makes of what is known of its operands; None where one of them is made later, in a loop."""
     free = _Seen(Dependence.FREE)
     operands = [free if v is None else seen.get(v) for v in operation.operands]
     known = [o for o in operands if o is not None]
@@ -104,7 +105,7 @@ def _results(operation: Operation, seen: dict[int, _Seen], num_examples: int) ->
     if operation.kind is OperationKind.LOOP_CARRY:
         return [_either(known, operation)] * count
     if len(known) < len(operands):
-        return []  # inside a loop, of what its body makes later
+        return None
     kinds = {o.kind for o in known}
     if kinds <= {Dependence.FREE}:
         return [_free(operation, known, dims) for dims in operation.rule.results]
