@@ -19,7 +19,7 @@ import dataclasses
 import enum
 from collections.abc import Collection, Sequence
 
-from autoshard.graph.graph import Dims, FactorRule, Graph, Operation, OperationKind, ValueKind, dim_of
+from autoshard.graph.graph import Dims, FactorRule, Graph, Nesting, Operation, OperationKind, ValueKind, dim_of
 
 
 class Dependence(enum.Enum):
@@ -69,7 +69,7 @@ def why_no_mean(graph: Graph, examples: Collection[int], num_examples: int) -> s
             seen[value.index] = _Seen(Dependence.EACH)
         elif value.kind is not ValueKind.INTERMEDIATE:
             seen[value.index] = _Seen(Dependence.FREE)
-    open_ended = {n.equation for n in graph.nestings if n.name == "while"}
+    deciding = {n.equation: n for n in graph.nestings if n.name in ("while", "cond")}
     changed = True
     while changed:  # what a loop carries is known after its body was seen
         changed = False
@@ -78,7 +78,7 @@ def why_no_mean(graph: Graph, examples: Collection[int], num_examples: int) -> s
             for result, own in [] if made is None else zip(operation.results, made, strict=True):
                 if result is None:
                     continue
-                if operation.equation in open_ended and own.kind is not Dependence.FREE:
+                if not _is_settled(operation, deciding.get(operation.equation), seen):
                     own = _mixed(operation)
                 before = seen.get(result)
                 if own != before and (before is None or before.kind is not Dependence.MIXED):
@@ -88,6 +88,15 @@ def why_no_mean(graph: Graph, examples: Collection[int], num_examples: int) -> s
     if loss.kind in (Dependence.FREE, Dependence.TOTAL):
         return None
     return loss.why or "the loss is not summed over the examples"
+
+
+def _is_settled(operation: Operation, deciding: Nesting | None, seen: dict[int, _Seen]) -> bool:
+    """Whether no example decides which branch runs, or how often a body does; `deciding`: what nests the operation, if
+    that is a conditional or a `while` loop. One that nests no operation is not known."""
+    if deciding is None:
+        return operation.kind is not OperationKind.BRANCH_JOIN
+    operands = (seen.get(v) for v in deciding.operands if v is not None)
+    return all(o is None or o.kind is Dependence.FREE for o in operands)
 
 
 def _mixed(operation: Operation) -> _Seen:
@@ -109,8 +118,6 @@ def _results(operation: Operation, seen: dict[int, _Seen], num_examples: int) ->
     kinds = {o.kind for o in known}
     if kinds <= {Dependence.FREE}:
         return [_free(operation, known, dims) for dims in operation.rule.results]
-    if operation.kind is OperationKind.BRANCH_JOIN:
-        return [_mixed(operation)] * count
     if Dependence.TOTAL in kinds:
         is_total = Dependence.EACH not in kinds and _is_linear(operation.name, known)
         return [_Seen(Dependence.TOTAL) if is_total else _mixed(operation)] * count
@@ -152,8 +159,10 @@ def _is_linear(name: str, known: Sequence[_Seen]) -> bool:
     are_totals = [o.kind is Dependence.TOTAL for o in known]
     if name in _BILINEAR:
         return sum(are_totals) == 1
-    if name in ("div", "select_n"):
-        return are_totals[0] == (name == "div") and not (name == "div" and are_totals[1])
+    if name == "div":
+        return are_totals == [True, False]
+    if name == "select_n":
+        return not are_totals[0]
     return name in _LINEAR
 
 

@@ -31,7 +31,7 @@ from autoshard.plans.options import PlanOptions
 from autoshard.plans.placing import placement_summary
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
-from autoshard.plans.search import NOT_FASTER, Found, logical_meshes, search, several_meshes
+from autoshard.plans.search import NO_MEMORY, NOT_FASTER, Found, logical_meshes, search, several_meshes
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import KeptTrace, Trace, trace
@@ -84,10 +84,11 @@ def best_of(posed: Posed) -> Found:
     if found.best is None:
         if stop.requested:
             raise KeyboardInterrupt
-        if any(c.verdict == NOT_FASTER for c in found.candidates):
+        verdicts = {c.verdict for c in found.candidates}
+        if NOT_FASTER in verdicts and verdicts <= {NOT_FASTER, NO_MEMORY}:
             raise NotFasterError(
                 f"No plan costs less than {posed.question.to_beat_s:.4g} s, which it had to beat, on any of the "
-                f"{len(posed.meshes)} meshes that were searched."
+                f"{len(posed.meshes)} meshes that were searched. Keep the plan that takes so long."
             )
         schedule = posed.question.schedules(posed.meshes[0].device_type)[-1]
         raise no_plan_error(dataclasses.replace(posed.question, schedule=schedule), posed.meshes)

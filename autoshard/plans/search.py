@@ -226,8 +226,7 @@ def search_meshes(
 
 
 def _exceeds(problem: Problem, limits: SolverOptions, stop: StopRequest) -> bool:
-    """Whether it is proven, in a small part of the limits, that no solution fits the capacity: mostly in a tenth of
-    the time that solving takes to find out."""
+    """Whether it is proven, in a small part of the limits, that no solution fits the capacity."""
     if problem.capacity is None:
         return False
     least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)

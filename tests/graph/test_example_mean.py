@@ -82,6 +82,8 @@ OTHERS = {
     "sorted": lambda p, b: jnp.mean(jnp.sort(b["x"], 0) * layers(p, b["x"])),
     "running": lambda p, b: jnp.mean(jnp.tanh(jnp.cumsum(b["x"] @ p["layers"][0], 0))),
     "branched": lambda p, b: lax.cond(jnp.sum(b["x"]) > 0, jnp.mean, lambda x: 2 * jnp.mean(x), layers(p, b["x"])),
+    "branched constant": lambda p, b: lax.cond(jnp.sum(b["x"]) > 0, lambda: 1.0, lambda: 2.0) * jnp.mean(b["x"]),
+    "counted": lambda p, b: lax.while_loop(lambda n: n < b["labels"][0], lambda n: n + 1, 0) * jnp.sum(p["table"]),
     "while": lambda p, b: lax.while_loop(lambda x: jnp.mean(x**2) > 1.0, lambda x: 0.5 * x, b["x"]).mean(),
 }
 
