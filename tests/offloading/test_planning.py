@@ -65,11 +65,15 @@ def batches(count, size=EXAMPLES):
     ]
 
 
+AS_WRITTEN = autoshard.PlanOptions(cache=False, least_memory_s=5, remat="as_written", micro_batches="as_written")
+"""No other forms of a step are searched, and no stages: where tables live does not depend on them."""
+
+
 def planned(program, cluster=CLUSTER, budget_bytes=BUDGET_BYTES, **settings):
+    """On one mesh, unless told otherwise."""
     step, _, arguments = program
-    settings = {"memory_budget_bytes": budget_bytes, "donate_argnums": 0, **settings}
-    options = {"options": autoshard.PlanOptions(cache=False, least_memory_s=5)}
-    return autoshard.plan(step, *arguments, cluster=cluster, **{**options, **settings})
+    settings = {"memory_budget_bytes": budget_bytes, "donate_argnums": 0, "mesh": {"data": 8}, **settings}
+    return autoshard.plan(step, *arguments, cluster=cluster, **{"options": AS_WRITTEN, **settings})
 
 
 def one_node(cluster, num_devices):
@@ -85,8 +89,8 @@ def program():
 
 @pytest.fixture(scope="module")
 def hosted(program):
-    """Of a step that no search finds to fit the devices."""
-    return planned(program)
+    """Of a step that no search finds to fit the devices: neither on any mesh, nor in any form."""
+    return planned(program, mesh=None, options=autoshard.PlanOptions(cache=False, least_memory_s=5))
 
 
 # ---- the decision
@@ -107,7 +111,7 @@ def test_tables_that_do_not_fit_go_to_host_memory(hosted):
 def test_a_state_that_exceeds_all_devices_is_not_searched_for(program):
     """Of a terabyte, by shape: eight devices have half of it, and their default budget is nine tenths of that."""
     stages = []
-    options = autoshard.PlanOptions(cache=False, on_progress=lambda progress: stages.append(progress.stage))
+    options = dataclasses.replace(AS_WRITTEN, on_progress=lambda progress: stages.append(progress.stage))
     plan = planned(program_of(model=Clicks(10**9, 128)), budget_bytes=None, options=options)
     assert plan.tables == ("params.users.embedding",) and plan.placed.best.host_bytes > 1e12
     assert stages.count("trace") == 2  # the rest of the step to price it, and the step over rows
@@ -168,7 +172,7 @@ def test_tables_leave_devices_that_have_room_for_them_where_the_step_is_faster_s
 def test_tables_that_are_no_faster_in_host_memory_stay_and_the_plan_says_why(program, large):
     """Of a step of 0.2 ms nothing is gained by handing batches to processes; of 0.9 ms neither, by the prices."""
     stages = []
-    options = autoshard.PlanOptions(cache=False, on_progress=lambda progress: stages.append(progress.stage))
+    options = dataclasses.replace(AS_WRITTEN, on_progress=lambda progress: stages.append(progress.stage))
     lazy = program_of(optax.adam(0.1), Clicks(10**8, 64), 4096)
     assert "lazy=True" in planned(lazy, budget_bytes=None).on_hosts
     small = planned(program_of(model=Clicks(10**6, 16)), budget_bytes=None, options=options)
@@ -180,7 +184,7 @@ def test_tables_that_are_no_faster_in_host_memory_stay_and_the_plan_says_why(pro
 
 def test_plans_without_described_hosts_take_nothing_more(large):
     stages = []
-    options = autoshard.PlanOptions(cache=False, on_progress=lambda progress: stages.append(progress.stage))
+    options = dataclasses.replace(AS_WRITTEN, on_progress=lambda progress: stages.append(progress.stage))
     plan = planned(large, CLUSTERS / "h100x8.yaml", None, options=options)
     assert isinstance(plan, autoshard.Plan) and plan.on_hosts == "" and stages.count("trace") == 1
 
@@ -201,12 +205,12 @@ def test_an_update_that_is_lazy_must_be_accepted():
 
 
 def test_where_donating_would_do_the_error_says_so():
-    one = one_node(CLUSTER, 1)
+    one, mesh = one_node(CLUSTER, 1), {"data": 1}
     program = program_of(model=Clicks(2_000_000), batch_size=1 << 16)
     tables = autoshard.TableOptions(mode="sync")
-    assert type(planned(program, one, 500e6, tables=tables)) is autoshard.Plan
+    assert type(planned(program, one, 500e6, tables=tables, mesh=mesh)) is autoshard.Plan
     with pytest.raises(MemoryBudgetError, match="Pass donate_argnums=0"):
-        planned(program, one, 500e6, tables=tables, donate_argnums=())
+        planned(program, one, 500e6, tables=tables, mesh=mesh, donate_argnums=())
 
 
 def test_what_cannot_go_together_is_refused(program):
@@ -231,32 +235,31 @@ def on_one_device(step, make_state, all_batches):
     return state, losses
 
 
-@pytest.mark.parametrize("optimizer", [optax.sgd(0.5), optax.adagrad(0.1)], ids=["sgd", "adagrad"])
-def test_three_steps_equal_those_of_one_device(optimizer, tmp_path):
+@pytest.mark.parametrize(("optimizer", "is_read"), [(optax.sgd(0.5), True), (optax.adagrad(0.1), False)])
+def test_three_steps_equal_those_of_one_device(optimizer, is_read, tmp_path):
     step, make_state, _ = program = program_of(optimizer)
     plan = planned(program)
     plan.save(tmp_path / "plan.json")
     whole, losses = on_one_device(step, make_state, batches(3))
-    read = autoshard.load(tmp_path / "plan.json")
-    for made, batch in ((plan, None), (read, batches(1)[0])):
-        with made.host_tables(step, make_state, batch) as tables:
-            assert tables.execution == plan.execution
-            done = list(tables.steps(batches(3)))
-            after = tables.state()
-        np.testing.assert_allclose([float(d.metrics["loss"]) for d in done], losses, rtol=1e-6)
-        for own, expected in zip(jax.tree.leaves(after), jax.tree.leaves(whole), strict=True):
-            if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
-                continue
-            np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    made, batch = (autoshard.load(tmp_path / "plan.json"), batches(1)[0]) if is_read else (plan, None)
+    with made.host_tables(step, make_state, batch) as tables:
+        assert tables.execution == plan.execution
+        done = list(tables.steps(batches(3)))
+        after = tables.state()
+    np.testing.assert_allclose([float(d.metrics["loss"]) for d in done], losses, rtol=1e-6)
+    for own, expected in zip(jax.tree.leaves(after), jax.tree.leaves(whole), strict=True):
+        if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
+            continue
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_ranked", [True, False])
 def test_hot_rows_that_the_plan_keeps_on_the_devices_make_no_difference(is_ranked):
     """Slow CPUs make them worth while; of rows in no order, those of a sample, which has fewer, are taken."""
     step, make_state, _ = program = program_of(batch_size=4096)
-    options = autoshard.PlanOptions(lookups=autoshard.Lookups(autoshard.IdDistribution(1.2, is_ranked)))
+    options = dataclasses.replace(AS_WRITTEN, lookups=autoshard.Lookups(autoshard.IdDistribution(1.2, is_ranked)))
     slow = autoshard.TableOptions(hot_rows=True, mode="sync", rates=HostRates(id_s=1e-8, line_s=1e-6))
-    plan = planned(program, budget_bytes=35.5e6, options=options, tables=slow)
+    plan = planned(program, budget_bytes=36.5e6, options=options, tables=slow)
     ((path, count),) = plan.placed.hot_rows.items()
     assert path == "params.users.embedding" and count > 4096
     _, losses = on_one_device(step, make_state, batches(3, 4096))
