@@ -3,6 +3,7 @@ must run before anything uses a JAX backend. Gives them as well a device with ro
 formulated on them.
 """
 
+import gc
 import os
 import signal
 import subprocess
@@ -51,6 +52,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a run that a shel
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+gc.set_threshold(10_000, 10, 50)  # what JAX keeps is walked through in search of cycles: 6 % of the time by default
 
 DEVICE = DeviceType(
     "test",

@@ -1,6 +1,7 @@
 """Every form of the GPT, planned and run on eight CPU devices, trains as it does unsharded.
 
-All forms run on two axes, one of them on one, and one on three, where models and strategies have their own tests.
+Forms run on two axes, but one of them on one, and one on three. Models have tests of their own, where the GPT with
+untied embeddings is planned, too (tests/models/test_families.py), and so have strategies.
 
 The plans are made for a device whose links cost next to nothing to start and whose arithmetic is slow, so that even a
 tiny model is worth splitting in every way; on the real figures of any device it would be replicated.
@@ -22,7 +23,6 @@ SIZES = {"vocab_size": 64, "num_layers": 1, "embed_dim": 32, "num_heads": 8, "co
 MESHES = {"1-D": {"data": 8}, "2-D": {"data": 2, "tensor": 4}, "3-D": {"data": 2, "fsdp": 2, "tensor": 2}}
 FORMS = {
     "nnx": {},
-    "nnx-untied": {"tie_embeddings": False},
     "nnx-remat-dropout": {"remat": True, "dropout_rate": 0.1},
     "linen": {"linen": True},
     "linen-scan": {"linen": True, "scan_layers": True, "num_layers": 2},
@@ -35,7 +35,7 @@ FORMS = {
     },
 }
 CASES = [
-    *((form, "2-D") for form in FORMS),
+    *((form, "2-D") for form in FORMS if form != "linen-scan"),
     ("nnx-remat-dropout", "1-D"),
     ("linen-scan", "3-D"),
 ]

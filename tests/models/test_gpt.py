@@ -1,6 +1,7 @@
 """The GPT family: sizes against print, NNX against Linen, scanned against unrolled, remat, causality."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -16,6 +17,7 @@ from autoshard_models.train_step import TrainState, adamw, batch_shapes, build, 
 
 SMALL = GPTConfig(vocab_size=32, context_length=16, num_layers=2, num_heads=2, embed_dim=16)
 SMALL_LINEN = LinenGPTConfig(**dataclasses.asdict(SMALL))
+SGD = optax.sgd(0.5)
 
 
 def batch_of(vocab_size: int, batch_size: int = 4, sequence_length: int = 12, seed: int = 0) -> dict[str, jax.Array]:
@@ -49,7 +51,8 @@ def formula_param_count(config: GPTConfig) -> int:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_param_count_is_the_formula(name):
-    config = preset(name)
+    """Of two layers: there is one formula for all of them."""
+    config = dataclasses.replace(preset(name), num_layers=2)
     state = jax.eval_shape(build(config, optax.sgd(0.1)).init, 0)
     assert count(state.params) == formula_param_count(config)
 
@@ -79,7 +82,8 @@ def test_heads_must_divide_the_width():
 
 
 def test_175b_traces_without_allocating():
-    functions = build(preset("175b"), adamw())
+    """A twelfth of its layers, of which weights and moments take 200 GB."""
+    functions = build(preset("175b", num_layers=8), adamw())
     state = jax.eval_shape(functions.init, 0)
     new_state, metrics = jax.eval_shape(functions.step, state, batch_shapes(1536, 2048))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), new_state) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
@@ -102,7 +106,7 @@ def test_state_keeps_its_types_over_a_step(config, tie_embeddings):
 
 def test_first_loss_is_that_of_a_uniform_guess():
     functions = build(SMALL, optax.sgd(0.1))
-    _, metrics = jax.jit(functions.step)(functions.init(0), batch_of(SMALL.vocab_size))
+    _, metrics = jax.jit(functions.step)(jax.jit(functions.init)(0), batch_of(SMALL.vocab_size))
     assert float(metrics["loss"]) == pytest.approx(math.log(SMALL.vocab_size), abs=0.05)
 
 
@@ -113,11 +117,20 @@ def test_cross_entropy_is_optax():
     np.testing.assert_allclose(cross_entropy(logits, targets), expected, rtol=1e-6)
 
 
+@functools.cache
+def first_params(config: GPTConfig):
+    return jax.jit(build(config, SGD).init)(0).params
+
+
+@functools.cache
+def sgd_step(config: GPTConfig):
+    return jax.jit(build(config, SGD).step)
+
+
 def after_one_step(config: GPTConfig, params):
     """Loss and updated parameters of one SGD step from `params`."""
-    optimizer = optax.sgd(0.5)
-    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0))
-    state, metrics = jax.jit(build(config, optimizer).step)(state, batch_of(config.vocab_size))
+    state = TrainState(jnp.zeros((), jnp.int32), params, SGD.init(params), jax.random.key(0))
+    state, metrics = sgd_step(config)(state, batch_of(config.vocab_size))
     return metrics["loss"], state.params
 
 
@@ -127,14 +140,14 @@ def assert_same_step(left, right):
 
 
 def test_linen_steps_as_nnx_does():
-    params = build(SMALL, optax.sgd(0.5)).init(0).params
+    params = first_params(SMALL)
     loss, new_params = after_one_step(SMALL, params)
     assert_same_step((loss, linen_params_of(new_params)), after_one_step(SMALL_LINEN, linen_params_of(params)))
 
 
 def test_scanned_steps_as_unrolled_does():
     scanned_config = dataclasses.replace(SMALL_LINEN, scan_layers=True)
-    params = build(SMALL_LINEN, optax.sgd(0.5)).init(0).params
+    params = first_params(SMALL_LINEN)
     loss, new_params = after_one_step(SMALL_LINEN, params)
     assert_same_step((loss, stacked(new_params)), after_one_step(scanned_config, stacked(params)))
 
@@ -142,7 +155,7 @@ def test_scanned_steps_as_unrolled_does():
 @pytest.mark.parametrize("config", [SMALL, dataclasses.replace(SMALL_LINEN, scan_layers=True)])
 def test_remat_changes_nothing_but_recomputes(config):
     with_remat = dataclasses.replace(config, remat=True)
-    params = build(config, optax.sgd(0.5)).init(0).params
+    params = first_params(config)
     assert_same_step(after_one_step(config, params), after_one_step(with_remat, params))
     functions = build(with_remat, optax.sgd(0.5))
     program = jax.make_jaxpr(functions.step)(jax.eval_shape(functions.init, 0), batch_shapes(2, 16))
@@ -161,7 +174,7 @@ def test_a_later_token_leaves_earlier_positions_alone():
 def test_dropout_depends_on_the_step_alone(config):
     functions = build(dataclasses.replace(config, dropout_rate=0.5), optax.sgd(0.0))
     step = jax.jit(functions.step)
-    state, batch = functions.init(0), batch_of(config.vocab_size)
+    state, batch = jax.jit(functions.init)(0), batch_of(config.vocab_size)
     next_state, first = step(state, batch)
     _, again = step(state, batch)
     _, second = step(next_state, batch)
@@ -171,7 +184,7 @@ def test_dropout_depends_on_the_step_alone(config):
 
 def test_loss_falls_on_a_fixed_batch():
     functions = build(SMALL, adamw(learning_rate=1e-2, weight_decay=0.0))
-    step, state, batch = jax.jit(functions.step), functions.init(0), batch_of(SMALL.vocab_size)
+    step, state, batch = jax.jit(functions.step), jax.jit(functions.init)(0), batch_of(SMALL.vocab_size)
     first = last = math.nan
     for index in range(40):
         state, metrics = step(state, batch)

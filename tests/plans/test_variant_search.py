@@ -24,7 +24,7 @@ from autoshard.remat.rewrite import layers_of, rematerialised
 from autoshard.trace.trace import trace
 
 CLUSTER = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "cpux8.yaml"
-LAYERS, WIDTH, HIDDEN, BATCH = 6, 32, 128, 1024
+LAYERS, WIDTH, HIDDEN, BATCH = 4, 32, 128, 1024
 SEARCH = PlanOptions(remat="search", micro_batches="as_written")
 ALL_FORMS = PlanOptions(remat="search", micro_batches="search")
 AS_WRITTEN = PlanOptions(remat="as_written", micro_batches="as_written")
@@ -254,7 +254,7 @@ def test_micro_batches_keep_everything_where_that_is_faster_than_recomputing():
         options=options,
     )
     kept = plan_for(math.inf, AS_WRITTEN)
-    budget = 0.6 * (kept.estimate.reserved_bytes or 0)
+    budget = 0.65 * (kept.estimate.reserved_bytes or 0)
     plan, recomputed = plan_for(budget, ALL_FORMS), plan_for(budget, SEARCH)
     assert plan.choice is not None and recomputed.choice is not None
     steps = [c.step_s for c in plan.choice.candidates if c.step_s is not None]
@@ -269,7 +269,7 @@ def test_every_form_is_considered_with_micro_batches_and_the_fastest_is_taken(ti
     plan = tight_with_micro_batches()
     assert plan.choice is not None
     forms = [c.variant for c in plan.choice.candidates]
-    assert forms[:2] == ["all in all 6 layers", "all in all 6 layers, in 2 micro-batches"]
+    assert forms[:2] == [f"all in all {LAYERS} layers{more}" for more in ("", ", in 2 micro-batches")]
     assert plan.certificate.objective == min(c.step_s for c in plan.choice.candidates if c.step_s is not None)
     assert plan.certificate.objective <= tight.certificate.objective * 1.005
     check_equal(plan)
