@@ -14,9 +14,7 @@ import argparse
 import collections
 import dataclasses
 import datetime
-import functools
 import json
-import math
 import os
 import pathlib
 import re
@@ -35,7 +33,8 @@ from by_hand.programs import PROGRAMS
 from by_hand.strategies import Strategy
 from scipy.stats import spearmanr
 
-from autoshard import Plan, baselines
+import autoshard
+from autoshard import PlanOptions, TrainStep
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import AutoshardError
@@ -46,12 +45,10 @@ from autoshard.hlo.compiled_schedule import replay
 from autoshard.hlo.cost_profile import cost_profile, instruction_costs
 from autoshard.hlo.module import HloModule, parse
 from autoshard.plans.apply import planned_function
-from autoshard.plans.make import homogeneous_slice, plan_posed, plan_program
-from autoshard.plans.options import PlanOptions
+from autoshard.plans.make import homogeneous_slice
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
 from autoshard.verify.devices import gpu_devices
-from autoshard.verify.fastest_mesh import plan_checked
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -68,14 +65,16 @@ bandwidth (NVIDIA's data sheet), 3 us a launch. At the catalogue's peaks less wo
 """
 DEVICES = (8, 16, 64)
 
+_HIDING = PlanOptions(time_limit_s=60, schedule=Schedule.LATENCY_HIDING, remat="search")
 PLANS = {
-    "plan": PlanOptions(time_limit_s=60, schedule=Schedule.LATENCY_HIDING),
-    "plan, least memory": PlanOptions(time_limit_s=60, schedule=Schedule.LEAST_MEMORY),
-    "plan, fastest of 3 meshes": PlanOptions(
-        time_limit_s=60, schedule=Schedule.LATENCY_HIDING, compile_check=True, compile_check_meshes=3
-    ),
+    "plan": _HIDING,
+    "plan, as written": dataclasses.replace(_HIDING, remat="as_written", micro_batches="as_written"),
+    "plan, fastest of 3 meshes": dataclasses.replace(_HIDING, compile_check=True, compile_check_meshes=3),
 }
-"""The last one is compiled for every mesh, which takes minutes: only where `--only` names it."""
+"""The first may change what the step recomputes, as strategies may (`FSDP_REGATHERED`), and its micro-batches where it
+is the same step in them; the second may not. Only where `--only` names them: the second; and the last one, which is
+compiled for every mesh, which takes minutes."""
+BY_NAME = ("plan, as written", "plan, fastest of 3 meshes")
 
 
 Key = tuple[str, int, str, str, float]
@@ -88,6 +87,7 @@ class Cell:
 
     Attributes:
       strategy: Hand-written, or a plan. options: Of the compiler; the way in which a plan's program is scheduled.
+      form: What a plan recomputes, and in how many micro-batches it runs; empty by hand and for the step as written.
       budget_gb: What was planned for; 0.0 by hand. is_run: Whether `Plan.jit` takes it, of a plan's programs.
       reason: Why there is no program. mesh: Its axes.
       step_s, kernel_s, collective_s, exposed_s: Of its schedule, replayed. peak_bytes, total_bytes: The most alive at
@@ -104,6 +104,7 @@ class Cell:
     is_run: bool = False
     reason: str = ""
     mesh: str = ""
+    form: str = ""
     step_s: float = 0.0
     kernel_s: float = 0.0
     collective_s: float = 0.0
@@ -216,7 +217,8 @@ def by_hand(
         if program.config is None:
             lowered = strategies.lowered_gpt(strategy, program.sizes(num_devices), devices)
         else:
-            lowered = strategies.lowered_zoo(strategy, program.loaded(num_devices), devices)
+            without = ("model.overrides.remat=false",) if strategy.keeps_all else ()
+            lowered = strategies.lowered_zoo(strategy, program.loaded(num_devices, *without), devices)
     except (jax.errors.JaxRuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
         yield from (dataclasses.replace(cell, options=options, reason=reason) for options in wanted)
@@ -229,37 +231,32 @@ def by_hand(
 
 @dataclasses.dataclass
 class Planning:
-    """A program on a number of devices, traced once for all its plans."""
+    """A program on a number of devices, and its plans."""
 
     name: str
     num_devices: int
-    step: Any = None
+    step: TrainStep | None = None
     args: tuple[Any, ...] = ()
-    subject: baselines.Subject | None = None
 
     def planned(self, strategy: str, budget_gb: float, keep: pathlib.Path | None) -> Iterator[Cell]:
         """The plan for a budget, compiled in each way that `Plan.jit` tries."""
         started = time.perf_counter()
         cell = Cell(self.name, self.num_devices, strategy, "", budget_gb)
-        subject = self._traced()
+        step, args = self._loaded()
         try:
-            plan = Plan.of(
-                plan_program(
-                    subject.traced,
-                    subject.program,
-                    subject.cluster,
-                    donate_argnums=(0,),
-                    memory_budget_bytes=budget_gb * 1e9,
-                    options=PLANS[strategy],
-                    answer=functools.partial(plan_checked, fn=self.step, args=self.args)
-                    if PLANS[strategy].compile_check
-                    else plan_posed,
-                )
+            plan = autoshard.plan(
+                step,
+                *args,
+                cluster=cluster_of(self.num_devices),
+                donate_argnums=0,
+                memory_budget_bytes=budget_gb * 1e9,
+                options=PLANS[strategy],
             )
             devices = gpu_devices(H100, plan.num_devices, min(PER_NODE, plan.num_devices))
-            run = planned_function(plan, self.step, device_mesh(plan.axes, devices))
+            formed = step if plan.choice is None else plan.choice.variant.of(step)
+            run = planned_function(plan, formed, device_mesh(plan.axes, devices))
             choosing = plan.interface.choosing
-            candidates = compile_candidates(run.compile_as(self.args), "cuda", choosing, COMPILER_OPTIONS)
+            candidates = compile_candidates(run.compile_as(args), "cuda", choosing, COMPILER_OPTIONS)
         except (AutoshardError, jax.errors.JaxRuntimeError) as error:
             reason, seconds = " ".join(str(error).split())[:300], round(time.perf_counter() - started, 1)
             yield dataclasses.replace(cell, reason=reason, seconds=seconds)
@@ -268,6 +265,7 @@ class Planning:
         cell = dataclasses.replace(
             cell,
             mesh=_mesh_text(plan.axes),
+            form="" if plan.choice is None or plan.choice.variant.is_as_written else str(plan.choice.variant),
             predicted_step_s=estimate.step_s,
             predicted_exposed_s=estimate.step_s - estimate.compute_s,
             predicted_peak_bytes=estimate.peak_bytes,
@@ -279,17 +277,17 @@ class Planning:
             own = dataclasses.replace(cell, options=one.figures.candidate.value, is_run=one.figures is fastest)
             yield measured(own, one.compiled, parse(one.text), choosing.mesh, keep, seconds)
 
-    def _traced(self) -> baselines.Subject:
-        if self.subject is None:
-            program, cluster = PROGRAMS[self.name], cluster_of(self.num_devices)
+    def _loaded(self) -> tuple[TrainStep, tuple[Any, ...]]:
+        """The step as a loss and an optimizer, which leaves its form open, and its arguments."""
+        if self.step is None:
+            program = PROGRAMS[self.name]
             if program.config is None:
-                self.step, self.args = gpt.step, gpt.arguments(program.sizes(self.num_devices))
+                self.step, self.args = gpt.train_step(), gpt.train_arguments(program.sizes(self.num_devices))
             else:
-                config = program.loaded(self.num_devices)
+                config = program.loaded(self.num_devices, "plan.remat=search")
                 functions = train_functions(config)
                 self.step, self.args = functions.step, arguments(config, functions)
-            self.subject = baselines.prepare_subject(self.step, *self.args, cluster=cluster, donate_argnums=0)
-        return self.subject
+        return self.step, self.args
 
 
 def _mesh_text(axes: Sequence[tuple[str, int]]) -> str:
@@ -299,9 +297,14 @@ def _mesh_text(axes: Sequence[tuple[str, int]]) -> str:
 # ---- tables
 
 
-def best_by_hand(cells: Sequence[Cell], budget_gb: float) -> Cell | None:
-    """The fastest hand-written program that fits the budget; None if none does."""
+def best_by_hand(cells: Sequence[Cell], budget_gb: float, as_written: bool = False) -> Cell | None:
+    """The fastest hand-written program that fits the budget; None if none does.
+
+    `as_written`: Only of those that leave the model's checkpoints as they are.
+    """
     rivals = [c for c in cells if not c.is_plan and not c.reason and c.total_bytes <= budget_gb * 1e9]
+    if as_written:
+        rivals = [c for c in rivals if c.strategy not in {s.name for s in strategies.WITHOUT_CHECKPOINTS}]
     return min(rivals, key=lambda c: c.step_s, default=None)
 
 
@@ -334,37 +337,45 @@ def _row(*entries: Any) -> str:
 
 
 def _compared(cases: Mapping[tuple[str, int], Sequence[Cell]]) -> list[str]:
-    """The plan's step beside that of the best hand-written program that fits the same budget."""
-    rows, ratios = [], []
+    """The plan's step beside that of the best hand-written programs that fit the same budget."""
+    rows = []
+    as_written, whatever = [], []
     for (program, num_devices), cells in cases.items():
         for budget_gb in sorted({c.budget_gb for c in cells if c.is_plan}, reverse=True):
-            hand, plan = best_by_hand(cells, budget_gb), best_plan(cells, budget_gb)
-            by_hand = (
-                (f"{hand.strategy}; {hand.options}", _ms(hand.step_s), _ms(hand.exposed_s))
-                if hand
-                else ("none fits", "-", "-")
-            )
-            if plan is None:
-                rows.append(_row(program, num_devices, f"{budget_gb:g}", *by_hand, "none fits", "-", "-", "-"))
-                continue
-            ratio = plan.step_s / hand.step_s if hand else None
-            if ratio is not None:
-                ratios.append(ratio)
-            found = (f"{plan.strategy}; {plan.options}; {plan.mesh}", _ms(plan.step_s), _ms(plan.exposed_s))
-            rows.append(
-                _row(program, num_devices, f"{budget_gb:g}", *by_hand, *found, f"{ratio:.3f}" if ratio else "-")
-            )
+            plan = best_plan(cells, budget_gb)
+            rivals = best_by_hand(cells, budget_gb, as_written=True), best_by_hand(cells, budget_gb)
+            by_hand = [f"{r.strategy}; {r.options}; {_ms(r.step_s)}" if r else "none fits" for r in rivals]
+            found, ratios = ("none fits", "-", "-"), [None, None]
+            if plan is not None:
+                what = f"{plan.strategy}; {plan.form or 'as written'}; {plan.options}; {plan.mesh}"
+                found = what, _ms(plan.step_s), _ms(plan.exposed_s)
+                ratios = [plan.step_s / r.step_s if r else None for r in rivals]
+            for all_, ratio in zip((as_written, whatever), ratios, strict=True):
+                all_ += [ratio] if ratio is not None else []
+            told = [f"{ratio:.3f}" if ratio else "-" for ratio in ratios]
+            rows.append(_row(program, num_devices, f"{budget_gb:g}", *found, by_hand[0], told[0], by_hand[1], told[1]))
     if not rows:
         return []
     lines = [
-        "Plan against the best hand-written program whose memory (all that XLA reserves) is within the budget.",
+        "Plan against the best hand-written program whose memory (all that XLA reserves) is within the budget: first of "
+        "those that recompute what the model says or more, then of all, also those that take its checkpoints out.",
         "",
     ]
-    if ratios:
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
-        lines[0] += f" Plan over hand-written: geometric mean {mean:.3f}, most {max(ratios):.3f}, of {len(ratios)}."
-    head = ("program", "H100s", "budget, GB", "by hand", "step, ms", "exposed, ms", "plan", "step, ms", "exposed, ms")
-    return [*lines, _row(*head, "plan over by hand"), "|" + " --- |" * 10, *rows, ""]
+    for name, ratios in (("as the model is written", as_written), ("the best of all", whatever)):
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            lines += [f"Over {name}: geometric mean {mean:.3f}, most {max(ratios):.3f}, of {len(ratios)}.", ""]
+    head = (
+        "program",
+        "H100s",
+        "budget, GB",
+        "plan",
+        "step, ms",
+        "exposed, ms",
+        "by hand, as the model is written",
+        "ratio",
+    )
+    return [*lines, _row(*head, "by hand, all", "ratio"), "|" + " --- |" * 10, *rows, ""]
 
 
 def _best_options(cases: Mapping[tuple[str, int], Sequence[Cell]]) -> list[str]:
@@ -432,7 +443,8 @@ def _every(done: Sequence[Cell]) -> list[str]:
     )
     lines = [_row(*head, "peak, GB", "reserved, GB", "predicted step, ms", "exposed", "peak, GB"), "|" + " --- |" * 15]
     for c in done:
-        known = (c.program, c.num_devices, c.strategy, f"{c.budget_gb:g}" if c.is_plan else "-", c.options, c.mesh)
+        strategy = f"{c.strategy}; {c.form}" if c.form else c.strategy
+        known = (c.program, c.num_devices, strategy, f"{c.budget_gb:g}" if c.is_plan else "-", c.options, c.mesh)
         found = (
             *map(_ms, (c.step_s, c.kernel_s, c.collective_s, c.exposed_s)),
             *(f"{b / 1e9:.2f}" for b in (c.peak_bytes, c.total_bytes)),
@@ -481,7 +493,7 @@ def main() -> None:
             planning = Planning(name, num_devices)
             budgets = tuple(map(float, chosen.budget.split(","))) if chosen.budget else PROGRAMS[name].budgets_gb
             for strategy in () if chosen.by_hand else PLANS:
-                if only is None and PLANS[strategy].compile_check:
+                if only is None and strategy in BY_NAME:
                     continue
                 for budget_gb in budgets:
                     if is_wanted(strategy) and (

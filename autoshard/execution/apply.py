@@ -127,7 +127,10 @@ class Evaluator:
         self, equations: Sequence[jex.JaxprEqn], numbers: Sequence[int], env: Environment, kept: Sequence[Any]
     ) -> None:
         """Evaluates equations one after another and puts their results into `env`, which loses what nobody reads any
-        more but the variables `kept`."""
+        more but the variables `kept`. Those that nobody needs are left out: the orders of a plan know nothing of them,
+        and may have what they read made later."""
+        needed = _needed(equations, kept)
+        equations, numbers = [equations[k] for k in needed], [numbers[k] for k in needed]
         named = dict(zip(numbers, equations, strict=True))
         order = evaluation_order(numbers, self.equations)
         equations, numbers = [equations[k] for k in order], [numbers[k] for k in order]
@@ -255,6 +258,17 @@ class Evaluator:
             )
             value = self.move(value, (local, minor))
         return self._placement.place(value, entries)
+
+
+def _needed(equations: Sequence[jex.JaxprEqn], kept: Sequence[Any]) -> list[int]:
+    """The positions of the equations that have an effect, or on which one of those or the variables `kept` depend."""
+    read, found = {v for v in kept if not isinstance(v, jex.Literal)}, []
+    for k in range(len(equations) - 1, -1, -1):
+        equation = equations[k]
+        if equation.effects or not read.isdisjoint(v for v in equation.outvars if not isinstance(v, jex.DropVar)):
+            found.append(k)
+            read.update(v for v in equation.invars if not isinstance(v, jex.Literal))
+    return found[::-1]
 
 
 def _made(equation: jex.JaxprEqn | None) -> list[Any]:

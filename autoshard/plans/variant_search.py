@@ -183,7 +183,7 @@ def _told(
     certificate = dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
     choice = VariantChoice(best.variant, tuple(a.candidate for a in tried), note)
     warnings = plan.warnings if not best.variant.is_as_written or not note else (*plan.warnings, note)
-    if best.count is not None and not space.is_asked:
+    if best.count is not None and not space.is_cut_asked:
         warnings += (
             f"The batch is run in {best.count} micro-batches, since the step as it is written needs more memory than "
             "there is or takes longer. The loss is a plain mean over examples, so that this is the same step but for "
@@ -305,7 +305,7 @@ def _tried(task: _Task, space: Space, stop: StopRequest) -> tuple[_Tries, str]:
         recomputes = space.with_policies and has_checkpoints(as_written.posed.question.traced.jaxpr)
         if stop.requested or is_only or not (as_written.needs_memory or recomputes):
             return tries, ""
-    why = None if space.is_asked or len(space.counts) == 1 else task.why_no_mean()
+    why = None if space.is_cut_asked or len(space.counts) == 1 else task.why_no_mean()
     if why is None:
         return tries, _search_forms(tries, space)
     tries.uncut = (

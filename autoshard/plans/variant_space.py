@@ -20,11 +20,13 @@ class Space:
       with_policies: Whether what layers recompute is chosen.
       counts: Numbers of micro-batches that come into question, rising; None in it is what the step says itself.
       is_asked: Whether the caller asks for the search; else only the need for memory calls for it.
+      is_cut_asked: Whether the caller asks for micro-batches; else only a loss may be cut that stays the same.
     """
 
     with_policies: bool
     counts: tuple[int | None, ...]
     is_asked: bool
+    is_cut_asked: bool
 
 
 def space_of(step: TrainStep, state: Any, batch: Any, options: PlanOptions) -> Space:
@@ -57,8 +59,8 @@ def space_of(step: TrainStep, state: Any, batch: Any, options: PlanOptions) -> S
         counts = _doubled(batch_size(batch))
     elif asked is None and step.parts is None and not jax.tree.leaves(getattr(state, "mutable", None)):
         counts = _doubled(_examples(batch))
-    is_asked = options.remat == "search" or asked not in (None, "as_written")
-    return Space(options.remat != "as_written", counts, is_asked)
+    is_cut_asked = asked not in (None, "as_written")
+    return Space(options.remat != "as_written", counts, options.remat == "search" or is_cut_asked, is_cut_asked)
 
 
 def why_no_mean_of(step: TrainStep, state: Any, batch: Any) -> str | None:

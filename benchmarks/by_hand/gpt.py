@@ -9,6 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+
+from autoshard import TrainStep
 
 Params = dict[str, Any]
 
@@ -114,7 +117,25 @@ def loss(params: Params, tokens: jax.Array, interior: Interior = Interior()) -> 
 def step(state: Params, tokens: jax.Array, interior: Interior = Interior()) -> tuple[Params, jax.Array]:
     """A step of Adam."""
     value, grads = jax.value_and_grad(loss)(state["params"], tokens, interior)
-    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["m"], grads)
-    v = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, state["v"], grads)
-    params = jax.tree.map(lambda p, m, v: p - 1e-4 * m / (jnp.sqrt(v) + 1e-8), state["params"], m, v)
+    updates, (m, v) = _updates(grads, (state["m"], state["v"]))
+    params = jax.tree.map(jnp.add, state["params"], updates)
     return {"params": params, "m": m, "v": v, "count": state["count"] + 1}, value
+
+
+def _updates(grads: Params, moments: tuple[Params, Params], _: Params | None = None) -> tuple[Params, Any]:
+    """Adam's, without its correction of the first steps."""
+    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], grads)
+    v = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, moments[1], grads)
+    return jax.tree.map(lambda m, v: -1e-4 * m / (jnp.sqrt(v) + 1e-8), m, v), (m, v)
+
+
+def train_step() -> TrainStep:
+    """The same step as a loss and an optimizer, so that a plan may choose what it recomputes."""
+    adam = optax.GradientTransformation(lambda params: (params, params), _updates)
+    return TrainStep(lambda params, tokens, key: (loss(params, tokens), None), adam)
+
+
+def train_arguments(sizes: Sizes) -> tuple[Any, jax.ShapeDtypeStruct]:
+    """The training state of `train_step` and a batch of tokens, by shape."""
+    state, tokens = arguments(sizes)
+    return jax.eval_shape(train_step().init, state["params"]), tokens

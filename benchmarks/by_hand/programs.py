@@ -31,11 +31,10 @@ class Program:
         """Examples of a step."""
         return self.batch * max(1, num_devices // 16)
 
-    def loaded(self, num_devices: int) -> TrainConfig:
-        """The configuration of a model of the zoo."""
-        return load_config(
-            CONFIGS / f"{self.config}.yaml", (*self.overrides, f"data.batch_size={self.batch_on(num_devices)}")
-        )
+    def loaded(self, num_devices: int, *more: str) -> TrainConfig:
+        """The configuration of a model of the zoo, with what replaces more of its entries."""
+        overrides = (*self.overrides, f"data.batch_size={self.batch_on(num_devices)}", *more)
+        return load_config(CONFIGS / f"{self.config}.yaml", overrides)
 
     def sizes(self, num_devices: int) -> gpt.Sizes:
         """Of the GPT."""

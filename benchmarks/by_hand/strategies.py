@@ -42,6 +42,7 @@ class Strategy:
       is_sequence_split: Whether activations between blocks are split along the sequence over the tensor-parallel ones
         (Korthikanti et al. 2022, arXiv:2205.05198). recompute: In backward.
       kept_split: Parameters of this name stay split over the data-parallel devices where they are used.
+      keeps_all: Whether the checkpoints of a model of the zoo are taken out, so that nothing is recomputed.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Strategy:
     is_sequence_split: bool = False
     recompute: Recompute = Recompute.NOTHING
     kept_split: str | None = None
+    keeps_all: bool = False
 
     def axes(self, num_devices: int) -> tuple[tuple[str, int], ...]:
         """Mesh axes (name, size), major to minor."""
@@ -74,6 +76,9 @@ MEGATRON_SP = Strategy("megatron-sp", False, tensor=8, is_sequence_split=True)
 FSDP_MEGATRON_2 = Strategy("fsdp x megatron 2", True, tensor=2)
 FSDP_MEGATRON_2_SP = Strategy("fsdp x megatron-sp 2", True, tensor=2, is_sequence_split=True)
 FSDP_MEGATRON_8_SP = Strategy("fsdp x megatron-sp 8", True, tensor=8, is_sequence_split=True)
+FSDP_KEPT = Strategy("fsdp, all kept", True, keeps_all=True)
+DDP_KEPT = Strategy("ddp, all kept", False, keeps_all=True)
+FSDP_MEGATRON_2_KEPT = Strategy("fsdp x megatron 2, all kept", True, tensor=2, keeps_all=True)
 EXPERTS = Strategy("fsdp + experts", True, kept_split="experts")
 TABLES = Strategy("ddp + tables", False, kept_split="tables")
 
@@ -81,7 +86,8 @@ OF_GPT = (
     *(FSDP, FSDP_REGATHERED, FSDP_LAYERS, DDP),
     *(FSDP_MEGATRON_2_SP, MEGATRON_SP, FSDP_MEGATRON_8_SP),
 )
-OF_TRANSFORMERS = (FSDP, FSDP_REGATHERED, DDP, FSDP_MEGATRON_2, MEGATRON)
+WITHOUT_CHECKPOINTS = (FSDP_KEPT, DDP_KEPT, FSDP_MEGATRON_2_KEPT)
+OF_TRANSFORMERS = (FSDP, FSDP_REGATHERED, DDP, FSDP_MEGATRON_2, MEGATRON, *WITHOUT_CHECKPOINTS)
 
 
 def lowered_gpt(strategy: Strategy, sizes: gpt.Sizes, devices: Sequence[Any]) -> jax.stages.Lowered:

@@ -343,8 +343,9 @@ def test_a_loss_that_weighs_examples_by_the_batch_is_not_cut_unless_asked():
         return jnp.sum(jnp.mean((x - batch["y"]) ** 2, -1) * counts) / jnp.maximum(jnp.sum(counts), 1), {}
 
     step = TrainStep(loss_fn, optax.adam(1e-3))
-    plan = planned(step, share=0.7, options=PlanOptions())
-    assert plan.choice is not None and plan.choice.variant.parts is None and plan.choice.variant.policy is not None
+    for options in (PlanOptions(), PlanOptions(remat="search")):
+        plan = planned(step, share=0.7, options=options)
+        assert plan.choice is not None and plan.choice.variant.parts is None and plan.choice.variant.policy is not None
     line = r"test_variant_search\.py:\d+ \(loss_fn\)"
     assert re.search(f"Micro-batches were not tried.*{line}", plan.choice.note)
     with pytest.raises(MemoryBudgetError, match=f"Micro-batches were not tried.*{line}"):
