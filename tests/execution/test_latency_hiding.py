@@ -6,13 +6,15 @@ import dataclasses
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from autoshard_models import train_step
 from autoshard_models.presets import preset
 
-from autoshard import PlanOptions, baselines
+import autoshard
+from autoshard import PlanOptions, TrainStep, baselines
 from autoshard.cluster import Cluster
 from autoshard.compiler.candidates import Candidate
 from autoshard.compiler.schedule import Schedule
@@ -75,3 +77,27 @@ def test_steps_of_training(name, candidate, monkeypatch):
         np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
     for x, y in zip(jax.tree.leaves(sharded.params), jax.tree.leaves(state.params), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5)
+
+
+def test_what_nobody_needs_waits_for_nothing():
+    """A step leaves equations behind that nobody needs, such as some of the loss beside its gradient; the plan does not
+    know them, and has what they read made later."""
+
+    def loss_fn(params, batch, key):
+        x = params["embed"][batch]
+        for w in params["layers"]:
+            x = x + jax.nn.gelu(x @ w)
+        logits = jnp.einsum("bsd,vd->bsv", x, params["embed"])
+        return -(jax.nn.one_hot(batch, 512) * jax.nn.log_softmax(logits)).sum(-1).mean(), None
+
+    step = TrainStep(loss_fn, optax.sgd(0.1))
+    draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape) / 16
+    state = step.init({"embed": draw(0, 512, 256), "layers": [draw(k, 256, 256) for k in (1, 2)]})
+    batch = jax.random.randint(jax.random.key(9), (16, 32), 0, 512)
+    options = PlanOptions(schedule=Schedule.LATENCY_HIDING, remat="as_written")
+    plan = autoshard.plan(step, state, batch, cluster=GPUS, mesh={"data": 8}, options=options)
+    assert any(e.evaluated_at for _, e in plan.interface.shardings)
+    planned, expected = planned_function(plan, step, device_mesh(plan.axes, jax.devices()[:8])), step(state, batch)
+    for x, y in zip(jax.tree.leaves(planned(state, batch)), jax.tree.leaves(expected), strict=True):
+        if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
