@@ -357,8 +357,8 @@ def _compared(cases: Mapping[tuple[str, int], Sequence[Cell]]) -> list[str]:
     if not rows:
         return []
     lines = [
-        "Plan against the best hand-written program whose memory (all that XLA reserves) is within the budget: of those "
-        "that recompute what the model says or more, and of all, also those that take its checkpoints out.",
+        "Plan against the best hand-written program whose memory (all that XLA reserves) is within the budget: of "
+        "those that recompute what the model says or more, and of all, also those that take its checkpoints out.",
         "",
     ]
     for name, ratios in (("as the model is written", as_written), ("the best of all", whatever)):
