@@ -67,10 +67,19 @@ class PrimalDualSearch:
                     search.price_capacity(0.0, network.constant)
                 self._prove(network.constant, "presolve")
                 return
-            if search.budget.remaining() <= 0:
+            if search.budget.remaining() <= 0 or not self._round():
+                if search.choices is None and not search.infeasible and not search.runner.stop.requested:
+                    self._last_resort()
                 return
-            if not self._round():
-                return
+
+    def _last_resort(self) -> None:
+        """Offers a solution although the time is over, since there is none: labels that take little, else repaired."""
+        graph, nodes = factor_graph_of(self.network)
+        ascent = DualAscent(graph)
+        self._start(graph, nodes, ascent)
+        labels = least_usage_labels(graph)
+        if self.search.choices is None and repair(graph, labels, ascent.penalties(), 30, ascent.scratch[0]):
+            offer_labels(self.search, self.network, nodes, labels, "start")
 
     def _prove(self, bound: float, phase: str) -> None:
         bound = min(bound, self.cutoff)

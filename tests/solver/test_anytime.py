@@ -13,6 +13,10 @@ import pytest
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver import Progress, SolverOptions, Status, evaluate, solve
 from autoshard.solver.driver import compile_kernels
+from autoshard.solver.primal_dual import PrimalDualSearch
+from autoshard.solver.reduce.network import Network
+from autoshard.solver.reduce.presolve import presolve
+from autoshard.solver.search import Search
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +91,14 @@ def test_handlers_of_the_program_are_left_alone():
 def test_the_limit_is_kept(endless):
     """That this returns at all is what is tested; on an idle machine it takes about 4.1 s."""
     check(endless, solve(endless, SolverOptions(relative_gap=0.0, time_limit_s=4.0)))
+
+
+def test_a_solution_is_there_though_the_time_is_over(endless):
+    """A busy machine may leave none for the search proper."""
+    search, network = Search(endless, SolverOptions(time_limit_s=1e-9), None), Network(endless)
+    presolve(network, lambda: True)
+    PrimalDualSearch(search, network, None).run()
+    assert search.choices is not None and evaluate(endless, search.choices).feasible
 
 
 def answer(solution):
