@@ -253,8 +253,7 @@ class Planning:
                 options=PLANS[strategy],
             )
             devices = gpu_devices(H100, plan.num_devices, min(PER_NODE, plan.num_devices))
-            formed = step if plan.choice is None else plan.choice.variant.of(step)
-            run = planned_function(plan, formed, device_mesh(plan.axes, devices))
+            run = planned_function(plan, step, device_mesh(plan.axes, devices))
             choosing = plan.interface.choosing
             candidates = compile_candidates(run.compile_as(args), "cuda", choosing, COMPILER_OPTIONS)
         except (AutoshardError, jax.errors.JaxRuntimeError) as error:
