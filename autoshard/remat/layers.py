@@ -1,4 +1,4 @@
-"""Finds the layers of a loss: runs of equations that repeat, and loops.
+"""Finds the layers of a loss: runs of equations that repeat, and loops whose iterations build on each other.
 
 Layers of one kind are equal sequences of equations, one behind the other (a tandem repeat): same primitives,
 parameters and types. Of all such runs the one is taken that holds most heavy equations (products, convolutions, what
@@ -16,7 +16,7 @@ import numpy as np
 
 from autoshard.remat.policy import LayerRun
 from autoshard.trace.leaves import Leaves
-from autoshard.trace.walk import EquationKind, kind_of, nested_programs, open_jaxpr, size_bytes, variables
+from autoshard.trace.walk import EquationKind, kind_of, nested_programs, open_jaxpr, scan_counts, size_bytes, variables
 
 HEAVY = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 """Equations that make a layer worth the name."""
@@ -46,7 +46,7 @@ def find_runs(jaxpr: jex.Jaxpr) -> tuple[LayerRun, ...]:
     runs += [
         LayerRun(i, 1, e.params["length"], is_loop=True)
         for i, e in enumerate(equations)
-        if _is_loop_of_layers(e) and not any(r.start <= i < r.stop for r in runs)
+        if is_loop_of_layers(e) and not any(r.start <= i < r.stop for r in runs)
     ]
     return tuple(sorted(runs, key=lambda r: r.start))
 
@@ -58,8 +58,22 @@ def is_heavy(equation: jex.JaxprEqn) -> bool:
     return any(is_heavy(e) for nested in nested_programs(equation) for e in open_jaxpr(nested).eqns)
 
 
-def _is_loop_of_layers(equation: jex.JaxprEqn) -> bool:
-    return kind_of(equation) is EquationKind.SCAN and equation.params["length"] > 1 and is_heavy(equation)
+def is_loop_of_layers(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation is a scan in which a product depends on what the iteration before made.
+
+    Loops over parts of a sequence or of a batch are not: their products have nothing to do with each other.
+    """
+    if kind_of(equation) is not EquationKind.SCAN or equation.params["length"] <= 1:
+        return False
+    body = open_jaxpr(equation.params["jaxpr"])
+    num_consts, num_carry = scan_counts(equation)
+    depends = set(body.invars[num_consts : num_consts + num_carry])
+    for inner in body.eqns:
+        if not depends.isdisjoint(variables(inner.invars)):
+            if is_heavy(inner):
+                return True
+            depends.update(variables(inner.outvars))
+    return False
 
 
 def _kind(equation: jex.JaxprEqn, leaves: Leaves) -> Hashable:

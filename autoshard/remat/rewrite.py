@@ -2,6 +2,10 @@
 
 Differentiation stays JAX's own, and so the gradients are those of the loss as it was written, but for the rounding of
 sums that are made in another order.
+
+Checkpoints of layers, and between them, give way to the policy. Those within a loop that is none over layers, such as
+attention in blocks (Rabe and Staats 2021, arXiv:2112.05682), stay: without them each iteration would write what it
+keeps to memory, which can take longer than making it again, and which the loop is there to avoid.
 """
 
 import dataclasses
@@ -15,7 +19,7 @@ import jax.extend.core as jex
 
 from autoshard.errors import PlanMismatchError
 from autoshard.module_params import loss_of_arrays
-from autoshard.remat.layers import HEAVY, find_runs
+from autoshard.remat.layers import HEAVY, find_runs, is_loop_of_layers
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy
 from autoshard.trace.inline import inlined
 from autoshard.trace.walk import is_checkpoint, nested_programs, open_jaxpr, scan_counts, variables
@@ -61,7 +65,7 @@ class Layers:
 
     Attributes:
       runs: Its layers.
-      has_checkpoints: Whether it says itself what is recomputed.
+      has_checkpoints: Whether it says itself what layers recompute.
       has_batched_products: Whether a layer has products that are not with weights, such as attention's.
     """
 
@@ -87,7 +91,14 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
     closed = inlined(as_written, opens_checkpoints=True)
     runs = find_runs(closed.jaxpr)
     own = [e for r in runs for e in closed.jaxpr.eqns[r.start : r.stop]]
-    return Layers(runs, has_checkpoints(as_written), any(_holds(e, _is_batched) for e in own))
+    return Layers(runs, _leaves_checkpoints(as_written), any(_holds(e, _is_batched) for e in own))
+
+
+def _leaves_checkpoints(closed: jex.ClosedJaxpr) -> bool:
+    """Whether a loss has checkpoints that give way to a policy."""
+    equations = inlined(closed).jaxpr.eqns
+    loops = (e.params["jaxpr"] for e in equations if is_loop_of_layers(e))
+    return any(map(is_checkpoint, equations)) or any(map(_leaves_checkpoints, loops))
 
 
 def has_checkpoints(program: jex.ClosedJaxpr) -> bool:
@@ -96,7 +107,8 @@ def has_checkpoints(program: jex.ClosedJaxpr) -> bool:
 
 
 def opened(loss_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[jex.ClosedJaxpr, Any]:
-    """The program of a loss with its calls and checkpoints inlined, and the structure of its result."""
+    """The program of a loss with its calls and checkpoints inlined, but for those in loops, and the structure of its
+    result."""
     closed, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(*args)
     return inlined(closed, opens_checkpoints=True), jax.tree.structure(shapes)
 
@@ -134,7 +146,7 @@ def _run(closed: jex.ClosedJaxpr, policy: RematPolicy, args: Sequence[Any], num_
 
 
 def _spans(policy: RematPolicy) -> list[_Span]:
-    """The layers that do not keep all, in the order of the loss."""
+    """The layers that do not keep all, and loops over layers, in the order of the loss."""
     found = []
     for own in policy.runs:
         if own.run.is_loop:
@@ -144,7 +156,7 @@ def _spans(policy: RematPolicy) -> list[_Span]:
         for keep, count in own.kept:
             found += [_Span(start + k * period, start + (k + 1) * period, keep) for k in range(count)]
             start += count * period
-    return [span for span in found if span.keep is not Keep.ALL]
+    return [span for span in found if span.is_loop or span.keep is not Keep.ALL]
 
 
 def _part(jaxpr: jex.Jaxpr, span: _Span, last: Mapping[Any, int]) -> jex.Jaxpr:
@@ -167,13 +179,22 @@ def _function(part: jex.Jaxpr, span: _Span, of_weights: Collection[Any]) -> Call
 
 
 def _loop_that_keeps(equation: jex.JaxprEqn, keep: Keep) -> jex.JaxprEqn:
-    """A scan whose body is checkpointed. A body is apart from the backward pass, which cannot share it."""
-    body = equation.params["jaxpr"]
-    num_consts, num_carry = scan_counts(equation)
-    others = [*body.jaxpr.invars[:num_consts], *body.jaxpr.invars[num_consts + num_carry :]]
-    policy = _saveable(keep, body.jaxpr, _made_of(body.jaxpr, others))
-    run = jax.checkpoint(jex.jaxpr_as_fun(body), prevent_cse=False, policy=policy)
-    return equation.replace(params={**equation.params, "jaxpr": jax.make_jaxpr(run)(*map(_shape, body.jaxpr.invars))})
+    """A scan whose body is checkpointed in place of what is checkpointed in it. A body is apart from the backward pass,
+    which cannot share it."""
+    body = _opened_body(equation.params["jaxpr"])
+    if keep is not Keep.ALL:
+        num_consts, num_carry = scan_counts(equation)
+        others = [*body.jaxpr.invars[:num_consts], *body.jaxpr.invars[num_consts + num_carry :]]
+        policy = _saveable(keep, body.jaxpr, _made_of(body.jaxpr, others))
+        run = jax.checkpoint(jex.jaxpr_as_fun(body), prevent_cse=False, policy=policy)
+        body = jax.make_jaxpr(run)(*map(_shape, body.jaxpr.invars))
+    return equation.replace(params={**equation.params, "jaxpr": body})
+
+
+def _opened_body(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A body without checkpoints; as it is, where it would need constants of its own."""
+    opened_body = inlined(body, opens_checkpoints=True)
+    return opened_body if len(opened_body.consts) == len(body.consts) else body
 
 
 def _made_of(jaxpr: jex.Jaxpr, sources: Sequence[Any]) -> set[Any]:

@@ -21,8 +21,8 @@ def inlined(closed: jex.ClosedJaxpr, opens_checkpoints: bool = False) -> jex.Clo
 
     Args:
       closed: The program.
-      opens_checkpoints: Whether functions under `jax.checkpoint` are inlined too, also those in the bodies of scans, so
-        that differentiation keeps what it likes.
+      opens_checkpoints: Whether functions under `jax.checkpoint` are inlined too, so that differentiation keeps what it
+        likes; not those in loops.
     """
     equations: list[jex.JaxprEqn] = []
     consts: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
@@ -80,20 +80,9 @@ def _inline(
             for v, result in zip(equation.outvars, inner.outvars, strict=True):
                 names[v] = result if isinstance(result, jex.Literal) else inside(result)
             continue
-        if opens_checkpoints and equation.primitive.name == "scan":
-            equation = _with_open_body(equation)
         results = equation.outvars if is_top else [_fresh(v, names) for v in equation.outvars]
         equations.append(equation.replace(invars=operands, outvars=list(results)))
     return read
-
-
-def _with_open_body(equation: jex.JaxprEqn) -> jex.JaxprEqn:
-    """A scan whose body has no checkpointed functions; as it is, where the body would need constants of its own."""
-    body = equation.params["jaxpr"]
-    opened = inlined(body, opens_checkpoints=True)
-    if len(opened.consts) != len(body.consts):
-        return equation
-    return equation.replace(params={**equation.params, "jaxpr": opened})
 
 
 def _fresh(v: Any, names: dict[Any, Any]) -> Any:
