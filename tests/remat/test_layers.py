@@ -87,3 +87,13 @@ def test_a_loop_over_layers_is_a_run():
 
     (run,) = runs_of(loss, jax.ShapeDtypeStruct((5, 8, 8), jnp.float32), X)
     assert (run.count, run.is_loop, run.stop) == (5, True, run.start + 1)
+
+
+def test_a_loop_over_parts_is_no_run():
+    """Its products have nothing to do with each other, though their results are summed."""
+
+    def loss(w, x):
+        add = lambda total, part: (total + jnp.tanh(part @ w).sum(), part @ w)
+        return jax.lax.scan(add, 0.0, x.reshape(2, -1, x.shape[-1]))[0]
+
+    assert runs_of(loss, jax.ShapeDtypeStruct((8, 8), jnp.float32), X) == ()

@@ -71,6 +71,38 @@ def scanned_checkpointed(ws, batch, key):
     return jnp.mean(x**2), {}
 
 
+def in_blocks(x, w):
+    """Self-attention of four blocks of four positions, whose scores are made again for the backward pass."""
+    q = (x @ w["up"]).reshape(BATCH, 4, HIDDEN // 4)
+
+    @jax.checkpoint
+    def attend(_, block):
+        weights = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", block, q))
+        return None, jnp.einsum("hqk,khd->qhd", weights, q)
+
+    attended = jax.lax.scan(attend, None, q.reshape(4, BATCH // 4, *q.shape[1:]))[1]
+    return x + attended.reshape(BATCH, HIDDEN) @ w["down"]
+
+
+def with_blocks(ws, batch, key):
+    x = batch["x"]
+    for w in ws:
+        x = in_blocks(x, w)
+    return jnp.mean(x**2), {}
+
+
+def with_checkpointed_blocks(ws, batch, key):
+    x = batch["x"]
+    for w in ws:
+        x = jax.checkpoint(in_blocks)(x, w)
+    return jnp.mean(x**2), {}
+
+
+def with_scanned_blocks(ws, batch, key):
+    x = jax.lax.scan(jax.checkpoint(lambda x, w: (in_blocks(x, w), None)), batch["x"], ws)[0]
+    return jnp.mean(x**2), {}
+
+
 def with_custom_gradient(ws, batch, key):
     @jax.custom_vjp
     def doubled(x):
@@ -84,6 +116,7 @@ def with_custom_gradient(ws, batch, key):
 
 
 LOSSES = [stacked, checkpointed, with_dropout, with_attention, scanned, scanned_checkpointed, with_custom_gradient]
+LOSSES += [with_blocks, with_checkpointed_blocks, with_scanned_blocks]
 
 
 def step_of(loss_fn):
@@ -149,6 +182,20 @@ def test_as_many_products_are_made_again_as_by_hand(loss_fn, keep, again):
     runs = layers_of(step, state, DATA).runs
     kept = products(rematerialised(step, uniform(runs, Keep.ALL)), state)
     assert products(rematerialised(step, uniform(runs, keep)), state) - kept == again * NUM_LAYERS
+
+
+def test_a_loop_within_a_layer_keeps_its_checkpoint():
+    """Only that of the layer, which would make three products again, gives way: those of the blocks stay."""
+    step, state = step_of(with_blocks)
+    as_written = products(step, state)
+    for loss_fn in (with_blocks, with_checkpointed_blocks, with_scanned_blocks):
+        step, state = step_of(loss_fn)
+        found = layers_of(step, state, DATA)
+        is_scanned = loss_fn is with_scanned_blocks
+        assert [r.is_loop for r in found.runs] == [is_scanned] and found.has_checkpoints == (loss_fn is not with_blocks)
+        kept = products(rematerialised(step, uniform(found.runs, Keep.ALL)), state)
+        of_a_layer = (as_written + 1) // NUM_LAYERS  # the first one's input has no gradient, unless a loop makes it
+        assert kept == (of_a_layer if is_scanned else as_written)
 
 
 def test_only_the_first_layers_of_a_mixture_make_products_again():
