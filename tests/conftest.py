@@ -23,10 +23,14 @@ QUICK = (
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_multi_thread_eigen=false",
 )
 """Flags of XLA. Programs here are tiny and run a few times; what takes time is to compile them. Without the newer
 emitters that takes a third of the time, and without LLVM's optimizations an eighth of what is left (6.7 s of processor
-time become 0.9 s for a training step of a GPT on eight devices). Subprocesses have them too, by the environment.
+time become 0.9 s for a training step of a GPT on eight devices). Nor are programs or products worth several threads: in
+one thread, planning, compiling and running such steps takes a seventh less. Subprocesses have them too, by the
+environment.
 """
 
 

@@ -14,6 +14,8 @@ from autoshard.files import write_text_atomically, yaml_text
 from autoshard.train.config import TrainConfig
 from autoshard.train.trainer import train
 
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+
 
 def config_of(folder: pathlib.Path, steps: int, **settings) -> TrainConfig:
     return TrainConfig.model_validate(
@@ -32,6 +34,7 @@ def run_two_processes(path: pathlib.Path) -> list[str]:
     """What each prints."""
     command = [sys.executable, "-c", "from autoshard.cli import app; app()", "train", str(path)]
     common = os.environ | {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    common["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(ONE_THREAD, "")  # so that devices are measured by probes
     return run_together([command] * 2, [common | {"JAX_PROCESS_ID": str(number)} for number in range(2)])
 
 
@@ -91,8 +94,8 @@ def test_two_processes_share_their_batches_out_and_train_as_one_does(tmp_path):
 def test_two_processes_compile_by_arrays_and_see_the_same_times_of_several_steps_at_once():
     """Of two, as long as an exchange takes less than a hundredth of them; of five where steps are short."""
     script = str(pathlib.Path(__file__).parent / "watched_process.py")
-    address, flags = f"127.0.0.1:{free_port()}", "--xla_cpu_multi_thread_eigen=false"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    address = f"127.0.0.1:{free_port()}"
+    environment = os.environ | {"XLA_FLAGS": ONE_THREAD, "JAX_PLATFORMS": "cpu"}
     commands = [[sys.executable, script, address, str(number)] for number in range(2)]
     first, second = (json.loads(text.splitlines()[-1]) for text in run_together(commands, [environment] * 2))
     assert first == second and [len(rows) for rows in first] == [0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 5]
