@@ -78,10 +78,11 @@ def test_a_plan_is_compared_with_the_fastest_hand_written_program_that_fits_its_
         return exposed.Cell("gpt", 16, strategy, "options", budget_gb, budget_gb > 0, step_s=step_s, **sizes)
 
     cells = [cell("fast", 0.1, 9), cell("fits", 0.2, 8), cell("slow", 0.3, 7), cell("plan", 0.15, 8, 8.0)]
-    cells += [cell("plan, least memory", 0.12, 8.1, 8.0)]
-    by_hand, plan = exposed.best_by_hand(cells, 8.0), exposed.best_plan(cells, 8.0)
-    assert by_hand == cells[1] and plan == cells[3]
+    cells += [cell("plan, as written", 0.12, 8.1, 8.0), cell("fsdp, all kept", 0.1, 8)]
+    by_hand, plan = exposed.best_by_hand(cells, 8.0, as_written=True), exposed.best_plan(cells, 8.0)
+    assert by_hand == cells[1] and plan == cells[3] and exposed.best_by_hand(cells, 8.0) == cells[5]
     assert exposed.best_by_hand(cells, 72.0) == cells[0] and exposed.best_by_hand(cells, 6.0) is None
     text = exposed.table(cells)
-    assert "geometric mean 0.750, most 0.750, of 1" in text
-    assert "| gpt | 16 | 8 | fits; options | 200.00 | 0.00 | plan; options;  | 150.00 | 0.00 | 0.750 |" in text
+    assert "geometric mean 0.750, most 0.750, of 1" in text and "geometric mean 1.500, most 1.500, of 1" in text
+    ratios = "fits; options; 200.00 | 0.750 | fsdp, all kept; options; 100.00 | 1.500 |"
+    assert f"| gpt | 16 | 8 | plan; as written; options;  | 150.00 | 0.00 | {ratios}" in text

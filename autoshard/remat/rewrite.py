@@ -10,6 +10,7 @@ keeps to memory, which can take longer than making it again, and which the loop 
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -97,8 +98,8 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
 def _leaves_checkpoints(closed: jex.ClosedJaxpr) -> bool:
     """Whether a loss has checkpoints that give way to a policy."""
     equations = inlined(closed).jaxpr.eqns
-    loops = (e.params["jaxpr"] for e in equations if is_loop_of_layers(e))
-    return any(map(is_checkpoint, equations)) or any(map(_leaves_checkpoints, loops))
+    bodies = (inlined(e.params["jaxpr"]) for e in equations if is_loop_of_layers(e))
+    return any(map(is_checkpoint, itertools.chain(equations, *(b.jaxpr.eqns for b in bodies))))
 
 
 def has_checkpoints(program: jex.ClosedJaxpr) -> bool:

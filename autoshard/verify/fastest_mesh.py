@@ -65,14 +65,16 @@ def plan_checked(posed: Posed, fn: Callable[..., Any], args: Sequence[Any]) -> P
 
 
 def _near(posed: Posed, first: ProgramPlan) -> list[LogicalMesh]:
-    """The other meshes whose plans are predicted to be nearly as fast as the first, the fastest first; of those that
-    cannot be faster by what is wanted, only that is known.
+    """The other meshes whose plans are predicted to be nearly as fast as the first; of those that cannot be faster by
+    what is wanted, only that is known. Those of one axis come first, since what XLA transposes between gathers over two
+    axes is not priced; then the fastest.
     """
     limit_s = (1 + NEAR) * first.certificate.objective
     others = [c for c in first.candidates if c.axes != first.axes and c.verdict not in (NO_MEMORY, NOT_TRIED)]
     least_s = {c.hardware: c.bound_s if c.step_s is None else c.step_s for c in others}
     near = [m for m in posed.meshes if str(m) in least_s and least_s[str(m)] <= limit_s]
-    return sorted(near, key=lambda m: least_s[str(m)])[: posed.question.options.compile_check_meshes - 1]
+    near.sort(key=lambda m: (len(m.axes) > 1, least_s[str(m)]))
+    return near[: posed.question.options.compile_check_meshes - 1]
 
 
 def _confirmed_on(mesh: LogicalMesh, posed: Posed, fn: Callable[..., Any], args: Sequence[Any]) -> ProgramPlan | None:
