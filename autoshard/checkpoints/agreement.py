@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from autoshard.errors import TrainingError
-from autoshard.transfer.peers import all_gather_bytes, broadcast_bytes
+from autoshard.transfer.peers import all_gather_bytes, all_gather_text, broadcast_bytes
 
 _LEAST_BYTES = 1024
 """Nearly all that is said fits."""
@@ -28,6 +28,7 @@ def from_first(decide: Callable[[], Any]) -> Any:
     """
     if jax.process_count() == 1:
         return decide()
+    all_gather_text("")  # Gloo connects within 30 s, or fails; processes that have met wait for as long as it takes
     told, failure = {}, None
     if jax.process_index() == 0:
         try:

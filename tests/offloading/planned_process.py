@@ -24,7 +24,8 @@ def main(number: int, count: int, port: int) -> None:
     step, make_state, _ = program = program_of()
     _, losses = on_one_device(step, make_state, batches(3))
     options = autoshard.TableOptions(mode="sync" if number else "pipelined")
-    plan = planned(program, one_node(CLUSTER, DEVICES * count), tables=options)
+    num_devices = DEVICES * count
+    plan = planned(program, one_node(CLUSTER, num_devices), tables=options, mesh={"data": num_devices})
     with plan.host_tables(step, make_state) as tables:
         assert tables.execution.mode == "pipelined"
         found = [float(done.metrics["loss"]) for done in tables.steps(batches(3))]
