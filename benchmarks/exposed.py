@@ -1,7 +1,7 @@
 """The plan against strategies written by hand, as XLA:GPU schedules them: how much communication stays exposed?
 
     python benchmarks/exposed.py                           # goes on where it stopped
-    python benchmarks/exposed.py --program gpt --devices 16 --only fsdp,plan --budget 72,8
+    python benchmarks/exposed.py --program gpt --devices 16 --only "fsdp;plan" --budget 72,8
     python benchmarks/exposed.py --by-hand                 # only the hand-written strategies, which do not change
     python benchmarks/exposed.py --table                   # only writes the table of what is there
 

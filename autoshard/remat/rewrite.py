@@ -92,11 +92,11 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
     closed = inlined(as_written, opens_checkpoints=True)
     runs = find_runs(closed.jaxpr)
     own = [e for r in runs for e in closed.jaxpr.eqns[r.start : r.stop]]
-    return Layers(runs, _leaves_checkpoints(as_written), any(_holds(e, _is_batched) for e in own))
+    return Layers(runs, _has_checkpointed_layers(as_written), any(_holds(e, _is_batched) for e in own))
 
 
-def _leaves_checkpoints(closed: jex.ClosedJaxpr) -> bool:
-    """Whether a loss has checkpoints that give way to a policy."""
+def _has_checkpointed_layers(closed: jex.ClosedJaxpr) -> bool:
+    """Whether a loss has checkpoints of layers, or between them, which give way to a policy."""
     equations = inlined(closed).jaxpr.eqns
     bodies = (inlined(e.params["jaxpr"]) for e in equations if is_loop_of_layers(e))
     return any(map(is_checkpoint, itertools.chain(equations, *(b.jaxpr.eqns for b in bodies))))

@@ -36,11 +36,16 @@ def stacked(ws, batch, key):
     return jnp.mean(x**2), {"largest": x.max()}
 
 
-def checkpointed(ws, batch, key):
+def through(layer, ws, batch):
+    """The loss of layers one after another."""
     x = batch["x"]
     for w in ws:
-        x = jax.checkpoint(block)(x, w)
+        x = layer(x, w)
     return jnp.mean(x**2), {}
+
+
+def checkpointed(ws, batch, key):
+    return through(jax.checkpoint(block), ws, batch)
 
 
 def with_dropout(ws, batch, key):
@@ -85,17 +90,11 @@ def in_blocks(x, w):
 
 
 def with_blocks(ws, batch, key):
-    x = batch["x"]
-    for w in ws:
-        x = in_blocks(x, w)
-    return jnp.mean(x**2), {}
+    return through(in_blocks, ws, batch)
 
 
 def with_checkpointed_blocks(ws, batch, key):
-    x = batch["x"]
-    for w in ws:
-        x = jax.checkpoint(in_blocks)(x, w)
-    return jnp.mean(x**2), {}
+    return through(jax.checkpoint(in_blocks), ws, batch)
 
 
 def with_scanned_blocks(ws, batch, key):
