@@ -234,14 +234,18 @@ class TrainStep:
             gradients, mutable, metrics = self.gradients(state.params, mutable, part, part_key, factor)
             return gradients, mutable, jax.tree.map(lambda m: m / count, metrics)
 
+        def metrics_of(mutable: Any, part: Any) -> Metrics:
+            return jax.tree.map(lambda m: m / count, self.objective(state.params, mutable, part, key)[1][1])
+
         def body(carry: Any, inputs: Any) -> tuple[Any, None]:
             sums, mutable = carry
             gradients, mutable, metrics = run(mutable, *inputs)
             return (jax.tree.map(jnp.add, sums, (gradients, metrics)), mutable), None
 
         parts = jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
-        shapes, _, metric_shapes = jax.eval_shape(run, state.mutable, jax.tree.map(lambda x: x[0], parts), 0)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, metric_shapes))
+        metric_shapes = jax.eval_shape(metrics_of, state.mutable, jax.tree.map(lambda x: x[0], parts))
+        # gradients are of the shapes of what they are gradients of: no need to trace the backward pass twice
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (state.params, metric_shapes))
         ((gradients, metrics), mutable), _ = jax.lax.scan(body, (zeros, state.mutable), (parts, jnp.arange(count)))
         return gradients, mutable, metrics
 

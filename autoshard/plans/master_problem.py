@@ -97,12 +97,14 @@ class _Column:
     """A known plan.
 
     Attributes:
-      choices: int64 [decisions]. times: What each decision and edge adds to the step. taken: What each usage takes.
+      choices: int64 [decisions]. key: They as bytes, by which plans are told apart.
+      times: What each decision and edge adds to the step. taken: What each usage takes.
       least_s, sent_s: Of `times`, the time without what is waited for, and that of what can hide.
       step_s: Its step. stretches: Where more is to be sent than hides. exceeded: Instants that exceed the budget.
     """
 
     choices: np.ndarray
+    key: bytes
     times: OwnTimes
     taken: Taken
     least_s: _Sparse
@@ -135,11 +137,16 @@ class MasterProblem:
 
     def add(self, choices: Sequence[int]) -> bool:
         """Takes a plan, which may exceed the budget; whether it is new. One that is forbidden is left out."""
-        column = self._column(np.asarray(choices, np.int64))
+        choices = np.asarray(choices, np.int64)
+        if (known := self._columns.get(choices.tobytes())) is not None:
+            self._count(known.stretches, known.exceeded)
+            return False
+        column = self._column(choices)
         if not math.isfinite(column.step_s):
             return False
         self._count(column.stretches, column.exceeded)
-        return self._columns.setdefault(column.choices.tobytes(), column) is column
+        self._columns[column.key] = column
+        return True
 
     def within(self, decision: int, choices: Sequence[int]) -> "MasterProblem":
         """The same with the plans that take one of these choices."""
@@ -150,7 +157,7 @@ class MasterProblem:
     def with_budget(self, budget_bytes: float | None) -> "MasterProblem":
         """The same with another budget."""
         again = MasterProblem(self._times, budget_bytes)
-        columns = [again._column(c.choices) for c in self._columns.values()]
+        columns = [dataclasses.replace(c, exceeded=again._exceeded(c.taken)) for c in self._columns.values()]
         again._take(self, columns)
         for column in columns:
             again._count((), column.exceeded)
@@ -162,7 +169,7 @@ class MasterProblem:
 
     def _take(self, other: "MasterProblem", columns: Iterable[_Column]) -> None:
         for column in columns:
-            self._columns.setdefault(column.choices.tobytes(), column)
+            self._columns.setdefault(column.key, column)
         self._stretches.update(other._stretches)
         self._instants.update(other._instants)
 
@@ -228,16 +235,27 @@ class MasterProblem:
         times, taken = self._times.of(choices), self._times.tabulated.taken(choices)
         step_s, stretches, exceeded = self._bounds(times, taken)
         return _Column(
-            choices, times, taken, _sparse(times.least_s), _sparse(times.hideable_s), step_s, stretches, exceeded
+            choices=choices,
+            key=choices.tobytes(),
+            times=times,
+            taken=taken,
+            least_s=_sparse(times.least_s),
+            sent_s=_sparse(times.hideable_s),
+            step_s=step_s,
+            stretches=stretches,
+            exceeded=exceeded,
         )
 
     def _bounds(self, times: OwnTimes, taken: Taken) -> tuple[float, tuple[Stretch, ...], tuple[int, ...]]:
         """Of a plan or a mixture: the step, where more is to be sent than hides, and what exceeds the budget most."""
         stretches, exposed_s = self._times.exposed(times)
-        exceeded: list[int] = []
-        if self._budget is not None:
-            exceeded = worst_instants(self.tabulated.usage(taken), self._budget * (1 + CAPACITY_TOLERANCE))
-        return float(times.least_s.sum()) + exposed_s, stretches, tuple(exceeded)
+        return float(times.least_s.sum()) + exposed_s, stretches, self._exceeded(taken)
+
+    def _exceeded(self, taken: Taken) -> tuple[int, ...]:
+        """The instants that exceed the budget most."""
+        if self._budget is None:
+            return ()
+        return tuple(worst_instants(self.tabulated.usage(taken), self._budget * (1 + CAPACITY_TOLERANCE)))
 
     def _count(self, stretches: Iterable[Stretch], exceeded: Iterable[int]) -> bool:
         """Lets stretches and instants count; whether some are new."""
@@ -262,7 +280,7 @@ class MasterProblem:
 
     def _row(self, of: Stretch | int, column: _Column) -> _Sparse:
         """What a plan's owners wait within a stretch, in seconds, or use at an instant, in shares of the budget."""
-        key = column.choices.tobytes(), of
+        key = column.key, of
         if key not in self._amounts:
             if isinstance(of, tuple):
                 amounts = self._times.waited_s(column.times, of)

@@ -72,8 +72,10 @@ class Series(Protocol):
         relative_gap: float,
         share: float,
         is_bound_enough: bool = False,
+        to_beat_s: float = math.inf,
     ) -> Solution:
-        """Solves a problem as it is priced, to a relative gap; see `SolverOptions.is_bound_enough`."""
+        """Solves a problem as it is priced, to a relative gap, or until a bound reaches `to_beat_s`; see
+        `SolverOptions.is_bound_enough`."""
         ...
 
     def price(self, prices: Mapping[int, float]) -> None:
@@ -127,7 +129,7 @@ def priced(
       relative_gap: From which gap to the bound on a solution is optimal.
       series: Solves problems. master: Plans of the problem that are known; takes those that are found.
       rounds: How many prices are tried at most.
-      to_beat_s: The step of the fastest plan elsewhere.
+      to_beat_s: The step of the fastest plan elsewhere; with a bound that reaches it, the problem is settled.
       is_settled: Whether a mixture of plans is enough to know; asked from the third round on.
     """
     at = formulation
@@ -139,10 +141,14 @@ def priced(
     best = None if known is None else Timed(at, known.choices, known.step_s)
     bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
     enough, gap, stalled = 0.5 * relative_gap, _FIRST_GAP, 0
+    elsewhere_s = to_beat_s
     for n in range(rounds + 1):
         share = _LATER_SHARE / max(rounds - n, 1) if n or best is not None else _FIRST_SHARE
         start, gap = hint if best is None else best.choices, max(gap, enough)
-        found = series.solve(at, hint=start, relative_gap=gap, share=share, is_bound_enough=True)
+        found = series.solve(at, hint=start, relative_gap=gap, share=share, is_bound_enough=True, to_beat_s=elsewhere_s)
+        if found.certificate.bound >= elsewhere_s < math.inf:  # no plan of this problem is of use
+            bound, bounded, mixture = found.certificate, at, None
+            break
         plans = () if found.choices is None else (found.choices,)
         plans = plans if found.relaxed is None else found.relaxed.choices
         is_new = any([master.add(plan) for plan in plans])

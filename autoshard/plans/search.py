@@ -35,10 +35,11 @@ from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.region_mesh import region_mesh
 from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
+from autoshard.solver.driver import solve
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.io.solution_cache import SolutionCache, default_cache
 from autoshard.solver.io.solution_file import read_solution
-from autoshard.solver.least_capacity import least_capacity
+from autoshard.solver.least_capacity import exceeds, least_capacity
 from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import ROUNDING, Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Problem, Solution, Status
@@ -50,6 +51,9 @@ plan is good enough whose gap is so much larger than that of the plan before."""
 
 LEAST_SHARE = 0.03
 """The share of the limits of a mesh in which it is asked first whether anything fits the memory."""
+
+_AT_ONCE_GAP = 0.05
+"""How exactly a bound is sought that is to tell no more than whether a mesh is out of the question."""
 
 _AS_LONG = 1.5
 """How much longer than the longest before a problem may take, whatever its share of the time left."""
@@ -182,7 +186,10 @@ def search_meshes(
             seed=options.seed,
             work_limit=options.work_limit,
         )
-        if solution is None and _exceeds(formulation.problem, limits, stop):
+        too_small: bool | None = False  # what was found on a mesh with the same axes fits on this one
+        if solution is None and after is None and formulation.problem.capacity is not None:
+            too_small = exceeds(formulation.problem, limits.part(LEAST_SHARE), stop)
+        if too_small:
             candidates.append(MeshCandidate(axes, None, math.inf, NO_MEMORY, str(mesh)))
             continue
         solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
@@ -204,7 +211,8 @@ def search_meshes(
                 any_cost = dataclasses.replace(tell, cutoff=math.inf)
                 aside = functools.partial(solve_one, tell=any_cost)
                 first = choices_of_joined_axes(question, formulation, limits, aside)
-            series = _Series(limits, solve_one)
+            question_left = functools.partial(_is_too_small, limits=limits, stop=stop) if too_small is None else None
+            series = _Series(limits, solve_one, question_left)
             scheduled = solved_as_scheduled(formulation, first, options.relative_gap, series)
             formulation, found = scheduled.formulation, scheduled.solution
         own_fits = False
@@ -225,8 +233,27 @@ def search_meshes(
     return Found(best, tuple(candidates), warnings)
 
 
-def _exceeds(problem: Problem, limits: SolverOptions, stop: StopRequest) -> bool:
-    """Whether it is proven, in a small part of the limits, that no solution fits the capacity."""
+def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:
+    """The outcome, if the first bound of every mesh shows that it cannot beat `question.to_beat_s`, whatever the
+    memory; None if not."""
+    free = dataclasses.replace(question, budget_bytes=math.inf)
+    limits = SolverOptions(
+        time_limit_s=LEAST_SHARE * question.options.time_limit_s,
+        relative_gap=_AT_ONCE_GAP,
+        is_bound_enough=True,
+        work_limit=question.options.work_limit,
+    )
+    candidates = []
+    for mesh in meshes:
+        bound_s = solve(free.formulation(mesh).problem, limits, stop=stop).certificate.bound
+        if stop.requested or bound_s < question.to_beat_s:
+            return None
+        candidates.append(MeshCandidate(axes_of(mesh), None, bound_s, NOT_FASTER, str(mesh)))
+    return Found(None, tuple(candidates), ())
+
+
+def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest) -> bool:
+    """Whether a search proves, in a small part of the limits, that no solution fits the capacity."""
     if problem.capacity is None:
         return False
     least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)
@@ -248,8 +275,10 @@ def _solved(
     stop: StopRequest,
     hint: Sequence[int] | None = None,
     start: LiftedStart | None = None,
+    to_beat_s: float = math.inf,
 ) -> Solution:
-    """The solution of one problem; one without choices if it cannot win."""
+    """The solution of one problem; one without choices if it cannot win, or cannot beat `to_beat_s`."""
+    tell = dataclasses.replace(tell, cutoff=min(tell.cutoff, to_beat_s))
     try:
         return solve_cached(
             formulation.problem, limits, cache, lambda: labels_of(formulation), tell.progress, stop, hint, start
@@ -266,9 +295,20 @@ class _Series:
     tell, while there is time left: a problem that is cut short tells nothing.
     """
 
-    def __init__(self, limits: SolverOptions, solve_one: Callable[..., Solution]):
-        """Starts the clock; `solve_one`: as `_solved`, given its formulation, limits, hint and start."""
-        self._limits, self._solve_one = limits, solve_one
+    def __init__(
+        self,
+        limits: SolverOptions,
+        solve_one: Callable[..., Solution],
+        is_too_small: Callable[[Problem], bool] | None = None,
+    ):
+        """Starts the clock.
+
+        Args:
+          limits: Of all together. solve_one: As `_solved`, given its formulation, limits, hint and start.
+          is_too_small: Whether the capacity is proven to be too small for any solution. Asked before the first search
+            for one: many problems are settled by their bounds. None: something is known to fit.
+        """
+        self._limits, self._solve_one, self._is_too_small = limits, solve_one, is_too_small
         self._until = limits.deadline()
         self._start = LiftedStart()
         self._longest_s = 0.0  # that a problem took
@@ -281,11 +321,16 @@ class _Series:
         relative_gap: float,
         share: float,
         is_bound_enough: bool = False,
+        to_beat_s: float = math.inf,
     ) -> Solution:
         """See `plans/pricing.py`, `Series`."""
+        if self._is_too_small is not None and not is_bound_enough:
+            is_too_small, self._is_too_small = self._is_too_small(formulation.problem), None
+            if is_too_small:
+                return Solution(None, Certificate(Status.INFEASIBLE, math.inf, math.inf, math.inf, 0.0))
         limits = dataclasses.replace(self._part(relative_gap, share), is_bound_enough=is_bound_enough)
         began = time.perf_counter()
-        found = self._solve_one(formulation, limits, hint=hint, start=self._start)
+        found = self._solve_one(formulation, limits, hint=hint, start=self._start, to_beat_s=to_beat_s)
         self._longest_s = max(self._longest_s, time.perf_counter() - began)
         return found
 

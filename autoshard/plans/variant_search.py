@@ -32,7 +32,7 @@ from autoshard.plans.no_plan import looks_up, no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_of, report
-from autoshard.plans.search import NO_MEMORY, Found, search, search_meshes
+from autoshard.plans.search import NO_MEMORY, NOT_FASTER, Found, ruled_out, search, search_meshes
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
 from autoshard.plans.variant_space import Space, why_no_mean_of
 from autoshard.remat.policy import RECOMPUTING, Keep, RematPolicy, first_layers, uniform
@@ -225,16 +225,10 @@ class _Task:
         parts = self.parts(count)
         return layers_of(self.step if parts is None else self.step.in_parts(parts), *self.args)
 
-    def attempt(
-        self,
-        policy: RematPolicy | None,
-        keep: Keep | None,
-        count: int | None,
-        stop: StopRequest,
-        best: _Attempt | None,
-        mesh: LogicalMesh | None = None,
-    ) -> _Attempt:
-        """The best plan of a form, if it can beat `best` by more than the wanted gap; on `mesh` only, if given."""
+    def pose(
+        self, policy: RematPolicy | None, count: int | None, best: _Attempt | None, mesh: LogicalMesh | None = None
+    ) -> "_Form":
+        """The question of a form: the plan that beats `best` by more than the wanted gap; on `mesh` only, if given."""
         variant = StepVariant(policy, self.parts(count))
         step = variant.of(self.step)
         report(self.options, self.started, "form", str(variant))
@@ -252,12 +246,36 @@ class _Task:
             donate_argnums=self.donate_argnums,
             **request,
         )
-        to_beat_s = math.inf if best is None else best.cost_s * (1 - self.options.relative_gap)
-        posed = dataclasses.replace(posed, question=dataclasses.replace(posed.question, to_beat_s=to_beat_s))
-        found = search(posed.question, posed.meshes, None, stop)
-        plan = None if found.best is None else plan_found(posed, found)
-        is_fit = plan is not None and fits(plan.estimate, posed.question.budget_bytes)
-        return _Attempt(variant, keep, count, step, posed, found, to_beat_s, plan, is_fit)
+        return _Form(variant, step, posed).to_beat(best)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of the step, and the question that it poses."""
+
+    variant: StepVariant
+    step: TrainStep
+    posed: Posed
+
+    def to_beat(self, best: _Attempt | None) -> "_Form":
+        """The same, with another plan to beat by more than the wanted gap."""
+        question = self.posed.question
+        to_beat_s = math.inf if best is None else best.cost_s * (1 - question.options.relative_gap)
+        question = dataclasses.replace(question, to_beat_s=to_beat_s)
+        return dataclasses.replace(self, posed=dataclasses.replace(self.posed, question=question))
+
+    def ruled_out(self, stop: StopRequest) -> Found | None:
+        """The outcome if its first bounds rule it out, whatever the memory; None if not."""
+        question, meshes = self.posed.question, self.posed.meshes
+        schedule = question.schedules(meshes[0].device_type)[0]
+        return ruled_out(dataclasses.replace(question, schedule=schedule), meshes, stop)
+
+    def attempted(self, keep: Keep | None, count: int | None, found: Found) -> _Attempt:
+        """The attempt of which this is the outcome."""
+        question = self.posed.question
+        plan = None if found.best is None else plan_found(self.posed, found)
+        is_fit = plan is not None and fits(plan.estimate, question.budget_bytes)
+        return _Attempt(self.variant, keep, count, self.step, self.posed, found, question.to_beat_s, plan, is_fit)
 
 
 @dataclasses.dataclass
@@ -270,6 +288,7 @@ class _Tries:
     all: list[_Attempt] = dataclasses.field(default_factory=list)
     best: _Attempt | None = None
     reach_s: float | None = None  # with everything kept, in memory without limit
+    posed: dict[tuple[RematPolicy | None, int | None], "_Form"] = dataclasses.field(default_factory=dict)
     uncut: str = ""  # why no micro-batches were tried, where the loss may be another one in them
 
     @property
@@ -288,7 +307,27 @@ class _Tries:
         self, policy: RematPolicy | None, keep: Keep | None, count: int | None, mesh: LogicalMesh | None = None
     ) -> _Attempt:
         """Tries a form, which becomes the best if it is."""
-        own = self.task.attempt(policy, keep, count, self.stop, self.best, mesh)
+        form = self.posed.pop((policy, count), None) if mesh is None else None
+        form = self.task.pose(policy, count, self.best, mesh) if form is None else form.to_beat(self.best)
+        found = search(form.posed.question, form.posed.meshes, None, self.stop)
+        return self._add(form.attempted(keep, count, found))
+
+    def rules_out(self, policy: RematPolicy | None, keep: Keep, count: int | None) -> bool:
+        """Whether a form cannot win, whatever the memory; then neither can it in more micro-batches, which only add to
+        what it takes. Where not, what is known of it is kept until it is tried."""
+        if self.best is None:
+            return False
+        form = self.posed.get((policy, count))
+        form = self.task.pose(policy, count, self.best) if form is None else form.to_beat(self.best)
+        found = form.ruled_out(self.stop)
+        if found is None:
+            self.posed[policy, count] = form
+            return False
+        self.posed.pop((policy, count), None)
+        self._add(form.attempted(keep, count, found))
+        return True
+
+    def _add(self, own: _Attempt) -> _Attempt:
         self.all.append(own)
         if own.cost_s < (math.inf if self.best is None else self.best.cost_s):
             self.best = own
@@ -326,10 +365,18 @@ def _search_forms(tries: "_Tries", space: Space) -> str:
     if tries.is_settled:
         return forms.note or "Keeping everything fits the memory, and no more memory would make it faster."
     counts = _until_all_is_kept(tries, space, forms)
+    out: set[Keep] = set()
+    asked: dict[Keep, float] = {}
     for count in counts:
         for keep in forms.recomputing:
-            if not tries.is_over:
-                tries.take(forms.policy(keep, count), keep, count)
+            if tries.is_over or keep in out:
+                continue
+            if tries.best is not None and tries.best.cost_s < asked.get(keep, math.inf):
+                asked[keep] = tries.best.cost_s
+                if tries.rules_out(forms.policy(keep, first), keep, first):
+                    out.add(keep)
+                    continue
+            tries.take(forms.policy(keep, count), keep, count)
     if forms.has_checkpoints and space.is_asked and not tries.is_over:
         tries.take(None, None, first)
     same = min((a for a in tries.all if a.variant.policy is not None), key=lambda a: a.cost_s, default=None)
@@ -396,7 +443,7 @@ def _until_all_is_kept(tries: _Tries, space: Space, forms: _Forms) -> list[int |
         if tries.is_over:
             break
         own = tries.take(forms.policy(Keep.ALL, count), Keep.ALL, count)
-        if is_fitting and own is not tries.best:
+        if is_fitting and own is not tries.best or _is_hopeless(own, tries.stop):
             break
         is_fitting = is_fitting or own.is_fit
         if is_fitting and not own.needs_memory:
@@ -440,6 +487,18 @@ def _mix(layers: Layers, keep: Keep, count: int | None, mesh: LogicalMesh, tries
             step //= 2
         if number != before:
             return
+
+
+def _is_hopeless(kept: _Attempt, stop: StopRequest) -> bool:
+    """Whether no form in as many micro-batches, or in twice as many and so on, can win, whatever the memory: such as
+    where so few examples are left in each that mesh axes cannot divide them.
+
+    Args:
+      kept: A form that keeps everything. stop: Asks to end.
+    """
+    if kept.plan is not None or all(c.verdict != NOT_FASTER for c in kept.found.candidates):
+        return False
+    return _Form(kept.variant, kept.step, kept.posed).ruled_out(stop) is not None
 
 
 def _reach_s(kept: _Attempt, stop: StopRequest) -> float | None:

@@ -15,8 +15,9 @@ import numpy as np
 
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.driver import solve
-from autoshard.solver.evaluate import evaluate
-from autoshard.solver.options import SolverOptions
+from autoshard.solver.evaluate import CAPACITY_TOLERANCE, evaluate
+from autoshard.solver.lifted_start import LiftedStart
+from autoshard.solver.options import ROUNDING, SolverOptions
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Status, Usage
 
 LEVELS = 65
@@ -93,6 +94,32 @@ def least_capacity(
         return LeastCapacity(low, np.inf, None, instant, _least_alive(problem, instant))
     instant = evaluate(problem, best).peak_instant
     return LeastCapacity(low, high, best, instant, _alive(problem, best, instant))
+
+
+def exceeds(problem: Problem, options: SolverOptions, stop: StopRequest) -> bool | None:
+    """Whether every solution takes more than the capacity; None if not known. Where copies fold, a bound is all that is
+    sought.
+
+    Args:
+      problem: The problem, with a capacity. options, stop: As for `solve`.
+    """
+    assert problem.capacity is not None, "nothing limits usage"
+    limit = problem.capacity * (1 + CAPACITY_TOLERANCE)
+    (low, instant), (high, _) = _peak_if(problem, np.min), _peak_if(problem, np.max)
+    frugal = _frugal(problem)
+    if low > limit or frugal is not None and evaluate(problem, frugal).peak_usage <= limit:
+        return low > limit
+    start = LiftedStart()
+    start.binding = set() if instant is None else {instant}
+    # what fits has a peak of the lowest level, which is the capacity
+    levels = np.linspace(problem.capacity, max(high, 2 * problem.capacity), LEVELS)
+    options = dataclasses.replace(options, is_bound_enough=True)
+    found = solve(_peak_problem(problem, levels), options, stop=stop, start=start)
+    if found.certificate.bound > problem.capacity * (1 + ROUNDING):
+        return True
+    some = [] if found.choices is None else [found.choices]
+    some += [] if found.relaxed is None else found.relaxed.choices
+    return False if any(evaluate(problem, own[:-1]).peak_usage <= limit for own in some) else None
 
 
 def _frugal(problem: Problem) -> tuple[int, ...] | None:

@@ -240,7 +240,7 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
         before = search.bound
     if not found or search.infeasible:
         return None
-    prices = {instant: state.start.prices[instant] for instant in sorted(state.start.binding)}
+    prices = {t: price for t in sorted(state.start.binding) if (price := state.start.prices.get(t, 0.0)) > 0}
     return Relaxed(tuple(dict.fromkeys(found)), prices)
 
 

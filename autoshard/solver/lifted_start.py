@@ -19,7 +19,7 @@ class LiftedStart:
 
     Attributes:
       prices: Latest price of each instant that counted, by instant of the whole problem.
-      binding: The instants that had a price at last.
+      binding: The instants that had a price at last, or are to count from the beginning.
     """
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ def hiding(request, formulated, gpus):
 class Exactly:
     """Solves problems as exactly as is asked for, without a limit of time."""
 
-    def solve(self, formulation, *, hint, relative_gap, share, is_bound_enough=False):
+    def solve(self, formulation, *, hint, relative_gap, share, is_bound_enough=False, to_beat_s=math.inf):
         options = SolverOptions(relative_gap=relative_gap, is_bound_enough=is_bound_enough)
         return solve(formulation.problem, options, hint)
 

@@ -15,8 +15,10 @@ import pytest
 import autoshard
 from autoshard import Plan, PlanOptions, TrainStep
 from autoshard.errors import ConfigError, MemoryBudgetError, PlanMismatchError
+from autoshard.interrupts import StopRequest
 from autoshard.plans.apply import check
-from autoshard.plans.make import load_cluster, plan_posed
+from autoshard.plans.make import load_cluster, plan_posed, pose, traced_program
+from autoshard.plans.search import ruled_out
 from autoshard.plans.variant_search import plan_variants
 from autoshard.plans.variant_space import space_of
 from autoshard.remat.policy import Keep, uniform
@@ -263,6 +265,20 @@ def test_micro_batches_keep_everything_where_that_is_faster_than_recomputing():
     assert plan.estimate.peak_bytes <= budget and plan.choice.variant.parts == (32768, 32768)
     flops = lambda p: sum(c.flops for c in p.estimate.compute if c.name == "dot_general")
     assert flops(plan) == pytest.approx(flops(kept), rel=1e-6) and flops(recomputed) > 1.01 * flops(kept)
+
+
+@pytest.mark.parametrize("cluster", ["cpux8.yaml", "h100x8.yaml"])  # one whose collectives are waited for, one not
+def test_what_is_ruled_out_at_once_could_not_win_in_any_memory(cluster):
+    hardware = load_cluster(CLUSTER.with_name(cluster))
+    traced, program = traced_program(STEP, (STATE, BATCH_SHAPES), (0,), AS_WRITTEN, 0.0)
+    posed = pose(traced, program, hardware, donate_argnums=(0,), memory_budget_bytes=math.inf, options=AS_WRITTEN)
+    schedule = posed.question.schedules(posed.meshes[0].device_type)[0]
+    question = dataclasses.replace(posed.question, schedule=schedule, budget_bytes=1.0)  # in which nothing fits
+    fastest_s = plan_posed(posed).certificate.objective
+    hopeless = ruled_out(dataclasses.replace(question, to_beat_s=0.5 * fastest_s), posed.meshes, StopRequest())
+    assert hopeless is not None and len(hopeless.candidates) == len(posed.meshes) > 1
+    assert 0.5 * fastest_s <= min(c.bound_s for c in hopeless.candidates) <= fastest_s * (1 + 1e-9)
+    assert ruled_out(dataclasses.replace(question, to_beat_s=1.01 * fastest_s), posed.meshes, StopRequest()) is None
 
 
 def test_every_form_is_considered_with_micro_batches_and_the_fastest_is_taken(tight):

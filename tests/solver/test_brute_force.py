@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from brute_force import brute_force
 
+from autoshard.interrupts import StopRequest
 from autoshard.solver import SolverOptions, Status, evaluate, least_capacity, solve
+from autoshard.solver.least_capacity import exceeds
 from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
 
@@ -86,6 +88,22 @@ def test_whether_a_capacity_would_do_is_answered_as_the_least_peak_tells():
             assert (found.bound > question) == (question < exact.bound), seed
             proven += found.bound > question
     assert proven > 20
+
+
+def test_what_is_said_to_exceed_the_capacity_does():
+    stop = StopRequest()
+    known = {True: 0, False: 0, None: 0}
+    for seed in range(60):
+        of_copies = generate.repeated(seed, ("hub", "chain", "ring")[seed % 3])
+        problem = of_copies if seed % 2 else generate.random_problem(seed, 5)
+        least = least_capacity(problem, SolverOptions(relative_gap=1e-6))
+        if least.choices is None or least.peak == 0:
+            continue
+        for capacity in (0.5 * least.peak, 0.98 * least.bound, 1.02 * least.peak, 2 * least.peak):
+            answer = exceeds(dataclasses.replace(problem, capacity=capacity), SolverOptions(), stop)
+            assert answer is None or answer == (capacity < least.bound), (seed, capacity)
+            known[answer] += 1
+    assert min(known[True], known[False]) > 40 and known[None] < 0.2 * sum(known.values())
 
 
 def test_presolve_settles_trees_without_capacity():
