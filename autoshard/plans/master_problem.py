@@ -137,11 +137,11 @@ class MasterProblem:
 
     def add(self, choices: Sequence[int]) -> bool:
         """Takes a plan, which may exceed the budget; whether it is new. One that is forbidden is left out."""
-        choices = np.asarray(choices, np.int64)
-        if (known := self._columns.get(choices.tobytes())) is not None:
+        own = np.asarray(choices, np.int64)
+        if (known := self._columns.get(own.tobytes())) is not None:
             self._count(known.stretches, known.exceeded)
             return False
-        column = self._column(choices)
+        column = self._column(own)
         if not math.isfinite(column.step_s):
             return False
         self._count(column.stretches, column.exceeded)

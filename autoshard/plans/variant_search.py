@@ -12,7 +12,8 @@ where that does not fit, where it recomputes something, or where its certificate
 micro-batches, only where the loss is known to be a plain mean over examples (`graph/example_mean.py`).
 
 The proof: the bound of a plan is the least of all forms that were considered. A form whose bound shows that it cannot
-beat the best plan so far by more than the wanted gap is not solved to the end.
+beat the best plan so far by more than the wanted gap is not solved to the end. Micro-batches only add to what a form
+takes where memory does not count: one that cannot win in any memory rules itself out in twice as many, and so on.
 """
 
 import dataclasses
@@ -288,6 +289,7 @@ class _Tries:
     all: list[_Attempt] = dataclasses.field(default_factory=list)
     best: _Attempt | None = None
     reach_s: float | None = None  # with everything kept, in memory without limit
+    # questions of forms that are still to be tried
     posed: dict[tuple[RematPolicy | None, int | None], "_Form"] = dataclasses.field(default_factory=dict)
     uncut: str = ""  # why no micro-batches were tried, where the loss may be another one in them
 
@@ -365,18 +367,7 @@ def _search_forms(tries: "_Tries", space: Space) -> str:
     if tries.is_settled:
         return forms.note or "Keeping everything fits the memory, and no more memory would make it faster."
     counts = _until_all_is_kept(tries, space, forms)
-    out: set[Keep] = set()
-    asked: dict[Keep, float] = {}
-    for count in counts:
-        for keep in forms.recomputing:
-            if tries.is_over or keep in out:
-                continue
-            if tries.best is not None and tries.best.cost_s < asked.get(keep, math.inf):
-                asked[keep] = tries.best.cost_s
-                if tries.rules_out(forms.policy(keep, first), keep, first):
-                    out.add(keep)
-                    continue
-            tries.take(forms.policy(keep, count), keep, count)
+    _try_policies(tries, forms, counts, first)
     if forms.has_checkpoints and space.is_asked and not tries.is_over:
         tries.take(None, None, first)
     same = min((a for a in tries.all if a.variant.policy is not None), key=lambda a: a.cost_s, default=None)
@@ -388,6 +379,26 @@ def _search_forms(tries: "_Tries", space: Space) -> str:
     if tries.is_settled:
         return forms.note or "The best is as fast as keeping everything would be in memory without limit."
     return forms.note or "No form that was tried is faster."
+
+
+def _try_policies(tries: "_Tries", forms: "_Forms", counts: Sequence[int | None], first: int | None) -> None:
+    """Tries policies that are the same for all layers and recompute, each in these numbers of micro-batches.
+
+    Each is asked in the least number, `first`, whether it could win in any memory, again whenever the best plan is
+    faster than when that was asked last.
+    """
+    out: set[Keep] = set()
+    asked_s: dict[Keep, float] = {}
+    for count in counts:
+        for keep in forms.recomputing:
+            if tries.is_over or keep in out:
+                continue
+            if tries.best is not None and tries.best.cost_s < asked_s.get(keep, math.inf):
+                asked_s[keep] = tries.best.cost_s
+                if tries.rules_out(forms.policy(keep, first), keep, first):
+                    out.add(keep)
+                    continue
+            tries.take(forms.policy(keep, count), keep, count)
 
 
 class _Forms:
