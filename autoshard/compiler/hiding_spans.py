@@ -1,4 +1,4 @@
-"""How long what collectives move is there where they run behind products (`Schedule.LATENCY_HIDING`).
+"""When collectives run behind products, and how long what they move is there (`Schedule.LATENCY_HIDING`).
 
 The orders of that schedule bound it: a copy may be gathered `PREFETCH_DISTANCE` products before its reader, and XLA:GPU
 begins it as late as one product hides it; a sum that is reduced alone is there `REDUCED_WITHIN` products later.
@@ -6,7 +6,8 @@ begins it as late as one product hides it; a sum that is reduced alone is there 
 
 import bisect
 
-from autoshard.compiler.prefetches import PREFETCH_DISTANCE
+from autoshard.compiler.collective_combiner import is_reduced_alone
+from autoshard.compiler.prefetches import LEAST_HELD_BYTES, PREFETCH_DISTANCE
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.read_in_turn import REDUCED_WITHIN
 from autoshard.graph.graph import Graph
@@ -26,6 +27,7 @@ class HidingSpans:
 
     def __init__(self, graph: Graph, hides_sums: bool = True):
         self._products = [o.index for o in graph.operations if o.name in PRODUCTS]
+        self._num_operations = len(graph.operations)
         self._loops = graph.loops
         self.hides_sums = hides_sums
 
@@ -41,6 +43,21 @@ class HidingSpans:
             return reader
         is_anchor = read_before > self._products[before - PREFETCH_DISTANCE]
         return read_before + 1 if is_anchor else self._products[before - 1]
+
+    def hidden_from(self, reader: int, size_bytes: float) -> int:
+        """The operation from which on a gather for operation `reader` runs behind kernels: the one behind its anchor;
+        0 if it has none. `size_bytes`: Of the whole value."""
+        before = bisect.bisect_left(self._products, reader)
+        is_held = before >= PREFETCH_DISTANCE and size_bytes > LEAST_HELD_BYTES
+        return self._products[before - PREFETCH_DISTANCE] + 1 if is_held else 0
+
+    def hidden_until(self, made: int, size_bytes: float) -> int:
+        """The operation before which a gradient is summed and moved that is known from operation `made` on; one past
+        the last where nothing but the update waits for it. `size_bytes`: Of the whole; a device has no more to sum.
+        """
+        within = REDUCED_WITHIN if is_reduced_alone(size_bytes) else QUEUED_WITHIN
+        after = bisect.bisect_left(self._products, made) + within - 1
+        return self._products[after] if after < len(self._products) else self._num_operations
 
     def reduced_until(self, product: int) -> int | None:
         """The operation before which the sum of `product` is reduced, if it is reduced alone; None if nothing waits for

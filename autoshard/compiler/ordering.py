@@ -7,7 +7,7 @@ here, once, by the graph; execution obeys.
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any
 
 from autoshard.compiler.early_products import is_partial, is_summed_alone, products_first
@@ -24,7 +24,7 @@ from autoshard.compiler.transposed_products import transposed_at_once
 from autoshard.graph.computations import Computation, Instruction, all_computations
 from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.graph import Graph
-from autoshard.graph.layout import SpecEntries
+from autoshard.graph.layout import SpecEntries, is_slice
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -164,6 +164,7 @@ def _order_hiding(
     held: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
     holding: dict[int, set[int]] = collections.defaultdict(set)
     follows: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
+    gathered: dict[int, set[int]] = collections.defaultdict(set)
     moved = smaller_first(planned, computation, awaited)
     order, by_number = _evaluated(computation, moved), {i.equation: i for i in computation}
     turns, prefetches = Turns(planned, order, results, awaited), Prefetches(planned, order, times)
@@ -183,13 +184,25 @@ def _order_hiding(
             moved.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
     for number, copies in prefetches.held.items():
         held[number].update((reader - number, slot) for reader, slot in copies)
+        for reader, slot in copies:
+            gathered[reader].add(slot)
     for number, slots in prefetches.opened.items():
         found[number]["opened"] = slots
     for number, until in (moved | prefetches.moved).items():
         found[number]["evaluated_at"] = until - number
-    for field, slots_of in (("holds_back", held), ("holds_results", holding), ("follows", follows)):
+    first = {reader: slots for reader, slots in gathered.items() if _sends_more(planned, by_number[reader], slots)}
+    ordered_slots = {"holds_back": held, "holds_results": holding, "follows": follows, "gathered_first": first}
+    for field, slots_of in ordered_slots.items():
         for number, slots in slots_of.items():
             found[number][field] = tuple(sorted(slots))
+
+
+def _sends_more(planned: PlannedGraph, reader: Instruction, gathered: Container[int]) -> bool:
+    """Whether an equation that nests nothing reads another operand than those `gathered` that is sent for it."""
+    if reader.nested:
+        return False
+    steps = [(s, planned.layout_of(reader, s), own[-1]) for s, own in planned.plan_of(reader).operands]
+    return any(s not in gathered and lies is not None and not is_slice(lies, to) for s, lies, to in steps)
 
 
 def _read_as(planned: PlannedGraph, instruction: Instruction) -> tuple[tuple[int, tuple[SpecEntries, ...]], ...]:

@@ -19,6 +19,7 @@ class OrderKind(enum.Enum):
     WAITS_FOR_SUM = "read next only when its product is reduced, alone"
     WAITS_FOR_PART = "read next only when its product is made, reduced or not"
     HELD_BACK = "gathered or read only when an earlier product or sum is made, reduced or not"
+    GATHERED_FIRST = "gathered before what is read with it is sent"
     HANDED_ON_LATE = "handed on only when a sum is made, reduced or not"
     REDUCED_BEFORE = "reduced before a later product begins"
     FETCHED = "copied from the host when the update before is made"
@@ -89,6 +90,7 @@ def _of_instruction(planned: PlannedGraph, instruction: Instruction) -> Iterator
         (OrderKind.DELAYED, plan.delayed),
         (OrderKind.WAITS_FOR_SUM if summed else OrderKind.WAITS, plan.waits),
         (OrderKind.WAITS_FOR_PART, plan.waits_for_part),
+        (OrderKind.GATHERED_FIRST, plan.gathered_first),
         (OrderKind.FETCHED, plan.fetches),
         (OrderKind.ROW_MAJOR, (*plan.row_major, *plan.row_major_copies)),
     ):

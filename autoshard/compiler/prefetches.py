@@ -22,7 +22,7 @@ PREFETCH_DISTANCE = 4
 (8 layers, 16 H100) with the plan's own costs, 13 ms stay exposed at two, 7.6 at three, 1.6 at four. XLA begins a copy
 as late as hides it, whatever the anchor."""
 
-_LEAST_BYTES = 2**20
+LEAST_HELD_BYTES = 2**20
 """Copies of no more than 1 MiB, such as of biases and norms' scales, are left to the compiler, which joins them: one
 collective is in flight at a time, and each such copy at its own time would cut off a large one's."""
 
@@ -199,4 +199,4 @@ def _is_gathered(planned: PlannedGraph, instruction: Instruction, slot: int, rea
     lies, value = planned.layout_of(instruction, slot), instruction.operands[slot]
     if lies is None or value is None:
         return False
-    return planned.shard_bytes(value, read_as) > max(planned.shard_bytes(value, lies), _LEAST_BYTES)
+    return planned.shard_bytes(value, read_as) > max(planned.shard_bytes(value, lies), LEAST_HELD_BYTES)

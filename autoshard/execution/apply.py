@@ -14,7 +14,7 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import Mesh
 
-from autoshard.execution.barriers import Environment, delay, share_copies, wait, wait_for_part
+from autoshard.execution.barriers import Environment, delay, send_behind, share_copies, wait, wait_for_part
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.nested import Nested, manual_region
 from autoshard.execution.placement import Placed, Placement, known_layouts
@@ -203,10 +203,14 @@ class Evaluator:
     def _read_operands(self, placed: Sequence[Placed], plan: EquationPlan) -> list[Placed]:
         """Operands in the layouts in which an equation reads them."""
         operands, placement = [Placed(p.value, p.entries) for p in placed], self._placement
-        for slot, steps in plan.operands:
-            is_there = placed[slot].entries == steps[-1]
-            value = placement.move(placed[slot].value, steps[-1:] if is_there else steps)
-            operands[slot] = Placed(value, steps[-1])
+        for is_first in (True, False):
+            for slot, steps in plan.operands:
+                if (slot in plan.gathered_first) == is_first:
+                    is_there = placed[slot].entries == steps[-1]
+                    value = placement.move(operands[slot].value, steps[-1:] if is_there else steps)
+                    operands[slot] = Placed(value, steps[-1])
+            if is_first and plan.gathered_first:
+                send_behind(operands, plan, placement)
         for slot in plan.row_major_copies:
             value, entries = operands[slot][:2]
             if entries is not None and placed[slot].entries != entries:

@@ -14,8 +14,9 @@ import jax
 import jax.extend.core as jex
 
 from autoshard.execution.by_shards import run_by_shards
-from autoshard.execution.placement import Placed, Placement, is_moved, is_slice, partition_spec
+from autoshard.execution.placement import Placed, Placement, is_moved, partition_spec
 from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.layout import is_slice
 from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.table import table_rule
 
@@ -48,6 +49,20 @@ def delay(
             for s, value in zip(others, rest, strict=True):
                 placed[s] = placement.place(value, placed[s].entries)
         env[equation.invars[slot]] = placed[slot]
+
+
+def send_behind(operands: list[Placed], plan: EquationPlan, placement: Placement) -> None:
+    """Makes the operands that are sent wait for the copies of those that are `gathered_first`, which are there."""
+    sent = []
+    for slot, steps in plan.operands:
+        lies = operands[slot].entries
+        if slot not in plan.gathered_first and lies is not None and not is_slice(lies, steps[-1]):
+            sent.append(slot)
+    if sent:
+        tied = [*plan.gathered_first, *sent]
+        values = jax.lax.optimization_barrier([operands[slot].value for slot in tied])
+        for slot, value in zip(tied, values, strict=True):
+            operands[slot] = placement.tied(value, operands[slot])
 
 
 def share_copies(

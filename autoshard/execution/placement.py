@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoshard.execution.row_major import shards_row_major
-from autoshard.graph.layout import SpecEntries
+from autoshard.graph.layout import SpecEntries, is_slice
 
 
 def partition_spec(entries: SpecEntries) -> PartitionSpec:
@@ -48,11 +48,6 @@ class Placed(NamedTuple):
 def known_layouts(placed: Sequence[Placed]) -> dict[int, SpecEntries]:
     """The layouts that are known, by position."""
     return {slot: p.entries for slot, p in enumerate(placed) if p.entries is not None}
-
-
-def is_slice(entries: SpecEntries, wanted: SpecEntries) -> bool:
-    """Whether what a device holds in the layout `wanted` is part of what it holds in the layout `entries`."""
-    return all(of[: len(own)] == own for own, of in zip(entries, wanted, strict=True))
 
 
 def is_moved(entries: SpecEntries | None, wanted: SpecEntries) -> bool:

@@ -67,6 +67,7 @@ class EquationPlan:
       holds_results: Results of its computation that nobody reads before each device has made its part of the results.
       follows: (how much lower the number of an earlier equation of its computation is, operand slot): operands that are
         read only when the results of that equation are there, summed.
+      gathered_first: Operand slots that are gathered for the equation before any of its other operands is sent.
       in_turn: (how much lower the number of an earlier equation of its computation is, operand slot): state that is
         read only when the results of that equation are there, by updates that are made in turn.
       fetches: Operand slots that lie in the memory of the host, and are copied to the device before the equation reads
@@ -95,6 +96,7 @@ class EquationPlan:
     holds_back: tuple[tuple[int, int], ...] = ()
     holds_results: tuple[int, ...] = ()
     follows: tuple[tuple[int, int], ...] = ()
+    gathered_first: tuple[int, ...] = ()
     in_turn: tuple[tuple[int, int], ...] = ()
     fetches: tuple[int, ...] = ()
     opened: tuple[int, ...] = ()
@@ -118,6 +120,7 @@ class EquationPlan:
             holds_back=(),
             holds_results=(),
             follows=(),
+            gathered_first=(),
             in_turn=(),
             opened=(),
             evaluated_at=0,
@@ -135,6 +138,7 @@ class EquationPlan:
         return bool(
             waiting
             or self.follows
+            or self.gathered_first
             or self.in_turn
             or self.fetches
             or self.opened

@@ -61,6 +61,11 @@ def spec_entries(layout: Layout, rank: int, axis_names: Sequence[str]) -> SpecEn
     return tuple(tuple(axis_names[a] for a, d in enumerate(layout) if d == dim) for dim in range(rank))
 
 
+def is_slice(entries: SpecEntries, wanted: SpecEntries) -> bool:
+    """Whether what a device holds in the layout `wanted` is part of what it holds in the layout `entries`."""
+    return all(of[: len(own)] == own for own, of in zip(entries, wanted, strict=True))
+
+
 def all_layouts(shape: Sequence[int], axis_sizes: Sequence[int]) -> tuple[Layout, ...]:
     """Every legal layout of a tensor of `shape`, the wholly replicated one first."""
     layouts: list[Layout] = [()]

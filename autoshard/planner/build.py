@@ -34,6 +34,7 @@ from autoshard.cluster import LogicalMesh
 from autoshard.compiler.backends import compiler_of
 from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, HostChoices, OperandRead
 from autoshard.compiler.collective_dtypes import is_narrowed
+from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.host_state import StateUpdate, state_updates
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.schedule import Schedule
@@ -410,7 +411,8 @@ def formulate(
     if hides:
         weights = weights or first_weights(len(program.graph.operations))
         sums, least_bytes = compiler.hides_sums, compiler.least_hidden_bytes
-        hiding = dataclasses.replace(hiding, weights=weights, hides_sums=sums, least_bytes=least_bytes)
+        spans = HidingSpans(program.graph, sums)
+        hiding = dataclasses.replace(hiding, weights=weights, hides_sums=sums, least_bytes=least_bytes, spans=spans)
     updates = state_updates(program.analysis) if offloads_state and mesh.host_link is not None else ()
     may_be_in_host = {read.argument for update in updates for read in update.reads}
     layouts, arguments = argument_choices(program, mesh, pins, restrictions, may_be_in_host)

@@ -28,6 +28,7 @@ import numpy as np
 
 from autoshard.cluster import CollectiveKind
 from autoshard.compiler.analysis import ProgramAnalysis
+from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.cost.collectives import Collective, changed, joined, with_fixed
 from autoshard.cost.exposure import Stretch
 from autoshard.graph.groups import Group
@@ -146,6 +147,7 @@ class Overlap:
       hides_sums: Whether sums hide, and not only what is moved (`Compiler.hides_sums`).
       least_bytes: Values smaller than this are neither hidden nor joined where they are moved
         (`Compiler.least_hidden_bytes`).
+      spans: Behind which products the compiler has them run; None if the schedule hides nothing.
     """
 
     analysis: ProgramAnalysis
@@ -153,6 +155,7 @@ class Overlap:
     weights: StretchWeights | None
     hides_sums: bool = True
     least_bytes: float = 0.0
+    spans: HidingSpans | None = None
 
     @property
     def gradients(self) -> frozenset[int]:
@@ -204,7 +207,8 @@ class Overlap:
         return [self.window(group.writes[-1].value, None)] if is_hidden else []
 
     def window(self, value: int, reader: int | None) -> Window:
-        """When a weight can be gathered for `reader`, or a gradient be moved: within the innermost loop around it.
+        """When a weight can be gathered for `reader`, or a gradient be moved: within the innermost loop around it, and
+        within what the orders of the schedule leave it.
 
         No gradient is updated with before all are there where the update waits for their norm.
         """
@@ -216,9 +220,14 @@ class Overlap:
             until = self.analysis.gradients_until
             whole = until if start <= until else len(graph.operations)
             stop = graph.loops[loops[-1]].stop if loops else whole
+            if self.spans is not None:
+                stop = min(stop, self.spans.hidden_until(start, graph.values[value].size_bytes))
             return min(start, stop), stop
         loops = chains.loop_nest[reader] if reader < len(chains.loop_nest) else ()  # what is returned unchanged
-        return (graph.loops[loops[-1]].start if loops else 0), reader
+        start = graph.loops[loops[-1]].start if loops else 0
+        if self.spans is not None:
+            start = max(start, min(self.spans.hidden_from(reader, graph.values[value].size_bytes), reader))
+        return start, reader
 
     def _free(self, num_elements: int, windows: Sequence[Window]) -> Terms:
         combined = self.analysis.combined

@@ -45,6 +45,20 @@ def test_spans_are_told_by_products():
     assert [spans.queued_until(o) for o in (1, 2, 4)] == [4, 4, 5], "the last are reduced by the last product"
 
 
+def test_what_hides_runs_behind_the_products_that_its_orders_leave_it(monkeypatch):
+    """The same program: a gather for the third product, or what comes behind, has the product two before as its anchor.
+    A gradient of more than 30 MiB is through before the second product from where it is known, a smaller one before the
+    third; where there is none, only the update waits."""
+    monkeypatch.setattr("autoshard.compiler.hiding_spans.QUEUED_WITHIN", 3)
+    shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 4
+    graph = trace(lambda w, v, x, y: jnp.tanh(jnp.sin(x) @ w @ v) @ y, shapes).graph
+    spans, large, small = HidingSpans(graph), float(2**25), float(2**20)
+    assert [spans.hidden_from(o, large) for o in (0, 1, 2, 3, 4, 5)] == [0, 0, 0, 2, 2, 3]
+    assert [spans.hidden_from(o, small) for o in (4, 5)] == [0, 0], "what takes 1 MiB has no anchor"
+    assert [spans.hidden_until(o, large) for o in (1, 2, 3, 5)] == [2, 4, 5, 5]
+    assert [spans.hidden_until(o, small) for o in (1, 2, 3, 5)] == [4, 5, 5, 5]
+
+
 def test_without_products_a_sum_is_reduced_at_once():
     """As in a stage that only looks rows up: the gradient of its table is a sum without any product."""
     table, ids = jax.ShapeDtypeStruct((8, 4), jnp.float32), jax.ShapeDtypeStruct((6,), jnp.int32)

@@ -43,6 +43,22 @@ def test_a_weight_is_gathered_when_the_fourth_product_before_its_own_is_made(siz
     assert held == [(5, "operand of dot_general", size * size * 4)] * is_held
 
 
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_weight_is_gathered_before_what_is_read_with_it_is_sent(is_sent):
+    """Five layers; for the last product x is gathered too, or lies as the product reads it."""
+
+    def f(x, a, e):
+        return x @ a @ a @ a @ a @ e  # equations 0 to 4
+
+    own = EquationPlan(operands=((0, (ROWS,)),), results=((0, ROWS),))
+    last = EquationPlan(operands=((0, (WHOLE if is_sent else ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    shapes, plans = [(8, 1024), (1024, 1024), (1024, 1024)], {**dict.fromkeys(range(4), own), 4: last}
+    equations, told = found(f, shapes, plans, [ROWS, WHOLE, ROWS])
+    assert equations[0].holds_back == ((4, 1),)
+    assert {n: e.gathered_first for n, e in equations.items() if e.gathered_first} == ({4: (1,)} if is_sent else {})
+    assert [o.equation for o in told if o.kind is OrderKind.GATHERED_FIRST] == [4] * is_sent
+
+
 @pytest.mark.parametrize(("fuses_products", "anchors"), [(False, {2: 6, 3: 7}), (True, {1: 6, 3: 7})])
 def test_no_gather_waits_for_a_large_result_that_the_compiler_would_fuse(fuses_products, anchors):
     """Seven products, the second of which makes a result four times as large as what it reads: the sixth's weight waits

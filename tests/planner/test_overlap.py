@@ -1,9 +1,13 @@
 """What the compiler joins, and what each collective then pays of latencies and launches."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from autoshard.compiler.schedule import Schedule
 from autoshard.cost.collectives import COMBINED_BYTES, all_gather, all_reduce, reduce_scatter
 from autoshard.planner.overlap import Terms
 
@@ -18,6 +22,33 @@ def step(params, x):
     grads = jax.grad(loss)(params)
     norm = sum(jnp.sum(g * g) for g in grads.values())
     return {k: p - grads[k] / norm for k, p in params.items()}
+
+
+def test_weights_and_gradients_hide_behind_the_products_that_orders_leave_them(formulated, mesh_of):
+    """Seven products of 16 MiB each: the gathers for the fifth and later have the fourth product before as their
+    anchor, those before have none. Gradients of 16 MiB have 24 products, and so until the update; of 64 MiB, four."""
+
+    def deep(params, x):
+        loss = lambda ps: jnp.sum(functools.reduce(jnp.matmul, ps, x))
+        return [p - 0.1 * g for p, g in zip(params, jax.grad(loss)(params), strict=True)]
+
+    mesh = mesh_of(4)
+    gpus = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=2**20))
+    for width, is_large in ((2048, False), (4096, True)):
+        params, x = [f32(width, width)] * 7, f32(16, width)
+        f = formulated(deep, (params, x), gpus, schedule=Schedule.LATENCY_HIDING)
+        graph, overlap = f.program.graph, f.overlap
+        products = [o.index for o in graph.operations if o.name == "dot_general"]
+        weights = [a.value for a in graph.arguments[:7]]
+        read = [next(o for o in products if w in graph.operations[o].operands) for w in weights]
+        assert read[:6] == products[:6], "forward"
+        starts = [overlap.window(w, o)[0] for w, o in zip(weights, read, strict=True)]
+        assert starts[:6] == [0, 0, 0, 0, products[0] + 1, products[1] + 1]
+        (made, *_) = [o for o in products if set(graph.operations[o].results) & overlap.gradients]
+        (gradient,) = graph.operations[made].results
+        after = [o for o in products if o > made]
+        until = after[3] if is_large else len(graph.operations)
+        assert len(after) >= 4 and overlap.window(gradient, None) == (made + 1, until)
 
 
 def test_collectives_are_joined_with_those_of_gradients_alike(formulated, mesh_of):
