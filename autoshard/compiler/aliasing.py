@@ -19,6 +19,8 @@ _ALIASING = frozenset(
         "branch_join",
         "random_wrap",
         "random_unwrap",
+        "pvary",
+        "pcast",
     }
 )
 

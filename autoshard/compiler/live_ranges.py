@@ -32,6 +32,7 @@ class LiveRanges:
       region: For each operation, the number of heavy kernels before it: operations of one region fuse.
       alias_stop: For each value that is another name of its operand, when its last use ends.
       fused_stop: For each value that is computed inside its readers, when the last of these ends.
+      made_of: For each value that is computed inside its readers, the stored values that these read instead.
       recomputable: The results that their readers could compute (`fusion.py`), stored or not.
       added_reductions: The reductions that are part of the kernel that adds two of them. apart_stop: When the ranges
         end that are longer for it, if each of them is a kernel of its own.
@@ -45,6 +46,7 @@ class LiveRanges:
     region: tuple[int, ...]
     alias_stop: Mapping[int, int]
     fused_stop: Mapping[int, int]
+    made_of: Mapping[int, frozenset[int]]
     recomputable: frozenset[int]
     added_reductions: tuple[int, ...]
     apart_stop: Mapping[int, int]
@@ -136,6 +138,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         region=tuple(chains.region),
         alias_stop={v: until[v] for v in root},
         fused_stop={v: until[v] for v, is_fused in enumerate(fusion.fused) if is_fused},
+        made_of={v: made_of for v, made_of in fusion.sources.items() if fusion.fused[v]},
         recomputable=frozenset(fusion.sources),
         added_reductions=tuple(o.index for o in graph.operations if is_added(o)),
         apart_stop={l.value: apart[l.value] for l in made if apart[l.value] < l.stop},

@@ -403,17 +403,15 @@ def _compute(
         return kernel_s(mesh.device_type, arithmetic_s, moved, launches), total_flops
     parts = {dims: shard_bytes(1.0, layout, sizes) for dims, layout in (*reads.items(), *local.items())}
     moved = sum(
-        size_bytes * parts[dims]
-        for (dims, size_bytes, _), is_fetched in zip(shape.reads, shape.fetched, strict=True)
-        if is_fetched
+        fetched_bytes * parts[dims]
+        for (dims, _, _), fetched_bytes in zip(shape.reads, shape.fetched_bytes, strict=True)
     )
     touched = sum(shard_bytes(size_bytes, layout_of(dims, assignment), sizes) for dims, size_bytes in shape.touched)
     if shape.table is not None and shape.is_sparse:
         touched *= scattered(_row_bytes(shape.table, assignment, sizes))
     moved += touched
-    for (dims, size_bytes, _), is_stored in zip(shape.writes, shape.stored, strict=True):
-        if is_stored:
-            moved += size_bytes * parts[dims]
+    for (dims, size_bytes, _), moves in zip(shape.writes, shape.moves, strict=True):
+        moved += moves * size_bytes * parts[dims]
     return turned_s + kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches), total_flops
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Sequence, Set
 
-from autoshard.compiler.live_ranges import LiveRanges
+from autoshard.compiler.kernel_traffic import Traffic
 from autoshard.cost.compute import Work, work_of
 from autoshard.graph.graph import Dims, Factor, Graph, LookUp, Operation, Value
 from autoshard.graph.groups import Group, map_dims
@@ -41,8 +41,9 @@ class GroupShape:
       reads, writes: For each access: dims, whole size in bytes, shape.
       kernels: What its operations compute.
       launches: Kernels that the compiler makes of the group.
-      fetched: For each read, whether it is read whole; not so where only a part of it is touched.
-      stored: For each write, whether it is written whole: it reaches memory, and is not a changed operand.
+      fetched_bytes: For each read, what the group's kernels fetch of it from memory, unsharded; of a value that is
+        never stored, what it is made of (`compiler/kernel_traffic.py`).
+      moves: For each write, how often it moves between memory and the group's kernels.
       touched: The parts that are touched of other reads and writes: dims, whole size in bytes.
       transposed: What its operations put into another order of dimensions: dims, whole size in bytes.
       is_scalar_sum: Whether the result is a scalar: XLA combines the all-reduces of scalars (norms, losses, counts)
@@ -58,8 +59,8 @@ class GroupShape:
     writes: tuple[tuple[Dims, float, tuple[int, ...]], ...]
     kernels: tuple[Kernel, ...]
     launches: int
-    fetched: tuple[bool, ...]
-    stored: tuple[bool, ...]
+    fetched_bytes: tuple[float, ...]
+    moves: tuple[int, ...]
     touched: tuple[tuple[Dims, float], ...]
     transposed: tuple[tuple[Dims, float], ...]
     is_scalar_sum: bool
@@ -160,14 +161,11 @@ def _table(group: Group, operations: Sequence[Operation], values: Sequence[Value
 def shape_of(
     group: Group,
     graph: Graph,
-    live: LiveRanges,
+    traffic: Traffic,
     in_memory: Set[int],
-    pointwise: Sequence[bool],
     work: RegionWork | None,
 ) -> GroupShape:
-    """The shape of `group`; `in_memory` are the values that are stored under some name, `pointwise` tells of each
-    operation whether it is (`pointwise_operations`), and `work` is that of a region.
-    """
+    """The shape of `group`; `in_memory` are the values that are stored under some name, `work` is that of a region."""
     operations = [graph.operations[o] for o in group.operations]
     describe = lambda access: (
         access.dims,
@@ -175,20 +173,15 @@ def shape_of(
         graph.values[access.value].shape,
     )
     partly_read, partly_written, touched = _partial_accesses(group, operations, graph.values, in_memory)
+    moved = traffic.of_group(group, partly_read, partly_written)
     return GroupShape(
         group.factors,
         tuple(map(describe, group.reads)),
         tuple(map(describe, group.writes)),
         _kernels(group, operations, graph.values),
-        max(
-            len({live.region[o.index] for o in operations if o.rule.flops or o.rule.is_heavy}),
-            sum(o.rule.is_heavy for o in operations),
-        ),
-        tuple((a.value, a.operations) not in partly_read for a in group.reads),
-        tuple(
-            a.value not in partly_written and (a.value in live.stored or not pointwise[a.operations[0]])
-            for a in group.writes
-        ),
+        moved.launches,
+        moved.fetched_bytes,
+        moved.moves,
         touched,
         _transposed(group, operations, graph.values),
         all(not graph.values[a.value].shape for a in group.writes),

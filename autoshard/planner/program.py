@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 
 from autoshard.compiler.analysis import ProgramAnalysis, analyse
+from autoshard.compiler.kernel_traffic import Traffic
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Graph, Operation
 from autoshard.graph.groups import Group
@@ -42,7 +43,8 @@ def prepare(graph: Graph) -> Program:
     analysis, pointwise = analyse(graph), pointwise_operations(graph)
     live, interned = analysis.live, dict[GroupShape, GroupShape]()
     in_memory, works = live.stored.union(live.alias_stop), _region_works(graph)
-    shapes = (shape_of(g, graph, live, in_memory, pointwise, works.get(g.operations[0])) for g in analysis.groups)
+    traffic = Traffic(analysis.chains, live, pointwise)
+    shapes = (shape_of(g, graph, traffic, in_memory, works.get(g.operations[0])) for g in analysis.groups)
     return Program(analysis, tuple(interned.setdefault(s, s) for s in shapes))
 
 
@@ -85,7 +87,8 @@ def _collective(operation: Operation, graph: Graph) -> RegionCollective:
 
 def _workspace_bytes(inside: Program) -> float:
     """The most that a region with this body holds at once, beside its operands and results."""
-    graph, outside = inside.graph, {a.value for a in inside.graph.arguments}
+    graph = inside.graph
+    outside = {a.value for a in graph.arguments} | {o.value for o in graph.outputs}
     change = np.zeros(len(graph.operations) + 2)
     for live in inside.analysis.live.ranges:
         if live.value not in outside:
@@ -95,5 +98,4 @@ def _workspace_bytes(inside: Program) -> float:
         if shape.work is not None:
             change[group.operations[0]] += shape.work.workspace_bytes
             change[group.operations[0] + 1] -= shape.work.workspace_bytes
-    made = {o.value for o in graph.outputs if o.value is not None} - outside
-    return max(0.0, float(change.cumsum().max()) - sum(graph.values[v].size_bytes for v in made))
+    return max(0.0, float(change.cumsum().max()))

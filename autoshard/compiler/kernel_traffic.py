@@ -1,0 +1,188 @@
+"""What kernels move between them and memory.
+
+A kernel fetches what is stored and stores what others need. A value that the compiler computes inside its readers
+(`fusion.py`, `reduced_rows.py`) is neither: each of its readers fetches the stored values that it is made of, such as
+the bfloat16 of which a softmax takes exponentials in float32. The operations of a group between the same two heavy
+operations are one kernel, which fetches a value once; where they store nothing, there is none.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence, Set
+
+from autoshard.compiler.aliasing import is_alias
+from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.dimension_orders import read_order
+from autoshard.compiler.live_ranges import LiveRanges
+from autoshard.compiler.primitives import PRODUCTS
+from autoshard.compiler.reduced_rows import reduced_rows
+from autoshard.graph.graph import Operation, OperationKind
+from autoshard.graph.groups import Access, Group
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelTraffic:
+    """What the kernels of a group fetch and store.
+
+    Attributes:
+      fetched_bytes: For each read of the group, what is fetched of it, unsharded.
+      moves: For each write, how often it is stored or fetched whole: 0 where the group does not store it.
+      launches: How many kernels they are.
+    """
+
+    fetched_bytes: tuple[float, ...]
+    moves: tuple[int, ...]
+    launches: int
+
+
+class Traffic:
+    """What the kernels of a program move.
+
+    Args:
+      chains: The program. live: What is stored. pointwise: For each operation, whether it is (`pointwise_operations`).
+    """
+
+    def __init__(self, chains: DefUse, live: LiveRanges, pointwise: Sequence[bool]) -> None:
+        self._chains, self._live, self._pointwise = chains, live, pointwise
+        self._stored = live.stored | chains.outputs
+        self._rows = reduced_rows(chains, live)
+        self._copied = self._copied_operands()
+
+    def of_group(
+        self, group: Group, partly_read: Set[tuple[int, tuple[int, ...]]], partly_written: Set[int]
+    ) -> KernelTraffic:
+        """What the kernels of `group` move.
+
+        Args:
+          partly_read: Of what is only touched in part: value, the operations that do. partly_written: Such results.
+        """
+        graph = self._chains.graph
+        operations = [graph.operations[o] for o in group.operations]
+        fetches = self._fetches(operations)
+        times = collections.Counter(source for kernel in fetches.values() for source in kernel)
+        fetched, launches = [0.0] * len(group.reads), max(len(fetches), sum(o.rule.is_heavy for o in operations))
+        best: dict[int, tuple[float, int]] = {}  # for each source, through which read most of it is fetched
+        for n, access in enumerate(group.reads):
+            if (access.value, access.operations) not in partly_read:
+                for source in self._sources(access.value):
+                    part_bytes = self._part_bytes(source, access.value)
+                    if part_bytes > best.get(source, (0.0, 0))[0]:
+                        best[source] = part_bytes, n
+            copies = sum((o, access.value) in self._copied for o in access.operations)
+            fetched[n] += 2.0 * copies * graph.values[access.value].size_bytes
+            launches += copies
+        for source, (part_bytes, n) in best.items():
+            fetched[n] += times[source] * part_bytes
+        if operations[0].kind is OperationKind.SCAN_STACK:
+            copies = 2 * self._is_stack_copied(operations[0])
+            fetched[0] += (copies + 1) * graph.values[group.reads[0].value].size_bytes
+            launches += copies > 0
+        moves = [0 if a.value in partly_written else self._moves(a, fetches) for a in group.writes]
+        return KernelTraffic(tuple(fetched), tuple(moves), launches)
+
+    def _fetches(self, operations: Sequence[Operation]) -> dict[int, set[int]]:
+        """For each kernel, by its region, the stored values that it fetches."""
+        fetches: dict[int, set[int]] = {}
+        for operation in operations:
+            if self._is_stored(operation):
+                kernel = fetches.setdefault(self._live.region[operation.index], set())
+                for operand in operation.operands:
+                    if operand is not None:
+                        kernel |= self._sources(operand)
+        return fetches
+
+    def _sources(self, value: int) -> frozenset[int]:
+        """The stored values that a kernel fetches if it reads `value`."""
+        made_of = self._live.made_of.get(value)
+        if made_of is None:
+            return self._rows.get(value) or frozenset((value,))
+        if self._rows.keys().isdisjoint(made_of):
+            return made_of
+        return frozenset(s for m in made_of for s in self._rows.get(m, (m,)))
+
+    def _part_bytes(self, source: int, value: int) -> float:
+        """What a kernel fetches of `source` if it reads `value`: an element for each element, but whole rows."""
+        values = self._chains.graph.values
+        if source != value and source not in self._live.made_of.get(value, ()):
+            return float(values[source].size_bytes)
+        elements = math.prod(values[value].shape)
+        return float(min(values[source].size_bytes, elements * values[source].itemsize_bytes))
+
+    def _moves(self, access: Access, fetches: Mapping[int, Set[int]]) -> int:
+        """How often what a group makes is stored, or fetched by another of its kernels."""
+        (maker,) = access.operations
+        is_light = self._pointwise[maker] and access.value not in self._stored
+        if is_light or not self._is_stored(self._chains.graph.operations[maker]):
+            return 0
+        kernel = self._live.region[maker]
+        return 1 + sum(access.value in fetched for other, fetched in fetches.items() if other != kernel)
+
+    def _is_stored(self, operation: Operation) -> bool:
+        """Whether a kernel stores what an operation makes."""
+        if any(r in self._rows for r in operation.results):
+            return False
+        if not self._pointwise[operation.index]:
+            return bool(operation.rule.flops) or operation.rule.is_heavy
+        if operation.name == "reduce_precision" and operation.operands[0] not in self._live.made_of:
+            return False  # to the precision that it has, as around what a checkpoint keeps
+        return any(r in self._stored for r in operation.results) and not self._is_matrix_transposed(operation)
+
+    def _is_matrix_transposed(self, operation: Operation) -> bool:
+        """Whether an operation transposes a matrix that a product makes, or that only products read: they do it."""
+        if operation.name != "transpose":
+            return False
+        rule, (operand,) = operation.rule, operation.operands
+        before, after = (
+            [f for dim in dims for f in dim if rule.factors[f].size > 1] for dims in (rule.operands[0], rule.results[0])
+        )
+        if after not in [before[k:] + before[:k] for k in range(len(before))]:
+            return False
+        made_by = None if operand is None else self._chains.producer[operand]
+        readers = [c for r in operation.results if r is not None for c, _ in self._chains.consumers[r]]
+        return (made_by is not None and made_by.name in PRODUCTS) or all(c.name in PRODUCTS for c in readers)
+
+    def _copied_operands(self) -> frozenset[tuple[int, int]]:
+        """The operations and values of which XLA:GPU copies the latter for the former, a product, which needs them in
+        another order of dimensions, or as they are only part of something larger.
+
+        Pointwise kernels write in such an order. What the first of several products had copied serves the others.
+        """
+        copied: set[tuple[int, int]] = set()
+        orders: dict[int, set[object]] = collections.defaultdict(set)
+        for operation in self._chains.graph.operations:
+            if operation.name != "dot_general":
+                continue
+            for slot, value in enumerate(operation.operands[:2]):
+                made_by = None if value is None else self._maker(value)
+                if value is None or made_by is None:
+                    continue
+                order, known = read_order(operation, slot), orders[value]
+                is_written_so = self._is_stored(made_by) and self._pointwise[made_by.index] and not known
+                needs_copy = _is_slice(made_by) and not self._is_stored(made_by) if order is None else not is_written_so
+                if order not in known and needs_copy:
+                    copied.add((operation.index, value))
+                known.add(order)
+        return frozenset(copied)
+
+    def _maker(self, value: int) -> Operation | None:
+        """The operation that makes a value, under whatever name; None for arguments and slices of them."""
+        operation = self._chains.producer[value]
+        while operation is not None and (is_alias(operation) or operation.name == "reduce_precision"):
+            source = operation.operands[0]
+            operation = None if source is None else self._chains.producer[source]
+        if operation is not None and operation.kind is OperationKind.SCAN_SLICE:
+            return operation if self._chains.producer[operation.operand(0)] is not None else None
+        return operation
+
+    def _is_stack_copied(self, operation: Operation) -> bool:
+        """Whether what a loop stacks is copied there, and not written there by the kernel that makes it.
+
+        Either way XLA fills the stack with zeros before the loop.
+        """
+        made_by = self._maker(operation.operand(0))
+        return made_by is None or not self._pointwise[made_by.index]
+
+
+def _is_slice(operation: Operation) -> bool:
+    return operation.kind is OperationKind.SCAN_SLICE or operation.name in ("slice", "split", "dynamic_slice")

@@ -1,0 +1,49 @@
+"""Reductions of rows that the kernels which read the result do by themselves.
+
+XLA:GPU makes one kernel, one of Triton's, of a reduction of rows and of what reads both the rows and the result
+(`SoftmaxRewriterTriton`): of a softmax, or of a normalization. Where something behind the next product needs the
+result too, such as the backward pass, the reduction is a kernel of its own.
+"""
+
+import math
+from collections.abc import Mapping
+
+from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.live_ranges import LiveRanges
+from autoshard.graph.graph import Operation
+
+_MOST_ELEMENTS = 2**14
+"""Elements of the longest row: of programs compiled for H100s, softmaxes over 2,048 elements are one kernel, and the
+losses over vocabularies of 32,768 and of 128,256 are not.
+"""
+
+
+def reduced_rows(chains: DefUse, live: LiveRanges) -> Mapping[int, frozenset[int]]:
+    """For each result of such a reduction, the stored values that its readers fetch instead."""
+    values, found = chains.graph.values, dict[int, frozenset[int]]()
+    for life in sorted(live.ranges, key=lambda life: life.start):
+        operation = chains.producer[life.value]
+        if operation is None or live.region[life.stop - 1] != live.region[operation.index]:
+            continue
+        row = _reduced_row(operation)
+        if not row:
+            continue
+        read = [o for o in operation.operands if o is not None]
+        made_of = {s for o in read for s in live.made_of.get(o, (o,))}
+        sources = frozenset(f for s in made_of for f in found.get(s, (s,)))
+        elements = math.prod(values[read[0]].shape)
+        whole = [values[v].shape for v in (*read, *sources) if math.prod(values[v].shape) == elements]
+        if all(shape[-len(row) :] == row for shape in whole):  # rows in memory, too
+            found[life.value] = sources
+    return found
+
+
+def _reduced_row(operation: Operation) -> tuple[int, ...]:
+    """The extents of the last dimensions of an operand, if an operation reduces these, and no others; else none."""
+    rule = operation.rule
+    if not operation.name.startswith("reduce_") or rule.is_heavy:
+        return ()
+    is_reduced = [bool(dim) and all(rule.factors[f].reduction for f in dim) for dim in rule.operands[0]]
+    count = sum(is_reduced)
+    row = tuple(math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[0][len(is_reduced) - count :])
+    return row if count and all(is_reduced[-count:]) and 1 < math.prod(row) <= _MOST_ELEMENTS else ()
