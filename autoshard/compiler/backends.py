@@ -179,7 +179,7 @@ def _hiding(compiler: Compiler, analysis: ProgramAnalysis) -> HidingSpans | None
 
 def schedules_of(device_type: DeviceType) -> tuple[Schedule, ...]:
     """What the compiler of a kind of device is asked for if the user says nothing, the fastest first."""
-    return (Schedule.LATENCY_HIDING, Schedule.LEAST_MEMORY) if _is_gpu(device_type) else (Schedule.LEAST_MEMORY,)
+    return (Schedule.LATENCY_HIDING, Schedule.LEAST_MEMORY) if device_type.is_gpu else (Schedule.LEAST_MEMORY,)
 
 
 def copies_from_hosts_in_turn(device_type: DeviceType) -> bool:
@@ -189,16 +189,11 @@ def copies_from_hosts_in_turn(device_type: DeviceType) -> bool:
     return not device_type.rounds_products
 
 
-def _is_gpu(device_type: DeviceType) -> bool:
-    """Only products of GPUs have a workspace."""
-    return bool(device_type.product_workspace_bytes)
-
-
 def compiler_of(device_type: DeviceType, schedule: Schedule) -> Compiler:
     """The compiler of a kind of device; only products of TPUs are rounded.
 
     `schedule`: What it is asked for, if it has several.
     """
-    if _is_gpu(device_type):
+    if device_type.is_gpu:
         return XlaGpu(device_type.product_workspace_bytes, schedule)
     return XlaTpu(schedule) if device_type.rounds_products else XlaCpu()

@@ -26,7 +26,7 @@ def reduced_rows(chains: DefUse, live: LiveRanges) -> Mapping[int, frozenset[int
         if operation is None or live.region[life.stop - 1] != live.region[operation.index]:
             continue
         row = _reduced_row(operation)
-        if not row:
+        if not row or _is_kept(life.value, chains, live):
             continue
         read = [o for o in operation.operands if o is not None]
         made_of = {s for o in read for s in live.made_of.get(o, (o,))}
@@ -36,6 +36,21 @@ def reduced_rows(chains: DefUse, live: LiveRanges) -> Mapping[int, frozenset[int
         if all(shape[-len(row) :] == row for shape in whole):  # rows in memory, too
             found[life.value] = sources
     return found
+
+
+def _is_kept(value: int, chains: DefUse, live: LiveRanges) -> bool:
+    """Whether a result, or anything else with an element for each row, is stored and not only read on the way."""
+    values, front = chains.graph.values, [value]
+    size = math.prod(values[value].shape)
+    for one in front:
+        if one in chains.outputs:
+            return True
+        for reader, _ in chains.consumers[one]:
+            alike = [r for r in reader.results if r is not None and math.prod(values[r].shape) == size]
+            if any(r in live.stored for r in alike if not reader.name.startswith("reduce_")):
+                return True
+            front += [r for r in alike if r not in front]
+    return False
 
 
 def _reduced_row(operation: Operation) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ from collections.abc import Callable, Sequence
 from autoshard.cluster import AxisLevel, CollectiveKind, DeviceType, MeshAxis
 from autoshard.cluster.room import within_room
 from autoshard.cluster.wiring import joined_parts
+from autoshard.cost.compute import kernel_s
 from autoshard.cost.torus import as_one_ring, exchanged_s_per_byte, is_torus
 
 
@@ -236,6 +237,30 @@ def permute(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
 def launched(collective: Collective, device: DeviceType) -> Collective:
     """The collective with the launch of its kernel on `device` added to its time."""
     return changed(collective, lambda c: with_fixed(c, c.fixed_s + device.launch_overhead_s))
+
+
+def ordered(collective: Collective, device: DeviceType) -> Collective:
+    """The collective with the kernel of a GPU that puts what it gathers, or is to scatter, in order: `needs_order`."""
+    if not device.is_gpu or device.measured is not None:
+        return collective
+    launch_s = device.launch_overhead_s
+    moving_s = kernel_s(device, 0.0, 2 * collective.buffer_bytes, 1) - launch_s
+    slower = lambda c: dataclasses.replace(c, time_s=c.time_s + moving_s)
+    return changed(collective, lambda c: with_fixed(slower(c), c.fixed_s + launch_s))
+
+
+def needs_order(local_shape: Sequence[int], dim: int) -> bool:
+    """Whether what is gathered or to be scattered along `dim` is in another order in memory than kernels need it in.
+
+    XLA:GPU has a collective run along the outermost dimension in memory. Of a matrix either may be this, as products
+    take both; of more dimensions, those in front of `dim` are put there by a kernel of its own, which reads and writes
+    all (seen in programs compiled for H100s: weights of heads by features by width of a head).
+
+    Args:
+      local_shape: Of the larger side, on one device.
+    """
+    several = [d for d, extent in enumerate(local_shape) if extent > 1]
+    return len(several) > 2 and dim > several[0]
 
 
 def with_fixed(collective: Collective, fixed_s: float) -> Collective:

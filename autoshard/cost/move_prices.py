@@ -1,9 +1,9 @@
 """The time of every move between two lists of layouts at once.
 
 The path of a move (`reshard.py`) does not ask which of a tensor's dimensions are which, but for whether others are in
-front of them, nor how large they are but for what the axes on them divide; and the time of each of its collectives is a
-constant plus a time per byte. So a move is priced once for each pattern of dimensions, and any tensor's price follows
-from two numbers.
+front of them and what is gathered along them is to be put in order, nor how large they are but for what the axes on
+them divide; and the time of each of its collectives is a constant plus a time per byte. So a move is priced once for
+each pattern of dimensions, and any tensor's price follows from two numbers.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import joined_share
-from autoshard.cost.reshard import inner_dims, reshard
+from autoshard.cost.reshard import inner_dims, ordered_dims, reshard
 from autoshard.graph.layout import WHOLE, Layout
 
 _PROBE_BYTES = 1e9
@@ -59,18 +59,20 @@ class MovePrices:
         return seconds[inverse].reshape(len(sources), len(targets))
 
     def _patterns(self, shape: tuple[int, ...], moves: np.ndarray) -> np.ndarray:
-        """What the price of each move depends on; int64 [n, 6 axes] from [n, 2 axes], the entries of both layouts.
+        """What the price of each move depends on; int64 [n, 8 axes] from [n, 2 axes], the entries of both layouts.
 
         First the layouts with dimensions numbered by first appearance, then the extents of those dimensions: of an
         extent only what it shares with the product of the axes on it matters to what divides it. Last, whether others
-        are in front of them.
+        are in front of them, and whether what is gathered along them is to be put in order.
         """
         places = moves.shape[1]
         sizes = np.array(self.mesh.shape * 2, np.int64)
         number = np.full(moves.shape, WHOLE)
         extents = np.ones(moves.shape, np.int64)
         inner = np.zeros(moves.shape, np.int64)
+        ordered = np.zeros(moves.shape, np.int64)
         is_inner = np.array([*inner_dims(shape), False], np.int64)
+        is_ordered = self._ordered(shape, moves[:, places // 2 :])
         count = np.zeros(len(moves), np.int64)
         whole_shape = np.array([*shape, 1], np.int64)
         for place in range(places):
@@ -88,18 +90,26 @@ class MovePrices:
             product = np.where(on, sizes, 1).prod(axis=1)
             extents[fresh, count[fresh]] = np.gcd(whole_shape[dim[fresh]], product)
             inner[fresh, count[fresh]] = is_inner[dim[fresh]]
+            ordered[fresh, count[fresh]] = is_ordered[fresh, dim[fresh]]
             count[fresh] += 1
-        return np.concatenate([number, extents, inner], axis=1)
+        return np.concatenate([number, extents, inner, ordered], axis=1)
+
+    def _ordered(self, shape: tuple[int, ...], targets: np.ndarray) -> np.ndarray:
+        """`ordered_dims` of each target; int64 [n, dimensions] from [n, axes]."""
+        layouts, inverse = _distinct(targets)
+        of_layout = [ordered_dims(shape, tuple(layout), self.mesh.shape) for layout in layouts.tolist()]
+        return np.array(of_layout, np.int64).reshape(len(layouts), len(shape))[inverse]
 
     def _of_key(self, key: tuple[int, ...]) -> tuple["_Price", ...]:
         """The collectives of a pattern."""
         prices = self._prices.get(key)
         if prices is None:
             axes = len(self.mesh.shape)
-            source, target, extents, inner = key[:axes], key[axes : 2 * axes], key[2 * axes : 4 * axes], key[4 * axes :]
+            source, target, extents = key[:axes], key[axes : 2 * axes], key[2 * axes : 4 * axes]
+            inner, ordered = (tuple(map(bool, key[n * axes : (n + 2) * axes])) for n in (4, 6))
             prices = self._prices[key] = tuple(
                 _Price(c.fixed_s, c.separate_s, (c.time_s - c.fixed_s) / _PROBE_BYTES, c.buffer_bytes / _PROBE_BYTES)
-                for c in reshard(extents, _PROBE_BYTES, source, target, self.mesh, tuple(map(bool, inner)))
+                for c in reshard(extents, _PROBE_BYTES, source, target, self.mesh, inner, ordered)
             )
         return prices
 

@@ -17,8 +17,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import Collective, all_gather, all_to_all, launched, permute
+from autoshard.cluster import CollectiveKind, LogicalMesh
+from autoshard.cost.collectives import Collective, all_gather, all_to_all, launched, needs_order, ordered, permute
 from autoshard.graph.layout import WHOLE, Layout, fits, shard_bytes
 
 
@@ -127,7 +127,16 @@ def inner_dims(shape: Sequence[int]) -> tuple[bool, ...]:
     return tuple(math.prod(shape[:d]) > 1 for d in range(len(shape)))
 
 
-def _price(step: Step, size_bytes: float, mesh: LogicalMesh, is_inner: Sequence[bool]) -> list[Collective]:
+def ordered_dims(shape: Sequence[int], layout: Layout, axis_sizes: Sequence[int]) -> tuple[bool, ...]:
+    """For each dimension of a tensor, whether what is gathered along it into `layout` must be put in order."""
+    ways = _parts(layout, axis_sizes)
+    local = [extent // ways.get(d, 1) for d, extent in enumerate(shape)]
+    return tuple(needs_order(local, d) for d in range(len(shape)))
+
+
+def _price(
+    step: Step, size_bytes: float, mesh: LogicalMesh, is_inner: Sequence[bool], is_ordered: Sequence[bool]
+) -> list[Collective]:
     sizes = mesh.shape
     collectives: list[Collective] = []
     split = [a for a, n in enumerate(sizes) if n > 1]  # an axis of one device moves nothing
@@ -144,7 +153,10 @@ def _price(step: Step, size_bytes: float, mesh: LogicalMesh, is_inner: Sequence[
         collectives.append(permute([mesh.axes[a] for a in shifted], smallest_bytes))
     if gathered:
         axes, result_bytes = [mesh.axes[a] for a in gathered], shard_bytes(size_bytes, step.after, sizes)
-        collectives.append(all_gather(axes, result_bytes, any(is_inner[step.before[a]] for a in gathered)))
+        gather = all_gather(axes, result_bytes, any(is_inner[step.before[a]] for a in gathered))
+        collectives.append(
+            ordered(gather, mesh.device_type) if any(is_ordered[step.before[a]] for a in gathered) else gather
+        )
     return [launched(c, mesh.device_type) for c in collectives]
 
 
@@ -155,16 +167,23 @@ def reshard(
     target: Layout,
     mesh: LogicalMesh,
     is_inner: Sequence[bool] | None = None,
+    is_ordered: Sequence[bool] | None = None,
 ) -> tuple[Collective, ...]:
     """The collectives that turn a tensor of `shape` and `size_bytes` (whole) from layout `source` into `target`.
 
-    `is_inner` is `inner_dims` of the tensor, if `shape` does not tell.
+    `is_inner` is `inner_dims` of the tensor, `is_ordered` its `ordered_dims` as it arrives, if `shape` does not tell.
     """
     if source == target:
         return ()
     is_inner = inner_dims(shape) if is_inner is None else is_inner
-    steps = path(shape, source, target, mesh.shape)
-    return tuple(c for step in steps for c in _price(step, size_bytes, mesh, is_inner))
+    is_ordered = ordered_dims(shape, target, mesh.shape) if is_ordered is None else is_ordered
+    priced: list[Collective] = []
+    for step in path(shape, source, target, mesh.shape):
+        steps = _price(step, size_bytes, mesh, is_inner, is_ordered)
+        priced += steps
+        if any(c.kind is CollectiveKind.ALL_GATHER for c in steps):
+            is_ordered = (True,) * len(is_ordered)  # what is gathered along one dimension, and then along another
+    return tuple(priced)
 
 
 def total_s(collectives: Iterable[Collective]) -> float:

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import Collective, all_reduce, changed, launched, permute, reduce_scatter
+from autoshard.cost.collectives import Collective, all_reduce, changed, launched, ordered, permute, reduce_scatter
 from autoshard.cost.compute import flops_s, kernel_s, transposing_s
 from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import MOST_KEYS, Exchange, Lookups, exchange_of, scattered
-from autoshard.cost.reshard import inner_dims, out_of_order
+from autoshard.cost.reshard import inner_dims, ordered_dims, out_of_order
 from autoshard.graph.graph import Dims, Factor, FixedLayout, LookUp
 from autoshard.graph.layout import (
     WHOLE,
@@ -464,9 +464,11 @@ def _resolve(
             steps.append(all_reduce([mesh.axes[a] for a in summed], left_bytes))
             left_bytes /= math.prod(sizes[a] for a in scattered)
         else:
-            for axes in together:
-                is_inner = inner_dims(extents)[choice.scatter[axes[0]]]
-                steps.append(reduce_scatter([mesh.axes[a] for a in axes], left_bytes, is_inner))
+            for number, axes in enumerate(together):
+                dim = choice.scatter[axes[0]]
+                scatter = reduce_scatter([mesh.axes[a] for a in axes], left_bytes, inner_dims(extents)[dim])
+                is_in_order = number == 0 and not ordered_dims(extents, local[dims], sizes)[dim]
+                steps.append(scatter if is_in_order else ordered(scatter, mesh.device_type))
                 left_bytes /= math.prod(sizes[a] for a in axes)
             if reduced:
                 steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))

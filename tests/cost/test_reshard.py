@@ -1,6 +1,7 @@
 """Paths between layouts: their laws, their prices, and what XLA makes of them on eight CPU devices."""
 
 import collections
+import dataclasses
 import itertools
 import math
 import re
@@ -189,3 +190,25 @@ def test_every_pair_on_the_widest_tensor_has_a_price():
     sizes, shape = (2, 2, 2), (8, 8)
     for source, target in itertools.product(all_layouts(shape, sizes), repeat=2):
         assert math.isfinite(total_s(reshard(shape, 256.0, source, target, mesh_of(sizes))))
+
+
+@pytest.mark.parametrize(
+    ("shape", "source", "target", "num_kernels"),
+    [
+        ((64, 32), (0, 0), (WHOLE, WHOLE), 0),  # rows of a matrix
+        ((64, 32), (1, 1), (WHOLE, WHOLE), 0),  # columns: products take either
+        ((64, 32), (0, 1), (WHOLE, WHOLE), 1),  # both: one of them is in the other's way
+        ((64, 8, 16), (0, 0), (WHOLE, WHOLE), 0),  # outermost
+        ((64, 8, 16), (1, 1), (WHOLE, WHOLE), 1),  # heads, behind features
+        ((64, 8, 16), (1, 0), (WHOLE, 0), 1),
+        ((2, 8, 16), (1, 0), (WHOLE, 0), 0),  # one example a device: a matrix
+    ],
+)
+def test_gpus_put_in_order_what_is_gathered_along_inner_dimensions(shape, source, target, num_kernels):
+    """A kernel that reads and writes what each device ends with, on top of what other devices take."""
+    gpu = dataclasses.replace(DEVICE, product_workspace_bytes=1)
+    mesh, size_bytes = mesh_of((4, 2)), 4.0 * math.prod(shape)
+    times_s = [total_s(reshard(shape, size_bytes, source, target, LogicalMesh(mesh.axes, d))) for d in (gpu, DEVICE)]
+    ends_bytes = shard_bytes(size_bytes, target, mesh.shape)
+    kernel_s = DEVICE.launch_overhead_s + 2 * ends_bytes / DEVICE.memory_bandwidth_bytes_per_s
+    assert times_s[0] - times_s[1] == pytest.approx(num_kernels * kernel_s, abs=1e-15)

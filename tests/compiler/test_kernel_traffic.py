@@ -1,0 +1,182 @@
+"""What kernels move, derived by hand, and as compiled programs do."""
+
+import importlib.util
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autoshard.hlo.flops import products_within
+from autoshard.hlo.kernel_cost import kernel_bytes
+from autoshard.hlo.module import Run, parse
+from autoshard.planner.program import prepare
+from autoshard.trace.trace import trace
+from autoshard.verify.devices import gpu_devices
+from autoshard.verify.gpus import COMPILER_OPTIONS, H100
+
+HAS_GPU_COMPILER = importlib.util.find_spec("jax_plugins.xla_cuda13") is not None
+
+
+def bf16(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def moved(f, *args, products=True):
+    """Bytes that the kernels of `f` move on one device, with or without products, and how many kernels they are."""
+    program = prepare(trace(f, args).graph)
+    total_bytes = launches = 0.0
+    for group, shape in zip(program.groups, program.shapes, strict=True):
+        is_product = any(program.graph.operations[o].name == "dot_general" for o in group.operations)
+        if products or not is_product:
+            stored = sum(n * size_bytes for n, (_, size_bytes, _) in zip(shape.moves, shape.writes, strict=True))
+            total_bytes += group.trips * (sum(shape.fetched_bytes) + stored)
+            launches += group.trips * shape.launches
+    return total_bytes, launches
+
+
+def test_a_softmax_is_one_kernel():
+    """It reads 2 bytes of each score and writes 2; the float32 between is nowhere."""
+
+    def softmax(x):
+        return jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(jnp.bfloat16)
+
+    assert moved(softmax, bf16(64, 256)) == (2 * 64 * 256 * 2, 1)
+
+
+def test_sums_that_others_need_are_a_kernel_of_their_own():
+    """Here they are returned: one kernel reads the rows and writes 4 bytes a row, another reads both."""
+
+    def softmax(x):
+        e = jnp.exp(x)
+        total = jnp.sum(e, axis=-1)
+        return e / total[:, None], total
+
+    rows = 64 * 4
+    assert moved(softmax, f32(64, 256)) == (3 * 64 * 256 * 4 + 2 * rows, 2)
+
+
+@pytest.mark.parametrize("row", [2**14, 2**15])
+def test_long_rows_are_reduced_by_a_kernel_of_their_own(row):
+    def scaled(x):
+        return x / jnp.max(x, axis=-1, keepdims=True)
+
+    whole = 8 * row * 4
+    assert moved(scaled, f32(8, row)) == ((2 * whole, 1) if row == 2**14 else (3 * whole + 2 * 8 * 4, 2))
+
+
+def test_columns_are_reduced_by_a_kernel_of_their_own():
+    def scaled(x):
+        return x / jnp.max(x, axis=0, keepdims=True)
+
+    assert moved(scaled, f32(64, 256)) == (3 * 64 * 256 * 4 + 2 * 256 * 4, 2)
+
+
+def test_what_is_never_stored_is_fetched_as_what_it_is_made_of():
+    """The sums of squares of what a product made: 2 bytes of each element, not the squares' 4."""
+
+    def f(x, w):
+        y = x @ w
+        return jnp.sum(jnp.square(y.astype(jnp.float32)), axis=0)
+
+    total_bytes, launches = moved(f, bf16(64, 32), bf16(32, 128), products=False)
+    assert (total_bytes, launches) == (64 * 128 * 2 + 128 * 4, 1)
+
+
+def test_an_update_reads_and_writes_the_state():
+    """Weights, gradients and moments are read, weights and moments written: five arrays in one kernel."""
+
+    def update(w, m, g):
+        m = 0.9 * m + g
+        return w - 0.1 * m, m
+
+    assert moved(update, f32(64, 64), f32(64, 64), f32(64, 64)) == (5 * 64 * 64 * 4, 1)
+
+
+def test_what_two_kernels_read_is_fetched_twice():
+    """A residual: the product's operand is made in front of it, and the sum behind it reads the stream again."""
+
+    def f(x, w):
+        return x + jnp.tanh((jnp.sin(x) * 2) @ w) * 3
+
+    x = 64 * 64 * 4
+    assert moved(f, f32(64, 64), f32(64, 64), products=False) == (2 * x + 3 * x, 2), "x, in; x and the product, out"
+
+
+def test_a_batched_product_has_slices_copied():
+    """Queries and keys are slices of what one product made, with heads behind positions: each is put in order first."""
+
+    def scores(x, w):
+        q, k = jnp.split((x @ w).reshape(4, 128, 2, 8, 64), 2, axis=2)
+        return jnp.einsum("bqhd,bkhd->bhqk", q[:, :, 0], k[:, :, 0])
+
+    x, w = bf16(4, 128, 512), bf16(512, 1024)
+    one = 4 * 128 * 512 * 2
+    product = one + 512 * 1024 * 2 + 2 * one
+    scores_bytes = 2 * one + 4 * 8 * 128 * 128 * 2
+    assert moved(scores, x, w) == (product + scores_bytes + 2 * (2 * one), 4)
+
+
+def test_a_stack_is_filled_with_zeros_and_written():
+    """What a kernel of each iteration makes it writes where it belongs, besides the zeros before."""
+
+    def f(x):
+        return jax.lax.scan(lambda c, row: (c, jnp.sin(row) * 2.0), 0.0, x)[1]
+
+    row = 256 * 4
+    assert moved(f, f32(16, 256)) == (16 * 3 * row, 16), "read, zero, write"
+
+
+def test_a_stack_of_products_is_copied():
+    def f(x, w):
+        return jax.lax.scan(lambda c, rows: (c, rows @ w), 0.0, x)[1]
+
+    rows, w = 8 * 64 * 4, 64 * 64 * 4
+    product = rows + w + rows
+    assert moved(f, f32(16, 8, 64), f32(64, 64)) == (16 * (product + rows + 2 * rows), 32), "zeros; read and written"
+
+
+def attention(q, k, v):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores / 8).astype(jnp.bfloat16), v)
+
+
+def normalized(x, scale):
+    x = x.astype(jnp.float32)
+    mean = jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(jnp.square(x - mean), -1, keepdims=True)
+    return ((x - mean) * jax.lax.rsqrt(variance + 1e-6) * scale).astype(jnp.bfloat16)
+
+
+def block(x, scale, w):
+    """Attention over eight heads, of a normalization."""
+    q, k, v = jnp.split((normalized(x, scale) @ w).reshape(4, 512, 24, 64), 3, axis=2)
+    return x + attention(q, k, v).reshape(4, 512, 512)
+
+
+def backward(f):
+    return lambda *args: jax.grad(lambda *args: jnp.sum(f(*args).astype(jnp.float32)), tuple(range(len(args))))(*args)
+
+
+@pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
+@pytest.mark.parametrize("is_recomputed", [False, True], ids=["kept", "recomputed"])
+def test_an_attention_moves_what_the_compiled_one_does(is_recomputed):
+    """Forward and backward, products aside: bytes within a fifth."""
+    step = backward(jax.checkpoint(block) if is_recomputed else block)
+    args = bf16(4, 512, 512), f32(512), bf16(512, 1536)
+    device = gpu_devices(H100, 1, 1)[0]
+    where = jax.sharding.SingleDeviceSharding(device)
+    placed = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for a in args]
+    module = parse(jax.jit(step).lower(*placed).compile(COMPILER_OPTIONS).as_text())
+    entry = module.computations[module.entry]
+    compiled = math.fsum(
+        kernel_bytes(module, entry, i)
+        for i in entry.instructions.values()
+        if i.opcode in ("fusion", "copy") and not list(products_within(module, Run(entry, i, 1.0, None)))
+    )
+    expected, _ = moved(step, *args, products=False)
+    assert 0.8 * compiled <= expected <= 1.2 * compiled
