@@ -1,6 +1,5 @@
 """What kernels move, derived by hand, and as compiled programs do."""
 
-import importlib.util
 import math
 
 import jax
@@ -12,10 +11,10 @@ from autoshard.hlo.kernel_cost import kernel_bytes
 from autoshard.hlo.module import Run, parse
 from autoshard.planner.program import prepare
 from autoshard.trace.trace import trace
-from autoshard.verify.devices import gpu_devices
+from autoshard.verify.devices import _is_installed, gpu_devices
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 
-HAS_GPU_COMPILER = importlib.util.find_spec("jax_plugins.xla_cuda13") is not None
+HAS_GPU_COMPILER = _is_installed("jax_plugins.xla_cuda13")
 
 
 def bf16(*shape):
