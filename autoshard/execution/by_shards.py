@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from autoshard.execution.exchanged import exchanged
 from autoshard.execution.in_pieces import in_pieces
 from autoshard.execution.row_major import row_major
+from autoshard.execution.scattered_sums import scattered_sum
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan, ProductPieces
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.graph.layout import SpecEntries
@@ -88,7 +89,7 @@ def run_by_shards(
         if behind:
             results, behind = jax.lax.optimization_barrier((results, behind))
         if summed:
-            results = [_summed(result, summed, wanted.scatters) for result in results]
+            results = [_summed(result, summed, wanted.scatters, mesh) for result in results]
         return [*results, *behind]
 
     values, specs = [value for value, _ in tied], [spec for _, spec in tied]
@@ -107,11 +108,11 @@ def _once_gathered(wanted: EquationPlan, pieces: ProductPieces) -> EquationPlan:
     return dataclasses.replace(wanted, operands=operands)
 
 
-def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]]) -> jax.Array:
+def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]], mesh: Mesh) -> jax.Array:
     """The sum of `result` over the mesh `axes`, of which each device keeps its piece where it is scattered."""
     for dim in dict.fromkeys(dim for _, dim in scatters):
         together = tuple(axis for axis, d in scatters if d == dim)
-        result = jax.lax.psum_scatter(result, together, scatter_dimension=dim, tiled=True)
+        result = scattered_sum(result, together, dim, mesh)
     left = tuple(axis for axis in axes if axis not in dict(scatters))
     return jax.lax.psum(result, left) if left else result
 

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from autoshard.balance.places import Room
 from autoshard.balance.regions import Island, Key, Made, UnitOp
 from autoshard.execution.island_body import IslandBody, inputs_of, unit_dim, zeros_behind
 from autoshard.execution.placement import partition_spec
+from autoshard.execution.scattered_sums import scattered_sum
 from autoshard.execution.units import Held, by_places
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import shape_of
@@ -102,7 +103,7 @@ class IslandRunner:
                 factor = owned[0] / jnp.maximum(active[0], 1)
                 counted = zip(made, island.made, strict=True)
                 made = [x * factor.astype(x.dtype) if m.counts_for_all else x for x, m in counted]
-            return tuple(_summed(x, m.by) for x, m in zip(made, island.made, strict=True))
+            return tuple(_summed(x, m.by, self.body.mesh) for x, m in zip(made, island.made, strict=True))
 
         results = jax.shard_map(
             local,
@@ -200,11 +201,11 @@ def _adding(dtype: Any) -> Any:
     return jnp.float32 if is_short else dtype
 
 
-def _summed(x: Any, by: UnitOp) -> Any:
+def _summed(x: Any, by: UnitOp, mesh: Mesh) -> Any:
     """The sum over the devices of parts, of which each keeps its piece where it is scattered."""
     scatters = [(a, d) for a, d in by.sharded.scatters if a in by.sharded.summed]
     for dim in dict.fromkeys(d for _, d in scatters):
-        x = jax.lax.psum_scatter(x, tuple(a for a, d in scatters if d == dim), scatter_dimension=dim, tiled=True)
+        x = scattered_sum(x, [a for a, d in scatters if d == dim], dim, mesh)
     left = tuple(a for a in by.sharded.summed if a not in dict(scatters))
     return jax.lax.psum(x, left) if left else x
 

@@ -70,13 +70,15 @@ def assert_complete(run_dir, steps):
 
 
 def most_at_once(folder, names):
-    """The greatest number of workers that all jobs together were told to have at any time."""
+    """The greatest number of workers that all jobs together were told to have at any time; one that died has none."""
     now, most = dict.fromkeys(names, 0), 0
-    events = sorted(((e.time, name, e) for name in names for e in read_events(folder / name)), key=lambda one: one[0])
+    died = [(e.time, e.job, e) for e in read_driver_events(folder) if e.kind == "job_died"]
+    told = [(e.time, name, e) for name in names for e in read_events(folder / name)]
+    events = sorted(told + died, key=lambda one: one[0])
     for _, name, event in events:
         if isinstance(event, GenerationStarted):
             now[name] = len(event.workers)
-        elif event.kind in ("finished", "stopped", "drained"):
+        elif event.kind in ("finished", "stopped", "drained", "job_died"):
             now[name] = 0
         most = max(most, sum(now.values()))
     return most
