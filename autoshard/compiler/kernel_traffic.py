@@ -126,10 +126,15 @@ class Traffic:
             return bool(operation.rule.flops) or operation.rule.is_heavy
         if operation.name == "reduce_precision" and operation.operands[0] not in self._live.made_of:
             return False  # to the precision that it has, as around what a checkpoint keeps
-        return any(r in self._stored for r in operation.results) and not self._is_matrix_transposed(operation)
+        return any(r in self._stored for r in operation.results) and not self._is_done_by_product(operation)
 
-    def _is_matrix_transposed(self, operation: Operation) -> bool:
-        """Whether an operation transposes a matrix that a product makes, or that only products read: they do it."""
+    def _is_done_by_product(self, operation: Operation) -> bool:
+        """Whether an operation transposes a matrix that a product makes, or that only products read; or turns a kernel
+        round, as for the gradient of a convolution, which cuDNN does.
+        """
+        if operation.name == "rev":
+            readers = [c for r in operation.results if r is not None for c, _ in self._chains.consumers[r]]
+            return all(c.name == "conv_general_dilated" for c in readers)
         if operation.name != "transpose":
             return False
         rule, (operand,) = operation.rule, operation.operands

@@ -139,6 +139,17 @@ def test_a_stack_of_products_is_copied():
     assert moved(f, f32(16, 8, 64), f32(64, 64)) == (16 * (product + rows + 2 * rows), 32), "zeros; read and written"
 
 
+def test_the_gradient_of_a_convolution_turns_no_kernel_round():
+    """cuDNN does: two convolutions, and nothing else."""
+
+    def f(x, w):
+        y, backward = jax.vjp(lambda x: jax.lax.conv(x, w, (1, 1), "SAME"), x)
+        return backward(y)
+
+    x, w, once = 4 * 8 * 32 * 32 * 4, 8 * 8 * 3 * 3 * 4, 4 * 8 * 32 * 32 * 4
+    assert moved(f, f32(4, 8, 32, 32), f32(8, 8, 3, 3)) == (2 * (x + w + once), 2)
+
+
 def attention(q, k, v):
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores / 8).astype(jnp.bfloat16), v)
