@@ -12,7 +12,7 @@ from autoshard.execution.scattered_sums import scattered_sum, sum_of_pieces
 
 
 @pytest.mark.parametrize("axes", [("a",), ("b",), ("a", "b"), ("b", "a"), ("a", "c")])
-@pytest.mark.parametrize(("dim", "dtype"), itertools.product([0, 1, 2], [jnp.float32, jnp.bfloat16, jnp.int32]))
+@pytest.mark.parametrize(("dim", "dtype"), list(itertools.product([0, 1, 2], [jnp.float32, jnp.bfloat16, jnp.int32])))
 def test_an_exchange_of_pieces_sums_as_a_reduce_scatter_does(axes, dim, dtype):
     """On a mesh of 2 x 2 x 2; of small whole numbers, so that every order of adding gives the same."""
     mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(AxisType.Auto,) * 3)
