@@ -40,11 +40,6 @@ class DeviceType:
     product_workspace_bytes: int = 0
     measured: MeasuredRates | None = None
 
-    @property
-    def is_gpu(self) -> bool:
-        """Whether it is a GPU: only products of GPUs have a workspace."""
-        return self.product_workspace_bytes > 0
-
     def __post_init__(self) -> None:
         require_text("device type", "name", self.name)
         owner = f"device type {self.name!r}"
@@ -85,6 +80,11 @@ class DeviceType:
         if self.measured is None:
             return UNMEASURED
         return f"measured on {self.measured.calibration.date}"
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU: only products of GPUs have a workspace."""
+        return self.product_workspace_bytes > 0
 
     @property
     def rounds_products(self) -> bool:

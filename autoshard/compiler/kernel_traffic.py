@@ -16,7 +16,7 @@ from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import read_order
 from autoshard.compiler.live_ranges import LiveRanges
 from autoshard.compiler.primitives import PRODUCTS
-from autoshard.compiler.reduced_rows import reduced_rows
+from autoshard.compiler.reduced_rows import fetched_for, reduced_rows
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Access, Group
 
@@ -75,9 +75,10 @@ class Traffic:
         for source, (part_bytes, n) in best.items():
             fetched[n] += times[source] * part_bytes
         if operations[0].kind is OperationKind.SCAN_STACK:
-            copies = 2 * self._is_stack_copied(operations[0])
-            fetched[0] += (copies + 1) * graph.values[group.reads[0].value].size_bytes
-            launches += copies > 0
+            is_copied = self._is_stack_copied(operations[0])
+            times_moved = 3 if is_copied else 1  # zeros, and the copy's reading and writing
+            fetched[0] += times_moved * graph.values[group.reads[0].value].size_bytes
+            launches += is_copied
         moves = [0 if a.value in partly_written else self._moves(a, fetches) for a in group.writes]
         return KernelTraffic(tuple(fetched), tuple(moves), launches)
 
@@ -94,12 +95,7 @@ class Traffic:
 
     def _sources(self, value: int) -> frozenset[int]:
         """The stored values that a kernel fetches if it reads `value`."""
-        made_of = self._live.made_of.get(value)
-        if made_of is None:
-            return self._rows.get(value) or frozenset((value,))
-        if self._rows.keys().isdisjoint(made_of):
-            return made_of
-        return frozenset(s for m in made_of for s in self._rows.get(m, (m,)))
+        return fetched_for(value, self._live, self._rows)
 
     def _part_bytes(self, source: int, value: int) -> float:
         """What a kernel fetches of `source` if it reads `value`: an element for each element, but whole rows."""

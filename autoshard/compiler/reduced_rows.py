@@ -29,13 +29,22 @@ def reduced_rows(chains: DefUse, live: LiveRanges) -> Mapping[int, frozenset[int
         if not row or _is_kept(life.value, chains, live):
             continue
         read = [o for o in operation.operands if o is not None]
-        made_of = {s for o in read for s in live.made_of.get(o, (o,))}
-        sources = frozenset(f for s in made_of for f in found.get(s, (s,)))
+        sources = frozenset(s for o in read for s in fetched_for(o, live, found))
         elements = math.prod(values[read[0]].shape)
         whole = [values[v].shape for v in (*read, *sources) if math.prod(values[v].shape) == elements]
         if all(shape[-len(row) :] == row for shape in whole):  # rows in memory, too
             found[life.value] = sources
     return found
+
+
+def fetched_for(value: int, live: LiveRanges, rows: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """The stored values that a kernel fetches if it reads `value`; `rows`: what is known of `reduced_rows`."""
+    made_of = live.made_of.get(value)
+    if made_of is None:
+        return rows.get(value) or frozenset((value,))
+    if rows.keys().isdisjoint(made_of):
+        return made_of
+    return frozenset(s for m in made_of for s in rows.get(m, (m,)))
 
 
 def _is_kept(value: int, chains: DefUse, live: LiveRanges) -> bool:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from autoshard.execution.exchanged import exchanged
 from autoshard.execution.in_pieces import in_pieces
 from autoshard.execution.row_major import row_major
-from autoshard.execution.scattered_sums import scattered_sum
+from autoshard.execution.scattered_sums import sum_over
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan, ProductPieces
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.graph.layout import SpecEntries
@@ -89,7 +89,7 @@ def run_by_shards(
         if behind:
             results, behind = jax.lax.optimization_barrier((results, behind))
         if summed:
-            results = [_summed(result, summed, wanted.scatters, mesh) for result in results]
+            results = [sum_over(result, summed, wanted.scatters, mesh) for result in results]
         return [*results, *behind]
 
     values, specs = [value for value, _ in tied], [spec for _, spec in tied]
@@ -106,15 +106,6 @@ def _once_gathered(wanted: EquationPlan, pieces: ProductPieces) -> EquationPlan:
     without = lambda entries: tuple(tuple(a for a in axes if a != pieces.axis) for axes in entries)
     operands = tuple((s, (without(steps[-1]),) if s == pieces.slot else steps) for s, steps in wanted.operands)
     return dataclasses.replace(wanted, operands=operands)
-
-
-def _summed(result: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]], mesh: Mesh) -> jax.Array:
-    """The sum of `result` over the mesh `axes`, of which each device keeps its piece where it is scattered."""
-    for dim in dict.fromkeys(dim for _, dim in scatters):
-        together = tuple(axis for axis, d in scatters if d == dim)
-        result = scattered_sum(result, together, dim, mesh)
-    left = tuple(axis for axis in axes if axis not in dict(scatters))
-    return jax.lax.psum(result, left) if left else result
 
 
 def _axes_of(rule: FactorRule, wanted: EquationPlan, mesh: Mesh) -> _AxesOf:

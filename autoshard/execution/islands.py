@@ -27,7 +27,7 @@ from autoshard.balance.places import Room
 from autoshard.balance.regions import Island, Key, Made, UnitOp
 from autoshard.execution.island_body import IslandBody, inputs_of, unit_dim, zeros_behind
 from autoshard.execution.placement import partition_spec
-from autoshard.execution.scattered_sums import scattered_sum
+from autoshard.execution.scattered_sums import sum_over
 from autoshard.execution.units import Held, by_places
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import shape_of
@@ -203,11 +203,8 @@ def _adding(dtype: Any) -> Any:
 
 def _summed(x: Any, by: UnitOp, mesh: Mesh) -> Any:
     """The sum over the devices of parts, of which each keeps its piece where it is scattered."""
-    scatters = [(a, d) for a, d in by.sharded.scatters if a in by.sharded.summed]
-    for dim in dict.fromkeys(d for _, d in scatters):
-        x = scattered_sum(x, [a for a, d in scatters if d == dim], dim, mesh)
-    left = tuple(a for a in by.sharded.summed if a not in dict(scatters))
-    return jax.lax.psum(x, left) if left else x
+    summed = by.sharded.summed
+    return sum_over(x, summed, [(axis, dim) for axis, dim in by.sharded.scatters if axis in summed], mesh)
 
 
 def _with_scatters(made: Made) -> SpecEntries:

@@ -13,6 +13,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 
+def sum_over(x: jax.Array, axes: Sequence[str], scatters: Sequence[tuple[str, int]], mesh: Mesh) -> jax.Array:
+    """The sum of `x` over the mesh `axes`. Of `scatters` (axis, dimension) each device keeps its piece. Within
+    `jax.shard_map`."""
+    for dim in dict.fromkeys(dim for _, dim in scatters):
+        x = scattered_sum(x, [axis for axis, d in scatters if d == dim], dim, mesh)
+    left = tuple(axis for axis in axes if axis not in dict(scatters))
+    return jax.lax.psum(x, left) if left else x
+
+
 def scattered_sum(x: jax.Array, axes: Sequence[str], dim: int, mesh: Mesh) -> jax.Array:
     """The sum of `x` over the mesh `axes`, of which each device keeps its piece along `dim`. Within `jax.shard_map`."""
     axes = tuple(axes)
