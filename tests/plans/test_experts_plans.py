@@ -56,7 +56,7 @@ def test_a_large_table_is_split_by_rows_and_a_small_one_is_not():
 
 def test_convolutions_are_split_by_batch_early_and_by_channel_late():
     """Wide channels and four images a device: late kernels outweigh the images that pass through them."""
-    config = dataclasses.replace(wide_resnet.PRESETS["250m"], base_channels=320, blocks_per_stage=(1, 1, 1, 1))
+    config = dataclasses.replace(wide_resnet.PRESETS["250m"], base_channels=512, blocks_per_stage=(1, 1, 1, 1))
     _, entries = planned("wide_resnet", config, 64, "h100x16", {"data": 2, "tensor": 8}, optimizers.sgd())
     assert entries["batch.images"][0] == ("data", "tensor")
     kernels = lambda block: [
