@@ -77,7 +77,8 @@ class Traffic:
         if operations[0].kind is OperationKind.SCAN_STACK:
             is_copied = self._is_stack_copied(operations[0])
             times_moved = 3 if is_copied else 1  # zeros, and the copy's reading and writing
-            fetched[0] += times_moved * graph.values[group.reads[0].value].size_bytes
+            for n, access in enumerate(group.reads):  # a literal is not fetched
+                fetched[n] += times_moved * graph.values[access.value].size_bytes
             launches += is_copied
         moves = [0 if a.value in partly_written else self._moves(a, fetches) for a in group.writes]
         return KernelTraffic(tuple(fetched), tuple(moves), launches)
@@ -179,8 +180,10 @@ class Traffic:
     def _is_stack_copied(self, operation: Operation) -> bool:
         """Whether what a loop stacks is copied there, and not written there by the kernel that makes it.
 
-        Either way XLA fills the stack with zeros before the loop.
+        Either way XLA fills the stack with zeros before the loop. A literal is written, not copied.
         """
+        if operation.operands[0] is None:
+            return False
         made_by = self._maker(operation.operand(0))
         return made_by is None or not self._pointwise[made_by.index]
 

@@ -20,13 +20,13 @@ losses over vocabularies of 32,768 and of 128,256 are not.
 
 def reduced_rows(chains: DefUse, live: LiveRanges) -> Mapping[int, frozenset[int]]:
     """For each result of such a reduction, the stored values that its readers fetch instead."""
-    values, found = chains.graph.values, dict[int, frozenset[int]]()
+    values, found, not_kept = chains.graph.values, dict[int, frozenset[int]](), set[int]()
     for life in sorted(live.ranges, key=lambda life: life.start):
         operation = chains.producer[life.value]
         if operation is None or live.region[life.stop - 1] != live.region[operation.index]:
             continue
         row = _reduced_row(operation)
-        if not row or _is_kept(life.value, chains, live):
+        if not row or _is_kept(life.value, chains, live, not_kept):
             continue
         read = [o for o in operation.operands if o is not None]
         sources = frozenset(s for o in read for s in fetched_for(o, live, found))
@@ -47,18 +47,25 @@ def fetched_for(value: int, live: LiveRanges, rows: Mapping[int, frozenset[int]]
     return frozenset(s for m in made_of for s in rows.get(m, (m,)))
 
 
-def _is_kept(value: int, chains: DefUse, live: LiveRanges) -> bool:
-    """Whether a result, or anything else with an element for each row, is stored and not only read on the way."""
-    values, front = chains.graph.values, [value]
+def _is_kept(value: int, chains: DefUse, live: LiveRanges, not_kept: set[int]) -> bool:
+    """Whether a result, or anything else with an element for each row, is stored and not only read on the way.
+
+    `not_kept`: Values that are known not to be; what is found out is added.
+    """
+    values, front, seen = chains.graph.values, [value], {value}
     size = math.prod(values[value].shape)
-    for one in front:
+    while front:
+        one = front.pop()
         if one in chains.outputs:
             return True
         for reader, _ in chains.consumers[one]:
-            alike = [r for r in reader.results if r is not None and math.prod(values[r].shape) == size]
-            if any(r in live.stored for r in alike if not reader.name.startswith("reduce_")):
+            new = [r for r in reader.results if r is not None and r not in seen and r not in not_kept]
+            alike = [r for r in new if math.prod(values[r].shape) == size]
+            if not reader.name.startswith("reduce_") and not live.stored.isdisjoint(alike):
                 return True
-            front += [r for r in alike if r not in front]
+            front += alike
+            seen.update(alike)
+    not_kept |= seen
     return False
 
 

@@ -139,6 +139,14 @@ def test_a_stack_of_products_is_copied():
     assert moved(f, f32(16, 8, 64), f32(64, 64)) == (16 * (product + rows + 2 * rows), 32), "zeros; read and written"
 
 
+def test_a_stack_of_literals_fetches_nothing():
+    def f(x):
+        return jax.lax.scan(lambda c, row: (c, (jnp.sin(row), 2.0)), 0.0, x)[1]
+
+    row = 256 * 4
+    assert moved(f, f32(16, 256)) == (16 * 3 * row, 16), "of the sines alone"
+
+
 def test_the_gradient_of_a_convolution_turns_no_kernel_round():
     """cuDNN does: two convolutions, and nothing else."""
 
