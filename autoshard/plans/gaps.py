@@ -67,9 +67,14 @@ def with_gaps(
     return Solution(best.choices, certificate), fits
 
 
-def fits(estimate: Estimate, budget_bytes: float) -> bool:
-    """Whether a plan fits the budget with its gaps."""
-    return estimate.peak_bytes <= budget_bytes and not excess(estimate, budget_bytes)
+def fits(peak_bytes: float, reserved_bytes: float | None, budget_bytes: float) -> bool:
+    """Whether a plan fits the budget with its gaps.
+
+    Args:
+      peak_bytes: What is alive at once. reserved_bytes: What must be there, gaps included; None if that is not known.
+      budget_bytes: What is allowed. All for each device.
+    """
+    return peak_bytes <= budget_bytes and (reserved_bytes or peak_bytes) <= budget_bytes + NEGLIGIBLE_BYTES
 
 
 def excess(estimate: Estimate, budget_bytes: float) -> str:

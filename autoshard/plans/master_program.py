@@ -258,9 +258,7 @@ class MasterProgram:
         )
         return [] if found.x is None else [group.made(self._by_group(found.x)[0][1:])]
 
-    def _dived(
-        self, group: Group, relaxed: Relaxed, matrices: "_Matrices", to_beat_s: float
-    ) -> Iterator[np.ndarray]:
+    def _dived(self, group: Group, relaxed: Relaxed, matrices: "_Matrices", to_beat_s: float) -> Iterator[np.ndarray]:
         """Plans of a group, rounded with more and more of them settled."""
         least, most = np.zeros(len(matrices.cost_s)), np.full(len(matrices.cost_s), np.inf)
         options = slice(1, 1 + len(group.kind))

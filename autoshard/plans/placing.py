@@ -13,8 +13,8 @@ from autoshard.cluster import CollectiveKind, LogicalMesh, Slice
 from autoshard.placement.flows import Flow, flow_of, joined_flows, total_s
 from autoshard.placement.place import place
 from autoshard.planner.build import Formulation
-from autoshard.planner.decode import estimate
 from autoshard.planner.estimate import CommunicationItem, Estimate
+from autoshard.planner.timeline import as_emitted
 from autoshard.plans.placement_summary import PlacementSummary
 from autoshard.solver.problem import Solution
 
@@ -40,13 +40,13 @@ def better_order(hardware: Slice, formulation: Formulation, found: Solution, rel
     mesh = formulation.mesh
     if len({level.link for axis in mesh.axes for level in axis.levels}) < 2 and hardware.uneven is None:
         return None  # all devices are equally far from each other
-    figures = estimate(formulation, found.chosen)
-    if figures.exposed_s <= relative_gap * figures.step_s:
+    times = as_emitted(formulation, found.chosen)
+    if times.comm_s - times.hidden_s <= relative_gap * times.step_s:
         return None
-    flows = flows_of(figures.communication, mesh)
+    flows = flows_of(times.communication, mesh)
     placed = place(hardware, mesh, flows)
     saved_s = total_s(flows, mesh.axes) - placed.comm_s
-    return placed.mesh if saved_s > relative_gap * figures.step_s else None
+    return placed.mesh if saved_s > relative_gap * times.step_s else None
 
 
 def placement_summary(hardware: Slice | None, figures: Estimate, mesh: LogicalMesh) -> PlacementSummary | None:

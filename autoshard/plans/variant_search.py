@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import ConfigError
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.planner.decode import memory_needed
 from autoshard.plans.gaps import fits
 from autoshard.plans.make import Posed, Request, plan_found, plan_posed, pose, starting_layouts, traced_program
 from autoshard.plans.no_plan import looks_up, no_plan_error
@@ -50,6 +51,9 @@ WORTH = 0.02
 """Where nothing is asked for, other forms are tried if twice the memory could shorten the step by more than this share,
 as the price of memory tells; and no more of them once memory without limit could not shorten it by more."""
 
+_REACH_GAP = 0.5 * WORTH
+"""How exactly it is known what keeping everything would take in memory without limit."""
+
 MOST_COUNTS, MOST_UNFIT = 3, 6
 """With how many numbers of micro-batches policies are tried; and with how many keeping everything is, if in vain."""
 
@@ -62,8 +66,9 @@ class _Attempt:
 
     Attributes:
       keep: Of all layers, in a policy that is the same for all; else None. count: Of micro-batches.
-      to_beat_s: What it had to beat. plan: The best one; None if there is none, or none that can win.
-      is_fit: Whether that fits the memory with its gaps.
+      to_beat_s: What it had to beat.
+      needed_bytes: Of memory of a device, for the best plan with its gaps; None if there is none, or none that can win.
+      is_fit: Whether that fits.
     """
 
     variant: StepVariant
@@ -73,26 +78,31 @@ class _Attempt:
     posed: Posed
     found: Found
     to_beat_s: float
-    plan: ProgramPlan | None
+    needed_bytes: float | None
     is_fit: bool
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether there is a plan, be it one that does not fit."""
+        return self.found.best is not None
 
     @property
     def cost_s(self) -> float:
         """Of its plan, as the solver counts it; +inf without one that fits."""
-        return self.found.cost_s if self.plan is not None and self.is_fit else math.inf
+        return self.found.cost_s if self.has_plan and self.is_fit else math.inf
 
     @property
     def bound_s(self) -> float:
         """No plan of the form costs less; +inf if none fits."""
         open_bounds = [c.bound_s for c in self.found.candidates if c.verdict != NO_MEMORY]
-        if self.plan is None and math.isfinite(self.to_beat_s):
+        if not self.has_plan and math.isfinite(self.to_beat_s):
             open_bounds.append(self.to_beat_s)  # an earlier schedule may have been ruled out there
         return min(open_bounds, default=math.inf)
 
     @property
     def needs_memory(self) -> bool:
         """Whether it does not fit, or twice the memory could shorten the step by more than `WORTH`, to first order."""
-        if self.plan is None or not self.is_fit:
+        if not self.has_plan or not self.is_fit:
             return True
         price, budget_bytes = self.found.winner[1].certificate.capacity_price, self.posed.question.budget_bytes
         return price is not None and price.per_unit > 0 and price.per_unit * budget_bytes > WORTH * self.cost_s
@@ -101,13 +111,13 @@ class _Attempt:
     def candidate(self) -> VariantCandidate:
         """For people."""
         name = str(self.variant)
-        if self.plan is None:
+        if not self.has_plan:
             verdicts = [c.verdict for c in self.found.candidates]
             verdict = next((v for v in verdicts if v != NO_MEMORY), NO_MEMORY)
             return VariantCandidate(name, None, max(self.bound_s, 0.0), None, verdict)
-        e = self.plan.estimate
-        verdict = self.plan.certificate.status.value if self.is_fit else "exceeds the memory with its gaps"
-        return VariantCandidate(name, self.found.cost_s, self.bound_s, e.reserved_bytes or e.peak_bytes, verdict)
+        certificate = self.found.certificate(self.posed.question.options, 0.0)
+        verdict = certificate.status.value if self.is_fit else "exceeds the memory with its gaps"
+        return VariantCandidate(name, self.found.cost_s, self.bound_s, self.needed_bytes, verdict)
 
 
 def plan_variants(
@@ -147,8 +157,8 @@ def plan_variants(
     with stop_on_signals() as stop:
         tries, note = _tried(task, space, stop)
     tried = tries.all
-    best = min(tried, key=lambda a: (a.cost_s, a.plan is None))
-    if best.plan is None:
+    best = min(tried, key=lambda a: (a.cost_s, not a.has_plan))
+    if not best.has_plan:
         if stop.requested:
             raise KeyboardInterrupt
         last = tried[-1].posed
@@ -156,10 +166,11 @@ def plan_variants(
         question = dataclasses.replace(last.question, schedule=schedule, to_beat_s=math.inf)
         error = no_plan_error(question, last.meshes, any(looks_up(a.posed.question) for a in tried))
         raise type(error)(f"{error} {tries.uncut}") if tries.uncut else error
-    plan = best.plan
     if options.compile_check or options.adaptive:
         unbeaten = dataclasses.replace(best.posed.question, to_beat_s=math.inf)
         plan = answer(best.step)(dataclasses.replace(best.posed, question=unbeaten))
+    else:
+        plan = plan_found(best.posed, best.found)
     kept = KeptTrace(best.step, args, best.posed.question.traced)
     plan = dataclasses.replace(plan, kept_trace=kept)
     if len(tried) == 1 and not space.is_asked:
@@ -274,9 +285,13 @@ class _Form:
     def attempted(self, keep: Keep | None, count: int | None, found: Found) -> _Attempt:
         """The attempt of which this is the outcome."""
         question = self.posed.question
-        plan = None if found.best is None else plan_found(self.posed, found)
-        is_fit = plan is not None and fits(plan.estimate, question.budget_bytes)
-        return _Attempt(self.variant, keep, count, self.step, self.posed, found, question.to_beat_s, plan, is_fit)
+        needed_bytes, is_fit = None, False
+        if found.best is not None:
+            peak_bytes, needed_bytes = memory_needed(found.best[0], found.best[1].chosen)
+            is_fit = fits(peak_bytes, needed_bytes, question.budget_bytes)
+        return _Attempt(
+            self.variant, keep, count, self.step, self.posed, found, question.to_beat_s, needed_bytes, is_fit
+        )
 
 
 @dataclasses.dataclass
@@ -371,7 +386,7 @@ def _search_forms(tries: "_Tries", space: Space) -> str:
     if forms.has_checkpoints and space.is_asked and not tries.is_over:
         tries.take(None, None, first)
     same = min((a for a in tries.all if a.variant.policy is not None), key=lambda a: a.cost_s, default=None)
-    if same is not None and same.plan is not None and same.keep is not None and not tries.is_over:
+    if same is not None and same.has_plan and same.keep is not None and not tries.is_over:
         count = counts[0] if same.keep is Keep.ALL else same.count  # in fewer micro-batches some layers must recompute
         _mix(forms.layers(count), same.keep, count, same.found.winner[0].mesh, tries)
     if stop.requested:
@@ -448,7 +463,7 @@ def _until_all_is_kept(tries: _Tries, space: Space, forms: _Forms) -> list[int |
       The numbers of micro-batches with which recomputing may be faster, since not everything fits: the most first.
     """
     first = tries.all[-1]
-    is_fitting = first.plan is not None and first.is_fit
+    is_fitting = first.is_fit
     counts = [space.counts[0]]
     for count in space.counts[1:]:
         if tries.is_over:
@@ -507,7 +522,7 @@ def _is_hopeless(kept: _Attempt, stop: StopRequest) -> bool:
     Args:
       kept: A form that keeps everything. stop: Asks to end.
     """
-    if kept.plan is not None or all(c.verdict != NOT_FASTER for c in kept.found.candidates):
+    if kept.has_plan or all(c.verdict != NOT_FASTER for c in kept.found.candidates):
         return False
     return _Form(kept.variant, kept.step, kept.posed).ruled_out(stop) is not None
 
@@ -523,6 +538,7 @@ def _reach_s(kept: _Attempt, stop: StopRequest) -> float | None:
         price = kept.found.winner[1].certificate.capacity_price
         if price is not None and price.per_unit == 0:
             return price.bound
-    free = dataclasses.replace(question, budget_bytes=math.inf, schedule=schedule, to_beat_s=math.inf)
+    options = dataclasses.replace(question.options, relative_gap=max(question.options.relative_gap, _REACH_GAP))
+    free = dataclasses.replace(question, budget_bytes=math.inf, schedule=schedule, to_beat_s=math.inf, options=options)
     found = search_meshes(free, meshes, None, stop)
     return min((c.bound_s for c in found.candidates), default=None)
