@@ -67,8 +67,13 @@ def with_gaps(
     return Solution(best.choices, certificate), fits
 
 
-def fits(peak_bytes: float, reserved_bytes: float | None, budget_bytes: float) -> bool:
-    """Whether a plan fits the budget with its gaps.
+def fits(estimate: Estimate, budget_bytes: float) -> bool:
+    """Whether a plan fits the budget with its gaps."""
+    return are_within(estimate.peak_bytes, estimate.reserved_bytes, budget_bytes)
+
+
+def are_within(peak_bytes: float, reserved_bytes: float | None, budget_bytes: float) -> bool:
+    """Whether a plan that needs so much fits the budget with its gaps.
 
     Args:
       peak_bytes: What is alive at once. reserved_bytes: What must be there, gaps included; None if that is not known.

@@ -179,7 +179,7 @@ def plan_baseline(
             continue
         if best is None or plan.certificate.objective < best.certificate.objective:
             best = plan
-        if plan.budget_bytes is None or fits(plan.estimate.peak_bytes, plan.estimate.reserved_bytes, plan.budget_bytes):
+        if plan.budget_bytes is None or fits(plan.estimate, plan.budget_bytes):
             to_beat_s = min(to_beat_s, plan.certificate.objective)
     if best is None:
         assert failure is not None  # there is a mesh

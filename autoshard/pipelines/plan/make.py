@@ -157,10 +157,10 @@ def fitting_plan(
       MemoryBudgetError, SolverError: Nothing fits, or nothing was found in time.
     """
     fastest = plan_stage(stage, mesh, cluster_name, math.inf, options)
-    if fits(fastest.estimate.peak_bytes, fastest.estimate.reserved_bytes, budget_bytes):
+    if fits(fastest.estimate, budget_bytes):
         return fastest
     lean = plan_stage(stage, mesh, cluster_name, math.inf, options, shards_weights=True)
-    if not fits(lean.estimate.peak_bytes, lean.estimate.reserved_bytes, budget_bytes):
+    if not fits(lean.estimate, budget_bytes):
         return plan_stage(stage, mesh, cluster_name, budget_bytes, options)
     shorter = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, BUDGETED_S))
     try:
