@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.timeline import asked_for
+from autoshard.plans import master_program
 from autoshard.plans.master_problem import MasterProblem
 from autoshard.solver import evaluate
 
@@ -102,6 +104,43 @@ def test_no_plan_takes_less_than_the_mixture_at_its_prices(problem):
             slack.append(price_s - mixture.step_s)
             assert step_s >= mixture.step_s * (1 - 1e-6) or peak > budget
         assert min(slack) == pytest.approx(0.0, abs=1e-6 * mixture.step_s)  # so much is reached, and no less
+
+
+def test_what_is_dived_into_is_made_of_the_plans_and_mostly_the_fastest(problem, monkeypatch):
+    """With no option too many for an integer program, and with none few enough."""
+    rng, as_fast = np.random.default_rng(3), []
+    for n in range(6):
+        base, other, changed = plans_apart(problem, rng, 6)
+        made = {picks: (step_s, peak) for picks, step_s, peak in all_made(problem, base, other, changed)}
+        peaks = sorted(peak for _, peak in made.values())
+        budget = (None, 1.001 * peaks[len(peaks) // 2])[n % 2]
+        fitting = [step_s for step_s, peak in made.values() if budget is None or peak <= budget]
+        for most in (10**6, 0):
+            monkeypatch.setattr(master_program, "_MOST_OPTIONS", most)
+            master = MasterProblem(StepTimes(problem), budget)
+            master.add(base), master.add(other)
+            found = master.fastest(math.inf, 0.0)
+            if found is None:
+                assert most == 0, "an integer program misses no plan"
+                continue
+            step_s, peak = made[found.choices]
+            assert found.step_s == pytest.approx(step_s)
+            assert budget is None or peak <= budget * (1 + 1e-6)
+            as_fast.append(step_s <= min(fitting) * 1.01)
+            assert as_fast[-1] or most == 0
+    assert sum(as_fast) >= 9, "of six and six"
+
+
+def test_a_stretch_that_binds_no_more_is_forgotten_and_found_again(problem):
+    rng = np.random.default_rng(4)
+    base, other, _ = plans_apart(problem, rng, 6)
+    master = MasterProblem(StepTimes(problem), None)
+    master.add(base), master.add(other)
+    mixtures = [master.mixture().step_s for _ in range(5)]
+    assert mixtures == pytest.approx([mixtures[0]] * 5)
+    binding = {stretch for _, stretch in master.mixture().weights.stretches}
+    assert binding <= set(master._stretches)
+    assert len(master._stretches) <= len(binding) + 1, "and the whole"
 
 
 def test_copies_count_together(problem):
