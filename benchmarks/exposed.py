@@ -405,6 +405,7 @@ def _predicted(done: Sequence[Cell]) -> list[str]:
         return []
     steps = [c.predicted_step_s / c.step_s for c in plans]
     exposed = [c.predicted_exposed_s / c.exposed_s for c in plans if c.exposed_s]
+    off = [abs(c.predicted_exposed_s - c.exposed_s) / c.step_s for c in plans]
     hidden = [1 - c.exposed_s / c.collective_s for c in plans if c.collective_s]
     peaks = [c.predicted_peak_bytes / c.peak_bytes for c in plans]
     share = lambda ratios, within: f"{sum(abs(r - 1) <= within for r in ratios)} of {len(ratios)}"
@@ -414,6 +415,11 @@ def _predicted(done: Sequence[Cell]) -> list[str]:
         "|" + " --- |" * 3,
         _row("predicted step over replayed", median(steps), f"10 %: {share(steps, 0.1)}"),
         _row("predicted exposed over replayed", median(exposed), f"20 %: {share(exposed, 0.2)}"),
+        _row(
+            "predicted exposed off by, share of the step",
+            median(off),
+            f"2 %: {sum(o <= 0.02 for o in off)} of {len(off)}",
+        ),
         _row("predicted peak over compiled", median(peaks), f"10 %: {share(peaks, 0.1)}"),
         _row(
             "share of collective time hidden",
