@@ -44,7 +44,12 @@ class Scheduled:
 
 
 def solved_as_scheduled(
-    formulation: Formulation, hint: Sequence[int] | None, relative_gap: float, series: Series, rounds: int = ROUNDS
+    formulation: Formulation,
+    hint: Sequence[int] | None,
+    relative_gap: float,
+    series: Series,
+    rounds: int = ROUNDS,
+    to_beat_s: float = math.inf,
 ) -> Scheduled:
     """The best solution of a problem, by the time of its step as scheduled.
 
@@ -52,12 +57,13 @@ def solved_as_scheduled(
       formulation: The problem. hint: Choices to begin with.
       relative_gap: From which gap to the bound on a solution is optimal.
       series: Solves problems. rounds: How many prices are tried at most before the first branching.
+      to_beat_s: The step of the fastest plan elsewhere; where a bound comes within the gap of it, none is sought.
     """
     if formulation.overlap.weights is None:
         found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
         return Scheduled(formulation, with_ties_settled(formulation, found), None)
     master = MasterProblem(StepTimes(formulation), formulation.problem.capacity)
-    return _solved(formulation, hint, relative_gap, series, master, rounds)
+    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s)
 
 
 def solved_with_less(
@@ -88,11 +94,12 @@ def _solved(
     series: Series,
     master: MasterProblem,
     rounds: int,
+    to_beat_s: float = math.inf,
 ) -> Scheduled:
     """`solved_as_scheduled` of what can hide; `master` has the plans that are known."""
     ties = lambda mixture: tying_decision(master.tabulated, mixture.undecided) is not None
-    root = priced(formulation, hint, relative_gap, series, master, rounds, is_settled=ties)
-    if root.best is None:  # the problem has no solution, or none was found
+    root = priced(formulation, hint, relative_gap, series, master, rounds, to_beat_s=to_beat_s, is_settled=ties)
+    if root.best is None or root.bound.bound >= to_beat_s * (1 - relative_gap):  # none, or none that is of use
         return Scheduled(root.formulation, root.found, master)
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
     choices, step_s = best.choices, asked_for(best.formulation, best.choices).step_s

@@ -148,9 +148,10 @@ class MasterProblem:
     def _forget(self, binding: Set[Stretch]) -> None:
         """Leaves out the stretches that bind in no mixture any more; they are counted again once plans need them."""
         idle = {stretch: 0 if stretch in binding else count + 1 for stretch, count in self._stretches.items()}
-        self._stretches = {stretch: count for stretch, count in idle.items() if count < _IDLE or stretch[0] == 0}
+        whole = 0, self._times.num_operations
+        self._stretches = {stretch: count for stretch, count in idle.items() if count < _IDLE or stretch == whole}
 
-    def _mixture(self, program: "MasterProgram", relaxed: "Relaxed") -> Mixture:
+    def _mixture(self, program: MasterProgram, relaxed: Relaxed) -> Mixture:
         """A mixture as others see it."""
         stretches, instants = list(self._stretches), list(self._instants)
         weights = np.clip(relaxed.multipliers[: len(stretches)], 0.0, None)
@@ -186,7 +187,7 @@ class MasterProblem:
                 enough_s = relaxed.value_s * (1 + relative_gap)
                 is_close = any(c.made is not None and c.step_s <= enough_s for c in found)
                 lack = [self._count(c.stretches, c.exceeded) for c in found]
-                if is_close or len(found) > 1 or not any(lack):
+                if is_close or len(found) > 1 or not any(lack):  # several were dived for, which takes long
                     break
         return best
 
@@ -223,7 +224,7 @@ class MasterProblem:
         self._instants.update(dict.fromkeys(exceeded))
         return len(self._stretches) + len(self._instants) > before
 
-    def _program(self, alike: Sequence[Sequence[KnownPlan]]) -> "MasterProgram":
+    def _program(self, alike: Sequence[Sequence[KnownPlan]]) -> MasterProgram:
         """The master problem of plans, in groups that agree on what ties."""
         tabulated, stretches, instants = self._times.tabulated, list(self._stretches), list(self._instants)
         each = [functools.partial(self._row, of) for of in (*stretches, *instants)]

@@ -213,8 +213,11 @@ def search_meshes(
                 first = choices_of_joined_axes(question, formulation, limits, aside)
             question_left = functools.partial(_is_too_small, limits=limits, stop=stop) if too_small is None else None
             series = _Series(limits, solve_one, question_left)
-            scheduled = solved_as_scheduled(formulation, first, options.relative_gap, series)
+            elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
+            scheduled = solved_as_scheduled(formulation, first, options.relative_gap, series, to_beat_s=elsewhere_s)
             formulation, found = scheduled.formulation, scheduled.solution
+            if found.certificate.bound >= cutoff:
+                found = dataclasses.replace(found, choices=None)
         own_fits = False
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
             again = None

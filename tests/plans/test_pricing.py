@@ -166,6 +166,19 @@ def test_no_plan_is_faster_than_the_bound(one_layer):
     assert (certificate.status is Status.OPTIMAL) == (certificate.gap <= 1e-6)
 
 
+@pytest.mark.parametrize("share", [0.8, 1.1])
+def test_a_plan_that_others_beat_is_not_sought(one_layer, share):
+    """Either a bound says so, to the gap, or the plan is as fast as without."""
+    f, steps_s = one_layer
+    fastest_s = min(steps_s.values())
+    scheduled = solved_as_scheduled(f, None, 0.01, Exactly(), to_beat_s=share * fastest_s)
+    found = scheduled.solution
+    assert found.certificate.bound <= fastest_s * (1 + 1e-9)
+    assert (found.certificate.bound >= 0.99 * share * fastest_s) == (share < 1)
+    if share > 1:
+        assert asked_for(scheduled.formulation, found.chosen).step_s <= fastest_s * 1.02
+
+
 def test_the_bound_is_tight_where_all_that_is_sent_hides(formulated, gpus):
     """A layer without memory limits, so slow that its transfers are nothing beside it."""
     mesh = gpus(4)
