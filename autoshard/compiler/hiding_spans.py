@@ -7,10 +7,13 @@ begins it as late as one product hides it; a sum that is reduced alone is there 
 import bisect
 
 from autoshard.compiler.collective_combiner import is_reduced_alone
-from autoshard.compiler.prefetches import LEAST_HELD_BYTES, PREFETCH_DISTANCE
+from autoshard.compiler.prefetches import LEAST_HELD_BYTES, PREFETCH_DISTANCE, TPU_PREFETCH_DISTANCE
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.read_in_turn import REDUCED_WITHIN
 from autoshard.graph.graph import Graph
+
+FEW = 4
+"""Products too few to hide any copy surely: its gather begins at once."""
 
 QUEUED_WITHIN = 24
 """How many products after one its sum is reduced, if nothing waits for it. One collective is in flight at a time, and
@@ -30,26 +33,27 @@ class HidingSpans:
         self._num_operations = len(graph.operations)
         self._loops = graph.loops
         self.hides_sums = hides_sums
+        self._distance = PREFETCH_DISTANCE if hides_sums else TPU_PREFETCH_DISTANCE
 
     def gathered_from(self, reader: int, read_before: int = -1) -> int:
         """The operation from which a gathered copy for operation `reader` is there: the product before, where there are
-        `PREFETCH_DISTANCE` of them; else `reader`.
+        `FEW` of them; else `reader`.
 
         `read_before`: The operation that read the same last. If it is less than that many products before, it is the
         copy's anchor, and the copy is there right behind it: few kernels are left to hide it.
         """
         before = bisect.bisect_left(self._products, reader)
-        if before < PREFETCH_DISTANCE:
+        if before < FEW:
             return reader
-        is_anchor = read_before > self._products[before - PREFETCH_DISTANCE]
+        is_anchor = read_before > self._products[before - FEW]
         return read_before + 1 if is_anchor else self._products[before - 1]
 
     def hidden_from(self, reader: int, size_bytes: float) -> int:
         """The operation from which on a gather for operation `reader` runs behind kernels: the one behind its anchor;
         0 if it has none. `size_bytes`: Of the whole value."""
         before = bisect.bisect_left(self._products, reader)
-        is_held = before >= PREFETCH_DISTANCE and size_bytes > LEAST_HELD_BYTES
-        return self._products[before - PREFETCH_DISTANCE] + 1 if is_held else 0
+        is_held = before >= self._distance and size_bytes > LEAST_HELD_BYTES
+        return self._products[before - self._distance] + 1 if is_held else 0
 
     def hidden_until(self, made: int, size_bytes: float) -> int:
         """The operation before which a gradient is summed and moved that is known from operation `made` on; one past

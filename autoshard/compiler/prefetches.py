@@ -17,18 +17,15 @@ from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.graph.computations import Computation, Instruction, first_operation, last_operation
 from autoshard.graph.layout import SpecEntries
 
-PREFETCH_DISTANCE = 4
-"""How many products before its reader a copy's anchor is. Attention's products are short: in simulated schedules of GPT
-(8 layers, 16 H100) with the plan's own costs, 13 ms stay exposed at two, 7.6 at three, 1.6 at four. XLA begins a copy
-as late as hides it, whatever the anchor."""
+PREFETCH_DISTANCE, TPU_PREFETCH_DISTANCE = 16, 4
+"""How many products before its reader a copy's anchor is, for XLA:GPU and for XLA:TPU. Attention's products are short:
+of a GPT of 8 layers on 16 H100 planned for 8 GB 2.5 ms stayed exposed at four, and 1.6 at sixteen; of an
+encoder-decoder 2.3 and 1.2 (`benchmarks/exposed.py`). XLA:GPU begins a copy as late as hides it, whatever the anchor,
+so that it took no more memory."""
 
 LEAST_HELD_BYTES = 2**20
 """Copies of no more than 1 MiB, such as of biases and norms' scales, are left to the compiler, which joins them: one
 collective is in flight at a time, and each such copy at its own time would cut off a large one's."""
-
-_SLACK = PREFETCH_DISTANCE
-"""How many products earlier than the plan's schedule tells a copy may begin: a collective that is sent in between is
-not interrupted."""
 
 _MOST_MADE = 4
 """How many equations make a weight's shard ready at most: it is cast, transposed, given another shape."""
@@ -50,11 +47,12 @@ class Prefetches:
         """
         Args:
           order: The instructions of the computation as they are evaluated.
-          times: When copies begin to be gathered; None for `PREFETCH_DISTANCE` products before their readers.
-          only_small: Whether no product is an anchor whose result is larger than what it is made of but weights: the
-            compiler could compute nothing inside its kernel that reads that. The one before it is instead.
+          times: When copies begin to be gathered; None for so many products before their readers.
+          only_small: As for XLA:TPU: no product is an anchor whose result is larger than what it is made of but
+            weights, as the compiler could compute nothing inside its kernel that reads that. The one before it is.
         """
         self.planned, self.order, self.times = planned, order, times
+        self._distance = TPU_PREFETCH_DISTANCE if only_small else PREFETCH_DISTANCE
         self.opened: dict[int, tuple[int, ...]] = {}
         self.held: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
         self.moved: dict[int, int] = {}
@@ -83,14 +81,15 @@ class Prefetches:
     def _wanted(self, reader: Instruction, slot: int) -> int | None:
         """The number of the product behind which a copy may be gathered; -1 for none, None if it is not held back."""
         if self.times is None:
-            number = len(self._products) - PREFETCH_DISTANCE
+            number = len(self._products) - self._distance
             return number if number >= 0 else None
         begin = self.times.begins.get((reader.equation, slot))
         return -1 if begin is None else self._done_by(begin)
 
     def _done_by(self, begin: int) -> int:
-        """The number of the last product that is done by the operation `begin`, less `_SLACK`; -1 if there is none."""
-        return max(bisect.bisect_left(self._done, begin) - 1 - _SLACK, -1)
+        """The number of the product that is so many before the last one done by the operation `begin`: a collective
+        that is sent in between is not interrupted. -1 if there is none."""
+        return max(bisect.bisect_left(self._done, begin) - 1 - self._distance, -1)
 
     def _hold_behind(self, reader: Instruction, slot: int, wanted: int | None, before: int) -> None:
         """Holds a copy back until the product number `wanted` is done, or the first one from position `before` on,

@@ -17,6 +17,12 @@ ROWS, WHOLE = (("data",), ()), ((), ())
 HIDING = OrderingRules(schedule=Schedule.LATENCY_HIDING)
 
 
+@pytest.fixture(autouse=True)
+def _four_ahead(monkeypatch):
+    """Copies are gathered up to four products ahead here, so that small programs have anchors."""
+    monkeypatch.setattr("autoshard.compiler.prefetches.PREFETCH_DISTANCE", 4)
+
+
 def found(fn, shapes, equations, arguments: list[SpecEntries], rules: OrderingRules = HIDING):
     """What a plan on four devices says of each equation, and the orders that people are told of."""
     given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]

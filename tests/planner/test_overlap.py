@@ -24,9 +24,11 @@ def step(params, x):
     return {k: p - grads[k] / norm for k, p in params.items()}
 
 
-def test_weights_and_gradients_hide_behind_the_products_that_orders_leave_them(formulated, mesh_of):
-    """Seven products of 16 MiB each: the gathers for the fifth and later have the fourth product before as their
-    anchor, those before have none. Gradients of 16 MiB have 24 products, and so until the update; of 64 MiB, four."""
+def test_weights_and_gradients_hide_behind_the_products_that_orders_leave_them(formulated, mesh_of, monkeypatch):
+    """Seven products of 16 MiB each, gathered up to four products ahead: the gathers for the fifth and later have the
+    fourth product before as their anchor, those before have none. Gradients of 16 MiB have 24 products, and so until
+    the update; of 64 MiB, four."""
+    monkeypatch.setattr("autoshard.compiler.hiding_spans.PREFETCH_DISTANCE", 4)
 
     def deep(params, x):
         loss = lambda ps: jnp.sum(functools.reduce(jnp.matmul, ps, x))
