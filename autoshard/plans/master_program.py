@@ -33,9 +33,10 @@ _DIGITS = 9
 _NODES, _LIMIT_S = 500, 2.0
 """Most nodes of the search for an integer program, and most time, which hardly any takes."""
 
-_MOST_OPTIONS = 2000
+_MOST_OPTIONS = 300
 """Integer programs of more options are not solved but dived into: at 8,000 options, of GPT-3, branch and bound had
-nothing in 2 s and 7.13 s a step in 20, where four dives found 6.82 in 3.7."""
+nothing in 2 s and 7.13 s a step in 20, where four dives found 6.82 in 3.7; of its first 24 layers, at 2,000 options,
+1.443 s in 8.8 s, and dives 1.447 in 0.3."""
 
 _DIVES = 4
 """How often a part of what was rounded is settled."""
