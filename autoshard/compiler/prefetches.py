@@ -78,11 +78,11 @@ class Prefetches:
                 self._done.append(last_operation(instruction) + 1)
                 self._is_anchor.append(not only_small or self._is_small(instruction))
 
-    def _wanted(self, reader: Instruction, slot: int) -> int | None:
-        """The number of the product behind which a copy may be gathered; -1 for none, None if it is not held back."""
+    def _wanted(self, reader: Instruction, slot: int) -> int:
+        """The number of the product behind which a copy may be gathered; -1 for none: what matters then is only what
+        read the same before."""
         if self.times is None:
-            number = len(self._products) - self._distance
-            return number if number >= 0 else None
+            return max(len(self._products) - self._distance, -1)
         begin = self.times.begins.get((reader.equation, slot))
         return -1 if begin is None else self._done_by(begin)
 
@@ -91,11 +91,9 @@ class Prefetches:
         that is sent in between is not interrupted. -1 if there is none."""
         return max(bisect.bisect_left(self._done, begin) - 1 - self._distance, -1)
 
-    def _hold_behind(self, reader: Instruction, slot: int, wanted: int | None, before: int) -> None:
+    def _hold_behind(self, reader: Instruction, slot: int, wanted: int, before: int) -> None:
         """Holds a copy back until the product number `wanted` is done, or the first one from position `before` on,
         where the same was read last."""
-        if wanted is None:
-            return
         least = bisect.bisect_left(self._products, before) if before >= 0 else -1
         number = max(wanted, least)
         if not 0 <= number < len(self._products):

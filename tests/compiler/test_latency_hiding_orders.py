@@ -49,6 +49,18 @@ def test_a_weight_is_gathered_when_the_fourth_product_before_its_own_is_made(siz
     assert held == [(5, "operand of dot_general", size * size * 4)] * is_held
 
 
+def test_the_second_copy_of_a_weight_waits_for_its_first_reader_however_few_products_there_are():
+    """Else both would read one copy, kept in between."""
+
+    def f(x, a):
+        return jnp.sin(x @ a) @ a  # equations 0, 1 (the sine), 2
+
+    gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    plans = {0: gathers, 1: EquationPlan(results=((0, ROWS),)), 2: gathers}
+    equations, _ = found(f, [(8, 1024), (1024, 1024)], plans, [ROWS, ROWS])
+    assert {n: e.holds_back for n, e in equations.items() if e.holds_back} == {0: ((2, 1),)}
+
+
 @pytest.mark.parametrize("is_sent", [True, False])
 def test_a_weight_is_gathered_before_what_is_read_with_it_is_sent(is_sent):
     """Five layers; for the last product x is gathered too, or lies as the product reads it."""
