@@ -259,7 +259,7 @@ class MasterProgram:
         )
         return [] if found.x is None else [group.made(self._by_group(found.x)[0][1:])]
 
-    def _dived(self, group: Group, relaxed: Relaxed, matrices: "_Matrices", to_beat_s: float) -> Iterator[np.ndarray]:
+    def _dived(self, group: Group, relaxed: Relaxed, matrices: _Matrices, to_beat_s: float) -> Iterator[np.ndarray]:
         """Plans of a group, rounded with more and more of them settled."""
         least, most = np.zeros(len(matrices.cost_s)), np.full(len(matrices.cost_s), np.inf)
         options = slice(1, 1 + len(group.kind))
@@ -279,7 +279,7 @@ class MasterProgram:
             found = self._solved(matrices, least, most)
 
     def _solved(
-        self, of: "_Matrices", least: np.ndarray | float = 0.0, most: np.ndarray | float = np.inf
+        self, of: _Matrices, least: np.ndarray | float = 0.0, most: np.ndarray | float = np.inf
     ) -> Relaxed | None:
         """The solution over the reals between limits of the variables; None if there is none."""
         bounds = np.stack(np.broadcast_arrays(least, most, of.cost_s)[:2], axis=1)
@@ -309,7 +309,7 @@ class MasterProgram:
         """The values of each group's variables."""
         return tuple(np.split(values, np.cumsum([len(group.costs_s) for group in self.groups]))[:-1])
 
-    def _matrices(self, sent: float) -> "_Matrices":
+    def _matrices(self, sent: float) -> _Matrices:
         """The program over groups, then intervals between ends.
 
         Args:
