@@ -70,6 +70,8 @@ class _LiftedSearch:
         self.search, self.start = search, start
         self.columns = columns_of(search.problem)
         self.exceeded = set(start.binding)
+        self.network: Network | None = None
+        """The latest lifted network: what presolve has worked out for it serves the next."""
         self.whole = WholeBound(search.problem)
 
     def quotient(self, bands: int) -> Quotient | None:
@@ -95,8 +97,8 @@ class _LiftedSearch:
         if lifted is None:
             network, constant = Network(quotient.tied), 0.0
         else:
-            network, constant = Network(lifted.problem, like=self.start.network), lifted.constant
-            self.start.network = network
+            network, constant = Network(lifted.problem, like=self.network), lifted.constant
+            self.network = network
             network.lift(lifted.problem, lifted.multiplicity, lifted.copy_pairs)
             presolve(network)
             if network.infeasible:

@@ -20,14 +20,12 @@ class LiftedStart:
     Attributes:
       prices: Latest price of each instant that counted, by instant of the whole problem.
       binding: The instants that had a price at last, or are to count from the beginning.
-      network: The latest lifted network: what presolve has worked out for it serves the next.
     """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self.prices: dict[int, float] = {}
         self.binding: set[int] = set()
-        self.network: Network | None = None
         self._class_of: np.ndarray | None = None
         self._messages: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
