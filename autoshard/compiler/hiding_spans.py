@@ -12,8 +12,9 @@ from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.read_in_turn import REDUCED_WITHIN
 from autoshard.graph.graph import Graph
 
-FEW = 4
-"""Products too few to hide any copy surely: its gather begins at once."""
+FEW_PRODUCTS = 4
+"""So many must be before a copy's reader for its gather to wait for the last of them, in programs compiled for H100s
+(`benchmarks/verify_matrix.py`)."""
 
 QUEUED_WITHIN = 24
 """How many products after one its sum is reduced, if nothing waits for it. One collective is in flight at a time, and
@@ -37,15 +38,15 @@ class HidingSpans:
 
     def gathered_from(self, reader: int, read_before: int = -1) -> int:
         """The operation from which a gathered copy for operation `reader` is there: the product before, where there are
-        `FEW` of them; else `reader`.
+        `FEW_PRODUCTS` of them; else `reader`.
 
         `read_before`: The operation that read the same last. If it is less than that many products before, it is the
         copy's anchor, and the copy is there right behind it: few kernels are left to hide it.
         """
         before = bisect.bisect_left(self._products, reader)
-        if before < FEW:
+        if before < FEW_PRODUCTS:
             return reader
-        is_anchor = read_before > self._products[before - FEW]
+        is_anchor = read_before > self._products[before - FEW_PRODUCTS]
         return read_before + 1 if is_anchor else self._products[before - 1]
 
     def hidden_from(self, reader: int, size_bytes: float) -> int:

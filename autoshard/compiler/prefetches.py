@@ -47,9 +47,10 @@ class Prefetches:
         """
         Args:
           order: The instructions of the computation as they are evaluated.
-          times: When copies begin to be gathered; None for so many products before their readers.
+          times: When copies begin to be gathered; None for `PREFETCH_DISTANCE` products before their readers.
           only_small: As for XLA:TPU: no product is an anchor whose result is larger than what it is made of but
-            weights, as the compiler could compute nothing inside its kernel that reads that. The one before it is.
+            weights, as the compiler could compute nothing inside its kernel that reads that. The one before it is
+            instead.
         """
         self.planned, self.order, self.times = planned, order, times
         self._distance = TPU_PREFETCH_DISTANCE if only_small else PREFETCH_DISTANCE

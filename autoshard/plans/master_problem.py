@@ -2,19 +2,7 @@
 
 Rounds of pricing (`pricing.py`) make plans, each best at other prices. Where they differ, decisions fall into parts
 that no edge joins: layers, and pieces of layers. Each part can follow another plan, and what it adds to the time of the
-step and to memory does not depend on the other parts:
-
-    minimise    sum_pk least_pk z_pk + sum_t y_t
-    subject to  sum_k z_pk = 1                               each part p follows the plans k, in all by 1
-                sum_{t in I} y_t >= sum_pk waited_pk(I) z_pk      for every known stretch I of operations
-                sum_pk usage_pk(t) z_pk <= budget                 at every instant t that counts
-                y, z >= 0
-
-y_t is what kernels wait between two ends of stretches. Over stretches, which are intervals, the least sum of y is the
-most that disjoint ones give, so the objective is the time of the step (`cost/exposure.py`). As a linear program this is
-the *mixture* of plans that takes least, and the multipliers of stretches and instants are the prices of the next round
-(Dantzig and Wolfe, Decomposition principle for linear programs, 1960). With z integral it is a plan (the restricted
-master heuristic of column generation; Sadykov and others, Primal heuristics for branch and price, 2019).
+step and to memory does not depend on the other parts (`master_program.py`).
 
 Stretches and instants are added as plans that are found need more of them. Some decisions tie nearly all others, such
 as the layout of activations between layers: plans that differ there make one huge part. Integral solutions are

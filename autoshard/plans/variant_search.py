@@ -68,7 +68,7 @@ class _Attempt:
       keep: Of all layers, in a policy that is the same for all; else None. count: Of micro-batches.
       to_beat_s: What it had to beat.
       needed_bytes: Of memory of a device, for the best plan with its gaps; None if there is none, or none that can win.
-      is_fit: Whether that fits.
+      is_fit: Whether there is one that fits.
     """
 
     variant: StepVariant
@@ -89,7 +89,7 @@ class _Attempt:
     @property
     def cost_s(self) -> float:
         """Of its plan, as the solver counts it; +inf without one that fits."""
-        return self.found.cost_s if self.has_plan and self.is_fit else math.inf
+        return self.found.cost_s if self.is_fit else math.inf
 
     @property
     def bound_s(self) -> float:
@@ -102,7 +102,7 @@ class _Attempt:
     @property
     def needs_memory(self) -> bool:
         """Whether it does not fit, or twice the memory could shorten the step by more than `WORTH`, to first order."""
-        if not self.has_plan or not self.is_fit:
+        if not self.is_fit:
             return True
         price, budget_bytes = self.found.winner[1].certificate.capacity_price, self.posed.question.budget_bytes
         return price is not None and price.per_unit > 0 and price.per_unit * budget_bytes > WORTH * self.cost_s

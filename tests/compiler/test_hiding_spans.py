@@ -18,7 +18,7 @@ WHOLE_BYTES = 4 * 8192**2
 def _two_ahead(monkeypatch):
     """Copies and sums are bounded by two products here, so that small programs have them."""
     monkeypatch.setattr("autoshard.compiler.hiding_spans.PREFETCH_DISTANCE", 2)
-    monkeypatch.setattr("autoshard.compiler.hiding_spans.FEW", 2)
+    monkeypatch.setattr("autoshard.compiler.hiding_spans.FEW_PRODUCTS", 2)
     monkeypatch.setattr("autoshard.compiler.hiding_spans.REDUCED_WITHIN", 2)
     monkeypatch.setattr("autoshard.compiler.hiding_spans.QUEUED_WITHIN", 2)
 
