@@ -211,7 +211,9 @@ def measure(name: str, way: str, cluster: Cluster | None, out: pathlib.Path) -> 
     )
 
 
-def measure_all(programs: Sequence[str], ways: Sequence[str], cluster: Cluster | None, out: pathlib.Path, limit_s: float) -> None:
+def measure_all(
+    programs: Sequence[str], ways: Sequence[str], cluster: Cluster | None, out: pathlib.Path, limit_s: float
+) -> None:
     """Measures what is not there yet, as long as there is time to begin another."""
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()

@@ -61,7 +61,9 @@ def main() -> None:
 
     def told(case: str, size_bytes: int, time_s: float, **more: float) -> None:
         rate = size_bytes / time_s if size_bytes else 0.0
-        print(json.dumps({"case": case, "bytes": size_bytes, "seconds": time_s, "bytes_per_s": rate, **more}), flush=True)
+        print(
+            json.dumps({"case": case, "bytes": size_bytes, "seconds": time_s, "bytes_per_s": rate, **more}), flush=True
+        )
 
     jit = functools.partial(jax.jit)
     matrix = (jax.random.normal(jax.random.key(1), (WIDTH, WIDTH)) / WIDTH**0.5).astype(jnp.bfloat16)
@@ -83,7 +85,9 @@ def main() -> None:
         told("to host", size_bytes, seconds(store, here))
         told("both at once", 2 * size_bytes, seconds(both, there, here))
     for name, kernels, x in alone:
-        beside_fetch = jit(lambda x, y, k=kernels: (to_device(x), k(y)), in_shardings=(host, device), out_shardings=device)
+        beside_fetch = jit(
+            lambda x, y, k=kernels: (to_device(x), k(y)), in_shardings=(host, device), out_shardings=device
+        )
         beside_store = jit(
             lambda x, y, k=kernels: (to_host(x), k(y)), in_shardings=device, out_shardings=(host, device)
         )

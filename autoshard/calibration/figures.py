@@ -16,7 +16,16 @@ from autoshard.calibration.fit import (
     work_s,
 )
 from autoshard.calibration.probes import ELEMENTWISE_CHAIN, FUNCTION_CHAIN, NUM_INDEPENDENT, Measures, Probe, wide_dim
-from autoshard.cluster import Calibration, Cluster, CollectiveKind, DeviceType, Link, MeasuredCollective, MeasuredRates
+from autoshard.cluster import (
+    Calibration,
+    Cluster,
+    CollectiveKind,
+    Curve,
+    DeviceType,
+    Link,
+    MeasuredCollective,
+    MeasuredRates,
+)
 
 Found = Sequence[tuple[Probe, float, float]]
 """Each probe with its typical time, in seconds, and their spread."""
@@ -55,19 +64,23 @@ def measured_device(device_type: DeviceType, found: Found, launch_s: float, cali
     seconds = {probe: s for probe, s, _ in found}
     products = {probe: s for probe, s in seconds.items() if probe.measures is Measures.PRODUCT}
     wide = wide_dim(device_type)
-    narrow = narrow_curve({p.shape: s for p, s in products.items() if p.dtype == "float32"}, wide, launch_s)
+    moved = {2.0 * 4 * p.shape[0]: s for p, s in seconds.items() if p.measures is Measures.MEMORY}
+    memory = rate_curve(moved, launch_s)
+    singles = {p.shape: s for p, s in products.items() if p.dtype == "float32"}
+    if device_type.is_gpu:  # elsewhere caches hold such matrices
+        narrow = narrow_curve(singles, wide, launch_s, lambda shape: _moving_s(shape, memory))
+    else:
+        narrow = narrow_curve(singles, wide, launch_s)
     curves = []
     for dtype in dict.fromkeys(p.dtype for p in products):
         square = {p.shape[0]: s for p, s in products.items() if p.dtype == dtype and len(set(p.shape)) == 1}
         curves.append((dtype, product_curve(square, narrow, launch_s)))
-    moved = {2.0 * 4 * p.shape[0]: s for p, s in seconds.items() if p.measures is Measures.MEMORY}
     per_s = {
         measures: chain * p.shape[0] / work_s(s, launch_s)
         for measures, chain in ((Measures.FUNCTION, FUNCTION_CHAIN), (Measures.ELEMENTWISE, 2 * ELEMENTWISE_CHAIN))
         for p, s in seconds.items()
         if p.measures is measures
     }
-    memory = rate_curve(moved, launch_s)
     hidden = 1.0
     for probe, both_s in seconds.items():
         if probe.measures is Measures.BOTH:
@@ -94,6 +107,13 @@ def measured_device(device_type: DeviceType, found: Found, launch_s: float, cali
         measured=rates,
         source=f"{device_type.source} Launch, `measured`: measured on {calibration.date}.",
     )
+
+
+def _moving_s(shape: tuple[int, ...], memory: Curve) -> float:
+    """What memory takes for a float32 product of (rows, summed, columns)."""
+    rows, summed, columns = shape
+    moved_bytes = 4.0 * (rows * summed + summed * columns + rows * columns)
+    return moved_bytes / memory.at(moved_bytes)
 
 
 def measured_collectives(found: Found, launch_s: float) -> dict[int, tuple[MeasuredCollective, ...]]:

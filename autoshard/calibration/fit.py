@@ -6,7 +6,7 @@ has hardly any work.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from autoshard.cluster import CollectiveKind, Curve, MeasuredCollective
 
 LEAST_SHARE = 0.1
 """Of a kernel's time, the least that counts as work: where nearly all is launch, the difference is noise."""
+
+
+MEMORY_BOUND = 1.5
+"""How much longer than its bytes alone a product takes at least whose arithmetic is what it waits for: a choice. Products
+of 4 to 128 x 8,192 x 8,192 in TensorFloat-32 took 0.8 to 1.25 times as long on an H100 (2026-11-26)."""
 
 
 def work_s(seconds: float, launch_s: float) -> float:
@@ -35,21 +40,31 @@ def rate_curve(seconds: Mapping[float, float], launch_s: float) -> Curve:
     return Curve(tuple(reversed(points)))
 
 
-def narrow_curve(seconds: Mapping[tuple[int, ...], float], wide: int, launch_s: float) -> Curve:
+def narrow_curve(
+    seconds: Mapping[tuple[int, ...], float],
+    wide: int,
+    launch_s: float,
+    moving_s: Callable[[tuple[int, ...]], float] = lambda _: 0.0,
+) -> Curve:
     """What is left of the rate of products by their least dimension.
 
     For each n below `wide`, products of n x wide x wide in all three positions of n, whose rates are r1, r2, r3; of the
     product of wide x wide x wide, r. The share is (r1 r2 r3)^(1/3) / r, made to rise with n (running maximum) and at
-    most 1; it is 1 from `wide` on, or from the first n at which it reaches 1.
+    most 1; it is 1 from `wide` on, or from the first n at which it reaches 1. A product that takes less than
+    `MEMORY_BOUND` times as long as memory takes to move its matrices tells nothing of arithmetic, and does not count:
+    of an H100 that holds for all up to n = 128, whose intensity of n / 2 flops a byte is below the ridge of its
+    roofline.
 
     Args:
       seconds: Time of each product by its dimensions (rows, summed, columns).
+      moving_s: What memory takes for one of these dimensions; nothing where caches hold the matrices.
     """
     rate = lambda shape: 2 * math.prod(shape) / work_s(seconds[shape], launch_s)
     whole = rate((wide, wide, wide))
     least: dict[int, list[float]] = {}
     for shape in seconds:
-        if shape != (wide, wide, wide) and sorted(shape)[1:] == [wide, wide]:
+        is_narrow = shape != (wide, wide, wide) and sorted(shape)[1:] == [wide, wide]
+        if is_narrow and work_s(seconds[shape], launch_s) >= MEMORY_BOUND * moving_s(shape):
             least.setdefault(min(shape), []).append(rate(shape))
     points, highest = [], 0.0
     for n, rates in sorted(least.items()):

@@ -47,6 +47,10 @@ class Measures(enum.Enum):
     INDEPENDENT = "independent"
 
 
+ROW_BY_ROW = frozenset({Measures.MEMORY, Measures.BOTH})
+"""What is measured of a loop that makes one row of an array at a time, with no other kernel beside."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
     """One small program.

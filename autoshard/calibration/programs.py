@@ -3,8 +3,9 @@
 A loop runs on every device by `shard_map`, as a planned step does, so that devices that share cores, memory or wires
 slow each other down as they will in a step. One round of the loop runs the operation `UNROLLED` times; each time reads
 an array of which an element depends on the result before, so that nothing can be left out, moved or merged. The time of
-one operation is the time of the loop with it, less that of the loop without rounds, over the number of operations; what
-the loop itself takes for each (`idle`) is subtracted by the caller.
+one operation is the time of the loop with it, less that of the loop without rounds, over the number of operations. The
+caller subtracts what the loop itself takes for each: the idle loop has a kernel that does hardly any work in place of
+the operation and of the kernel that changes the element.
 
 The rate of memory is that of data that no cache holds: the loop goes through the rows of an array that is larger than
 caches, and makes of one at a time the same row of another array. In a step most of what a kernel reads was written long
@@ -29,6 +30,7 @@ from autoshard.calibration.probes import (
     ELEMENTWISE_CHAIN,
     FUNCTION_CHAIN,
     NUM_INDEPENDENT,
+    ROW_BY_ROW,
     Measures,
     Probe,
 )
@@ -36,6 +38,8 @@ from autoshard.cluster import CollectiveKind, Slice
 
 UNROLLED = 4
 MOST_ROUNDS = 5000
+IDLE_SHAPE = (64, 8)
+"""Rows and columns of the arrays of the loop without an operation."""
 
 _OUTER, _GROUP, _INNER = "outer", "group", "inner"
 _SPEC = PartitionSpec((_OUTER, _GROUP, _INNER))
@@ -84,7 +88,9 @@ def program(probe: Probe | None, hardware: Slice, devices: Sequence[jax.Device])
       devices: The devices, in the order of `hardware`.
     """
     mesh = _mesh(probe, hardware, devices)
-    if probe is not None and probe.measures in _ROWS:
+    if probe is None:
+        step, shapes, dtype = _row_maker(_ROWS[Measures.MEMORY]), [IDLE_SHAPE] * 2, "float32"
+    elif probe.measures in ROW_BY_ROW:
         rows = max(2, math.ceil(hardware.device_type.memory_bytes * COLD_SHARE / (4 * probe.shape[0])))
         step, shapes, dtype = _row_maker(_ROWS[probe.measures]), [(rows, *probe.shape)] * 2, probe.dtype
     else:
@@ -153,10 +159,8 @@ def _maker(shape: tuple[int, ...], dtype: str, mesh: Mesh) -> Callable[[], jax.A
     return jax.jit(make, out_shardings=NamedSharding(mesh, _SPEC))
 
 
-def _operation(probe: Probe | None) -> tuple[Callable[..., jax.Array], list[tuple[int, ...]], str]:
+def _operation(probe: Probe) -> tuple[Callable[..., jax.Array], list[tuple[int, ...]], str]:
     """The operation, the shapes of its operands on one device, and their dtype."""
-    if probe is None:
-        return lambda x: x, [(8, 8)], "float32"
     match probe.measures:
         case Measures.LAUNCH | Measures.PRODUCT:
             rows, summed, columns = probe.shape

@@ -52,6 +52,17 @@ def small(monkeypatch):
     monkeypatch.setattr(run, "QUICK_TARGET_S", 1e-3)
 
 
+def test_each_loop_is_relieved_of_the_kernels_that_are_not_its_operation_s():
+    """Rounds take 3 s, a kernel of no work 1 s: the idle loop 4 s. A product of 7 s has such a kernel beside it; a row
+    of 5 s is made by one kernel.
+    """
+    launch, product = Probe(Measures.LAUNCH, (8, 8, 8)), Probe(Measures.PRODUCT, (64, 64, 64))
+    row = Probe(Measures.MEMORY, (1 << 16,))
+    times = {run.IDLE: (3.0 + 1.0,), launch.name: (3 + 1 + 1.0,), product.name: (3 + 1 + 7.0,), row.name: (3 + 5.0,)}
+    found = {probe: seconds for probe, seconds, _ in run._summary((launch, product, row), times)}
+    assert found == {launch: 1.0, product: 7.0, row: 5.0}
+
+
 def test_what_is_stopped_goes_on_and_ends_in_a_cluster_file(small, tmp_path):
     out = tmp_path / "cluster.yaml"
     seen = []

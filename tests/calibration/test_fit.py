@@ -71,6 +71,19 @@ def test_rates_of_products_are_found():
     assert curve.at(1) == pytest.approx(1e10) and curve.at(1e12) == pytest.approx(4e10)
 
 
+def test_what_memory_takes_is_no_narrowness():
+    """Products that take as long as their bytes tell nothing; others half as fast as wide ones tell a half."""
+    wide, rate = 256, 1e10
+    moving_s = lambda shape: 1.0 if min(shape) == 8 else 1e-6
+    narrow_s = {8: 1.4, 32: 2 * 2 * 32 * wide * wide / rate}  # 8: less than 1.5 times what moving takes
+    seconds = {shape: narrow_s[n] for n in (8, 32) for shape in ((n, wide, wide), (wide, n, wide), (wide, wide, n))}
+    seconds[wide, wide, wide] = 2 * wide**3 / rate
+    curve = narrow_curve(seconds, wide, 0.0, moving_s)
+    assert dict(curve.points) == pytest.approx({32: 0.5, wide: 1.0}) and curve.at(8) == pytest.approx(0.5)
+    assert min(n for n, _ in narrow_curve(seconds, wide, 0.0).points) == 8
+    assert narrow_curve(seconds, wide, 0.0, lambda _: 10.0).points == ((wide, 1.0),)
+
+
 def test_larger_work_never_takes_less_time():
     curve = rate_curve({1e3: 5e-6, 1e4: 4e-6, 1e5: 50e-6}, launch_s=0.0)
     times = [size / curve.at(size) for size in (1e3, 3e3, 1e4, 3e4, 1e5, 1e6)]
