@@ -9,14 +9,15 @@ from autoshard.calls.pure_call import Statics, has_constants_or_modules, planned
 from autoshard.calls.wrapped import bound
 from autoshard.execution.candidates import CompiledCandidate
 from autoshard.execution.jit import PlannedFunction
+from autoshard.execution.trial import Trial
 
 
 class PlannedCall:
     """A function that runs as its plan says. Call it, or `.lower(*args).compile()` it.
 
     It takes what the function takes: Flax NNX modules, which it changes in place as the function does, keyword
-    arguments, and constants. On GPUs the first call compiles it in the ways that the plan names, and keeps the fastest
-    that fits the memory; `lower` compiles it in one way, as the plan's schedule says.
+    arguments, and constants. On GPUs the first call compiles it in the ways that the plan names, and the first calls
+    find the fastest that fits the memory (`trials`); `lower` compiles it in one way, as the plan's schedule says.
 
     Attributes:
       mesh: The devices with the plan's axes.
@@ -81,6 +82,14 @@ class PlannedCall:
         """The program for `args`, as of `lower`, compiled for GPUs in each way that the plan names; nothing runs."""
         call = planned_call(self._fn, args, kwargs, self._statics)
         return self._function(call.fn).candidates(*call.args)
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """On GPUs: the ways in which each program that ran so far was compiled, and what a step of each took.
+
+        A `Trial` has `candidates`, `timed` (once all were tried) and `chosen`.
+        """
+        return tuple(trial for function in self._functions.values() for trial in function.trials)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers as `jax.jit(f).lower` does: for `args` (arrays or `jax.ShapeDtypeStruct`), or for the planned ones."""

@@ -66,6 +66,7 @@ class Plan(ProgramPlan, BasePlan):
         devices: Sequence[Any] | None = None,
         *,
         cost_profile: bool = True,
+        trial: bool = True,
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
         balance: None = None,
@@ -78,6 +79,7 @@ class Plan(ProgramPlan, BasePlan):
         devices: Sequence[Any] | None = None,
         *,
         cost_profile: bool = True,
+        trial: bool = True,
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
         balance: Balance,
@@ -89,6 +91,7 @@ class Plan(ProgramPlan, BasePlan):
         devices: Sequence[Any] | None = None,
         *,
         cost_profile: bool = True,
+        trial: bool = True,
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
         balance: Balance | None = None,
@@ -101,8 +104,11 @@ class Plan(ProgramPlan, BasePlan):
             the plan, unless it was read from a file.
           cost_profile: Whether, on GPUs, the first call of a plan that hides collectives compiles the program several
             times: for the least memory, by XLA's own costs, and by the plan's, which XLA's scheduler is handed as a
-            profile. The fastest that fits the plan's budget runs; after `compile_check`, the one that was chosen then.
-            Otherwise it is compiled once, by XLA's own costs.
+            profile; after `compile_check`, in the one of these that was chosen then. Of those that fit the plan's
+            budget, the fastest runs. Otherwise it is compiled once, by XLA's own costs.
+          trial: Whether the fastest of these is found by timing a few calls of each, the first calls of the run; all
+            compute the same step, up to rounding. Otherwise by replaying what was compiled, which gives the same
+            program, and so the same numbers, in every run.
           balance: Lets devices have unequal shares of the work, which can change from step to step; see `Balance`. What
             is returned has `.balance` then, which shows and sets the shares.
 
@@ -120,7 +126,7 @@ class Plan(ProgramPlan, BasePlan):
         if balance is not None:
             balanced = lambda pure: BalancedFunction(self, pure, mesh, balance, cost_profile)
             return BalancedCall(fn, self._planned_fn(fn), statics, mesh, balanced)
-        make = lambda pure: apply.planned_function(self, pure, mesh, cost_profile)
+        make = lambda pure: apply.planned_function(self, pure, mesh, cost_profile, trial)
         return PlannedCall(fn, self._planned_fn(fn), statics, mesh, make)
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> Trace:

@@ -19,6 +19,7 @@ from autoshard.execution.absent_hosts import told_of_hosts
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.candidates import Choosing, Compile, CompiledCandidate, compile_candidates
 from autoshard.execution.placement import sharding_of
+from autoshard.execution.trial import Trial, trial_of
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.trace import Trace
@@ -94,6 +95,7 @@ class Interface:
       donate_argnums: Positional arguments whose buffers are reused.
       schedule: What the compiler is asked for.
       choosing: By what the fastest way to schedule the program on GPUs is chosen.
+      trial: Whether the fastest is found by timing them in the first steps of a run, else by replay.
       timed: What equations enforce instead where there is memory to spare.
       in_host: The flat arguments that lie in the memory of the host, by position. outputs_in_host: Outputs.
     """
@@ -106,6 +108,7 @@ class Interface:
     donate_argnums: tuple[int, ...]
     schedule: Schedule
     choosing: Choosing
+    trial: bool = False
     timed: tuple[tuple[int, EquationPlan], ...] = ()
     in_host: frozenset[int] = frozenset()
     outputs_in_host: frozenset[int] = frozenset()
@@ -128,8 +131,8 @@ class Interface:
 class PlannedFunction:
     """A function that runs as its plan says. Call it, or `.lower(*args).compile()` it.
 
-    On GPUs the first call compiles it in the ways that the plan names, and keeps the fastest that fits the memory
-    (`candidates.py`); `lower` compiles it in one way, as the plan's schedule says.
+    On GPUs the first call compiles it in the ways that the plan names (`candidates.py`), of which the first calls find
+    the fastest that fits the memory (`trial.py`); `lower` compiles it in one way, as the plan's schedule says.
     """
 
     def __init__(
@@ -245,8 +248,11 @@ class PlannedFunction:
         *_, is_nested = key
         if is_nested or not self._is_chosen:
             return jitted
-        candidates = self.candidates(*args)
-        best = self._interface.choosing.fastest([c.figures for c in candidates])
+        choosing, candidates = self._interface.choosing, self.candidates(*args)
+        if self._interface.trial:
+            self._compiled[key] = trial_of(candidates, choosing.budget_bytes)
+            return self._compiled[key]
+        best = choosing.fastest([c.figures for c in candidates])
         _LOGGER.info("%s is scheduled for %s", getattr(self._fn, "__name__", "the planned function"), best)
         self._compiled[key] = next(c.compiled for c in candidates if c.figures is best)
         return self._compiled[key]
@@ -260,6 +266,11 @@ class PlannedFunction:
         """The program for `args`, as of `lower`, compiled for GPUs in each way that the plan names; nothing runs."""
         platform = self.mesh.devices.flat[0].platform
         return compile_candidates(self.compile_as(args), platform, self._interface.choosing)
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """What was tried of each program that ran so far, and what it took."""
+        return tuple(program for program in self._compiled.values() if isinstance(program, Trial))
 
     def of_candidate(self, candidate: Candidate) -> "PlannedFunction":
         """The function in the plan's layouts, in the orders of one way to schedule it."""

@@ -18,13 +18,14 @@ from autoshard.train_step import TrainStep
 
 
 def planned_function(
-    plan: ProgramPlan, fn: Callable[..., Any], mesh: Mesh, cost_profile: bool = True
+    plan: ProgramPlan, fn: Callable[..., Any], mesh: Mesh, cost_profile: bool = True, trial: bool = False
 ) -> PlannedFunction:
     """`fn` as planned, on a mesh with the plan's axes; checked on first use, as by `check`.
 
-    `cost_profile`: Whether a program for GPUs is scheduled in the fastest of several ways.
+    `cost_profile`: Whether a program for GPUs is scheduled in the fastest of several ways. `trial`: Whether the fastest
+    is found by the first steps of a run, else by replay.
     """
-    interface = plan.interface
+    interface = dataclasses.replace(plan.interface, trial=trial)
     if not cost_profile:
         interface = dataclasses.replace(interface, choosing=dataclasses.replace(interface.choosing, others=()))
     return PlannedFunction(fn, interface, mesh, lambda args: check(plan, fn, args), lambda: argument_shapes(plan))

@@ -211,11 +211,13 @@ class ProgramPlan:
     def compile_candidates(self) -> tuple[Candidate, ...]:
         """How to schedule its program on GPUs, beside the way of least memory; the fastest that fits runs.
 
-        Nothing else for a plan for the least memory; after a compile check, the way that was the fastest in the orders
-        that bound its memory, and those in other orders.
+        Nothing else for a plan for the least memory; on one device, which sends nothing, what no order hinders; after
+        a compile check, the way that was the fastest in the orders that bound its memory, and those in other orders.
         """
         if self.schedule is Schedule.LEAST_MEMORY:
             return ()
+        if self.num_devices == 1:
+            return (Candidate.UNORDERED,)
         chosen = self.confirmation.chosen if self.confirmation is not None else None
         bounded = (Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS) if chosen is None else (chosen.candidate,)
         by_time = (Candidate.BY_TIME,) if self.timed else ()
