@@ -1,4 +1,5 @@
-"""Inlines nested `jit` calls, so that a program is one list of equations that can be cut anywhere.
+"""Inlines nested `jit` calls: all, so that a program is one list of equations that can be cut anywhere, or those that
+JAX itself inlines when it lowers the program.
 
 Differentiation rules and control flow stay what they are; so do checkpointed functions, unless they are asked to open.
 """
@@ -24,9 +25,80 @@ def inlined(closed: jex.ClosedJaxpr, opens_checkpoints: bool = False) -> jex.Clo
       opens_checkpoints: Whether functions under `jax.checkpoint` are inlined too, so that differentiation keeps what it
         likes; not those in loops.
     """
+
+    def held(equation: jex.JaxprEqn) -> str | None:
+        is_opened = opens_checkpoints and is_checkpoint(equation)
+        return "jaxpr" if is_opened else _CALLS.get(equation.primitive.name)
+
+    return _inlined(closed, held)
+
+
+def late_calls_inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """`closed` without the calls of `jit(inline=True)`, in the programs that it nests too.
+
+    Before 0.11 JAX inlined them while it traced; since then they stay until the program is lowered
+    (`jax.Inline.JAX_LATE`). Most are a few equations of `jax.numpy` or of an optimizer. Programs come out as of the JAX
+    before, and what is known of those holds.
+    """
+    return _LateCalls({}).inlined(closed)
+
+
+class _LateCalls:
+    """Inlines late calls; programs that are nested more than once stay shared. `done`: By identity, kept alive."""
+
+    def __init__(self, done: dict[int, tuple[Any, Any]]):
+        self._done = done
+
+    def inlined(self, program: Any) -> Any:
+        """A program without late calls; the same object if it has none."""
+        if id(program) not in self._done:
+            closed = program if isinstance(program, jex.ClosedJaxpr) else jex.ClosedJaxpr(program, ())
+            made = self._made(closed, can_have_consts=isinstance(program, jex.ClosedJaxpr))
+            own = closed if made is None else made
+            found = program if made is None else own if isinstance(program, jex.ClosedJaxpr) else own.jaxpr
+            self._done[id(program)] = program, found
+        return self._done[id(program)][1]
+
+    def _made(self, closed: jex.ClosedJaxpr, can_have_consts: bool) -> jex.ClosedJaxpr | None:
+        equations = [self._inside(equation) for equation in closed.jaxpr.eqns]
+        held = lambda equation: _late_call(equation, can_have_consts)
+        if any(map(held, equations)):
+            return _inlined(jex.ClosedJaxpr(closed.jaxpr.replace(eqns=equations), closed.consts), held)
+        if all(new is old for new, old in zip(equations, closed.jaxpr.eqns, strict=True)):
+            return None
+        return jex.ClosedJaxpr(closed.jaxpr.replace(eqns=equations), closed.consts)
+
+    def _inside(self, equation: jex.JaxprEqn) -> jex.JaxprEqn:
+        """An equation whose nested programs have no late calls."""
+        params = {name: self._param(value) for name, value in equation.params.items()}
+        is_same = all(params[name] is value for name, value in equation.params.items())
+        return equation if is_same else equation.replace(params=params)
+
+    def _param(self, value: Any) -> Any:
+        if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
+            return self.inlined(value)
+        if isinstance(value, tuple) and any(isinstance(x, jex.ClosedJaxpr | jex.Jaxpr) for x in value):
+            made = tuple(map(self._param, value))
+            return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
+        return value
+
+
+def _late_call(equation: jex.JaxprEqn, can_have_consts: bool) -> str | None:
+    """The parameter that holds what a late call calls; None for other equations, and where its constants have no place."""
+    held = _CALLS.get(equation.primitive.name)
+    inline = equation.params.get("inline")
+    if held is None or not (inline is True or getattr(inline, "name", "") == "JAX_LATE"):
+        return None
+    called = equation.params[held]
+    has_consts = bool((called.jaxpr if isinstance(called, jex.ClosedJaxpr) else called).constvars)
+    return held if can_have_consts or not has_consts else None
+
+
+def _inlined(closed: jex.ClosedJaxpr, held: Callable[[jex.JaxprEqn], str | None]) -> jex.ClosedJaxpr:
+    """`closed` with some equations inlined: those of which `held` names the parameter with what they call."""
     equations: list[jex.JaxprEqn] = []
     consts: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    renamed = _inline(closed.jaxpr, lambda v: v, equations, consts, opens_checkpoints, SourceLines(), is_top=True)
+    renamed = _inline(closed.jaxpr, lambda v: v, equations, consts, held, SourceLines(), is_top=True)
     jaxpr = closed.jaxpr.replace(
         constvars=list(consts),
         eqns=equations,
@@ -40,7 +112,7 @@ def _inline(
     outer: Callable[[Any], Any],
     equations: list[jex.JaxprEqn],
     consts: dict[Any, Any],
-    opens_checkpoints: bool,
+    held: Callable[[jex.JaxprEqn], str | None],
     lines: SourceLines,
     is_top: bool = False,
     caller: Any = None,
@@ -65,18 +137,16 @@ def _inline(
                 info = equation.source_info.replace(traceback=caller.traceback)
                 equation = equation.replace(source_info=info)
         operands = [read(v) for v in equation.invars]
-        held = _CALLS.get(equation.primitive.name)
-        if opens_checkpoints and is_checkpoint(equation):
-            held = "jaxpr"
-        if held is not None:
-            nested = equation.params[held]
+        called = held(equation)
+        if called is not None:
+            nested = equation.params[called]
             inner = nested.jaxpr if isinstance(nested, jex.ClosedJaxpr) else nested
             inputs = dict(zip(inner.invars, operands, strict=True))
             for v, value in zip(inner.constvars, getattr(nested, "consts", ()), strict=True):
                 inputs[v] = jex.Var(v.aval)
                 consts[inputs[v]] = value
             around = equation.source_info
-            inside = _inline(inner, inputs.__getitem__, equations, consts, opens_checkpoints, lines, caller=around)
+            inside = _inline(inner, inputs.__getitem__, equations, consts, held, lines, caller=around)
             for v, result in zip(equation.outvars, inner.outvars, strict=True):
                 names[v] = result if isinstance(result, jex.Literal) else inside(result)
             continue

@@ -16,6 +16,7 @@ from autoshard.graph.graph import Argument, Graph, Output, ValueKind
 from autoshard.trace.annotations import argument_layout, partitioning_metadata
 from autoshard.trace.explicit import is_explicit, typed, without_layouts
 from autoshard.trace.flatten import Flattener, TraceOptions
+from autoshard.trace.inline import late_calls_inlined
 from autoshard.trace.named_axes import with_axes_bound
 
 
@@ -167,6 +168,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence
     bare = jax.tree_util.tree_map(_bare, tuple(args))
     traced_with = lambda pure: jax.make_jaxpr(_refuse_changes_in_place(pure), return_shape=True)(*bare)
     closed, out_shapes = with_axes_bound(traced_with, fn)
+    closed = late_calls_inlined(closed)
     if is_explicit(jax.sharding.get_abstract_mesh()):
         closed = without_layouts(closed)
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
