@@ -19,6 +19,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import tempfile
 import time
@@ -93,7 +94,7 @@ class Measured:
     @property
     def name(self) -> str:
         """Of its files."""
-        return f"{self.program}-{self.way}".replace(" ", "-")
+        return re.sub(r"\W+", "-", f"{self.program} {self.way}")
 
 
 # ---- programs
