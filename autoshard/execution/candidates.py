@@ -126,8 +126,9 @@ def compile_candidates(
             continue
         base = {**own, **candidate_options(platform, candidate)}
         try:
-            if candidate.by_plan_costs:  # the others have instructions of their own
-                named = first.text if candidate is Candidate.PLAN_COSTS else compile_as(candidate, base).as_text()
+            if candidate.by_plan_costs and mesh.num_devices > 1:  # else nothing is sent that could hide
+                is_first = candidate is Candidate.PLAN_COSTS  # the others have instructions of their own
+                named = first.text if is_first else compile_as(candidate, base).as_text()
                 with _profile_file(cost_profile(instruction_costs(parse(named), mesh))) as profile:
                     compiled = compile_as(candidate, {**base, **profile_option(profile)})
             else:

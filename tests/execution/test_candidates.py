@@ -158,3 +158,17 @@ def test_a_plan_for_the_least_memory_is_compiled_in_one_way(plan):
     assert other.compile_candidates == ()
     own = Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS, Candidate.BY_TIME, Candidate.UNORDERED
     assert plan.compile_candidates == own
+
+
+def test_one_device_is_compiled_once_for_each_way():
+    """Nothing is sent, so that no profile is made of a compile of its own."""
+    one = Cluster.from_file(H100X8.with_name("h100x1.yaml")).slices()[0].logical_mesh({"data": 1})
+    lowered = jax.jit(lambda x: jnp.tanh(x) * 2).lower(jnp.ones(8))
+    compiled = []
+
+    def compile_as(candidate, options):
+        compiled.append(candidate)
+        return lowered.compile()
+
+    found = compile_candidates(compile_as, "cuda", Choosing((Candidate.UNORDERED,), one, None))
+    assert compiled == [c.figures.candidate for c in found] == [Candidate.LEAST_MEMORY, Candidate.UNORDERED]
