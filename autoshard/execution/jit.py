@@ -95,9 +95,9 @@ class Interface:
       donate_argnums: Positional arguments whose buffers are reused.
       schedule: What the compiler is asked for.
       choosing: By what the fastest way to schedule the program on GPUs is chosen.
-      trial: Whether the fastest is found by timing them in the first steps of a run, else by replay.
       timed: What equations enforce instead where there is memory to spare.
       in_host: The flat arguments that lie in the memory of the host, by position. outputs_in_host: Outputs.
+      trial: Whether the fastest way is found by timing all in the first steps of a run, else by replay.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -108,10 +108,10 @@ class Interface:
     donate_argnums: tuple[int, ...]
     schedule: Schedule
     choosing: Choosing
-    trial: bool = False
     timed: tuple[tuple[int, EquationPlan], ...] = ()
     in_host: frozenset[int] = frozenset()
     outputs_in_host: frozenset[int] = frozenset()
+    trial: bool = False
 
     def for_candidate(self, candidate: Candidate) -> "Interface":
         """The same layouts, in the orders of one way to schedule the program."""
