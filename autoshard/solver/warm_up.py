@@ -116,7 +116,7 @@ def compile_ascent() -> None:
     point = ascent.reparametrization()
     label_slack(graph, point.tables, point.messages, point.theta)
     usage, cost = np.zeros(len(graph.capacity)), np.zeros(len(graph.unary))
-    improve_trees(graph, ascent.decoded[0], usage, point.theta, point.tables, True, 4, 1, 0, cost)
+    improve_trees(graph, ascent.decoded[0], usage, point.theta, point.tables, 4, 1, 0, cost)
 
 
 def _warm_up_graph() -> FactorGraph:

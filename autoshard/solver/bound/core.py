@@ -10,10 +10,10 @@ gives its minimum over the leaf to the neighbour. So the messages of a core, tog
 messages of the whole problem, and prove the same bound there.
 """
 
-import numba
 import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph, grouped, message_count, offsets
+from autoshard.solver.kernels import kernel
 
 
 class CoreGraph:
@@ -101,7 +101,7 @@ def _places(start: np.ndarray, length: np.ndarray) -> np.ndarray:
     return np.repeat(start - begins[:-1], length) + np.arange(begins[-1])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, messages: np.ndarray,
           order: np.ndarray, link: np.ndarray) -> tuple[int, float, np.ndarray, np.ndarray]:  # fmt: skip
     """Minimises out nodes with at most one factor while there are any.
@@ -185,7 +185,7 @@ def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.nd
     return found, float(constant), left, unlinked
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def _unpeel(graph: FactorGraph, unary: np.ndarray, order: np.ndarray, link: np.ndarray, labels: np.ndarray) -> None:
     """Sets the labels of the nodes in `order`, from the last to leave to the first."""
     for step in range(len(order) - 1, -1, -1):
