@@ -36,7 +36,7 @@ class CoreGraph:
         self._unary, self._messages = whole.unary.copy(), np.zeros(message_count(whole))
         self._order, self._link = np.empty(count, np.int64), np.empty(count, np.int64)
         used, paired = usages.owned(count), pairs.owned(factors)
-        self._peeled, self.constant, left, unlinked = _peel(
+        self._peeled, self.constant, left, unlinked = peel(
             whole, used, paired, self._unary, self._messages, self._order, self._link
         )
         self.nodes, self.factors = np.flatnonzero(~left), np.flatnonzero(~unlinked)
@@ -76,7 +76,7 @@ class CoreGraph:
         """The core's labels int64, and the cheapest beside them for the leaves; int64 [n]."""
         result = np.zeros(len(self.whole.label_start) - 1, np.int64)
         result[self.nodes] = labels
-        _unpeel(self.whole, self._unary, self._order[: self._peeled], self._link, result)
+        unpeel(self.whole, self._unary, self._order[: self._peeled], self._link, result)
         return result
 
 
@@ -102,7 +102,7 @@ def _places(start: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 @kernel()
-def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, messages: np.ndarray,
+def peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, messages: np.ndarray,
           order: np.ndarray, link: np.ndarray) -> tuple[int, float, np.ndarray, np.ndarray]:  # fmt: skip
     """Minimises out nodes with at most one factor while there are any.
 
@@ -186,7 +186,7 @@ def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.nd
 
 
 @kernel()
-def _unpeel(graph: FactorGraph, unary: np.ndarray, order: np.ndarray, link: np.ndarray, labels: np.ndarray) -> None:
+def unpeel(graph: FactorGraph, unary: np.ndarray, order: np.ndarray, link: np.ndarray, labels: np.ndarray) -> None:
     """Sets the labels of the nodes in `order`, from the last to leave to the first."""
     for step in range(len(order) - 1, -1, -1):
         i, f = order[step], link[step]

@@ -130,21 +130,14 @@ def iterated_conditional_modes(
             if not stale[i]:
                 continue
             local_costs(graph, labels, i, scratch)
+            if not _occupies(graph, i):
+                moved += _take_cheapest(graph, labels, i, scratch, stale)
+                continue
             choices = graph.label_start[i + 1] - graph.label_start[i]
             now = labels[i]
             cheapest = np.inf
             for k in range(choices):
                 cheapest = min(cheapest, scratch[k])
-            if not _occupies(graph, i):
-                if cheapest < scratch[now]:
-                    for k in range(choices):
-                        if scratch[k] == cheapest:
-                            labels[i] = k
-                            break
-                    moved += 1
-                    _make_stale(graph, i, stale)
-                stale[i] = False
-                continue
             add_usage(graph, labels, usage, weights, i, now, -1.0)
             room = _room(graph, usage, i)
             penalty = 0.0
@@ -171,6 +164,21 @@ def iterated_conditional_modes(
         if moved == 0:
             break
     return moves
+
+
+@inner()
+def _take_cheapest(graph, labels, i, cost, stale):
+    """Gives node i the first of the labels that cost least, if one costs less than its own; returns whether it does."""
+    choice = labels[i]
+    for k in range(graph.label_start[i + 1] - graph.label_start[i]):
+        if cost[k] < cost[choice]:
+            choice = k
+    moved = choice != labels[i]
+    if moved:
+        labels[i] = choice
+        _make_stale(graph, i, stale)
+    stale[i] = False
+    return moved
 
 
 @inner()
@@ -221,17 +229,45 @@ def _occupies(graph, i):
     return False
 
 
-@kernel()
 def repair(graph: FactorGraph, labels: np.ndarray, weights: np.ndarray, rounds: int, scratch: np.ndarray) -> bool:
     """Repairs and polishes `labels` in place: penalised descent with growing weights, then descent inside the capacity.
 
     Args:
       weights: float64 [T], updated; the first penalty per unit of overrun at each instant.
-      rounds: how often weights may grow.
+      rounds: how often weights may grow, at least 1.
 
     Returns:
       True if the result has finite cost and fits.
     """
+    if len(graph.capacity):
+        return repair_within(graph, labels, weights, rounds, scratch)
+    return descend_freely(graph, labels, scratch)
+
+
+@kernel()
+def descend_freely(graph: FactorGraph, labels: np.ndarray, scratch: np.ndarray) -> bool:
+    """What `repair_within` comes to where no instant counts, without what it takes to compile that."""
+    count = len(labels)
+    stale = np.ones(count, np.bool_)
+    for sweeps in (20, 50):
+        stale[:] = True
+        for turn in range(sweeps):
+            moved = 0
+            for step in range(count):
+                i = step if turn % 2 == 0 else count - 1 - step
+                if stale[i]:
+                    local_costs(graph, labels, i, scratch)
+                    moved += _take_cheapest(graph, labels, i, scratch, stale)
+            if moved == 0:
+                break
+    return np.isfinite(labels_cost(graph, labels))
+
+
+@kernel()
+def repair_within(
+    graph: FactorGraph, labels: np.ndarray, weights: np.ndarray, rounds: int, scratch: np.ndarray
+) -> bool:
+    """`repair` where instants count."""
     some, many = np.int64(20), np.int64(50)  # not as literals, for each of which numba would compile a version
     usage = labels_usage(graph, labels)
     for _ in range(rounds):
