@@ -109,8 +109,12 @@ _GRAPH, _INTS, _FLOATS, _FLAGS = GRAPH_TYPE, int64[::1], float64[::1], boolean[:
 _CORE = Stage(
     "core",
     (
-        Kernel(peel, (_GRAPH, _FLAGS, _FLAGS, _FLOATS, _FLOATS, _INTS, _INTS)),
+        Kernel(
+            peel,
+            (_GRAPH, _FLAGS, _FLAGS, _FLOATS, _FLOATS, _INTS, _INTS, _FLAGS, _FLAGS, float64[:, ::1], _INTS, _INTS),
+        ),
         Kernel(price_unary, (_GRAPH, _FLOATS, _FLOATS)),
+        Kernel(node_costs, (_GRAPH, _FLOATS, _FLOATS, _FLOATS)),
         Kernel(unpeel, (_GRAPH, _FLOATS, _INTS, _INTS, _INTS)),
     ),
 )
@@ -118,7 +122,6 @@ _MESSAGES = Stage(
     "messages",
     (
         Kernel(sweep, (_GRAPH, _FLOATS, _FLOATS, _FLOATS, boolean, float64[:, ::1], _INTS)),
-        Kernel(node_costs, (_GRAPH, _FLOATS, _FLOATS, _FLOATS)),
         Kernel(descend_freely, (_GRAPH, _INTS, _FLOATS)),
         Kernel(labels_cost, (_GRAPH, _INTS)),
     ),
@@ -205,7 +208,7 @@ def _start(number: int, locks: list[int]) -> None:
     program = f"from autoshard.solver.warm_up import compile_share; compile_share({number}, {locks})"
     with contextlib.suppress(OSError):
         child = subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-P", "-c", program],  # not what the current folder has by these names
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
