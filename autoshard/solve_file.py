@@ -18,7 +18,6 @@ import rich.markup
 from autoshard.errors import AutoshardError, MemoryBudgetError, SolverError
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.cached import solve_cached
-from autoshard.solver.driver import compile_kernels
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.io.problem_file import ProblemFile, read_problem_file
 from autoshard.solver.io.solution_cache import SolutionCache
@@ -26,7 +25,7 @@ from autoshard.solver.io.solution_file import solution_document, write_solution
 from autoshard.solver.least_capacity import LeastCapacity, least_capacity
 from autoshard.solver.options import Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Problem, Solution, Status, relative_gap
-from autoshard.solver.warm_up import is_warm
+from autoshard.solver.warm_up import ALWAYS, SELDOM, WITHIN_CAPACITY, load_kernels, start_compilation
 from autoshard.watchdog import watchdog
 
 WRITING_S = 0.6
@@ -107,14 +106,14 @@ def solve_file(request: SolveRequest, console: rich.console.Console, show: Calla
 
 
 def _solve(request: SolveRequest, story: "_Story") -> SolveAnswer:
+    start_compilation()
     story.tell(f"reading {os.path.basename(request.path)}")
     file = story.file = read_problem_file(request.path)
     problem = file.problem
     usages = len(problem.usages) + len(problem.edge_usages)
     story.tell(f"{len(problem.nodes)} nodes, {len(problem.edges)} edges, {usages} usages")
-    if not is_warm():
-        story.tell("loading the solver's kernels (compiled once a machine)")
-        compile_kernels()
+    story.tell("loading the solver's kernels (compiled once a machine)")
+    load_kernels(ALWAYS + WITHIN_CAPACITY + SELDOM)
     writing_s = min(WRITING_S, 0.1 * request.limit_s) + WRITING_S_PER_NODE * len(problem.nodes)
     limit_s = max(request.left_s() - writing_s, 0.1)
     options = SolverOptions(

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from autoshard.cli import app
 from autoshard.solver import Edge, Node, Problem, Usage, evaluate
-from autoshard.solver.driver import compile_kernels
 from autoshard.solver.io.problem_file import ProblemFile, read_problem_file, write_problem_file
 from autoshard.solver.io.solution_file import read_solution
+from autoshard.solver.warm_up import ALWAYS, SELDOM, WITHIN_CAPACITY, load_kernels
 
 EXAMPLE = {
     "problem": {
@@ -51,7 +51,7 @@ main()
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
     """Compiles the kernels, so that the processes below only load them."""
-    compile_kernels()
+    load_kernels(ALWAYS + WITHIN_CAPACITY + SELDOM)
 
 
 def example(tmp_path: pathlib.Path, limit: int = 50) -> pathlib.Path:

@@ -28,6 +28,7 @@ from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.variant_search import plan_variants
 from autoshard.plans.variant_space import Space, space_of, why_no_mean_of
+from autoshard.solver.warm_up import start_compilation
 from autoshard.strategies.adaptive import plan_adaptive
 from autoshard.suggestions import suggestion
 from autoshard.train_step import TrainStep
@@ -69,6 +70,7 @@ def plan_on_devices(
 
     Arguments, results and errors are those of `autoshard.plan`, which comes here first, without its `tables`.
     """
+    start_compilation()
     options = options or PlanOptions()
     hardware = load_cluster(cluster)
     donated = donated_argnums(fn, donate_argnums)

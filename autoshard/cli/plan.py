@@ -115,7 +115,10 @@ def plan(
 
     Nothing is allocated and nothing runs, so that a model and a cluster of any size can be planned on a laptop.
     """
+    from autoshard.solver.warm_up import start_compilation
+
     with errors_shown(traceback):
+        start_compilation()  # beside what comes before the first problem
         settings = load_settings(
             config,
             overrides,

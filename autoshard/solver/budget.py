@@ -1,4 +1,4 @@
-"""What a search may spend: time by the clock, or counted work.
+"""What a search may spend: time by the clock, or counted work. The clock stands still while kernels are compiled.
 
 With `SolverOptions.work_limit` the clock is not the wall's: it moves by counted work alone, so that every decision that
 asks how much is left falls the same way in every run.
@@ -8,6 +8,8 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+
+from numba.core import event
 
 from autoshard.interrupts import StopRequest
 from autoshard.solver.options import SolverOptions
@@ -27,17 +29,46 @@ RESERVE = 0.01
 """Share of the time limit that is kept free for what a busy machine delays."""
 
 
+class CompileTime(event.Listener):
+    """Adds up how long numba compiles.
+
+    Attributes:
+      total_s: Seconds until now, without what is being compiled.
+    """
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._depth, self._began = 0, 0.0
+
+    def on_start(self, event: event.Event) -> None:
+        if self._depth == 0:
+            self._began = time.perf_counter()
+        self._depth += 1
+
+    def on_end(self, event: event.Event) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.total_s += time.perf_counter() - self._began
+
+
+@contextlib.contextmanager
+def compile_time() -> Iterator[CompileTime]:
+    """What numba compiles within this context."""
+    with event.install_listener("numba:compile", CompileTime()) as found:
+        yield found
+
+
 class Budget:
     """Seconds, or units of work with a work limit; nothing is left once a stop is asked for."""
 
-    def __init__(self, options: SolverOptions, stop: StopRequest, num_nodes: int) -> None:
-        self.options, self._stop, self._num_nodes = options, stop, num_nodes
+    def __init__(self, options: SolverOptions, stop: StopRequest, num_nodes: int, compiling: CompileTime) -> None:
+        self.options, self._stop, self._num_nodes, self._compiling = options, stop, num_nodes, compiling
         self._began, self._work = time.perf_counter(), 0.0
         self._until, self._longest_s = math.inf, 0.0
 
     def wall_s(self) -> float:
-        """Seconds since the search began; for reports only."""
-        return time.perf_counter() - self._began
+        """Seconds since the search began, without those in which kernels were compiled; for reports only."""
+        return time.perf_counter() - self._began - self._compiling.total_s
 
     def elapsed(self) -> float:
         """Seconds since the search began; with a work limit, units of work done."""

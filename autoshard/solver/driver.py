@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.solver.budget import CompileTime, compile_time
 from autoshard.solver.exact.mathopt_runner import MathOptRunner
 from autoshard.solver.lifted_search import relax_lifted, search_lifted
 from autoshard.solver.lifted_start import LiftedStart
@@ -23,7 +24,7 @@ from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
 from autoshard.solver.search import Search
 from autoshard.solver.validate import check_problem
-from autoshard.solver.warm_up import is_warm, share_compilation, warm_up_options, warm_up_problem
+from autoshard.solver.warm_up import is_warm, load_kernels_of
 
 COPIES_SHARE, ENOUGH_SHARE = 0.3, 0.9
 """Share of the time limit that folding copies may take; and where a bound by it is enough."""
@@ -58,19 +59,11 @@ def solve(
     check_problem(problem)
     options = options or SolverOptions()
     with contextlib.nullcontext(stop) if stop is not None else stop_on_signals() as request:
-        if not is_warm():
-            if on_progress is not None:
-                on_progress(Progress(0.0, math.inf, -math.inf, "compiling the solver, once a machine"))
-            compile_kernels()
-        with MathOptRunner(request, options.deadline()) as runner:
-            return _solve(problem, options, hint, on_progress, runner, start)
-
-
-def compile_kernels() -> None:
-    """Compiles the kernels, or loads them from disk, by solving a small problem."""
-    share_compilation()
-    with MathOptRunner(StopRequest()) as runner:
-        _solve(warm_up_problem(), warm_up_options(), None, None, runner, None)
+        if not is_warm() and on_progress is not None:
+            on_progress(Progress(0.0, math.inf, -math.inf, "compiling the solver, once a machine"))
+        load_kernels_of(problem)
+        with compile_time() as compiling, MathOptRunner(request, options.deadline(), compiling) as runner:
+            return _solve(problem, options, hint, on_progress, runner, start, compiling)
 
 
 def _solve(
@@ -80,9 +73,10 @@ def _solve(
     on_progress: Callable[[Progress], None] | None,
     runner: MathOptRunner,
     start: LiftedStart | None,
+    compiling: CompileTime,
 ) -> Solution:
     """`solve` of a checked problem, with the clock running."""
-    search = Search(problem, options, on_progress, runner)
+    search = Search(problem, options, on_progress, runner, compiling)
     if options.is_bound_enough:
         with search.budget.at_most(ENOUGH_SHARE):
             relaxed = relax_lifted(search, start)

@@ -4,7 +4,7 @@ Every objective that the solver reports comes from here, never from a transforme
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -68,3 +68,20 @@ def _peak(problem: Problem, choices: list[int]) -> tuple[float, int | None]:
     usage = np.cumsum(steps)
     best = int(np.argmax(usage))
     return float(usage[best]), int(instants[best])
+
+
+def peak_if(problem: Problem, amount: Callable[[np.ndarray], float]) -> tuple[float, int | None]:
+    """The peak, and its instant, if every usage took `amount` of its amounts; 0 and None without usages."""
+    usages = [usage for usage in (*problem.usages, *problem.edge_usages) if usage.start < usage.stop]
+    if not usages:
+        return 0.0, None
+    start = np.array([usage.start for usage in usages])
+    stop = np.array([usage.stop for usage in usages])
+    instants, position = np.unique(np.concatenate([start, stop]), return_inverse=True)
+    amounts = np.array([float(amount(usage.amounts)) for usage in usages])
+    steps = np.zeros(len(instants))
+    np.add.at(steps, position[: len(start)], amounts)
+    np.subtract.at(steps, position[len(start) :], amounts)
+    totals = np.cumsum(steps)
+    peak = int(np.argmax(totals))
+    return float(totals[peak]), int(instants[peak])

@@ -4,15 +4,19 @@ Nodes are renumbered 0.. in the order of the original problem; every factor runs
 and class maps that are the same object in the `Network` are stored once.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import numba
 import numpy as np
+from numba.extending import typeof_impl
 
+from autoshard.solver.graph_type import RecordType
 from autoshard.solver.reduce.network import Demand, Factor, Network
 
 
-class FactorGraph(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class FactorGraph:
     """Arrays of a problem with n nodes, L labels in all, m factors, T instants.
 
     label_start int64 [n+1]: labels of node i are label_start[i]..label_start[i+1]-1. unary float64 [L].
@@ -26,6 +30,7 @@ class FactorGraph(NamedTuple):
       usage_amounts int64: where the amounts per label begin in `amounts` float64.
     pair_start int64 [m+1], pair_first, pair_last, pair_amounts: the same for factors (amounts per table entry).
     capacity float64 [T].
+    places int64 [2 * arrays]: the address and the length of each array before, for kernels (`graph_type.py`).
     """
 
     label_start: np.ndarray
@@ -55,6 +60,42 @@ class FactorGraph(NamedTuple):
     pair_amounts: np.ndarray
     amounts: np.ndarray
     capacity: np.ndarray
+    places: np.ndarray = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        places = []
+        for name, dtype in GRAPH_TYPE.columns:
+            column = np.ascontiguousarray(getattr(self, name), str(dtype))
+            object.__setattr__(self, name, column)
+            places += [column.ctypes.data, len(column)]
+        object.__setattr__(self, "places", np.array(places, np.int64))
+
+    def __reduce__(self) -> tuple[type["FactorGraph"], tuple[np.ndarray, ...]]:
+        """A copy has arrays, and so places, of its own."""
+        return FactorGraph, tuple(getattr(self, name) for name, _ in GRAPH_TYPE.columns)
+
+    @property
+    def address(self) -> int:
+        """Where kernels find the address and the length of each array."""
+        return self.places.ctypes.data
+
+
+def _type_of_entries(name: str) -> numba.types.Type:
+    if name == "classes":
+        return numba.int32
+    return numba.float64 if name in ("unary", "tables", "amounts", "capacity") else numba.int64
+
+
+GRAPH_TYPE = RecordType(
+    "FactorGraph",
+    tuple((field.name, _type_of_entries(field.name)) for field in dataclasses.fields(FactorGraph) if field.init),
+)
+"""What kernels take a `FactorGraph` for."""
+
+
+@typeof_impl.register(FactorGraph)
+def _type_of_graph(graph: FactorGraph, context: object) -> RecordType:
+    return GRAPH_TYPE
 
 
 class _Store:

@@ -1,12 +1,12 @@
 """What a labelling of a factor graph costs and takes: compiled kernels."""
 
-import numba
 import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph
+from autoshard.solver.kernels import kernel
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def labels_cost(graph: FactorGraph, labels: np.ndarray) -> float:
     """Cost of local labels int64 [n] (without the network's constant)."""
     total = 0.0
@@ -19,7 +19,7 @@ def labels_cost(graph: FactorGraph, labels: np.ndarray) -> float:
     return float(total)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def labels_usage(graph: FactorGraph, labels: np.ndarray) -> np.ndarray:
     """Usage at each instant, float64 [T]."""
     steps = np.zeros(len(graph.capacity) + 1)
@@ -42,7 +42,7 @@ def labels_usage(graph: FactorGraph, labels: np.ndarray) -> np.ndarray:
     return steps[: len(graph.capacity)].copy()
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def fits(graph: FactorGraph, labels: np.ndarray) -> bool:
     """Whether the usage is within the capacity at every instant."""
     usage = labels_usage(graph, labels)

@@ -9,13 +9,13 @@ choice that takes less dominates.
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.driver import solve
-from autoshard.solver.evaluate import CAPACITY_TOLERANCE, evaluate
+from autoshard.solver.evaluate import CAPACITY_TOLERANCE, evaluate, peak_if
 from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import ROUNDING, SolverOptions
 from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Status, Usage
@@ -62,7 +62,7 @@ def least_capacity(
     if stop is None:
         with stop_on_signals() as request:
             return least_capacity(problem, options, request, question)
-    (low, instant), (high, _) = _peak_if(problem, np.min), _peak_if(problem, np.max)
+    (low, instant), (high, _) = peak_if(problem, np.min), peak_if(problem, np.max)
     if options.work_limit is None and options.time_limit_s <= 0:
         return LeastCapacity(low, np.inf, None, instant, _least_alive(problem, instant))
     best = _frugal(problem)
@@ -105,7 +105,7 @@ def exceeds(problem: Problem, options: SolverOptions, stop: StopRequest) -> bool
     """
     assert problem.capacity is not None, "nothing limits usage"
     limit = problem.capacity * (1 + CAPACITY_TOLERANCE)
-    (low, instant), (high, _) = _peak_if(problem, np.min), _peak_if(problem, np.max)
+    (low, instant), (high, _) = peak_if(problem, np.min), peak_if(problem, np.max)
     frugal = _frugal(problem)
     if low > limit or frugal is not None and evaluate(problem, frugal).peak_usage <= limit:
         return low > limit
@@ -141,23 +141,6 @@ def _share(options: SolverOptions, rounds: int, elapsed_s: float) -> SolverOptio
     if options.work_limit is not None:
         return dataclasses.replace(options, work_limit=options.work_limit / ROUNDS)
     return dataclasses.replace(options, time_limit_s=max((options.time_limit_s - elapsed_s) / rounds, 0.1))
-
-
-def _peak_if(problem: Problem, amount: Callable[[np.ndarray], float]) -> tuple[float, int | None]:
-    """The peak, and its instant, if every usage took `amount` of its amounts; 0 and None without usages."""
-    usages = [usage for usage in (*problem.usages, *problem.edge_usages) if usage.start < usage.stop]
-    if not usages:
-        return 0.0, None
-    start = np.array([usage.start for usage in usages])
-    stop = np.array([usage.stop for usage in usages])
-    instants, position = np.unique(np.concatenate([start, stop]), return_inverse=True)
-    amounts = np.array([float(amount(usage.amounts)) for usage in usages])
-    steps = np.zeros(len(instants))
-    np.add.at(steps, position[: len(start)], amounts)
-    np.subtract.at(steps, position[len(start) :], amounts)
-    totals = np.cumsum(steps)
-    peak = int(np.argmax(totals))
-    return float(totals[peak]), int(instants[peak])
 
 
 def _least_alive(problem: Problem, instant: int | None) -> tuple[tuple[str, float], ...]:

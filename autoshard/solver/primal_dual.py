@@ -209,7 +209,9 @@ class PrimalDualSearch:
             ):
                 return
             hopeless = not math.isfinite(labels_cost(graph, decoded)) or (
-                self.search.choices is not None and (labels_usage(graph, decoded) > 1.3 * graph.capacity).any()
+                self.search.choices is not None
+                and len(graph.capacity) > 0
+                and bool((labels_usage(graph, decoded) > 1.3 * graph.capacity).any())
             )
             if hopeless and len(starts) == 1:
                 continue

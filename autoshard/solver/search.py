@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from autoshard.interrupts import StopRequest
-from autoshard.solver.budget import Budget
+from autoshard.solver.budget import Budget, CompileTime
 from autoshard.solver.evaluate import evaluate
 from autoshard.solver.exact.mathopt_runner import MathOptRunner
 from autoshard.solver.options import Progress, SolverOptions
@@ -28,13 +28,14 @@ class Search:
         options: SolverOptions,
         on_progress: Callable[[Progress], None] | None,
         runner: MathOptRunner | None = None,
+        compiling: CompileTime | None = None,
     ) -> None:
         self.problem, self.options, self.runner = problem, options, runner or MathOptRunner(StopRequest())
         self.objective, self.choices = math.inf, None
         self.bound, self.infeasible = -math.inf, False
         self.capacity_price: CapacityPrice | None = None
         self._on_progress = on_progress
-        self.budget = Budget(options, self.runner.stop, len(problem.nodes))
+        self.budget = Budget(options, self.runner.stop, len(problem.nodes), compiling or CompileTime())
 
     def offer(self, choices: Sequence[int], phase: str) -> bool:
         """Takes a candidate; returns whether it is the new best."""

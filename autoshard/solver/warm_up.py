@@ -1,151 +1,271 @@
-"""Compiles the solver's kernels before any clock runs.
+"""Has the solver's kernels compiled before any clock runs, and beside what else is done.
 
-Numba compiles a kernel when it is first called and keeps the result on disk; on a machine that never ran autoshard that
-takes half a minute of one core. Two processes share the work: what the child compiles, this process reads from disk.
-Where several processes of a machine begin at once, as under `autoshard launch`, one of them compiles for all.
+Numba compiles a kernel when it is first called and keeps the result on disk. On a machine that never ran autoshard that
+takes twenty seconds of a core, so it is begun before the first problem is there: two child processes share the work,
+which this one then reads from disk. They begin with what every problem needs, and go on with the rest while something
+else runs. A problem waits for what it is likely to need (`load_kernels_of`); any other kernel is compiled here if it is
+called before it is on disk, and a search's clock stands still meanwhile (`budget.py`). Where several processes of a
+machine begin at once, as under `autoshard launch`, two children compile for all.
+
+A stage has a file beside its kernels on disk. Who compiles the stage has a lock on it, which the system lets go of when
+the process ends, however it does; at the end it tells for which state of things the kernels were compiled.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import os
+import pathlib
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import llvmlite.binding
+import numba
 import numpy as np
-from numba.extending import is_jitted
+from numba import boolean, float64, int64
 
-from autoshard.solver.bound.dual_ascent import DualAscent
+from autoshard.garbage import collection_paused
+from autoshard.solver.bound.core import peel, unpeel
 from autoshard.solver.bound.label_slack import label_slack
-from autoshard.solver.factor_graph import FactorGraph, factor_graph_of
-from autoshard.solver.labelling import labels_cost
-from autoshard.solver.options import SolverOptions
-from autoshard.solver.primal.local_search import repair
+from autoshard.solver.bound.messages import factor_minima, node_costs, price_tables, price_unary, sweep
+from autoshard.solver.bound.prices import ascend_prices
+from autoshard.solver.evaluate import peak_if
+from autoshard.solver.factor_graph import GRAPH_TYPE
+from autoshard.solver.labelling import fits, labels_cost, labels_usage
+from autoshard.solver.primal.local_search import (
+    assign_greedily,
+    descend_freely,
+    iterated_conditional_modes,
+    least_usage_labels,
+    repair_within,
+)
 from autoshard.solver.primal.tree_moves import improve_trees
-from autoshard.solver.problem import Edge, EdgeUsage, Node, Problem, Usage
-from autoshard.solver.reduce.network import Network
+from autoshard.solver.problem import Problem
 
-_NODES, _LABELS, _CLASSES = 24, 5, 3
+_PATIENCE_S, _PAUSE_S = 180.0, 0.02
+"""How long a process waits for another one that compiles, before it does so itself; and between two looks."""
+_NICENESS = 10
+"""By how much a child gives way to what has begun once it compiles what few problems need."""
 
-_PATIENCE_S, _PAUSE_S = 180.0, 0.1
-"""How long a process waits for another one that compiles, before it does so itself."""
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled function and the types of its arguments, of which there is one combination."""
+
+    function: Any
+    arguments: tuple[numba.types.Type, ...]
+
+    def is_loaded(self) -> bool:
+        return bool(self.function.signatures)
+
+    def load(self) -> None:
+        """Reads it from disk, or compiles it."""
+        self.function.compile(self.arguments)
+
+    def forget(self) -> None:
+        """Empties its index on disk, unless it is loaded.
+
+        The index names classes by module, and reading it fails where another version of autoshard had those elsewhere.
+        """
+        if not self.is_loaded():
+            self.function.recompile()  # of nothing, which only writes an empty index
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """Kernels that one process compiles in turn."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+
+    def is_loaded(self) -> bool:
+        return all(kernel.is_loaded() for kernel in self.kernels)
+
+    def path(self) -> pathlib.Path:
+        """The stage's file."""
+        return pathlib.Path(self.kernels[0].function.stats.cache_path) / f"autoshard-{self.name}.stage"
+
+    def state(self) -> str:
+        """What its kernels on disk are for: versions, processor and sources."""
+        parts = [sys.version, numba.__version__, llvmlite.binding.get_host_cpu_name()]
+        for module in sorted({kernel.function.py_func.__code__.co_filename for kernel in self.kernels}):
+            with contextlib.suppress(OSError):
+                found = os.stat(module)
+                parts.append(f"{module} {found.st_mtime_ns} {found.st_size}")
+        return "\n".join(parts)
+
+    def is_on_disk(self) -> bool:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return self.path().read_text() == self.state()
+        return False
+
+
+_GRAPH, _INTS, _FLOATS, _FLAGS = GRAPH_TYPE, int64[::1], float64[::1], boolean[::1]
+
+_CORE = Stage(
+    "core",
+    (
+        Kernel(
+            peel,
+            (_GRAPH, _FLAGS, _FLAGS, _FLOATS, _FLOATS, _INTS, _INTS, _FLAGS, _FLAGS, float64[:, ::1], _INTS, _INTS),
+        ),
+        Kernel(price_unary, (_GRAPH, _FLOATS, _FLOATS)),
+        Kernel(node_costs, (_GRAPH, _FLOATS, _FLOATS, _FLOATS)),
+        Kernel(unpeel, (_GRAPH, _FLOATS, _INTS, _INTS, _INTS)),
+    ),
+)
+_MESSAGES = Stage(
+    "messages",
+    (
+        Kernel(sweep, (_GRAPH, _FLOATS, _FLOATS, _FLOATS, boolean, float64[:, ::1], _INTS)),
+        Kernel(descend_freely, (_GRAPH, _INTS, _FLOATS)),
+        Kernel(labels_cost, (_GRAPH, _INTS)),
+    ),
+)
+_PRICES = Stage(
+    "prices",
+    (
+        Kernel(labels_usage, (_GRAPH, _INTS)),
+        Kernel(ascend_prices, (_GRAPH, _FLOATS, _FLOATS, _FLOATS, _FLOATS, float64)),
+        Kernel(price_tables, (_GRAPH, _FLOATS, _FLOATS)),
+        Kernel(factor_minima, (_GRAPH, _FLOATS, _FLOATS)),
+        Kernel(label_slack, (_GRAPH, _FLOATS, _FLOATS, _FLOATS)),
+    ),
+)
+_REPAIR = Stage(
+    "repair",
+    (
+        Kernel(iterated_conditional_modes, (_GRAPH, _INTS, _FLOATS, _FLOATS, int64, _FLOATS)),
+        Kernel(repair_within, (_GRAPH, _INTS, _FLOATS, int64, _FLOATS)),
+        Kernel(fits, (_GRAPH, _INTS)),
+    ),
+)
+_TREES = Stage(
+    "trees",
+    (
+        Kernel(least_usage_labels, (_GRAPH,)),
+        Kernel(assign_greedily, (_GRAPH, _INTS, _INTS, _FLOATS)),
+        Kernel(improve_trees, (_GRAPH, _INTS, _FLOATS, _FLOATS, _FLOATS, int64, int64, int64, _FLOATS)),
+    ),
+)
+SHARES = ((_CORE, _PRICES), (_MESSAGES, _REPAIR, _TREES))
+"""What each child compiles, in this order."""
+ALWAYS, WITHIN_CAPACITY, SELDOM = (_CORE, _MESSAGES), (_PRICES, _REPAIR), (_TREES,)
+"""What every problem needs, what most need whose capacity may be exceeded, and what few need."""
 
 
 def is_warm() -> bool:
-    """Whether the kernels are compiled or loaded in this process."""
-    return bool(label_slack.signatures)
+    """Whether the kernels that every problem needs are compiled or loaded in this process."""
+    return all(stage.is_loaded() for stage in ALWAYS)
 
 
-def share_compilation() -> None:
-    """Compiles the larger kernels in two processes, if they are not on disk yet."""
-    with _one_at_a_time():
-        graph = _warm_up_graph()
-        labels = np.zeros(len(graph.label_start) - 1, np.int64)
-        if not _is_on_disk(graph, labels):
-            _compile_in_two(graph, labels)
+def start_compilation() -> None:
+    """Has what is not on disk compiled by child processes, which go on when this one ends. Returns at once."""
+    if is_warm():
+        return
+    for number, share in enumerate(SHARES):
+        with contextlib.ExitStack() as stack:
+            locks = [lock for stage in share if (lock := stack.enter_context(_lock(stage))) is not None]
+            missing = [stage for stage in share if not stage.is_on_disk()]
+            if len(locks) == len(share) and missing:
+                for kernel in (kernel for stage in missing for kernel in stage.kernels):
+                    kernel.forget()
+                _start(number, locks)
 
 
-def _compile_in_two(graph: FactorGraph, labels: np.ndarray) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from autoshard.solver.warm_up import compile_ascent; compile_ascent()"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,
-    )
-    try:
-        ascent = DualAscent(graph)
-        repair(graph, labels, ascent.penalties(), 1, ascent.scratch[0])
-        child.wait()
-    finally:
-        child.kill()
-        child.wait()
+def load_kernels_of(problem: Problem) -> None:
+    """Loads what a problem needs to begin with."""
+    load_kernels(ALWAYS)
+    if not all(stage.is_loaded() for stage in WITHIN_CAPACITY) and problem.capacity is not None:
+        is_quick = all(stage.is_on_disk() for stage in WITHIN_CAPACITY)
+        if is_quick or peak_if(problem, np.max)[0] > problem.capacity:
+            load_kernels(WITHIN_CAPACITY)
+
+
+def load_kernels(stages: Sequence[Stage]) -> None:
+    """Reads kernels from disk; waits for those that are being compiled, and compiles those that nobody does.
+
+    Args:
+      stages: What to load: `ALWAYS`, `WITHIN_CAPACITY`, `SELDOM`.
+    """
+    if all(stage.is_loaded() for stage in stages):
+        return
+    start_compilation()
+    until = time.monotonic() + _PATIENCE_S
+    for stage in stages:
+        while not _is_free(stage) and time.monotonic() < until:
+            time.sleep(_PAUSE_S)
+        for kernel in stage.kernels:
+            kernel.load()
+
+
+def _start(number: int, locks: list[int]) -> None:
+    """Starts a child that compiles a share, if that is possible here. It inherits the locks, and so keeps them."""
+    program = f"from autoshard.solver.warm_up import compile_share; compile_share({number}, {locks})"
+    with contextlib.suppress(OSError):
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-c", program],  # not what the current folder has by these names
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            pass_fds=locks,
+            start_new_session=True,
+        )
+        threading.Thread(target=child.wait, daemon=True).start()  # so that nothing is left of it when it ends
+
+
+@collection_paused()
+def compile_share(number: int, locks: Sequence[int]) -> None:
+    """What a child does: compiles the stages of a share; `locks` are on their files, which are open."""
+    for stage, lock in zip(SHARES[number], locks, strict=True):
+        state = stage.state()
+        if stage in SELDOM:
+            os.nice(_NICENESS)
+        for kernel in stage.kernels:
+            kernel.load()
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, state.encode(), 0)
+        os.close(lock)
 
 
 @contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Lets one process of a machine in at a time, as far as its file system can tell.
+def _lock(stage: Stage) -> Iterator[int | None]:
+    """The stage's file, open and locked, in this context and in children that inherit it.
 
-    The system lets go of the lock, which is on numba's folder, when a process ends, however it does.
+    None if another process has the lock, or where no such file can be made.
     """
     descriptor = None
     try:
         with contextlib.suppress(OSError):
-            descriptor = os.open(str(labels_cost.stats.cache_path), os.O_RDONLY)
-            until = time.monotonic() + _PATIENCE_S
-            while not _is_locked(descriptor) and time.monotonic() < until:
-                time.sleep(_PAUSE_S)
-        yield
+            descriptor = os.open(stage.path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                descriptor = None
+        yield descriptor
     finally:
         if descriptor is not None:
             os.close(descriptor)
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Whether this process now has the lock on an open folder."""
+def _is_free(stage: Stage) -> bool:
+    """Whether no other process compiles the stage, as far as the file system can tell."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(stage.path(), os.O_RDONLY)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    return True
-
-
-def _is_on_disk(graph: FactorGraph, labels: np.ndarray) -> bool:
-    """Whether `labels_cost`, which it runs, is on disk; if not, empties numba's indices of all other kernels.
-
-    They name classes by module, and where another version of autoshard had those elsewhere, reading them fails.
-    """
-    try:
-        labels_cost(graph, labels)
-        if not labels_cost.stats.cache_misses:
-            return True
-    except (ImportError, AttributeError):  # the module or class is no more
+    except OSError:
         pass
-    modules = [module for name, module in sys.modules.items() if name.startswith("autoshard.solver.")]
-    for kernel in (x for module in modules for x in vars(module).values() if is_jitted(x)):
-        if not kernel.signatures:
-            kernel.recompile()  # of nothing, which only writes an empty index
-    labels_cost(graph, labels)
-    return False
-
-
-def compile_ascent() -> None:
-    """The child's share."""
-    graph = _warm_up_graph()
-    ascent = DualAscent(graph)
-    ascent.climb(50, np.inf, np.inf, -1.0)
-    point = ascent.reparametrization()
-    label_slack(graph, point.tables, point.messages, point.theta)
-    usage, cost = np.zeros(len(graph.capacity)), np.zeros(len(graph.unary))
-    improve_trees(graph, ascent.decoded[0], usage, point.theta, point.tables, True, 4, 1, 0, cost)
-
-
-def _warm_up_graph() -> FactorGraph:
-    graph, _ = factor_graph_of(Network(warm_up_problem()))
-    return graph
-
-
-def warm_up_problem() -> Problem:
-    """A small problem that reaches every kernel: dense enough to survive presolve, with copies and a binding
-    capacity.
-    """
-    random = np.random.default_rng(0)
-    classes = np.arange(_LABELS) % _CLASSES
-    costs = random.random((4, _LABELS))
-    amounts = random.random((4, _LABELS))
-    nodes = tuple(Node(str(i), costs[i % 4] if i < 8 else random.random(_LABELS))
-                  for i in range(_NODES))  # fmt: skip
-    edges = tuple(
-        Edge(i, j, classes, classes, random.random((_CLASSES, _CLASSES)))
-        for i in range(_NODES)
-        for j in (i + 1, i + 3, i + 7)
-        if j < _NODES
-    )
-    usages = tuple(Usage(i, i // 2, i // 2 + 6, amounts[i % 4]) for i in range(_NODES))
-    edge_usages = tuple(EdgeUsage(e, e // 4, e // 4 + 2, random.random((_CLASSES, _CLASSES)))
-                        for e in range(0, len(edges), 3))  # fmt: skip
-    return Problem(nodes, edges, usages, edge_usages, 5.0)
-
-
-def warm_up_options() -> SolverOptions:
-    """Options under which the search takes the road of large problems."""
-    return SolverOptions(time_limit_s=600.0, relative_gap=0.0, ilp_entries=10, dual_passes=50, neighbourhoods=4)
+    finally:
+        os.close(descriptor)
+    return True

@@ -12,17 +12,17 @@ import pytest
 
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver import Progress, SolverOptions, Status, evaluate, solve
-from autoshard.solver.driver import compile_kernels
 from autoshard.solver.primal_dual import PrimalDualSearch
 from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
 from autoshard.solver.search import Search
+from autoshard.solver.warm_up import ALWAYS, SELDOM, WITHIN_CAPACITY, load_kernels
 
 
 @pytest.fixture(scope="module")
 def endless():
     """A problem that is not solved to the end in minutes."""
-    compile_kernels()
+    load_kernels(ALWAYS + WITHIN_CAPACITY + SELDOM)
     return generate.grid(0, 30, 6, 0.4)
 
 

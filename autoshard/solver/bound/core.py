@@ -10,10 +10,10 @@ gives its minimum over the leaf to the neighbour. So the messages of a core, tog
 messages of the whole problem, and prove the same bound there.
 """
 
-import numba
 import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph, grouped, message_count, offsets
+from autoshard.solver.kernels import kernel
 
 
 class CoreGraph:
@@ -36,8 +36,12 @@ class CoreGraph:
         self._unary, self._messages = whole.unary.copy(), np.zeros(message_count(whole))
         self._order, self._link = np.empty(count, np.int64), np.empty(count, np.int64)
         used, paired = usages.owned(count), pairs.owned(factors)
-        self._peeled, self.constant, left, unlinked = _peel(
-            whole, used, paired, self._unary, self._messages, self._order, self._link
+        left, unlinked = np.zeros(count, bool), np.zeros(factors, bool)
+        most = max(int(whole.rows.max(initial=1)), int(whole.columns.max(initial=1)))
+        degree = np.bincount(whole.source, minlength=count) + np.bincount(whole.target, minlength=count)
+        scratch = np.empty((2, most)), np.empty(count, np.int64), degree
+        self._peeled, self.constant = peel(
+            whole, used, paired, self._unary, self._messages, self._order, self._link, left, unlinked, *scratch
         )
         self.nodes, self.factors = np.flatnonzero(~left), np.flatnonzero(~unlinked)
         number, factor_number = np.cumsum(~left) - 1, np.cumsum(~unlinked) - 1
@@ -76,7 +80,7 @@ class CoreGraph:
         """The core's labels int64, and the cheapest beside them for the leaves; int64 [n]."""
         result = np.zeros(len(self.whole.label_start) - 1, np.int64)
         result[self.nodes] = labels
-        _unpeel(self.whole, self._unary, self._order[: self._peeled], self._link, result)
+        unpeel(self.whole, self._unary, self._order[: self._peeled], self._link, result)
         return result
 
 
@@ -101,29 +105,36 @@ def _places(start: np.ndarray, length: np.ndarray) -> np.ndarray:
     return np.repeat(start - begins[:-1], length) + np.arange(begins[-1])
 
 
-@numba.njit(cache=True, nogil=True)
-def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.ndarray, messages: np.ndarray,
-          order: np.ndarray, link: np.ndarray) -> tuple[int, float, np.ndarray, np.ndarray]:  # fmt: skip
-    """Minimises out nodes with at most one factor while there are any.
+@kernel()
+def peel(
+    graph: FactorGraph,
+    used: np.ndarray,
+    paired: np.ndarray,
+    unary: np.ndarray,
+    messages: np.ndarray,
+    order: np.ndarray,
+    link: np.ndarray,
+    left: np.ndarray,
+    unlinked: np.ndarray,
+    minima: np.ndarray,
+    stack: np.ndarray,
+    degree: np.ndarray,
+) -> tuple[int, float]:
+    """Minimises out nodes with at most one factor while there are any. (Allocates nothing, which compiles faster.)
 
     Args:
       used bool [n], paired bool [m]: nodes and factors with usages, which stay.
       unary: float64 [L], updated: neighbours get what leaves cost. messages: written at the leaves' factors.
       order, link: int64 [n], written: the nodes that left in this order, and the factor of each or -1.
+      left, unlinked: bool [n] and [m], false; written: the nodes and the factors that left.
+      minima: float64 [2, most classes], scratch. stack: int64 [n], scratch.
+      degree: int64 [n], how many factors each node has; lowered.
 
     Returns:
-      (number of nodes that left, constant cost, bool [n] nodes that left, bool [m] factors that left).
+      (number of nodes that left, constant cost).
     """
-    count = len(graph.label_start) - 1
-    degree = np.zeros(count, np.int64)
-    left, unlinked = np.zeros(count, np.bool_), np.zeros(len(graph.source), np.bool_)
-    most = 1
-    for f in range(len(graph.source)):
-        degree[graph.source[f]] += 1
-        degree[graph.target[f]] += 1
-        most = max(most, graph.rows[f], graph.columns[f])
-    own, given = np.empty(most), np.empty(most)
-    stack, height = np.empty(count, np.int64), 0
+    count, height = len(left), 0
+    own, given = minima[0], minima[1]
     for i in range(count - 1, -1, -1):
         if degree[i] <= 1 and not used[i]:
             stack[height] = i
@@ -157,8 +168,8 @@ def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.nd
         rows, columns, place = graph.rows[f], graph.columns[f], graph.table[f]
         is_source = graph.source[f] == i
         own_map = graph.source_map[f] if is_source else graph.target_map[f]
-        own[:] = np.inf
-        given[:] = np.inf
+        for c in range(len(own)):
+            own[c] = given[c] = np.inf
         for k in range(labels):
             c = graph.classes[own_map + k]
             own[c] = min(own[c], unary[first + k])
@@ -182,11 +193,11 @@ def _peel(graph: FactorGraph, used: np.ndarray, paired: np.ndarray, unary: np.nd
         if degree[j] <= 1 and not used[j]:
             stack[height] = j
             height += 1
-    return found, float(constant), left, unlinked
+    return found, float(constant)
 
 
-@numba.njit(cache=True, nogil=True)
-def _unpeel(graph: FactorGraph, unary: np.ndarray, order: np.ndarray, link: np.ndarray, labels: np.ndarray) -> None:
+@kernel()
+def unpeel(graph: FactorGraph, unary: np.ndarray, order: np.ndarray, link: np.ndarray, labels: np.ndarray) -> None:
     """Sets the labels of the nodes in `order`, from the last to leave to the first."""
     for step in range(len(order) - 1, -1, -1):
         i, f = order[step], link[step]

@@ -1,12 +1,12 @@
 """How much every solution with a given label costs above the bound, at least: what reduced-cost fixing goes by."""
 
-import numba
 import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph
+from autoshard.solver.kernels import kernel
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def label_slack(graph: FactorGraph, tables: np.ndarray, messages: np.ndarray, theta: np.ndarray) -> np.ndarray:
     """How much more than the bound every solution with a given label costs, at least; float64 [L].
 

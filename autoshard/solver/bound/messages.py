@@ -17,16 +17,13 @@ bound is the sum of node minima. A factor sees a node through classes, hence wha
 over each class; it is spread one factor after the other so that what one factor's classes cannot carry the next may.
 """
 
-import numba
 import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph
-
-FAST = {"nnan", "nsz", "reassoc", "contract"}
-"""Lets minima and sums be vectorised. Infinities stay legal; NaN never arises (only finite numbers are subtracted)."""
+from autoshard.solver.kernels import FAST, inner, kernel
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def running_sum(values: np.ndarray) -> np.ndarray:
     """float64 [n + 1]: 0 and the sums of the first 1, 2, .. n values. (Compiles faster than numpy's.)"""
     result = np.zeros(len(values) + 1)
@@ -35,7 +32,7 @@ def running_sum(values: np.ndarray) -> np.ndarray:
     return result
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def price_unary(graph: FactorGraph, prices: np.ndarray, unary: np.ndarray) -> None:
     """unary[label] = cost + price of the label's usages. Arguments: prices float64 [T]; unary float64 [L], written."""
     running = running_sum(prices)
@@ -51,7 +48,7 @@ def price_unary(graph: FactorGraph, prices: np.ndarray, unary: np.ndarray) -> No
                     unary[first + k] += price * graph.amounts[base + k]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def price_tables(graph: FactorGraph, prices: np.ndarray, tables: np.ndarray) -> None:
     """Writes the priced tables of factors with usages into `tables` (float64, laid out as graph.tables)."""
     running = running_sum(prices)
@@ -69,10 +66,11 @@ def price_tables(graph: FactorGraph, prices: np.ndarray, tables: np.ndarray) -> 
                     tables[place + k] += price * graph.amounts[base + k]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def node_costs(graph: FactorGraph, unary: np.ndarray, messages: np.ndarray, theta: np.ndarray) -> None:
     """theta = priced unary costs + messages, computed afresh (sweeps update it and gather rounding errors)."""
-    theta[:] = unary
+    for k in range(len(unary)):  # not theta[:] = unary, whose error message numba compiles for seconds
+        theta[k] = unary[k]
     for f in range(len(graph.source)):
         for node, start, place in (
             (graph.source[f], graph.source_map[f], graph.source_message[f]),
@@ -83,7 +81,7 @@ def node_costs(graph: FactorGraph, unary: np.ndarray, messages: np.ndarray, thet
                 theta[first + k] += messages[place + graph.classes[start + k]]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@inner(FAST)
 def _collect(graph, tables, messages, theta, f, at_target, scratch):
     """Sets the message at one end of factor f so that every row of theta_f on that side has minimum 0."""
     rows, columns, place = graph.rows[f], graph.columns[f], graph.table[f]
@@ -114,7 +112,7 @@ def _collect(graph, tables, messages, theta, f, at_target, scratch):
         theta[first + k] += scratch[graph.classes[start + k]]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@inner(FAST)
 def _spread(graph, messages, theta, f, from_source, weight, scratch):
     """Moves `weight` of the node's minimum over each class from the node into factor f."""
     if from_source:
@@ -135,7 +133,7 @@ def _spread(graph, messages, theta, f, from_source, weight, scratch):
         theta[first + k] -= scratch[graph.classes[start + k]]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def sweep(
     graph: FactorGraph,
     tables: np.ndarray,
@@ -162,22 +160,17 @@ def sweep(
     total = 0.0
     for step in range(count):
         i = step if forward else count - 1 - step
+        into, out = (graph.in_start[i], graph.in_start[i + 1]), (graph.out_start[i], graph.out_start[i + 1])
         if forward:
-            before, after = (
-                graph.in_factors[graph.in_start[i] : graph.in_start[i + 1]],
-                graph.out_factors[graph.out_start[i] : graph.out_start[i + 1]],
-            )
+            before, (first, last), after, (begin, end) = graph.in_factors, into, graph.out_factors, out
         else:
-            after, before = (
-                graph.in_factors[graph.in_start[i] : graph.in_start[i + 1]],
-                graph.out_factors[graph.out_start[i] : graph.out_start[i + 1]],
-            )
-        for f in before:
-            _collect(graph, tables, messages, theta, f, forward, scratch[0])
-        _decode_one(graph, tables, messages, theta, i, before, forward, scratch[1], labels)
-        remaining = max(len(before), len(after))
-        for f in after:
-            _spread(graph, messages, theta, f, forward, 1.0 / remaining, scratch[0])
+            before, (first, last), after, (begin, end) = graph.out_factors, out, graph.in_factors, into
+        for p in range(first, last):
+            _collect(graph, tables, messages, theta, before[p], forward, scratch[0])
+        _decode_one(graph, tables, messages, theta, i, before, first, last, forward, scratch[1], labels)
+        remaining = max(last - first, end - begin)
+        for p in range(begin, end):
+            _spread(graph, messages, theta, after[p], forward, 1.0 / remaining, scratch[0])
             remaining -= 1
         first, last = graph.label_start[i], graph.label_start[i + 1]
         low = np.inf
@@ -187,14 +180,18 @@ def sweep(
     return float(total)
 
 
-@numba.njit(cache=True, nogil=True)
-def _decode_one(graph, tables, messages, theta, i, before, forward, cost, labels):
-    """Chooses for node i: theta, with the messages from visited neighbours replaced by their exact table entries."""
+@inner()
+def _decode_one(graph, tables, messages, theta, i, before, begin, end, forward, cost, labels):
+    """Chooses for node i: theta, with the messages from visited neighbours replaced by their exact table entries.
+
+    Those are on the other side of the factors before[begin:end].
+    """
     first = graph.label_start[i]
     count = graph.label_start[i + 1] - first
     for k in range(count):
         cost[k] = theta[first + k]
-    for f in before:
+    for p in range(begin, end):
+        f = before[p]
         if forward:
             j, start, own = graph.source[f], graph.target_map[f], graph.target_message[f]
             a = graph.classes[graph.source_map[f] + labels[j]]
@@ -215,7 +212,7 @@ def _decode_one(graph, tables, messages, theta, i, before, forward, cost, labels
     labels[i] = choice
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@kernel(FAST)
 def factor_minima(graph: FactorGraph, tables: np.ndarray, messages: np.ndarray) -> float:
     """Sum of the minima of theta_f; 0 after a sweep, something else after messages or prices were changed."""
     total = 0.0

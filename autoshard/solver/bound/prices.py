@@ -9,11 +9,11 @@ the other never lowers the bound, needs no step length, and costs little, since 
 get stuck where messages and prices would have to change together; `dual_ascent.py` has other steps for that.
 """
 
-import numba
 import numpy as np
 
 from autoshard.solver.bound.messages import running_sum
 from autoshard.solver.factor_graph import FactorGraph
+from autoshard.solver.kernels import inner, kernel
 
 COORDINATES = 4
 """Prices that are moved in one call: those whose slope is steepest."""
@@ -23,7 +23,7 @@ WIDENINGS = 12
 """Doublings of a step that still leads uphill."""
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _usage_at(graph, theta, tables, messages, change, usage):
     """Writes the usage of the labels and entries that are least after prices moved by `change`, float64 [T]."""
     running = running_sum(change)
@@ -69,7 +69,7 @@ def _usage_at(graph, theta, tables, messages, change, usage):
         usage[t] = level
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _lines_at(graph, theta, tables, messages, change, t, owner_start, value, slope):
     """Writes what labels and entries that use anything at instant `t` cost after prices moved by `change`, and by how
     much more for each unit that the price of `t` moves further; owner after owner. Returns how many owners there are.
@@ -117,7 +117,7 @@ def _lines_at(graph, theta, tables, messages, change, t, owner_start, value, slo
     return owners
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _used(owners, owner_start, value, slope, further):
     """The usage of what is least where a price moves `further`."""
     total = 0.0
@@ -131,7 +131,7 @@ def _used(owners, owner_start, value, slope, further):
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _largest(values):
     best = 0
     for index in range(len(values)):
@@ -140,7 +140,7 @@ def _largest(values):
     return best
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def ascend_prices(graph: FactorGraph, theta: np.ndarray, tables: np.ndarray, messages: np.ndarray, prices: np.ndarray,
                  step: float) -> np.ndarray:  # fmt: skip
     """How the steepest prices should move, one after the other.

@@ -20,6 +20,7 @@ from ortools.math_opt.python import mathopt
 
 from autoshard.errors import SolverError
 from autoshard.interrupts import StopRequest
+from autoshard.solver.budget import CompileTime
 from autoshard.solver.exact import mathopt_process
 
 IN_PROCESS_ENTRIES = 3_000
@@ -63,10 +64,11 @@ class MathOptRunner:
     Attributes:
       stop: Ends a running program when it is requested.
       deadline: Value of `time.perf_counter` by which everything has to end; +inf for none.
+      compiling: By what was compiled since then, the deadline is later.
     """
 
-    def __init__(self, stop: StopRequest, deadline: float = np.inf) -> None:
-        self.stop, self.deadline = stop, deadline
+    def __init__(self, stop: StopRequest, deadline: float = np.inf, compiling: CompileTime | None = None) -> None:
+        self.stop, self.deadline, self.compiling = stop, deadline, compiling or CompileTime()
         self._child: subprocess.Popen | None = None
 
     def __enter__(self) -> "MathOptRunner":
@@ -95,7 +97,7 @@ class MathOptRunner:
         entries = len(model.linear_constraint_matrix.coefficients)
         if self._child is None and entries <= IN_PROCESS_ENTRIES:
             return Answer(*mathopt_process.run(*request))
-        give_up = self.deadline + LAST_GRACE_S
+        give_up = self.deadline + self.compiling.total_s + LAST_GRACE_S
         if parameters.time_limit is not None:
             limit_s = parameters.time_limit.total_seconds()
             give_up = min(give_up, time.perf_counter() + limit_s + max(GRACE_S, GRACE_SHARE * limit_s))

@@ -8,14 +8,14 @@ given all others, node after node, until nothing moves. Where the result does no
 instants grow; where it fits, infinite weights keep it so.
 """
 
-import numba
 import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph
+from autoshard.solver.kernels import inner, kernel
 from autoshard.solver.labelling import fits, labels_cost, labels_usage
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def least_usage_labels(graph: FactorGraph) -> np.ndarray:
     """For each node the label that takes least capacity, and of these the cheapest; int64 [n]."""
     labels = np.zeros(len(graph.label_start) - 1, np.int64)
@@ -28,7 +28,7 @@ def least_usage_labels(graph: FactorGraph) -> np.ndarray:
     return labels
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def local_costs(graph, labels, i, cost):
     """cost[k] = unary + table entries of node i with label k, neighbours fixed."""
     first = graph.label_start[i]
@@ -49,7 +49,7 @@ def local_costs(graph, labels, i, cost):
             cost[k] += graph.tables[place + stride * graph.classes[start + k]]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def assign_greedily(graph: FactorGraph, labels: np.ndarray, nodes: np.ndarray, scratch: np.ndarray) -> None:
     """Gives each of `nodes` int64, in turn, the label that is cheapest beside the others, whatever it takes."""
     for i in nodes:
@@ -61,7 +61,7 @@ def assign_greedily(graph: FactorGraph, labels: np.ndarray, nodes: np.ndarray, s
         labels[i] = best
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _add(graph, usage, weights, first, last, amount):
     """Adds `amount` to usage[first:last]; returns the penalty it adds."""
     penalty = 0.0
@@ -73,7 +73,7 @@ def _add(graph, usage, weights, first, last, amount):
     return penalty
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def add_usage(graph, labels, usage, weights, i, k, sign):
     """Adds (sign 1) or removes (sign -1) what node i and its factors take with label k; returns the added penalty."""
     penalty = 0.0
@@ -102,9 +102,14 @@ def add_usage(graph, labels, usage, weights, i, k, sign):
     return penalty
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def iterated_conditional_modes(
-    graph: FactorGraph, labels: np.ndarray, usage: np.ndarray, weights: np.ndarray, sweeps: int, scratch: np.ndarray
+    graph: FactorGraph,
+    labels: np.ndarray,
+    usage: np.ndarray,
+    weights: np.ndarray,
+    sweeps: int | np.integer,
+    scratch: np.ndarray,
 ) -> int:
     """Moves single nodes downhill, in place.
 
@@ -125,21 +130,14 @@ def iterated_conditional_modes(
             if not stale[i]:
                 continue
             local_costs(graph, labels, i, scratch)
+            if not _occupies(graph, i):
+                moved += _take_cheapest(graph, labels, i, scratch, stale)
+                continue
             choices = graph.label_start[i + 1] - graph.label_start[i]
             now = labels[i]
             cheapest = np.inf
             for k in range(choices):
                 cheapest = min(cheapest, scratch[k])
-            if not _occupies(graph, i):
-                if cheapest < scratch[now]:
-                    for k in range(choices):
-                        if scratch[k] == cheapest:
-                            labels[i] = k
-                            break
-                    moved += 1
-                    _make_stale(graph, i, stale)
-                stale[i] = False
-                continue
             add_usage(graph, labels, usage, weights, i, now, -1.0)
             room = _room(graph, usage, i)
             penalty = 0.0
@@ -168,7 +166,22 @@ def iterated_conditional_modes(
     return moves
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
+def _take_cheapest(graph, labels, i, cost, stale):
+    """Gives node i the first of the labels that cost least, if one costs less than its own; returns whether it does."""
+    choice = labels[i]
+    for k in range(graph.label_start[i + 1] - graph.label_start[i]):
+        if cost[k] < cost[choice]:
+            choice = k
+    moved = choice != labels[i]
+    if moved:
+        labels[i] = choice
+        _make_stale(graph, i, stale)
+    stale[i] = False
+    return moved
+
+
+@inner()
 def _make_stale(graph, i, stale):
     for p in range(graph.in_start[i], graph.in_start[i + 1]):
         stale[graph.source[graph.in_factors[p]]] = True
@@ -176,7 +189,7 @@ def _make_stale(graph, i, stale):
         stale[graph.target[graph.out_factors[p]]] = True
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _room(graph, usage, i):
     """Least capacity left at the instants of node i's own usages; -inf if its factors have usages too."""
     room = np.inf
@@ -192,7 +205,7 @@ def _room(graph, usage, i):
     return room
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _most(graph, i, k):
     """What node i takes with label k if all its usages coincide."""
     total = 0.0
@@ -201,7 +214,7 @@ def _most(graph, i, k):
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _occupies(graph, i):
     if graph.usage_start[i] != graph.usage_start[i + 1]:
         return True
@@ -216,20 +229,49 @@ def _occupies(graph, i):
     return False
 
 
-@numba.njit(cache=True, nogil=True)
 def repair(graph: FactorGraph, labels: np.ndarray, weights: np.ndarray, rounds: int, scratch: np.ndarray) -> bool:
     """Repairs and polishes `labels` in place: penalised descent with growing weights, then descent inside the capacity.
 
     Args:
       weights: float64 [T], updated; the first penalty per unit of overrun at each instant.
-      rounds: how often weights may grow.
+      rounds: how often weights may grow, at least 1.
 
     Returns:
       True if the result has finite cost and fits.
     """
+    if len(graph.capacity):
+        return repair_within(graph, labels, weights, rounds, scratch)
+    return descend_freely(graph, labels, scratch)
+
+
+@kernel()
+def descend_freely(graph: FactorGraph, labels: np.ndarray, scratch: np.ndarray) -> bool:
+    """What `repair_within` comes to where no instant counts, without what it takes to compile that."""
+    count = len(labels)
+    stale = np.ones(count, np.bool_)
+    for sweeps in (20, 50):
+        stale[:] = True
+        for turn in range(sweeps):
+            moved = 0
+            for step in range(count):
+                i = step if turn % 2 == 0 else count - 1 - step
+                if stale[i]:
+                    local_costs(graph, labels, i, scratch)
+                    moved += _take_cheapest(graph, labels, i, scratch, stale)
+            if moved == 0:
+                break
+    return np.isfinite(labels_cost(graph, labels))
+
+
+@kernel()
+def repair_within(
+    graph: FactorGraph, labels: np.ndarray, weights: np.ndarray, rounds: int, scratch: np.ndarray
+) -> bool:
+    """`repair` where instants count."""
+    some, many = np.int64(20), np.int64(50)  # not as literals, for each of which numba would compile a version
     usage = labels_usage(graph, labels)
     for _ in range(rounds):
-        iterated_conditional_modes(graph, labels, usage, weights, 20, scratch)
+        iterated_conditional_modes(graph, labels, usage, weights, some, scratch)
         usage = labels_usage(graph, labels)
         exceeded = False
         for t in range(len(weights)):
@@ -241,5 +283,5 @@ def repair(graph: FactorGraph, labels: np.ndarray, weights: np.ndarray, rounds: 
     for t in range(len(weights)):
         if usage[t] > graph.capacity[t]:
             return False
-    iterated_conditional_modes(graph, labels, usage, np.full(len(weights), np.inf), 50, scratch)
+    iterated_conditional_modes(graph, labels, usage, np.full(len(weights), np.inf), many, scratch)
     return np.isfinite(labels_cost(graph, labels)) and fits(graph, labels)

@@ -8,10 +8,10 @@ little where capacity is dear.
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph
+from autoshard.solver.kernels import FAST, inner, kernel
 from autoshard.solver.labelling import fits, labels_cost, labels_usage
 from autoshard.solver.primal.local_search import add_usage, iterated_conditional_modes
 
@@ -46,11 +46,10 @@ def descend_trees(
         size = SIZES[turn % len(SIZES)]
         trees = 2 * len(labels) // size + 1
         usage = labels_usage(graph, labels)
-        priced = turn % 2 == 0
-        if priced:
-            improve_trees(graph, labels, usage, unary, tables, True, size, trees, seed + turn, cost)
+        if turn % 2 == 0:
+            improve_trees(graph, labels, usage, unary, tables, size, trees, seed + turn, cost)
         else:
-            improve_trees(graph, labels, usage, graph.unary, graph.tables, False, size, trees, seed + turn, cost)
+            improve_trees(graph, labels, usage, graph.unary, graph.tables, size, trees, seed + turn, cost)
         iterated_conditional_modes(graph, labels, labels_usage(graph, labels), forbid, 20, cost)
         now = labels_cost(graph, labels)
         if not fits(graph, labels) or now > lowest + 0.02 * abs(lowest):
@@ -60,14 +59,13 @@ def descend_trees(
     return best
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def improve_trees(
     graph: FactorGraph,
     labels: np.ndarray,
     usage: np.ndarray,
     unary: np.ndarray,
     tables: np.ndarray,
-    priced: bool,
     size: int,
     trees: int,
     seed: int,
@@ -77,8 +75,7 @@ def improve_trees(
 
     Args:
       labels int64 [n], usage float64 [T]: updated; must fit the capacity and go on fitting.
-      unary, tables: costs that the dynamic programming minimises: plain or priced.
-      priced: accept what lowers these costs if True, what lowers the plain ones otherwise.
+      unary, tables: costs that should fall: plain or priced.
       size: most nodes of a tree. seed: of the random seed nodes. cost: float64 [L], scratch.
 
     Returns:
@@ -107,15 +104,9 @@ def improve_trees(
                 changed += 1
         if changed == 0:
             continue
-        if priced:
-            before = _tree_cost(graph, labels, unary, tables, member, tree, order[:found])
-        else:
-            before = _tree_cost(graph, labels, graph.unary, graph.tables, member, tree, order[:found])
+        before = _tree_cost(graph, labels, unary, tables, member, tree, order[:found])
         _exchange(graph, labels, usage, weights, order[:found], new)
-        if priced:
-            after = _tree_cost(graph, labels, unary, tables, member, tree, order[:found])
-        else:
-            after = _tree_cost(graph, labels, graph.unary, graph.tables, member, tree, order[:found])
+        after = _tree_cost(graph, labels, unary, tables, member, tree, order[:found])
         if after < before - 1e-12 * abs(before) and _fits_at(graph, usage, order[:found]):
             improved += 1
         else:
@@ -123,7 +114,7 @@ def improve_trees(
     return improved
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _grow(graph, root, size, member, tree, order, parent, link):
     """Grows an induced tree breadth first; returns its number of nodes. member[node] = tree for its nodes."""
     order[0], parent[0], link[0] = root, -1, -1
@@ -145,7 +136,7 @@ def _grow(graph, root, size, member, tree, order, parent, link):
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _links(graph, node, member, tree):
     """Factors between a node and a tree; 2 stands for two or more."""
     links = 0
@@ -162,7 +153,7 @@ def _links(graph, node, member, tree):
     return links
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz", "reassoc", "contract"})
+@inner(FAST)
 def _minimise(graph, labels, unary, tables, member, tree, order, parent, link, new, cost, best, given):
     """Writes the tree's best labels, all other nodes fixed, into `new`."""
     for step in range(len(order)):
@@ -235,7 +226,7 @@ def _minimise(graph, labels, unary, tables, member, tree, order, parent, link, n
         new[step] = choice
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _tree_cost(graph, labels, unary, tables, member, tree, order):
     """Cost of all terms that the tree's labels touch."""
     total = 0.0
@@ -255,7 +246,7 @@ def _tree_cost(graph, labels, unary, tables, member, tree, order):
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _exchange(graph, labels, usage, weights, order, new):
     """Swaps the labels of the nodes with `new`, keeping `usage` up to date; a second call undoes the first."""
     for step in range(len(order)):
@@ -268,7 +259,7 @@ def _exchange(graph, labels, usage, weights, order, new):
             new[step] = old
 
 
-@numba.njit(cache=True, nogil=True)
+@inner()
 def _fits_at(graph, usage, order):
     """Whether the usage is within the capacity wherever the nodes take any."""
     for i in order:

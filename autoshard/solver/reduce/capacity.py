@@ -10,9 +10,9 @@
 
 import dataclasses
 
-import numba
 import numpy as np
 
+from autoshard.solver.kernels import kernel
 from autoshard.solver.reduce.network import Demand, Network
 
 COUNT_ENTRIES = 20_000_000
@@ -137,7 +137,7 @@ def _unsurpassed(
     return result
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel()
 def _survivors(counts: np.ndarray, capacity: np.ndarray, order: np.ndarray) -> np.ndarray:
     """bool [instants]: those that no earlier survivor of `order` outnumbers in every kind with no more capacity."""
     survives = np.zeros(len(order), np.bool_)
