@@ -113,6 +113,8 @@ class DeviceTypeSchema(Schema):
     memory_bandwidth_bytes_per_s: Number
     launch_overhead_s: Number
     matmul_efficiency: Number = 1.0
+    memory_efficiency: Number = 1.0
+    convolution_efficiency: Number | None = None
     product_workspace_bytes: Whole = 0
     source: Text
     """Where the figures come from."""

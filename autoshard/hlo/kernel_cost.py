@@ -9,7 +9,14 @@ import math
 
 from autoshard.cluster import DeviceType
 from autoshard.cost import compute
-from autoshard.hlo.flops import flops_of, is_library_product, least_dim, products_within
+from autoshard.hlo.flops import (
+    flops_of,
+    is_convolution,
+    is_kernel_gradient,
+    is_library_product,
+    least_dim,
+    products_within,
+)
 from autoshard.hlo.module import Computation, HloModule, Instruction, Run, dtype_name
 
 _NO_KERNEL = frozenset(
@@ -32,9 +39,12 @@ def kernel_s(device: DeviceType, module: HloModule, computation: Computation, in
 
 
 def _product_s(device: DeviceType, run: Run) -> float:
-    """Arithmetic of a product, by the rate for the type of its first operand."""
+    """Arithmetic of a product or a convolution, by the rate for the type of its first operand."""
     dtype = dtype_name(run.computation.instructions[run.instruction.operands[0]].result[0].dtype)
-    return compute.flops_s(device, flops_of(run), dtype, compute.Work.PRODUCT, least_dim=least_dim(run))
+    work = compute.Work.PRODUCT
+    if is_convolution(run):
+        work = compute.Work.KERNEL_GRADIENT if is_kernel_gradient(run) else compute.Work.CONVOLUTION
+    return compute.flops_s(device, flops_of(run), dtype, work, least_dim=least_dim(run))
 
 
 def kernel_bytes(module: HloModule, computation: Computation, instruction: Instruction) -> float:

@@ -20,7 +20,8 @@ class Kernel:
 
     Attributes:
       own: Their factors. dtype: Of their first operand. work: What they compute.
-      sides: Of matrix products, the factors of the rows, of the columns, and of what is summed.
+      sides: Of matrix products, the factors of the rows, of the columns, and of what is summed; of convolutions, those
+        of the input channels of the kernel.
       flops: All of them together, unsharded. count: How many operations they are.
     """
 
@@ -238,11 +239,17 @@ def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Val
     for operation, factor_map in zip(operations, group.factor_maps, strict=True):
         if not operation.rule.flops:
             continue
+        work, sides = work_of(operation.name), ()
+        if operation.name == "dot_general":
+            sides = _sides(operation, factor_map)
+        elif (convolved := operation.rule.convolved) is not None:
+            sides = (tuple(factor_map[f] for f in convolved.channels),)
+            work = Work.KERNEL_GRADIENT if convolved.is_kernel_gradient else work
         one = Kernel(
             tuple(sorted(set(factor_map))),
             _dtype_of(operation.operands, values),
-            work_of(operation.name),
-            _sides(operation, factor_map) if operation.name == "dot_general" else (),
+            work,
+            sides,
             operation.rule.flops,
             1,
         )

@@ -1,5 +1,7 @@
 """The roofline against figures derived by hand."""
 
+import dataclasses
+
 import pytest
 
 from autoshard.cluster import AxisLevel, DeviceType, Link, MeshAxis
@@ -24,10 +26,25 @@ def test_products_run_on_the_matrix_units():
     assert flops_s(DEVICE, 0.0, "float32", Work.OTHER) == 0
 
 
+def test_convolutions_run_at_a_rate_of_their_own():
+    """At the rate of products where nothing is said of them; else a quarter of the peak of 50e12 in TensorFloat-32."""
+    seconds = lambda device, work, channels: flops_s(device, 1e12, "float32", work, least_dim=channels)
+    for work in (Work.CONVOLUTION, Work.KERNEL_GRADIENT):
+        assert seconds(DEVICE, work, 3) == pytest.approx(1 / 25)
+    own = dataclasses.replace(DEVICE, convolution_efficiency=0.25)
+    assert seconds(own, Work.CONVOLUTION, 16) == pytest.approx(1 / 12.5)  # 64 bytes
+    assert seconds(own, Work.CONVOLUTION, 4) == pytest.approx(4 / 12.5)  # padded to four times as many
+    assert seconds(own, Work.KERNEL_GRADIENT, 4) == pytest.approx(4 / 12.5 / 0.65)
+    assert flops_s(own, 1e12, "bfloat16", Work.CONVOLUTION, least_dim=4) == pytest.approx(8 / 25)  # 8 of 64 bytes
+    assert seconds(own, Work.PRODUCT, 4) == pytest.approx(1 / 25)
+
+
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
     assert kernel_s(DEVICE, 3e-3, 1e9, launches=1) == pytest.approx(2e-6 + 3e-3)
     assert kernel_s(DEVICE, 3e-3, 5e9, launches=1) == pytest.approx(2e-6 + 5e-3)
     assert kernel_s(DEVICE, 0.0, 0.0, launches=3) == pytest.approx(6e-6)
+    half = dataclasses.replace(DEVICE, memory_efficiency=0.5)
+    assert kernel_s(half, 3e-3, 5e9, launches=1) == pytest.approx(2e-6 + 10e-3)
 
 
 def test_a_collective_is_launched_like_any_kernel():

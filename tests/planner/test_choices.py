@@ -187,6 +187,31 @@ def test_an_axis_of_one_device_changes_no_price(formulated, mesh_of):
     assert {price(wide, k) for k in range(len(wide.choices))} == {price(narrow, k) for k in range(len(narrow.choices))}
 
 
+def test_convolutions_are_priced_by_direction_and_channels(formulated, mesh_of):
+    """8 images of 32 x 32 with a kernel of 5 x 5, at half of 1e12 operations a second: four channels of float32 take
+    the time of 16, and gradients of kernels run at 0.65 of the rate.
+    """
+    mesh = mesh_of(2)
+    mesh = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, convolution_efficiency=0.5))
+    conv = lambda x, k: jax.lax.conv(x, k, (1, 1), "VALID")
+
+    def whole_s(fn, channels):
+        x, k = f32(8, channels, 32, 32), f32(64, channels, 5, 5)
+        f = formulated(fn, (x, k, f32(8, 64, 28, 28)), mesh)
+        ((table, shape),) = [
+            (t, s) for t, s in zip(f.tables, f.program.shapes, strict=True) if any(k.flops > 1e6 for k in s.kernels)
+        ]
+        (row,) = [k for k, c in enumerate(table.choices) if set(c.assignment) == {WHOLE}]
+        return table.compute_s[row] - shape.launches * 1e-6
+
+    gradient = lambda x, k, y: jax.linear_transpose(lambda k: conv(x, k), k)(y)
+    once_s = 2 * (8 * 64 * 28 * 28) * (5 * 5) / 0.5e12  # of one channel
+    assert whole_s(lambda x, k, y: conv(x, k), 32) == pytest.approx(32 * once_s)
+    assert whole_s(lambda x, k, y: conv(x, k), 4) == pytest.approx(16 * once_s)
+    assert whole_s(gradient, 32) == pytest.approx(32 * once_s / 0.65)
+    assert whole_s(gradient, 4) == pytest.approx(16 * once_s / 0.65)
+
+
 OPERATIONS = {
     "elementwise": (lambda x, y: jnp.sin(x) * y + 1, (f32(8, 8), f32(8, 8))),
     "batched": (lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), (f32(4, 8, 4, 2), f32(4, 8, 4, 2))),
