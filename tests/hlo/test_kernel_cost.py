@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from autoshard.cluster import DeviceType
-from autoshard.hlo.kernel_cost import kernel_s
+from autoshard.hlo.kernel_cost import kernel_bytes, kernel_s
 from autoshard.hlo.module import HloModule, parse
 
 GPU = DeviceType(
@@ -26,9 +26,108 @@ def module_of(entry: str, *others: str) -> HloModule:
     return parse("HloModule test, is_scheduled=true\n\n" + "\n\n".join(computations) + "\n")
 
 
+def root_bytes(module: HloModule) -> float:
+    entry = module.computations[module.entry]
+    return kernel_bytes(module, entry, entry.instructions[entry.root])
+
+
 def root_s(device: DeviceType, module: HloModule) -> float:
     entry = module.computations[module.entry]
     return kernel_s(device, module, entry, entry.instructions[entry.root])
+
+
+ADD = """
+    %add (x: f32[], y: f32[]) -> f32[] {
+      %x = f32[] parameter(0)
+      %y = f32[] parameter(1)
+      ROOT %z = f32[] add(%x, %y)
+    }"""
+
+
+def test_a_look_up_reads_the_rows_that_it_takes_whatever_is_computed_on_the_way():
+    """A table of 1000 rows of 64 in float32 is rounded, 8 rows are looked up, and their squares are summed: 8 rows are
+    read, and 8 ids; 8 rows of bfloat16 and 8 sums are written.
+    """
+    fused = """
+        %fused (t: f32[1000,64], ids: s32[8,1]) -> (f32[8], bf16[8,64]) {
+          %t = f32[1000,64]{1,0} parameter(0)
+          %ids = s32[8,1]{1,0} parameter(1)
+          %rounded = bf16[1000,64]{1,0} convert(%t)
+          %rows = bf16[8,64]{1,0} gather(%rounded, %ids), offset_dims={1}, collapsed_slice_dims={0}, slice_sizes={1,64}
+          %exact = f32[8,64]{1,0} convert(%rows)
+          %squares = f32[8,64]{1,0} multiply(%exact, %exact)
+          %zero = f32[] constant(0)
+          %sums = f32[8]{0} reduce(%squares, %zero), dimensions={1}, to_apply=%add
+          ROOT %out = (f32[8]{0}, bf16[8,64]{1,0}) tuple(%sums, %rows)
+        }"""
+    entry = """
+        ENTRY %main (t: f32[1000,64], ids: s32[8,1]) -> (f32[8], bf16[8,64]) {
+          %t = f32[1000,64]{1,0} parameter(0)
+          %ids = s32[8,1]{1,0} parameter(1)
+          ROOT %f = (f32[8]{0}, bf16[8,64]{1,0}) fusion(%t, %ids), kind=kInput, calls=%fused
+        }"""
+    assert root_bytes(module_of(entry, ADD, fused)) == 8 * 64 * 4 + 8 * 4 + 8 * 4 + 8 * 64 * 2
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_scatter_changes_only_the_rows_that_it_adds_to(is_fused):
+    """8 rows of 64 and their ids are read; 8 rows of the table are read and written."""
+    head = "(t: f32[1000,64], ids: s32[8,1], rows: f32[8,64]) -> f32[1000,64]"
+    given = """
+          %t = f32[1000,64]{1,0} parameter(0)
+          %ids = s32[8,1]{1,0} parameter(1)
+          %rows = f32[8,64]{1,0} parameter(2)"""
+    scatter = """
+          ROOT %s = f32[1000,64]{1,0} scatter(%t, %ids, %rows), update_window_dims={1}, inserted_window_dims={0}, \
+scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=%add
+        }"""
+    fusion = """
+          ROOT %f = f32[1000,64]{1,0} fusion(%t, %ids, %rows), kind=kInput, calls=%fused
+        }"""
+    if is_fused:
+        module = module_of(
+            f"""
+        ENTRY %main {head} {{{given}{fusion}""",
+            ADD,
+            f"""
+        %fused {head} {{{given}{scatter}""",
+        )
+    else:
+        module = module_of(
+            f"""
+        ENTRY %main {head} {{{given}{scatter}""",
+            ADD,
+        )
+    assert root_bytes(module) == 8 * 64 * 4 + 8 * 4 + 2 * 8 * 64 * 4
+
+
+def test_slices_of_one_operand_are_read_once_each():
+    """Two quarters of 1000 floats, one of which is negated first, and multiplied: 500 are read and 250 written. What is
+    also read whole, is read whole.
+    """
+    fused = """
+        %fused (p: f32[1000]) -> f32[250] {
+          %p = f32[1000]{0} parameter(0)
+          %n = f32[1000]{0} negate(%p)
+          %a = f32[250]{0} slice(%n), slice={[0:250]}
+          %b = f32[250]{0} slice(%p), slice={[250:500]}
+          ROOT %m = f32[250]{0} multiply(%a, %b)
+        }"""
+    entry = """
+        ENTRY %main (p: f32[1000]) -> f32[250] {
+          %p = f32[1000]{0} parameter(0)
+          ROOT %f = f32[250]{0} fusion(%p), kind=kLoop, calls=%fused
+        }"""
+    assert root_bytes(module_of(entry, fused)) == 4 * (500 + 250)
+    summed = fused.replace(
+        "ROOT %m = f32[250]{0} multiply(%a, %b)",
+        "%zero = f32[] constant(0)\n"
+        "          %sum = f32[] reduce(%p, %zero), dimensions={0}, to_apply=%add\n"
+        "          %all = f32[250]{0} broadcast(%sum), dimensions={}\n"
+        "          %m = f32[250]{0} multiply(%a, %b)\n"
+        "          ROOT %o = f32[250]{0} multiply(%m, %all)",
+    )
+    assert root_bytes(module_of(entry, ADD, summed)) == 4 * (1000 + 250)
 
 
 def convolution(target: str, channels: int) -> HloModule:
