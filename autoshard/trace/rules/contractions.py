@@ -83,7 +83,8 @@ def conv_general_dilated(leaf: Leaf) -> FactorRule:
     divided_image, divided_feature = (group + image, in_feature) if of_images > 1 else (image, group + in_feature)
     # the gradient of a kernel slides one image over another, to few positions; its channels are images here
     is_kernel_gradient = _positions(rhs.shape, numbers.rhs_spec) > _positions(result.shape, numbers.out_spec)
-    multiply_adds = result.size * rhs.size / rhs.shape[numbers.rhs_spec[0]]
+    inserted = math.prod(leaf.params["lhs_dilation"])  # zeros between elements, with which nothing multiplies
+    multiply_adds = result.size * rhs.size / rhs.shape[numbers.rhs_spec[0]] / inserted
     return space.close(
         (_placed(numbers.lhs_spec, divided_image, divided_feature), _placed(numbers.rhs_spec, out_feature, in_feature)),
         (_placed(numbers.out_spec, image, out_feature),),

@@ -47,6 +47,9 @@ def test_convolution_flops():
         lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME", feature_group_count=3), x, f(6, 1, 5, 5)
     )
     assert grouped.flops == 2 * (2 * 6 * 8 * 8) * (1 * 5 * 5)
+    # with a zero between any two elements of the image, as of its gradient where the kernel went two steps at a time
+    dilated = last_rule(lambda x, k: lax.conv_general_dilated(x, k, (1, 1), [(2, 2)] * 2, (2, 2)), x, k)
+    assert dilated.flops == 2 * (2 * 6 * 15 * 15) * (3 * 5 * 5) / 4
 
 
 def test_the_channels_of_a_convolution_and_of_its_gradients():
