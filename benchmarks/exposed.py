@@ -58,6 +58,7 @@ PER_NODE = 8
 RATES = {
     "matmul_efficiency": 0.5,
     "convolution_efficiency": None,
+    "kernel_forms": None,
     "memory_bandwidth_bytes_per_s": 0.8 * 3.35e12,
     "memory_efficiency": 1.0,
     "launch_overhead_s": 3e-6,

@@ -5,6 +5,7 @@ import enum
 from collections.abc import Mapping
 
 from autoshard.cluster.checks import require_number, require_text, require_whole
+from autoshard.cluster.kernel_forms import KernelForms
 from autoshard.cluster.measured import CollectiveKind, MeasuredCollective, MeasuredRates, interpolated
 from autoshard.errors import ClusterError
 
@@ -29,6 +30,7 @@ class DeviceType:
       matmul_efficiency: Fraction of the peak that large matrix products reach; 1.0 where no source tells.
       memory_efficiency: Fraction of the memory's peak rate that large kernels reach; 1.0 where no source tells.
       convolution_efficiency: Fraction of the peak that large convolutions reach; None: that of matrix products.
+      kernel_forms: What was measured of some forms of kernels; None for devices where nothing was.
       product_workspace_bytes: Memory that a matrix product needs beside its operands and result while it runs.
       measured: Rates by size, which take the place of peaks where there are any; None if nothing was measured.
     """
@@ -42,6 +44,7 @@ class DeviceType:
     matmul_efficiency: float = 1.0
     memory_efficiency: float = 1.0
     convolution_efficiency: float | None = None
+    kernel_forms: KernelForms | None = None
     product_workspace_bytes: int = 0
     measured: MeasuredRates | None = None
 

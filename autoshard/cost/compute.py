@@ -42,6 +42,16 @@ KERNEL_GRADIENT_SHARE = 0.65
 """Of the rate of convolutions, what gradients of their kernels reach: 17 of them in a Wide-ResNet (likewise)."""
 
 
+LONG_ROW = 256
+"""Rows of more elements than that prolong a softmax (`KernelForms.row_pass_factor`); those of a ViT, of 256, do not."""
+COLUMN_ROWS = 32
+"""Rows that a block of XLA:GPU sums at once, each by one of its 32 warps (`ColumnReductionFusion`)."""
+
+MOST_ROWS = 4096
+"""Rows of the longest columns that XLA:GPU sums by one block: more are summed in parts (`TreeReductionRewriter`; in the
+programs of `benchmarks/gpu_steps.py` 4,096 are not split, and 12,544 are)."""
+
+
 class Work(enum.Enum):
     """Kinds of arithmetic, by the rate that they run at."""
 
@@ -103,14 +113,41 @@ def _convolution_rate(device: DeviceType, dtype: str, work: Work, channels: floa
     return rate * padded_share * (KERNEL_GRADIENT_SHARE if work is Work.KERNEL_GRADIENT else 1.0)
 
 
-def kernel_s(device: DeviceType, arithmetic_s: float, moved_bytes: float, launches: int) -> float:
-    """Seconds of `launches` kernels that do `arithmetic_s` of arithmetic and read and write `moved_bytes`."""
+def kernel_s(
+    device: DeviceType,
+    arithmetic_s: float,
+    moved_bytes: float,
+    launches: int,
+    row_passes: int = 0,
+    columns_s: float = 0.0,
+) -> float:
+    """Seconds of `launches` kernels that do `arithmetic_s` of arithmetic and read and write `moved_bytes`.
+
+    Args:
+      row_passes: Reductions of long rows that their results wait for, where they take exponentials of these rows.
+      columns_s: What the threads that sum columns take one after another (`columns_s`).
+    """
     launch_s, measured = launches * device.launch_overhead_s, device.measured
+    prolonged = 1.0 if device.kernel_forms is None else device.kernel_forms.row_pass_factor**row_passes
     if measured is None:
-        return launch_s + max(arithmetic_s, moved_bytes / device.memory_bytes_per_s)
-    memory_s = moved_bytes / measured.memory_bytes_per_s.at(moved_bytes / max(launches, 1))
+        return launch_s + max(arithmetic_s, prolonged * moved_bytes / device.memory_bytes_per_s, columns_s)
+    memory_s = prolonged * moved_bytes / measured.memory_bytes_per_s.at(moved_bytes / max(launches, 1))
     exposed_s = (1 - measured.hidden_share) * min(arithmetic_s, memory_s)
-    return launch_s + max(arithmetic_s, memory_s) + exposed_s
+    return launch_s + max(arithmetic_s, memory_s, columns_s) + exposed_s
+
+
+def columns_s(device: DeviceType, steps: float, is_storing: bool, window_additions: float) -> float:
+    """Seconds that a thread takes which sums a column in `steps` steps; 0 where that was not measured.
+
+    Args:
+      is_storing: Whether something is stored for each element.
+      window_additions: In each step, those of windowed sums.
+    """
+    forms = device.kernel_forms
+    if forms is None:
+        return 0.0
+    step_s = forms.stored_column_step_s if is_storing else forms.column_step_s
+    return steps * (step_s + window_additions * forms.window_step_s)
 
 
 def transposing_s(device: DeviceType, size_bytes: float) -> float:

@@ -17,8 +17,9 @@ from autoshard.hlo.flops import (
     least_dim,
     products_within,
 )
+from autoshard.hlo.kernel_forms import column_steps, row_passes
 from autoshard.hlo.module import Computation, HloModule, Instruction, Run, dtype_name
-from autoshard.hlo.needed_elements import SLICES, UPDATES, needed_elements, size_of
+from autoshard.hlo.needed_elements import SLICES, UPDATES, needed_elements, returned_by, size_of
 
 _NO_KERNEL = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id opt-barrier add-dependency "
@@ -35,7 +36,12 @@ def kernel_s(device: DeviceType, module: HloModule, computation: Computation, in
         return 0.0
     run = Run(computation, instruction, 1.0, None)
     arithmetic_s = math.fsum(_product_s(device, product) for product in products_within(module, run))
-    return compute.kernel_s(device, arithmetic_s, kernel_bytes(module, computation, instruction), 1)
+    moved_bytes = kernel_bytes(module, computation, instruction)
+    passes, columns = row_passes(module, instruction), column_steps(module, instruction)
+    columns_s = 0.0
+    if columns is not None:
+        columns_s = compute.columns_s(device, columns.steps, columns.is_storing, columns.window_additions)
+    return compute.kernel_s(device, arithmetic_s, moved_bytes, 1, passes, columns_s)
 
 
 def _product_s(device: DeviceType, run: Run) -> float:
@@ -74,10 +80,8 @@ def kernel_bytes(module: HloModule, computation: Computation, instruction: Instr
 
 def _roots(body: Computation) -> list[Instruction]:
     """What a fusion returns; an update in place where only its name in another form is returned."""
-    root = body.instructions[body.root]
-    roots = [body.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
     found = []
-    for one in roots:
+    for one in returned_by(body):
         inner = body.instructions.get(one.operands[0]) if one.opcode in _NAMES else None
         found.append(inner if inner is not None and inner.opcode in UPDATES else one)
     return found

@@ -6,10 +6,12 @@ on the way: a table in float32 that is rounded and then looked up is read at the
 
 import collections
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from autoshard.hlo.module import Computation, Instruction
 
+_WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 SLICES = ("dynamic-slice", "slice", "gather")
 """What takes elements of its first operand at other places than those of its own."""
 UPDATES = ("dynamic-update-slice", "scatter")
@@ -22,6 +24,12 @@ _ELEMENT_FOR_ELEMENT = frozenset(
     "subtract tan tanh transpose xor".split()
 )
 """What needs an element of each operand, or the only one, for an element of its own."""
+
+
+def returned_by(body: Computation) -> list[Instruction]:
+    """What a fusion returns."""
+    root = body.instructions[body.root]
+    return [body.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
 
 
 def size_of(instruction: Instruction) -> int:
@@ -70,3 +78,24 @@ def _of_operands(body: Computation, instruction: Instruction, count: float) -> I
             yield operand, size * share
         else:
             yield operand, size if count else 0.0
+
+
+def evaluations(body: Computation, roots: Sequence[Instruction]) -> Mapping[str, float]:
+    """By name, how many elements of each value a native kernel computes: again for every window that one is in, but
+    once for all readers of the same place.
+    """
+    counts: dict[str, float] = collections.defaultdict(float)
+    for root in roots:
+        counts[root.name] = size_of(root)
+    for instruction in reversed(tuple(body.instructions.values())):
+        count, of_window = counts[instruction.name], window_size(instruction)
+        for operand, elements in _of_operands(body, instruction, count):
+            again = elements if instruction.opcode in ("reduce", "concatenate") else count * of_window
+            counts[operand.name] = max(counts[operand.name], again)
+    return counts
+
+
+def window_size(instruction: Instruction) -> int:
+    """Elements of the window of a windowed reduction; 1 for anything else."""
+    found = _WINDOW.search(instruction.attributes) if instruction.opcode == "reduce-window" else None
+    return math.prod(map(int, found.group(1).split("x"))) if found else 1

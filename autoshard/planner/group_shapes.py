@@ -42,6 +42,8 @@ class GroupShape:
       reads, writes: For each access: dims, whole size in bytes, shape.
       kernels: What its operations compute.
       launches: Kernels that the compiler makes of the group.
+      row_passes: The reductions of long rows that the results of one of them wait for (`compiler/kernel_traffic.py`).
+      columns: Of each reduction that keeps the last dimension, the factors that it reduces.
       fetched_bytes: For each read, what the group's kernels fetch of it from memory, unsharded; of a value that is
         never stored, what it is made of (`compiler/kernel_traffic.py`).
       moves: For each write, how often it moves between memory and the group's kernels.
@@ -60,6 +62,8 @@ class GroupShape:
     writes: tuple[tuple[Dims, float, tuple[int, ...]], ...]
     kernels: tuple[Kernel, ...]
     launches: int
+    row_passes: int
+    columns: tuple[tuple[int, ...], ...]
     fetched_bytes: tuple[float, ...]
     moves: tuple[int, ...]
     touched: tuple[tuple[Dims, float], ...]
@@ -181,6 +185,8 @@ def shape_of(
         tuple(map(describe, group.writes)),
         _kernels(group, operations, graph.values),
         moved.launches,
+        moved.row_passes,
+        _columns(group, operations),
         moved.fetched_bytes,
         moved.moves,
         touched,
@@ -232,6 +238,20 @@ def _transposed(
             if before != after:
                 found.append((map_dims(operation.rule.results[0], factor_map), size_bytes))
     return tuple(found)
+
+
+def _columns(group: Group, operations: Sequence[Operation]) -> tuple[tuple[int, ...], ...]:
+    """The group's factors that reductions sum which keep their operand's last dimension of more than one element."""
+    found: set[tuple[int, ...]] = set()
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        factors = operation.rule.factors
+        if not operation.name.startswith("reduce_") or operation.rule.is_heavy or not operation.rule.operands:
+            continue
+        dims = [dim for dim in operation.rule.operands[0] if math.prod(factors[f].size for f in dim) > 1]
+        is_reduced = [all(factors[f].reduction for f in dim) for dim in dims]
+        if any(is_reduced) and not is_reduced[-1]:
+            found.add(tuple(sorted(factor_map[f] for d, is_ in zip(dims, is_reduced, strict=True) if is_ for f in d)))
+    return tuple(sorted(found))
 
 
 def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Value]) -> tuple[Kernel, ...]:

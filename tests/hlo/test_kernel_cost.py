@@ -1,10 +1,11 @@
 """What single instructions of compiled programs move and take, against figures derived by hand."""
 
+import dataclasses
 import textwrap
 
 import pytest
 
-from autoshard.cluster import DeviceType
+from autoshard.cluster import DeviceType, KernelForms
 from autoshard.hlo.kernel_cost import kernel_bytes, kernel_s
 from autoshard.hlo.module import HloModule, parse
 
@@ -17,6 +18,7 @@ GPU = DeviceType(
     "made for this test",
     matmul_efficiency=0.8,
     convolution_efficiency=0.5,
+    kernel_forms=KernelForms(row_pass_factor=1.5, column_step_s=1e-7, stored_column_step_s=1e-6, window_step_s=1e-8),
     product_workspace_bytes=32 * 2**20,
 )
 
@@ -157,3 +159,84 @@ def test_convolutions_take_what_their_direction_and_their_channels_say():
     assert root_s(GPU, convolution("BackwardFilter", 32)) == pytest.approx(1e-6 + wide_s / 0.65)
     assert root_s(GPU, convolution("Forward", 4)) == pytest.approx(1e-6 + 4 * narrow_s)
     assert root_s(GPU, convolution("BackwardFilter", 4)) == pytest.approx(1e-6 + 4 * narrow_s / 0.65)
+
+
+def softmax(row: int, taken: str = "exponential", kind: str = "__triton", is_returned: bool = True) -> HloModule:
+    """Of 4096 rows, or the sums of their exponentials alone."""
+    whole, out = f"f32[4096,{row}]{{1,0}}", f"f32[4096,{row}]" if is_returned else "f32[4096]"
+    last = (
+        f"""%sums = {whole} broadcast(%sum), dimensions={{0}}
+          ROOT %q = {whole} divide(%e, %sums)"""
+        if is_returned
+        else "ROOT %q = f32[4096]{0} copy(%sum)"
+    )
+    fused = f"""
+        %fused (x: f32[4096,{row}]) -> {out} {{
+          %x = {whole} parameter(0)
+          %low = f32[] constant(-inf)
+          %most = f32[4096]{{0}} reduce(%x, %low), dimensions={{1}}, to_apply=%add
+          %mosts = {whole} broadcast(%most), dimensions={{0}}
+          %less = {whole} subtract(%x, %mosts)
+          %e = {whole} {taken}(%less)
+          %zero = f32[] constant(0)
+          %sum = f32[4096]{{0}} reduce(%e, %zero), dimensions={{1}}, to_apply=%add
+          {last}
+        }}"""
+    entry = f"""
+        ENTRY %main (x: f32[4096,{row}]) -> {out} {{
+          %x = {whole} parameter(0)
+          ROOT %f = {out} fusion(%x), kind=kCustom, calls=%fused, \
+backend_config={{"fusion_backend_config":{{"kind":"{kind}"}}}}
+        }}"""
+    return module_of(entry, ADD, fused)
+
+
+def test_reductions_that_wait_for_each_other_prolong_a_softmax_of_long_rows():
+    """Two reductions, of maximum and sum: 1.5 x 1.5 of the time for reading and writing 4096 rows of 512 floats, at
+    1e12 bytes a second, also where only the sums are written. Rows of 256, what takes no exponentials, and kernels that
+    are not Triton's take the time of their bytes.
+    """
+    whole_s = lambda row: 2 * 4096 * row * 4 / 1e12
+    assert root_s(GPU, softmax(512)) == pytest.approx(1e-6 + 1.5**2 * whole_s(512))
+    assert root_s(GPU, softmax(512, is_returned=False)) == pytest.approx(
+        1e-6 + 1.5**2 * (4096 * 512 * 4 + 4096 * 4) / 1e12
+    )
+    assert root_s(GPU, softmax(256)) == pytest.approx(1e-6 + whole_s(256))
+    assert root_s(GPU, softmax(512, taken="negate")) == pytest.approx(1e-6 + whole_s(512))
+    assert root_s(GPU, softmax(512, kind="__custom")) == pytest.approx(1e-6 + whole_s(512))
+    plain = dataclasses.replace(GPU, kernel_forms=None)
+    assert root_s(plain, softmax(512)) == pytest.approx(1e-6 + whole_s(512))
+
+
+def column_sums(rows: int, root: str, out: str) -> HloModule:
+    """The sums of columns of 64 floats, and what else `root` returns."""
+    fused = f"""
+        %fused (x: f32[{rows},64]) -> {out} {{
+          %x = f32[{rows},64]{{1,0}} parameter(0)
+          %zero = f32[] constant(0)
+          %n = f32[{rows},64]{{1,0}} negate(%x)
+          %four = f32[{rows},64]{{1,0}} reduce-window(%n, %zero), window={{size=4x1 pad=3_0x0_0}}, to_apply=%add
+          %sums = f32[64]{{0}} reduce(%n, %zero), dimensions={{0}}, to_apply=%add
+          %row_sums = f32[{rows}]{{0}} reduce(%n, %zero), dimensions={{1}}, to_apply=%add
+          ROOT %r = {out} {root}
+        }}"""
+    entry = f"""
+        ENTRY %main (x: f32[{rows},64]) -> {out} {{
+          %x = f32[{rows},64]{{1,0}} parameter(0)
+          ROOT %f = {out} fusion(%x), kind=kInput, calls=%fused
+        }}"""
+    return module_of(entry, ADD, fused)
+
+
+def test_a_thread_sums_a_column_step_by_step():
+    """2000 rows, 32 at once: 63 steps of 0.1 us, or of 1 us where the elements are stored as well, and 10 ns for each
+    of the four additions of a window. All longer than the bytes: 512 kB, at 1e12 a second. Sums of rows need no steps.
+    """
+    seconds = lambda root, out, rows=2000: root_s(GPU, column_sums(rows, root, out))
+    assert seconds("bitcast(%sums)", "f32[64]") == pytest.approx(1e-6 + 63 * 1e-7)
+    assert seconds("tuple(%sums, %n)", "(f32[64], f32[2000,64])") == pytest.approx(1e-6 + 63 * 1e-6)
+    windows = seconds("tuple(%sums, %four)", "(f32[64], f32[2000,64])")
+    assert windows == pytest.approx(1e-6 + 63 * (1e-6 + 4 * 1e-8))
+    assert seconds("bitcast(%row_sums)", "f32[2000]") == pytest.approx(1e-6 + (2000 * 64 + 2000) * 4 / 1e12)
+    few_s = seconds("tuple(%sums, %n)", "(f32[64], f32[32,64])", rows=32)
+    assert few_s == pytest.approx(1e-6 + (2 * 32 * 64 + 64) * 4 / 1e12)
