@@ -57,7 +57,10 @@ CONFIGS = ROOT / "configs"
 PER_NODE = 8
 RATES = {
     "matmul_efficiency": 0.5,
+    "convolution_efficiency": None,
+    "kernel_forms": None,
     "memory_bandwidth_bytes_per_s": 0.8 * 3.35e12,
+    "memory_efficiency": 1.0,
     "launch_overhead_s": 3e-6,
 }
 """What kernels of an H100 SXM reach, for the planner as in the replay: half of the dense peak, 0.8 of its memory's

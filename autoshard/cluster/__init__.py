@@ -6,6 +6,7 @@ This room knows nothing of JAX, except for `Cluster.detect`, which asks it for t
 from autoshard.cluster.cluster import Cluster
 from autoshard.cluster.device import DeviceType, Link, Wires
 from autoshard.cluster.host import Host
+from autoshard.cluster.kernel_forms import KernelForms
 from autoshard.cluster.measured import Calibration, CollectiveKind, Curve, MeasuredCollective, MeasuredRates
 from autoshard.cluster.mesh import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.cluster.node_group import NodeGroup
@@ -23,6 +24,7 @@ __all__ = [
     "Curve",
     "DeviceType",
     "Host",
+    "KernelForms",
     "Link",
     "LogicalMesh",
     "MeasuredCollective",

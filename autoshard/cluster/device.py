@@ -5,6 +5,7 @@ import enum
 from collections.abc import Mapping
 
 from autoshard.cluster.checks import require_number, require_text, require_whole
+from autoshard.cluster.kernel_forms import KernelForms
 from autoshard.cluster.measured import CollectiveKind, MeasuredCollective, MeasuredRates, interpolated
 from autoshard.errors import ClusterError
 
@@ -23,9 +24,13 @@ class DeviceType:
         float32 matrix products at JAX's default precision on GPUs that have it.
       memory_bytes: Memory of one device.
       memory_bandwidth_bytes_per_s: Peak rate of reading or writing that memory.
-      launch_overhead_s: Time of a kernel that has hardly any work, when kernels are queued back to back.
+      launch_overhead_s: Time from the start of a kernel that has hardly any work to the start of the next, when kernels
+        are queued back to back.
       source: Where each of the figures above comes from.
       matmul_efficiency: Fraction of the peak that large matrix products reach; 1.0 where no source tells.
+      memory_efficiency: Fraction of the memory's peak rate that large kernels reach; 1.0 where no source tells.
+      convolution_efficiency: Fraction of the peak that large convolutions reach; None: that of matrix products.
+      kernel_forms: What was measured of some forms of kernels; None for devices where nothing was.
       product_workspace_bytes: Memory that a matrix product needs beside its operands and result while it runs.
       measured: Rates by size, which take the place of peaks where there are any; None if nothing was measured.
     """
@@ -37,6 +42,9 @@ class DeviceType:
     launch_overhead_s: float
     source: str
     matmul_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+    convolution_efficiency: float | None = None
+    kernel_forms: KernelForms | None = None
     product_workspace_bytes: int = 0
     measured: MeasuredRates | None = None
 
@@ -64,13 +72,16 @@ class DeviceType:
                 owner, "memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s
             ),
             "launch_overhead_s": require_number(owner, "launch_overhead_s", self.launch_overhead_s, zero_allowed=True),
-            "matmul_efficiency": require_number(owner, "matmul_efficiency", self.matmul_efficiency),
+            **{
+                field: _share(owner, field, getattr(self, field))
+                for field in ("matmul_efficiency", "memory_efficiency")
+            },
             "product_workspace_bytes": require_whole(
                 owner, "product_workspace_bytes", self.product_workspace_bytes, least=0
             ),
         }
-        if checked["matmul_efficiency"] > 1:
-            raise ClusterError(f"{owner}: matmul_efficiency must be in (0, 1]; received {self.matmul_efficiency!r}.")
+        if self.convolution_efficiency is not None:
+            checked["convolution_efficiency"] = _share(owner, "convolution_efficiency", self.convolution_efficiency)
         for field, value in checked.items():
             object.__setattr__(self, field, value)
 
@@ -107,7 +118,7 @@ class DeviceType:
           dtype: NumPy-style name, e.g. `bfloat16`, or `tensorfloat32`.
 
         Returns:
-          Floating-point operations per second, before `matmul_efficiency`.
+          Floating-point operations per second, before any efficiency.
         """
         peaks = dict(self.peak_flops_per_s)
         if dtype in peaks:
@@ -129,10 +140,27 @@ class DeviceType:
         Returns:
           Floating-point operations per second: the peak times `matmul_efficiency`.
         """
-        peaks = dict(self.peak_flops_per_s)
-        if dtype == "float32" and "tensorfloat32" in peaks:
-            dtype = "tensorfloat32"
-        return self.flops_per_s(dtype) * self.matmul_efficiency
+        return self._matrix_units_flops_per_s(dtype) * self.matmul_efficiency
+
+    def convolution_flops_per_s(self, dtype: str) -> float:
+        """Rate that large convolutions on `dtype` reach at JAX's default precision, as `matmul_flops_per_s`."""
+        return self._matrix_units_flops_per_s(dtype) * (self.convolution_efficiency or self.matmul_efficiency)
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """Rate at which large kernels read or write the memory: the peak times `memory_efficiency`."""
+        return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
+
+    def _matrix_units_flops_per_s(self, dtype: str) -> float:
+        has_tensorfloat32 = any(own == "tensorfloat32" for own, _ in self.peak_flops_per_s)
+        return self.flops_per_s("tensorfloat32" if dtype == "float32" and has_tensorfloat32 else dtype)
+
+
+def _share(owner: str, field: str, value: float) -> float:
+    share = require_number(owner, field, value)
+    if share > 1:
+        raise ClusterError(f"{owner}: {field} must be in (0, 1]; received {value!r}.")
+    return share
 
 
 class Wires(enum.Enum):

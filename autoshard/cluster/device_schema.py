@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import pydantic
 
 from autoshard.cluster.device import DeviceType, Link
+from autoshard.cluster.kernel_forms import KernelForms
 from autoshard.cluster.measured import Calibration, CollectiveKind, Curve, MeasuredCollective, MeasuredRates
 from autoshard.cluster.schema import Number, Schema, Text, Whole, broken_rule
 
@@ -104,6 +105,19 @@ class LinkSchema(Schema):
         return Link(self.latency_s, self.bandwidth_bytes_per_s, level, self.source, measured)
 
 
+class KernelFormsSchema(Schema):
+    """How much longer kernels of some forms take than their bytes and arithmetic tell, as in `KernelForms`."""
+
+    row_pass_factor: Number
+    """Of a softmax over long rows, for each reduction of these."""
+    column_step_s: Number
+    """Of a sum of columns, a step down the rows."""
+    stored_column_step_s: Number
+    """The same, where something is stored for each element."""
+    window_step_s: Number
+    """An addition of a windowed sum within a step."""
+
+
 class DeviceTypeSchema(Schema):
     """A device type; the key that it stands under is its name."""
 
@@ -113,6 +127,9 @@ class DeviceTypeSchema(Schema):
     memory_bandwidth_bytes_per_s: Number
     launch_overhead_s: Number
     matmul_efficiency: Number = 1.0
+    memory_efficiency: Number = 1.0
+    convolution_efficiency: Number | None = None
+    kernel_forms: KernelFormsSchema | None = None
     product_workspace_bytes: Whole = 0
     source: Text
     """Where the figures come from."""
@@ -122,6 +139,7 @@ class DeviceTypeSchema(Schema):
     def device_type(self, name: str) -> DeviceType:
         """The device type."""
         own: dict[str, Any] = {field: getattr(self, field) for field in DeviceTypeSchema.model_fields}
+        own["kernel_forms"] = None if self.kernel_forms is None else KernelForms(**dict(self.kernel_forms))
         own["measured"] = None if self.measured is None else self.measured.rates()
         return DeviceType(name, **own)
 

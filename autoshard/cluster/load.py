@@ -36,6 +36,8 @@ devices are joined, and version 4 also what hosts they have; they are else the s
         memory_bandwidth_bytes_per_s: 1e12
         launch_overhead_s: 4e-6
         matmul_efficiency: 0.8     # optional, 1 by default
+        memory_efficiency: 0.9     # optional, 1 by default
+        convolution_efficiency: 0.5 # optional, by default that of matrix products
         source: where the figures come from
     links:                         # optional: your own, by name
       My-Link:

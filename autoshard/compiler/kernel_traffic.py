@@ -16,9 +16,12 @@ from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import read_order
 from autoshard.compiler.live_ranges import LiveRanges
 from autoshard.compiler.primitives import PRODUCTS
-from autoshard.compiler.reduced_rows import fetched_for, reduced_rows
+from autoshard.compiler.reduced_rows import fetched_for, reduced_row, reduced_rows
+from autoshard.cost.compute import LONG_ROW
 from autoshard.graph.graph import Operation, OperationKind
 from autoshard.graph.groups import Access, Group
+
+_EXPONENTIALS = frozenset({"exp", "exp2"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,11 +32,14 @@ class KernelTraffic:
       fetched_bytes: For each read of the group, what is fetched of it, unsharded.
       moves: For each write, how often it is stored or fetched whole: 0 where the group does not store it.
       launches: How many kernels they are.
+      row_passes: Of the kernel that waits longest, the reductions of long rows that its results wait for one after
+        another, where it takes exponentials of these rows: 2 for a softmax. 0 where there are none.
     """
 
     fetched_bytes: tuple[float, ...]
     moves: tuple[int, ...]
     launches: int
+    row_passes: int = 0
 
 
 class Traffic:
@@ -48,6 +54,7 @@ class Traffic:
         self._stored = live.stored | chains.outputs
         self._rows = reduced_rows(chains, live)
         self._copied = self._copied_operands()
+        self._passes = self._row_passes()
 
     def of_group(
         self, group: Group, partly_read: Set[tuple[int, tuple[int, ...]]], partly_written: Set[int]
@@ -81,7 +88,8 @@ class Traffic:
                 fetched[n] += times_moved * graph.values[access.value].size_bytes
             launches += is_copied
         moves = [0 if a.value in partly_written else self._moves(a, fetches) for a in group.writes]
-        return KernelTraffic(tuple(fetched), tuple(moves), launches)
+        passes = max((self._passes[o.index] for o in operations if self._is_stored(o)), default=0)
+        return KernelTraffic(tuple(fetched), tuple(moves), launches, passes)
 
     def _fetches(self, operations: Sequence[Operation]) -> dict[int, set[int]]:
         """For each kernel, by its region, the stored values that it fetches."""
@@ -93,6 +101,29 @@ class Traffic:
                     if operand is not None:
                         kernel |= self._sources(operand)
         return fetches
+
+    def _row_passes(self) -> list[int]:
+        """For each operation, `KernelTraffic.row_passes` of a kernel that it ends.
+
+        Exponentials are taken less the row's maximum, which every kernel that takes them finds by itself, also where
+        it is stored for another (so in all softmaxes of the programs of `benchmarks/gpu_steps.py`).
+        """
+        passes: list[int] = []
+        waits: dict[int, tuple[int, bool]] = {}  # of values computed inside: reductions, and whether of exponentials
+        for operation in self._chains.graph.operations:
+            inside = [o for o in operation.operands if o in waits]
+            count = max((waits[o][0] for o in inside), default=0)
+            of_exponentials = operation.name in _EXPONENTIALS or any(waits[o][1] for o in inside)
+            results = [r for r in operation.results if r is not None]
+            is_long = math.prod(reduced_row(operation)) > LONG_ROW
+            is_inside = any(r in self._rows or r in self._live.made_of for r in results)
+            is_maximum = operation.name == "reduce_max"
+            if is_long and (count or is_inside or is_maximum):
+                count += 1
+            passes.append(count if of_exponentials else 0)
+            if is_inside or (is_long and is_maximum):
+                waits.update((r, (count, of_exponentials)) for r in results)
+        return passes
 
     def _sources(self, value: int) -> frozenset[int]:
         """The stored values that a kernel fetches if it reads `value`."""

@@ -25,7 +25,7 @@ def reduced_rows(chains: DefUse, live: LiveRanges) -> Mapping[int, frozenset[int
         operation = chains.producer[life.value]
         if operation is None or live.region[life.stop - 1] != live.region[operation.index]:
             continue
-        row = _reduced_row(operation)
+        row = reduced_row(operation)
         if not row or _is_kept(life.value, chains, live, not_kept):
             continue
         read = [o for o in operation.operands if o is not None]
@@ -69,7 +69,7 @@ def _is_kept(value: int, chains: DefUse, live: LiveRanges, not_kept: set[int]) -
     return False
 
 
-def _reduced_row(operation: Operation) -> tuple[int, ...]:
+def reduced_row(operation: Operation) -> tuple[int, ...]:
     """The extents of the last dimensions of an operand, if an operation reduces these, and no others; else none."""
     rule = operation.rule
     if not operation.name.startswith("reduce_") or rule.is_heavy:

@@ -5,16 +5,22 @@ time = launches x launch overhead + max(sum over operations of flops / rate, byt
 Rates are the vendor's peaks, or where `DeviceType.measured` tells what was measured, those for the size at hand:
 
     matrix product          rate(dtype, flops of one product) x share left by its least dimension
+    convolution             rate(dtype, flops of one) x share of it that convolutions reach
     function of an element  rate of exponentials and the like
     other arithmetic        rate of additions and the like
     memory                  rate(bytes that one kernel moves)
     other order of dims     rate(bytes of the array), on top of all else
 
 and the lesser of the two terms counts too, but for the share of it that was found to hide behind the greater.
+
+Where `DeviceType.convolution_efficiency` tells what cuDNN reaches: convolutions of few channels do the arithmetic of
+more, and gradients of kernels are slower than others, since they sum over all images and positions.
 """
 
 import enum
 import math
+
+import jax.numpy as jnp
 
 from autoshard.cluster import DeviceType
 
@@ -23,21 +29,43 @@ FUNCTIONS = frozenset(
     "logistic pow rsqrt sin sinh sqrt tan tanh".split()
 )
 """Primitives that take many instructions an element."""
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
-"""Primitives that run on matrix units, where there are any."""
+PRODUCTS = frozenset({"dot_general", "ragged_dot_general"})
+"""Matrix products, which run on matrix units where there are any."""
+CONVOLUTIONS = frozenset({"conv_general_dilated"})
+"""Convolutions, which run there too."""
+
+
+CHANNELS_BYTES = 64
+"""What cuDNN pads the input channels of a convolution's kernel to: of powers of two, 64 was nearest to the times of the
+first layers of a Wide-ResNet and a ViT, of three channels (one H100, `benchmarks/results/gpu-steps.md`)."""
+KERNEL_GRADIENT_SHARE = 0.65
+"""Of the rate of convolutions, what gradients of their kernels reach: 17 of them in a Wide-ResNet (likewise)."""
+
+
+LONG_ROW = 256
+"""Rows of more elements than that prolong a softmax (`KernelForms.row_pass_factor`); those of a ViT, of 256, do not."""
+COLUMN_ROWS = 32
+"""Rows that a block of XLA:GPU sums at once, each by one of its 32 warps (`ColumnReductionFusion`)."""
+
+MOST_ROWS = 4096
+"""Rows of the longest columns that XLA:GPU sums by one block: more are summed in parts (`TreeReductionRewriter`; in the
+programs of `benchmarks/gpu_steps.py` 4,096 are not split, and 12,544 are)."""
 
 
 class Work(enum.Enum):
     """Kinds of arithmetic, by the rate that they run at."""
 
     PRODUCT = "product"
+    CONVOLUTION = "convolution"
+    KERNEL_GRADIENT = "gradient of a convolution's kernel"
     FUNCTION = "function"
     OTHER = "other"
 
 
 def work_of(primitive: str) -> Work:
     """The kind of arithmetic that a primitive does."""
-    return Work.PRODUCT if primitive in PRODUCTS else Work.FUNCTION if primitive in FUNCTIONS else Work.OTHER
+    kinds = (PRODUCTS, Work.PRODUCT), (CONVOLUTIONS, Work.CONVOLUTION), (FUNCTIONS, Work.FUNCTION)
+    return next((work for primitives, work in kinds if primitive in primitives), Work.OTHER)
 
 
 def flops_s(
@@ -45,34 +73,81 @@ def flops_s(
 ) -> float:
     """Seconds that `flops` take at the device's reachable rate for `dtype`.
 
-    Matrix products and convolutions run at the rate of products. For everything else the catalogue's peak for the dtype
-    serves; for bfloat16 and float16 on GPUs that is the matrix units' rate, and flatters the vector units, which
+    Matrix products run at the rate of products and convolutions at theirs: where products were measured, and
+    convolutions were not, at the share of that which their efficiencies tell. For everything else the peak for the
+    dtype serves; for bfloat16 and float16 on GPUs that is the matrix units' rate, and flatters the vector units, which
     matters little because such work is bound by memory.
 
     Args:
       count: Over how many operations the flops are spread evenly.
-      least_dim: Of a product, the least of its three dimensions (rows, columns, summed), batches aside.
+      least_dim: Of a product, the least of its three dimensions (rows, columns, summed), batches aside; of a
+        convolution, the input channels of its kernel.
     """
     measured = device.measured
     if measured is None:
-        return flops / (device.matmul_flops_per_s(dtype) if work is Work.PRODUCT else device.flops_per_s(dtype))
+        match work:
+            case Work.PRODUCT:
+                return flops / device.matmul_flops_per_s(dtype)
+            case Work.CONVOLUTION | Work.KERNEL_GRADIENT:
+                return flops / _convolution_rate(device, dtype, work, least_dim)
+            case Work.FUNCTION | Work.OTHER:
+                return flops / device.flops_per_s(dtype)
     match work:
         case Work.PRODUCT:
             return flops / measured.product_rate(dtype, flops / count, least_dim)
+        case Work.CONVOLUTION | Work.KERNEL_GRADIENT:
+            share = _convolution_rate(device, dtype, work, least_dim) / device.matmul_flops_per_s(dtype)
+            return flops / (measured.product_rate(dtype, flops / count, math.inf) * share)
         case Work.FUNCTION:
             return flops / measured.function_per_s
         case Work.OTHER:
             return flops / measured.elementwise_per_s
 
 
-def kernel_s(device: DeviceType, arithmetic_s: float, moved_bytes: float, launches: int) -> float:
-    """Seconds of `launches` kernels that do `arithmetic_s` of arithmetic and read and write `moved_bytes`."""
+def _convolution_rate(device: DeviceType, dtype: str, work: Work, channels: float) -> float:
+    """Operations per second of a convolution whose kernel has that many input channels."""
+    rate = device.convolution_flops_per_s(dtype)
+    if device.convolution_efficiency is None:
+        return rate
+    padded_share = min(1.0, channels * jnp.dtype(dtype).itemsize / CHANNELS_BYTES)
+    return rate * padded_share * (KERNEL_GRADIENT_SHARE if work is Work.KERNEL_GRADIENT else 1.0)
+
+
+def kernel_s(
+    device: DeviceType,
+    arithmetic_s: float,
+    moved_bytes: float,
+    launches: int,
+    row_passes: int = 0,
+    columns_s: float = 0.0,
+) -> float:
+    """Seconds of `launches` kernels that do `arithmetic_s` of arithmetic and read and write `moved_bytes`.
+
+    Args:
+      row_passes: Reductions of long rows that their results wait for, where they take exponentials of these rows.
+      columns_s: What the threads that sum columns take one after another (`columns_s`).
+    """
     launch_s, measured = launches * device.launch_overhead_s, device.measured
+    prolonged = 1.0 if device.kernel_forms is None else device.kernel_forms.row_pass_factor**row_passes
     if measured is None:
-        return launch_s + max(arithmetic_s, moved_bytes / device.memory_bandwidth_bytes_per_s)
-    memory_s = moved_bytes / measured.memory_bytes_per_s.at(moved_bytes / max(launches, 1))
+        return launch_s + max(arithmetic_s, prolonged * moved_bytes / device.memory_bytes_per_s, columns_s)
+    memory_s = prolonged * moved_bytes / measured.memory_bytes_per_s.at(moved_bytes / max(launches, 1))
     exposed_s = (1 - measured.hidden_share) * min(arithmetic_s, memory_s)
-    return launch_s + max(arithmetic_s, memory_s) + exposed_s
+    return launch_s + max(arithmetic_s, memory_s, columns_s) + exposed_s
+
+
+def columns_s(device: DeviceType, steps: float, is_storing: bool, window_additions: float) -> float:
+    """Seconds that a thread takes which sums a column in `steps` steps; 0 where that was not measured.
+
+    Args:
+      is_storing: Whether something is stored for each element.
+      window_additions: In each step, those of windowed sums.
+    """
+    forms = device.kernel_forms
+    if forms is None:
+        return 0.0
+    step_s = forms.stored_column_step_s if is_storing else forms.column_step_s
+    return steps * (step_s + window_additions * forms.window_step_s)
 
 
 def transposing_s(device: DeviceType, size_bytes: float) -> float:

@@ -103,6 +103,19 @@ class LookUp:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Convolved:
+    """What the time of a convolution depends on besides its arithmetic.
+
+    Attributes:
+      channels: The factors of the input channels of its kernel.
+      is_kernel_gradient: Whether the kernel is what it makes.
+    """
+
+    channels: tuple[int, ...]
+    is_kernel_gradient: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FactorRule:
     """How the dimensions of one operation's operands and results are tied by factors.
 
@@ -121,6 +134,7 @@ class FactorRule:
       is_rounded: Whether it multiplies at the device's default precision, which rounds float32 to bfloat16 on some.
       look_up: Which rows it takes or adds to, where they may be exchanged for ids; None for any other operation.
       counted: The factor along which the result of an `iota` counts; None for any other operation.
+      convolved: What kind of convolution it is; None for any other operation.
     """
 
     factors: tuple[Factor, ...]
@@ -134,6 +148,7 @@ class FactorRule:
     is_rounded: bool = False
     look_up: LookUp | None = None
     counted: int | None = None
+    convolved: Convolved | None = None
 
 
 class OperationKind(enum.Enum):

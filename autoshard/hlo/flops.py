@@ -40,29 +40,51 @@ def products_within(module: HloModule, run: Run) -> Iterator[Run]:
 def flops_of(run: Run) -> float:
     """Operations of one instruction that is a product or a convolution; 0 for others."""
     instruction = run.instruction
-    opcode, attributes = instruction.opcode, instruction.attributes
-    target = _target(instruction)
-    if opcode == "dot" or target.startswith("__cublas$"):
+    if instruction.opcode == "dot" or _target(instruction).startswith("__cublas$"):
         lhs, summed = _array(run, 0), _sizes(run, _LHS_CONTRACTED)
         if summed is None or lhs is None:
             return 0.0
         return _per_pair(lhs) * math.prod(instruction.result[0].dims) * math.prod(summed)
-    if opcode == "convolution" or target.startswith("__cudnn$conv"):
-        first, second, result = _array(run, 0), _array(run, 1), instruction.result[0]
-        if first is None or second is None:
-            return 0.0
-        match target:
-            case "__cudnn$convBackwardInput":  # of the output's gradient and the kernel
-                first, result = result, first
-            case "__cudnn$convBackwardFilter":  # of the input and the output's gradient
-                second, result = result, second
-        return _per_pair(first) * _multiplications(first, second, result, attributes)
-    return 0.0
+    convolved = _convolved(run)
+    if convolved is None:
+        return 0.0
+    return _per_pair(convolved[0]) * _multiplications(*convolved, instruction.attributes)
+
+
+def _convolved(run: Run) -> tuple[Array, Array, Array] | None:
+    """The image, the kernel and the result of a convolution, whichever of them it makes; None for all else."""
+    target = _target(run.instruction)
+    if run.instruction.opcode != "convolution" and not target.startswith("__cudnn$conv"):
+        return None
+    first, second, made = _array(run, 0), _array(run, 1), run.instruction.result[0]
+    if first is None or second is None:
+        return None
+    match target:
+        case "__cudnn$convBackwardInput":  # of the output's gradient and the kernel
+            return made, second, first
+        case "__cudnn$convBackwardFilter":  # of the input and the output's gradient
+            return first, made, second
+        case _:
+            return first, second, made
+
+
+def is_convolution(run: Run) -> bool:
+    """Whether an instruction is a convolution, or the gradient of one."""
+    return _convolved(run) is not None
+
+
+def is_kernel_gradient(run: Run) -> bool:
+    """Whether an instruction calls cuDNN for the gradient of a convolution's kernel."""
+    return _target(run.instruction) == "__cudnn$convBackwardFilter"
 
 
 def least_dim(run: Run) -> float:
-    """The least of the three dimensions of a matrix product (rows, columns, summed), batches aside; +inf for others."""
-    instruction = run.instruction
+    """The least of the three dimensions of a matrix product (rows, columns, summed), batches aside; the input channels
+    of a convolution's kernel; +inf for others."""
+    instruction, convolved = run.instruction, _convolved(run)
+    if convolved is not None:
+        labels = _LABELS.search(instruction.attributes)
+        return math.inf if labels is None else convolved[1].dims[labels.group(2).index("i")]
     is_product = instruction.opcode == "dot" or _target(instruction).startswith("__cublas$")
     lhs, summed = _array(run, 0), _sizes(run, _LHS_CONTRACTED)
     if not is_product or lhs is None or summed is None:

@@ -316,7 +316,7 @@ def _distinct(table: TableUse, num_ids: float) -> float:
 def _moved_s(moved_bytes: float, s: Situation) -> float:
     """Time that an accelerator's memory takes, and one launch."""
     device = s.mesh.device_type
-    return moved_bytes / device.memory_bandwidth_bytes_per_s + device.launch_overhead_s
+    return moved_bytes / device.memory_bytes_per_s + device.launch_overhead_s
 
 
 def _sectors(size_bytes: float) -> float:

@@ -87,7 +87,7 @@ def _by_table(s: Situation) -> tuple[float, float]:
         moved = 5 * table.num_ids * table.row_bytes + 2 * distinct * table.state_bytes
         room = [d for d in range(s.num_devices) if bytes_[d] + table.size_bytes <= s.budget_bytes]
         owner = min(room or range(s.num_devices), key=lambda d: (time_s[d], bytes_[d]))
-        time_s[owner] += moved / device.memory_bandwidth_bytes_per_s + device.launch_overhead_s
+        time_s[owner] += moved / device.memory_bytes_per_s + device.launch_overhead_s
         bytes_[owner] += table.size_bytes
         collective = all_to_all(s.mesh.axes, table.num_ids * table.row_bytes / s.num_devices)
         sent += 2 * (collective.time_s - collective.fixed_s)

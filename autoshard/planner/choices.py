@@ -19,7 +19,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_reduce, changed, launched, ordered, permute, reduce_scatter
-from autoshard.cost.compute import flops_s, kernel_s, transposing_s
+from autoshard.cost.compute import COLUMN_ROWS, MOST_ROWS, columns_s, flops_s, kernel_s, transposing_s
 from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import MOST_KEYS, Exchange, Lookups, exchange_of, scattered
 from autoshard.cost.reshard import inner_dims, ordered_dims, out_of_order
@@ -412,21 +412,28 @@ def _compute(
     moved += touched
     for (dims, size_bytes, _), moves in zip(shape.writes, shape.moves, strict=True):
         moved += moves * size_bytes * parts[dims]
-    return turned_s + kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches), total_flops
+    local_size = lambda own: _local_size(shape.factors, own, assignment, sizes)
+    rows = [size for size in map(local_size, shape.columns) if size <= MOST_ROWS]
+    steps = math.ceil(max(rows, default=0.0) / COLUMN_ROWS)
+    # which of them are one kernel with what makes their operands, and store that too, the compiler decides
+    summing_s = columns_s(mesh.device_type, steps, is_storing=False, window_additions=0.0)
+    group_s = kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches, shape.row_passes, summing_s)
+    return turned_s + group_s, total_flops
 
 
 def _least_dim(
     factors: Sequence[Factor], sides: tuple[tuple[int, ...], ...], assignment: Assignment, sizes: tuple[int, ...]
 ) -> float:
     """The least dimension of a product on one device; infinite for other work."""
-    return min(
-        (
-            math.prod(factors[f].size for f in side)
-            / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in side)
-            for side in sides
-        ),
-        default=math.inf,
-    )
+    return min((_local_size(factors, side, assignment, sizes) for side in sides), default=math.inf)
+
+
+def _local_size(
+    factors: Sequence[Factor], own: tuple[int, ...], assignment: Assignment, sizes: tuple[int, ...]
+) -> float:
+    """The product of the extents of the factors `own` on one device."""
+    split = math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in own)
+    return math.prod(factors[f].size for f in own) / split
 
 
 def _resolve(

@@ -20,7 +20,8 @@ class Kernel:
 
     Attributes:
       own: Their factors. dtype: Of their first operand. work: What they compute.
-      sides: Of matrix products, the factors of the rows, of the columns, and of what is summed.
+      sides: Of matrix products, the factors of the rows, of the columns, and of what is summed; of convolutions, those
+        of the input channels of the kernel.
       flops: All of them together, unsharded. count: How many operations they are.
     """
 
@@ -41,6 +42,8 @@ class GroupShape:
       reads, writes: For each access: dims, whole size in bytes, shape.
       kernels: What its operations compute.
       launches: Kernels that the compiler makes of the group.
+      row_passes: The reductions of long rows that the results of one of them wait for (`compiler/kernel_traffic.py`).
+      columns: Of each reduction that keeps the last dimension, the factors that it reduces.
       fetched_bytes: For each read, what the group's kernels fetch of it from memory, unsharded; of a value that is
         never stored, what it is made of (`compiler/kernel_traffic.py`).
       moves: For each write, how often it moves between memory and the group's kernels.
@@ -59,6 +62,8 @@ class GroupShape:
     writes: tuple[tuple[Dims, float, tuple[int, ...]], ...]
     kernels: tuple[Kernel, ...]
     launches: int
+    row_passes: int
+    columns: tuple[tuple[int, ...], ...]
     fetched_bytes: tuple[float, ...]
     moves: tuple[int, ...]
     touched: tuple[tuple[Dims, float], ...]
@@ -180,6 +185,8 @@ def shape_of(
         tuple(map(describe, group.writes)),
         _kernels(group, operations, graph.values),
         moved.launches,
+        moved.row_passes,
+        _columns(group, operations),
         moved.fetched_bytes,
         moved.moves,
         touched,
@@ -233,16 +240,36 @@ def _transposed(
     return tuple(found)
 
 
+def _columns(group: Group, operations: Sequence[Operation]) -> tuple[tuple[int, ...], ...]:
+    """The group's factors that reductions sum which keep their operand's last dimension of more than one element."""
+    found: set[tuple[int, ...]] = set()
+    for operation, factor_map in zip(operations, group.factor_maps, strict=True):
+        factors = operation.rule.factors
+        if not operation.name.startswith("reduce_") or operation.rule.is_heavy or not operation.rule.operands:
+            continue
+        dims = [dim for dim in operation.rule.operands[0] if math.prod(factors[f].size for f in dim) > 1]
+        is_reduced = [all(factors[f].reduction for f in dim) for dim in dims]
+        if any(is_reduced) and not is_reduced[-1]:
+            found.add(tuple(sorted(factor_map[f] for d, is_ in zip(dims, is_reduced, strict=True) if is_ for f in d)))
+    return tuple(sorted(found))
+
+
 def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Value]) -> tuple[Kernel, ...]:
     kernels: dict[tuple, Kernel] = {}
     for operation, factor_map in zip(operations, group.factor_maps, strict=True):
         if not operation.rule.flops:
             continue
+        work, sides = work_of(operation.name), ()
+        if operation.name == "dot_general":
+            sides = _sides(operation, factor_map)
+        elif (convolved := operation.rule.convolved) is not None:
+            sides = (tuple(factor_map[f] for f in convolved.channels),)
+            work = Work.KERNEL_GRADIENT if convolved.is_kernel_gradient else work
         one = Kernel(
             tuple(sorted(set(factor_map))),
             _dtype_of(operation.operands, values),
-            work_of(operation.name),
-            _sides(operation, factor_map) if operation.name == "dot_general" else (),
+            work,
+            sides,
             operation.rule.flops,
             1,
         )

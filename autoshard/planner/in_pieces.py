@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.collectives import Collective, all_gather
-from autoshard.cost.compute import flops_s, kernel_s
+from autoshard.cost.compute import Work, flops_s, kernel_s
 from autoshard.cost.in_pieces import may_run_in_pieces, transfers
 from autoshard.graph.graph import Dims
 from autoshard.graph.layout import WHOLE, Assignment, Layout, layout_of, shard_bytes
@@ -66,7 +66,7 @@ def product_of(shape: GroupShape) -> Kernel | None:
     if len(shape.kernels) != 1 or len(shape.reads) != 2 or len(shape.writes) != 1 or shape.transposed:
         return None
     (kernel,) = shape.kernels
-    return kernel if kernel.sides and kernel.count == 1 else None
+    return kernel if kernel.work is Work.PRODUCT and kernel.sides and kernel.count == 1 else None
 
 
 def ways_in_pieces(shape: GroupShape, assignment: Assignment, scatter: Layout, mesh: LogicalMesh) -> Iterator[Pieces]:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from autoshard.cluster import AxisLevel, Cluster, DeviceType, Link, NodeGroup
+from autoshard.cluster import AxisLevel, Cluster, DeviceType, KernelForms, Link, NodeGroup
 from autoshard.errors import ClusterError
 
 CHIP = DeviceType("Chip", {"float32": 1e12, "bfloat16": 8e12}, 32e9, 1e12, 4e-6, "example")
@@ -50,6 +50,26 @@ def test_matmuls_use_tensorfloat32_and_the_efficiency():
     assert chip.flops_per_s("float32") == 1e12
     assert chip.matmul_flops_per_s("float32") == 2e12
     assert chip.matmul_flops_per_s("float64") == 0.5e12
+    assert chip.convolution_flops_per_s("float32") == 2e12  # as products, where nothing is said of them
+    own = dataclasses.replace(chip, convolution_efficiency=0.25)
+    assert own.convolution_flops_per_s("float32") == 1e12
+    assert own.matmul_flops_per_s("float32") == 2e12
+
+
+def test_kernels_reach_a_share_of_the_memory_s_rate():
+    chip = DeviceType("c", {"float32": 1e12}, 1e9, 1e9, 0, "s", memory_efficiency=0.75)
+    assert chip.memory_bandwidth_bytes_per_s == 1e9 and chip.memory_bytes_per_s == 0.75e9
+
+
+@pytest.mark.parametrize("field", ["row_pass_factor", "column_step_s", "stored_column_step_s", "window_step_s"])
+def test_forms_of_kernels_refuse(field):
+    forms = KernelForms(1.5, 1e-7, 1e-6, 1e-8)
+    for value in (-1.0, math.inf, "1"):
+        with pytest.raises(ClusterError):
+            dataclasses.replace(forms, **{field: value})
+    if field == "row_pass_factor":
+        with pytest.raises(ClusterError, match="at least 1"):
+            dataclasses.replace(forms, row_pass_factor=0.9)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +92,10 @@ def test_matmuls_use_tensorfloat32_and_the_efficiency():
         ("launch_overhead_s", "4e-6"),
         ("matmul_efficiency", 1.1),
         ("matmul_efficiency", 0),
+        ("memory_efficiency", 1.1),
+        ("memory_efficiency", 0),
+        ("convolution_efficiency", 1.1),
+        ("convolution_efficiency", 0),
         ("product_workspace_bytes", -1),
     ],
 )

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autoshard.cluster import Cluster, CollectiveKind, DeviceType, Link, NodeGroup
+from autoshard.cluster import Cluster, CollectiveKind, DeviceType, KernelForms, Link, NodeGroup
 from autoshard.cluster.catalogue import catalogue
 from autoshard.errors import AutoshardError, ClusterError, FileFormatError
 from autoshard.files import read_yaml, yaml_text
@@ -104,7 +104,10 @@ def test_h100_figures():
     assert (group.intra_node.level, group.inter_node.level) == (0, 1)
     assert group.device_type.memory_bytes == 80_000_000_000
     assert group.device_type.flops_per_s("bfloat16") == 989.4e12
-    assert group.device_type.matmul_flops_per_s("float32") == 494.7e12
+    assert group.device_type.matmul_flops_per_s("float32") == 494.7e12 * 0.78
+    assert group.device_type.convolution_flops_per_s("float32") == 494.7e12 * 0.5
+    assert group.device_type.memory_bandwidth_bytes_per_s == 3350e9
+    assert group.device_type.memory_bytes_per_s == 3350e9 * 0.9
 
 
 def test_mixed_cluster():
@@ -123,6 +126,8 @@ def test_every_figure_of_a_device_type_has_a_source(known):
     for figure in ("Peaks", "Memory", "Launch"):
         assert re.search(rf"\b{figure}\b[^:]*:", source)
     assert "https://" in source or "not measured" in source
+    has_efficiencies = known.device_type.matmul_efficiency < 1 or known.device_type.memory_efficiency < 1
+    assert has_efficiencies == ("efficiencies" in source)
     assert known.device_kinds
     assert catalogue().link(known.intra_node, 0).bandwidth_bytes_per_s > 0
     assert catalogue().link(known.inter_node, 1).bandwidth_bytes_per_s > 0
@@ -346,6 +351,9 @@ LINKS = st.builds(Link, latency_s=NUMBER, bandwidth_bytes_per_s=NUMBER, level=st
         launch_overhead_s=NUMBER,
         source=NAME,
         matmul_efficiency=st.floats(0.01, 1.0),
+        memory_efficiency=st.floats(0.01, 1.0),
+        convolution_efficiency=st.none() | st.floats(0.01, 1.0),
+        kernel_forms=st.none() | st.builds(KernelForms, st.floats(1.0, 9.0), NUMBER, NUMBER, NUMBER),
         product_workspace_bytes=st.integers(0, 2**30),
     ),
     counts=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),

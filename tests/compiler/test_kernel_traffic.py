@@ -47,6 +47,29 @@ def test_a_softmax_is_one_kernel():
     assert moved(softmax, bf16(64, 256)) == (2 * 64 * 256 * 2, 1)
 
 
+def passes_of(f, *args):
+    return max(shape.row_passes for shape in prepare(trace(f, args).graph).shapes)
+
+
+def test_a_softmax_over_long_rows_waits_for_its_maximum_and_its_sum():
+    """Rows of up to 256 elements are not long. What takes no exponentials of the rows does not wait."""
+    softmax = lambda x: jax.nn.softmax(x, axis=-1)
+    assert passes_of(softmax, f32(64, 512)) == 2
+    assert passes_of(softmax, f32(64, 256)) == 0
+    assert passes_of(lambda x: jnp.exp(x - jnp.max(x, -1, keepdims=True)), f32(64, 512)) == 1
+    assert passes_of(lambda x: x / jnp.sum(x * jnp.max(x, -1, keepdims=True), -1, keepdims=True), f32(64, 512)) == 0
+
+
+def test_a_maximum_that_is_kept_is_found_again_by_who_takes_exponentials():
+    """Backward through a softmax whose scores are stored: the maximum, and the sum of gradient times softmax."""
+
+    def f(x, y, w):
+        scores = x @ y
+        return jnp.sum((jax.nn.softmax(scores, axis=-1) @ w) ** 2)
+
+    assert passes_of(jax.grad(f), f32(64, 32), f32(32, 512), f32(512, 16)) == 2
+
+
 def test_sums_that_others_need_are_a_kernel_of_their_own():
     """Here they are returned: one kernel reads the rows and writes 4 bytes a row, another reads both."""
 

@@ -1,10 +1,12 @@
 """The roofline against figures derived by hand."""
 
+import dataclasses
+
 import pytest
 
-from autoshard.cluster import AxisLevel, DeviceType, Link, MeshAxis
+from autoshard.cluster import AxisLevel, DeviceType, KernelForms, Link, MeshAxis
 from autoshard.cost.collectives import launched, permute
-from autoshard.cost.compute import Work, flops_s, kernel_s
+from autoshard.cost.compute import Work, columns_s, flops_s, kernel_s
 
 DEVICE = DeviceType(
     "test",
@@ -24,10 +26,36 @@ def test_products_run_on_the_matrix_units():
     assert flops_s(DEVICE, 0.0, "float32", Work.OTHER) == 0
 
 
+def test_convolutions_run_at_a_rate_of_their_own():
+    """At the rate of products where nothing is said of them; else a quarter of the peak of 50e12 in TensorFloat-32."""
+    seconds = lambda device, work, channels: flops_s(device, 1e12, "float32", work, least_dim=channels)
+    for work in (Work.CONVOLUTION, Work.KERNEL_GRADIENT):
+        assert seconds(DEVICE, work, 3) == pytest.approx(1 / 25)
+    own = dataclasses.replace(DEVICE, convolution_efficiency=0.25)
+    assert seconds(own, Work.CONVOLUTION, 16) == pytest.approx(1 / 12.5)  # 64 bytes
+    assert seconds(own, Work.CONVOLUTION, 4) == pytest.approx(4 / 12.5)  # padded to four times as many
+    assert seconds(own, Work.KERNEL_GRADIENT, 4) == pytest.approx(4 / 12.5 / 0.65)
+    assert flops_s(own, 1e12, "bfloat16", Work.CONVOLUTION, least_dim=4) == pytest.approx(8 / 25)  # 8 of 64 bytes
+    assert seconds(own, Work.PRODUCT, 4) == pytest.approx(1 / 25)
+
+
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
     assert kernel_s(DEVICE, 3e-3, 1e9, launches=1) == pytest.approx(2e-6 + 3e-3)
     assert kernel_s(DEVICE, 3e-3, 5e9, launches=1) == pytest.approx(2e-6 + 5e-3)
     assert kernel_s(DEVICE, 0.0, 0.0, launches=3) == pytest.approx(6e-6)
+    half = dataclasses.replace(DEVICE, memory_efficiency=0.5)
+    assert kernel_s(half, 3e-3, 5e9, launches=1) == pytest.approx(2e-6 + 10e-3)
+
+
+def test_forms_of_kernels_prolong_them_where_they_were_measured():
+    forms = KernelForms(row_pass_factor=1.5, column_step_s=1e-7, stored_column_step_s=1e-6, window_step_s=1e-8)
+    own = dataclasses.replace(DEVICE, kernel_forms=forms)
+    assert kernel_s(own, 3e-3, 4e9, launches=1, row_passes=2) == pytest.approx(2e-6 + 1.5**2 * 4e-3)
+    assert kernel_s(DEVICE, 3e-3, 4e9, launches=1, row_passes=2) == pytest.approx(2e-6 + 4e-3)
+    assert kernel_s(own, 3e-3, 4e9, launches=1, columns_s=7e-3) == pytest.approx(2e-6 + 7e-3)
+    assert columns_s(own, 64, is_storing=False, window_additions=0) == pytest.approx(64e-7)
+    assert columns_s(own, 64, is_storing=True, window_additions=3) == pytest.approx(64 * (1e-6 + 3e-8))
+    assert columns_s(DEVICE, 64, is_storing=True, window_additions=3) == 0
 
 
 def test_a_collective_is_launched_like_any_kernel():

@@ -150,7 +150,7 @@ def test_tables_leave_devices_that_have_room_for_them_where_the_step_is_faster_s
     """By hand: on the devices a row's state of 2 x 64 numbers is read and written in each step, whoever looks it up."""
     plan = planned(large, budget_bytes=None)
     assert isinstance(plan, autoshard.HostTablesPlan) and plan.tables == ("params.users.embedding",)
-    least_on_devices_s = 10**8 / 8 * 2 * 512 / 3.35e12
+    least_on_devices_s = 10**8 / 8 * 2 * 512 / (0.9 * 3.35e12)
     assert plan.step_s < 0.95 * least_on_devices_s < 0.95 * plan.on_devices_s
     stages, patched_s = plan.predicted.stages, sum(c.patched_s for c in plan.placed.best.choices)
     slots = plan.execution.num_slots

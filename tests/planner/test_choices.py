@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autoshard.cluster import Calibration, CollectiveKind, Curve, LogicalMesh, MeasuredCollective, MeasuredRates
+from autoshard.cluster import (
+    Calibration,
+    CollectiveKind,
+    Curve,
+    KernelForms,
+    LogicalMesh,
+    MeasuredCollective,
+    MeasuredRates,
+)
 from autoshard.graph.layout import WHOLE, fits
 from autoshard.planner.choices import satisfies
 
@@ -185,6 +193,66 @@ def test_an_axis_of_one_device_changes_no_price(formulated, mesh_of):
     (narrow,) = formulated(lambda x, w: x @ w, (f32(16, 8), f32(8, 4)), mesh_of(2)).tables
     price = lambda table, k: (float(table.compute_s[k]), float(table.comm_s[k]))
     assert {price(wide, k) for k in range(len(wide.choices))} == {price(narrow, k) for k in range(len(narrow.choices))}
+
+
+def test_convolutions_are_priced_by_direction_and_channels(formulated, mesh_of):
+    """8 images of 32 x 32 with a kernel of 5 x 5, at half of 1e12 operations a second: four channels of float32 take
+    the time of 16, and gradients of kernels run at 0.65 of the rate.
+    """
+    mesh = mesh_of(2)
+    mesh = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, convolution_efficiency=0.5))
+    conv = lambda x, k: jax.lax.conv(x, k, (1, 1), "VALID")
+
+    def whole_s(fn, channels):
+        x, k = f32(8, channels, 32, 32), f32(64, channels, 5, 5)
+        f = formulated(fn, (x, k, f32(8, 64, 28, 28)), mesh)
+        ((table, shape),) = [
+            (t, s) for t, s in zip(f.tables, f.program.shapes, strict=True) if any(k.flops > 1e6 for k in s.kernels)
+        ]
+        (row,) = [k for k, c in enumerate(table.choices) if set(c.assignment) == {WHOLE}]
+        return table.compute_s[row] - shape.launches * 1e-6
+
+    gradient = lambda x, k, y: jax.linear_transpose(lambda k: conv(x, k), k)(y)
+    once_s = 2 * (8 * 64 * 28 * 28) * (5 * 5) / 0.5e12  # of one channel
+    assert whole_s(lambda x, k, y: conv(x, k), 32) == pytest.approx(32 * once_s)
+    assert whole_s(lambda x, k, y: conv(x, k), 4) == pytest.approx(16 * once_s)
+    assert whole_s(gradient, 32) == pytest.approx(32 * once_s / 0.65)
+    assert whole_s(gradient, 4) == pytest.approx(16 * once_s / 0.65)
+
+
+def on_forms(mesh):
+    """1.5 times as long for each pass over long rows; a step down a column takes 1 us."""
+    forms = KernelForms(row_pass_factor=1.5, column_step_s=1e-6, stored_column_step_s=1e-5, window_step_s=1e-8)
+    return dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, kernel_forms=forms))
+
+
+def test_a_softmax_over_long_rows_takes_longer_than_its_bytes(formulated, mesh_of):
+    """8 x 512 floats are read and written at 1e11 bytes a second, 1.5 x 1.5 times as long; without forms, once."""
+    softmax = lambda x: jax.nn.softmax(x, axis=-1)
+    for mesh, factor in ((mesh_of(2), 1.0), (on_forms(mesh_of(2)), 1.5**2)):
+        f = formulated(softmax, (f32(8, 512),), mesh)
+        (table,) = [t for t, s in zip(f.tables, f.program.shapes, strict=True) if s.launches]
+        (whole,) = [k for k, c in enumerate(table.choices) if set(c.assignment) == {WHOLE}]
+        assert table.compute_s[whole] == pytest.approx(1e-6 + factor * 2 * 8 * 512 * 4 / 1e11)
+
+
+def test_columns_are_summed_step_by_step_on_each_device(formulated, mesh_of):
+    """2048 rows are 64 steps, and 32 where two devices have half of them each; more than 4096 rows are summed in parts,
+    which takes the time of the bytes. Whether the rows' own sums take long, their bytes decide.
+    """
+    total = lambda x: x.sum(0)
+    price = lambda rows, fn, mesh: formulated(fn, (f32(rows, 4),), mesh).tables[0]
+    table = price(2048, total, on_forms(mesh_of(2)))
+    assert table.compute_s[row_of(table, (WHOLE,), (WHOLE,))] == pytest.approx(1e-6 + 64e-6)
+    assert table.compute_s[row_of(table, (0,), (WHOLE,))] == pytest.approx(1e-6 + 32e-6)
+    assert table.compute_s[row_of(table, (1,), (0,))] == pytest.approx(1e-6 + 64e-6)
+    long = price(8192, total, on_forms(mesh_of(2)))
+    assert long.compute_s[row_of(long, (WHOLE,), (WHOLE,))] == pytest.approx(1e-6 + (8192 * 4 + 4) * 4 / 1e11)
+    assert long.compute_s[row_of(long, (0,), (WHOLE,))] == pytest.approx(1e-6 + 128e-6)
+    rows = price(2048, lambda x: x.sum(1), on_forms(mesh_of(2)))
+    assert rows.compute_s[row_of(rows, (WHOLE,), (WHOLE,))] == pytest.approx(1e-6 + (2048 * 4 + 2048) * 4 / 1e11)
+    plain = price(2048, total, mesh_of(2))
+    assert plain.compute_s[row_of(plain, (WHOLE,), (WHOLE,))] == pytest.approx(1e-6 + (2048 * 4 + 4) * 4 / 1e11)
 
 
 OPERATIONS = {

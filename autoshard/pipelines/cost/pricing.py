@@ -242,7 +242,7 @@ def layer_cost(cost: StageCost, mesh: LogicalMesh, ratio: float, total_bytes: fl
     all_gather_bytes = max(0.0, cost.weight_bytes - cost.gradient_bytes)
     link = next((level.link for axis in reversed(mesh.axes) for level in axis.levels), None)
     gather_s = all_gather_bytes / link.bandwidth_bytes_per_s + link.latency_s if all_gather_bytes and link else 0.0
-    update_s = moved_bytes / device.memory_bandwidth_bytes_per_s + device.launch_overhead_s + gather_s
+    update_s = moved_bytes / device.memory_bytes_per_s + device.launch_overhead_s + gather_s
     return LayerCost(
         forward_s=cost.forward_s,
         backward_s=cost.backward_s,

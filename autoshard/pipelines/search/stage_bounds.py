@@ -148,7 +148,7 @@ def _copies_s(
         latency_s += speed.latency_s
         seconds_per_byte += 1 / (num * topology.num_devices(here) * speed.bandwidth_bytes_per_s)
     device = topology.table.options[here.option].mesh.device_type
-    added_s = 3 * (num - 1) / num * costs.gradient_bytes / device.memory_bandwidth_bytes_per_s
+    added_s = 3 * (num - 1) / num * costs.gradient_bytes / device.memory_bytes_per_s
     has_weights = costs.sent_weight_bytes > 0
     weights_s = has_weights * latency_s + costs.sent_weight_bytes * seconds_per_byte
     gradients_s = has_weights * latency_s + costs.sent_gradient_bytes * seconds_per_byte

@@ -158,7 +158,7 @@ def _copies_s(
             else:
                 weights_s += tied_s
     device = topology.table.options[here.option].mesh.device_type
-    return float(weights_s), float(gradients_s + 3 * added_bytes / device.memory_bandwidth_bytes_per_s)
+    return float(weights_s), float(gradients_s + 3 * added_bytes / device.memory_bytes_per_s)
 
 
 def _peers(arrangement: Arrangement, index: int, number: int) -> Iterator[_Peer]:

@@ -184,7 +184,7 @@ class WaitingBounds:
         near = topology.near_s_per_byte(option)
         s_per_byte = float(near[min(num_pipelines, len(near)) - 1]) / num_pipelines
         device = topology.table.options[option].mesh.device_type
-        added = 3 * (num_pipelines - 1) / num_pipelines / device.memory_bandwidth_bytes_per_s
+        added = 3 * (num_pipelines - 1) / num_pipelines / device.memory_bytes_per_s
         totals = np.array([c.weight_total_bytes if c else 0.0 for c in costs])
         new = np.divide(sent, totals, out=np.ones(num), where=totals > 0)  # the rest is owned with an earlier layer
         gradients_s = runs.sent_gradient_bytes[at] * s_per_byte + new * runs.gradient_bytes[at] * added

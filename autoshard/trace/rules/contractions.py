@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from autoshard.graph.graph import Dims, FactorRule
+from autoshard.graph.graph import Convolved, Dims, FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
 from autoshard.trace.rules.leaf import Leaf
 
@@ -57,6 +57,11 @@ def _placed(spec: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ..
     return tuple(dims)
 
 
+def _positions(shape: tuple[int, ...], spec: tuple[int, ...]) -> int:
+    """Spatial elements of a convolution's tensor: of all dimensions but the two that `spec` names first."""
+    return math.prod(shape[d] for d in spec[2:])
+
+
 def conv_general_dilated(leaf: Leaf) -> FactorRule:
     """Images are parallel, input features add up, output features are parallel; spatial dimensions stay whole.
 
@@ -76,7 +81,10 @@ def conv_general_dilated(leaf: Leaf) -> FactorRule:
     in_feature = space.factor(rhs.shape[numbers.rhs_spec[1]], "add")
     out_feature = group + space.factor(rhs.shape[numbers.rhs_spec[0]] // num_groups)
     divided_image, divided_feature = (group + image, in_feature) if of_images > 1 else (image, group + in_feature)
-    multiply_adds = result.size * rhs.size / rhs.shape[numbers.rhs_spec[0]]
+    # the gradient of a kernel slides one image over another, to few positions; its channels are images here
+    is_kernel_gradient = _positions(rhs.shape, numbers.rhs_spec) > _positions(result.shape, numbers.out_spec)
+    inserted = math.prod(leaf.params["lhs_dilation"])  # zeros between elements, with which nothing multiplies
+    multiply_adds = result.size * rhs.size / rhs.shape[numbers.rhs_spec[0]] / inserted
     return space.close(
         (_placed(numbers.lhs_spec, divided_image, divided_feature), _placed(numbers.rhs_spec, out_feature, in_feature)),
         (_placed(numbers.out_spec, image, out_feature),),
@@ -84,4 +92,5 @@ def conv_general_dilated(leaf: Leaf) -> FactorRule:
         is_heavy=True,
         by_shards=True,
         is_rounded=_is_rounded(leaf),
+        convolved=Convolved(image if is_kernel_gradient else in_feature, is_kernel_gradient),
     )

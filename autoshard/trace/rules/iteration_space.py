@@ -4,7 +4,7 @@ Every function of the table works in the same way: open a space, ask it for the 
 tensor carries them, close it.
 """
 
-from autoshard.graph.graph import Dims, Factor, FactorRule, LookUp, Touched
+from autoshard.graph.graph import Convolved, Dims, Factor, FactorRule, LookUp, Touched
 
 TABLE = "table"
 SHARDY = "shardy"
@@ -53,6 +53,7 @@ class IterationSpace:
         is_rounded: bool = False,
         look_up: LookUp | None = None,
         counted: int | None = None,
+        convolved: Convolved | None = None,
     ) -> FactorRule:
         """Ends the construction; the arguments are those of `FactorRule`."""
         return FactorRule(
@@ -67,6 +68,7 @@ class IterationSpace:
             is_rounded,
             look_up,
             counted,
+            convolved,
         )
 
 

@@ -47,6 +47,24 @@ def test_convolution_flops():
         lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME", feature_group_count=3), x, f(6, 1, 5, 5)
     )
     assert grouped.flops == 2 * (2 * 6 * 8 * 8) * (1 * 5 * 5)
+    # with a zero between any two elements of the image, as of its gradient where the kernel went two steps at a time
+    dilated = last_rule(lambda x, k: lax.conv_general_dilated(x, k, (1, 1), [(2, 2)] * 2, (2, 2)), x, k)
+    assert dilated.flops == 2 * (2 * 6 * 15 * 15) * (3 * 5 * 5) / 4
+
+
+def test_the_channels_of_a_convolution_and_of_its_gradients():
+    """Of 3 channels to 6 features. They are the images of the gradient of the kernel; that of the image has 6."""
+    x, k = f(2, 3, 8, 8), f(6, 3, 5, 5)
+    conv = lambda x, k: lax.conv(x, k, (1, 1), "SAME")
+
+    def convolved(function):
+        rules = [rule_of(e) for e in jax.make_jaxpr(function)(x, k).jaxpr.eqns]
+        (rule,) = [r for r in rules if r.convolved is not None]
+        return [rule.factors[c].size for c in rule.convolved.channels], rule.convolved.is_kernel_gradient
+
+    assert convolved(conv) == ([3], False)
+    assert convolved(lambda x, k: jax.linear_transpose(lambda x: conv(x, k), x)(jnp.ones((2, 6, 8, 8)))) == ([6], False)
+    assert convolved(lambda x, k: jax.linear_transpose(lambda k: conv(x, k), k)(jnp.ones((2, 6, 8, 8)))) == ([3], True)
 
 
 def test_elementwise_counts_one_and_movement_none():
