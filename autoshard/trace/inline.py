@@ -84,7 +84,7 @@ class _LateCalls:
 
 
 def _late_call(equation: jex.JaxprEqn, can_have_consts: bool) -> str | None:
-    """The parameter that holds what a late call calls; None of other equations, and where its constants have no place."""
+    """The parameter that holds what a late call calls; None of others, and where its constants would have no place."""
     held = _CALLS.get(equation.primitive.name)
     inline = equation.params.get("inline")
     if held is None or not (inline is True or getattr(inline, "name", "") == "JAX_LATE"):
