@@ -31,8 +31,8 @@ class WholeFiles(LoadFileScheduling):
         return pending[0]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        """Gives a worker a file. One that is lost, which is not known yet, keeps it until it is removed, and the file goes
-        on elsewhere: xdist 3.8 ends the run.
+        """Gives a worker a file. One that is lost, though this is not known yet, keeps it until it is removed, when the
+        file goes on elsewhere; xdist 3.8 would end the run.
         """
         with contextlib.suppress(OSError):
             super()._assign_work_unit(node)
