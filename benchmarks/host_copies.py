@@ -6,7 +6,6 @@ Needs a GPU. Plans price a copy by latency and bandwidth of the link to the host
 them (`autoshard/cost/host_copies.py`). One JSON line a case: seconds of a call, the median of several.
 """
 
-import functools
 import json
 import statistics
 import time
@@ -65,7 +64,7 @@ def main() -> None:
             json.dumps({"case": case, "bytes": size_bytes, "seconds": time_s, "bytes_per_s": rate, **more}), flush=True
         )
 
-    jit = functools.partial(jax.jit)
+    jit = jax.jit
     matrix = (jax.random.normal(jax.random.key(1), (WIDTH, WIDTH)) / WIDTH**0.5).astype(jnp.bfloat16)
     stream = array(STREAMED_BYTES)
     alone: Sequence[tuple[str, Callable[..., jax.Array], jax.Array]] = (

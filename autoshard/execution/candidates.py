@@ -88,9 +88,13 @@ class Choosing:
 
     def fastest(self, figures: Sequence[CandidateFigures]) -> CandidateFigures:
         """The fastest that fits the memory, the earlier one of equals; if none does, the one that needs least."""
-        limit_bytes = self.budget_bytes
-        fitting = [f for f in figures if limit_bytes is None or f.reserved_bytes <= limit_bytes]
-        return min(fitting, key=lambda f: f.step_s) if fitting else min(figures, key=lambda f: f.reserved_bytes)
+        return min(fitting(figures, self.budget_bytes), key=lambda f: f.step_s)
+
+
+def fitting(figures: Sequence[CandidateFigures], budget_bytes: float | None) -> list[CandidateFigures]:
+    """Those that fit the memory of a device, which None does not limit; if none does, the one that needs least."""
+    found = [f for f in figures if budget_bytes is None or f.reserved_bytes <= budget_bytes]
+    return found or [min(figures, key=lambda f: f.reserved_bytes)]
 
 
 def compile_candidates(

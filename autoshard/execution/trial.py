@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from autoshard.execution.candidates import CompiledCandidate
+from autoshard.execution.candidates import CompiledCandidate, fitting
 from autoshard.printing import seconds
 
 _LOGGER = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ WARM_STEPS, TIMED_STEPS = 1, 3
 
 WORTH_TRYING = 1.15
 """How much longer than the best the replay of a program may be that is tried. Replays of two programs for one step
-differed from what these took on an H100 by 5 to 8 % of each other (five models), which is doubled here."""
+and what these took on an H100 differed by 0.5 to 8 % (five models), the most of which is doubled here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,11 +96,10 @@ def trial_of(candidates: Sequence[CompiledCandidate], budget_bytes: float | None
       candidates: All that were compiled.
       budget_bytes: Memory of a device; None for no limit.
     """
-    fitting = [c for c in candidates if budget_bytes is None or c.figures.reserved_bytes <= budget_bytes]
-    if not fitting:
-        return Trial((min(candidates, key=lambda c: c.figures.reserved_bytes),), _of_slowest_process)
-    limit_s = WORTH_TRYING * min(c.figures.step_s for c in fitting)
-    return Trial([c for c in fitting if c.figures.step_s <= limit_s], _of_slowest_process)
+    able = fitting([c.figures for c in candidates], budget_bytes)
+    limit_s = WORTH_TRYING * min(f.step_s for f in able)
+    tried = [c for c in candidates if c.figures in able and c.figures.step_s <= limit_s]
+    return Trial(tried, _of_slowest_process)
 
 
 def _of_slowest_process(medians: Sequence[float]) -> Sequence[float]:
