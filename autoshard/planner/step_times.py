@@ -16,6 +16,9 @@ import numpy as np
 from autoshard.cost.exposure import Hideable, Stretch, exposure
 from autoshard.planner.build import Formulation, repriced
 from autoshard.planner.overlap import StretchWeights
+from autoshard.planner.stretch_copies import StretchCopies, operation_kinds
+from autoshard.solver.problem import Problem
+from autoshard.solver.reduce.columns import columns_of
 from autoshard.solver.tabulated import CostTables, Tables, Tabulated, cost_tables
 
 
@@ -44,7 +47,7 @@ class StepTimes:
         """Of which problem."""
         self._f = f
         self.num_operations, self.share = len(f.program.graph.operations), f.overlap.share
-        self._known: dict[Stretch, tuple[np.ndarray, np.ndarray]] = {}
+        self._known: dict[tuple[Stretch, ...], tuple[np.ndarray, np.ndarray]] = {}
 
     @functools.cached_property
     def tabulated(self) -> Tabulated:
@@ -55,8 +58,23 @@ class StepTimes:
     def _costs(self) -> tuple[CostTables, CostTables]:
         """Of the problem without weights, and with all weight on the whole step."""
         whole = ((1.0, (0, self.num_operations)),)
-        least, all_ = (repriced(self._f, StretchWeights(weights)).problem for weights in ((), whole))
+        least, all_ = self._unweighted, repriced(self._f, StretchWeights(whole)).problem
         return cost_tables(least.nodes, least.edges), cost_tables(all_.nodes, all_.edges)
+
+    @functools.cached_property
+    def _unweighted(self) -> Problem:
+        """The problem without weights."""
+        return repriced(self._f, StretchWeights(())).problem
+
+    @functools.cached_property
+    def _copies(self) -> StretchCopies:
+        """Which stretches are copies."""
+        operations, decision_of = self._f.program.graph.operations, np.full(self.num_operations, -1, np.int64)
+        for group in self._f.program.groups:
+            decision_of[list(group.operations)] = len(self._f.argument_layouts) + group.index
+        numbers: dict[tuple[str, int], int] = {}
+        own = [numbers.setdefault((o.name, id(o.rule)), len(numbers)) for o in operations]
+        return StretchCopies(operation_kinds(columns_of(self._unweighted), decision_of, np.array(own, np.int64)))
 
     @functools.cached_property
     def _kernels(self) -> Tables:
@@ -83,9 +101,13 @@ class StepTimes:
         least_s, all_s = (self.tabulated.costs(tables, choices) for tables in self._costs)
         return OwnTimes(kernels_s, least_s, np.maximum(all_s - least_s + self.share * kernels_s, 0.0))
 
-    def waited_s(self, times: OwnTimes, stretch: Stretch) -> np.ndarray:
-        """What each owner adds to what is waited for within a stretch at least; float64 [owners]."""
-        within, inside = self._within(stretch)
+    def copies_of(self, stretch: Stretch) -> tuple[Stretch, ...]:
+        """The stretches over the same operations in other layers, and itself; one object for all of them."""
+        return self._copies.of(stretch)
+
+    def waited_s(self, times: OwnTimes, stretches: tuple[Stretch, ...]) -> np.ndarray:
+        """What each owner adds to what is waited for within stretches at least, all together; float64 [owners]."""
+        within, inside = self._within(stretches)
         return within * times.hideable_s - self.share * inside * times.kernels_s
 
     def exposed(self, times: OwnTimes) -> tuple[tuple[Stretch, ...], float]:
@@ -104,16 +126,18 @@ class StepTimes:
         ends = [*at.tolist(), self.num_operations]
         return tuple((ends[first], ends[last]) for first, last in found.stretches), found.total_s
 
-    def _within(self, stretch: Stretch) -> tuple[np.ndarray, np.ndarray]:
-        """Which part of an owner's collectives lies within a stretch, and whether its kernels do."""
-        if stretch in self._known:
-            return self._known[stretch]
-        first, last = stretch
-        owner, start, stop, part = self._windows
-        lies = (first <= start) & (stop <= last)
-        owners, inside = self.tabulated.num_owners, np.zeros(self.tabulated.num_owners)
-        inside[: self.tabulated.num_nodes] = (first <= self._place) & (self._place < last)
-        return self._known.setdefault(stretch, (np.bincount(owner[lies], part[lies], owners), inside))
+    def _within(self, stretches: tuple[Stretch, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """How many of some stretches the parts of an owner's collectives lie within, and its kernels."""
+        if stretches not in self._known:
+            owner, start, stop, part = self._windows
+            owners, nodes = self.tabulated.num_owners, self.tabulated.num_nodes
+            within, inside = np.zeros(owners), np.zeros(owners)
+            for first, last in stretches:
+                lies = (first <= start) & (stop <= last)
+                within += np.bincount(owner[lies], part[lies], owners)
+                inside[:nodes] += (first <= self._place) & (self._place < last)
+            self._known[stretches] = within, inside
+        return self._known[stretches]
 
 
 def _kernels_of(f: Formulation) -> list[np.ndarray]:

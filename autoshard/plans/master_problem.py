@@ -37,6 +37,9 @@ _IDLE = 2
 _SLIGHT = 1e-4
 """What a mixture lacks makes it longer by no more than this share, if the stretches and instants found last did not."""
 
+Copies = tuple[Stretch, ...]
+"""All stretches over the same operations, in one layer each."""
+
 _LOOKS = 4
 """How often a plan is sought at most, each time with the stretches and instants that the one before lacked."""
 
@@ -65,9 +68,14 @@ class MasterProblem:
         """No plan is known yet; `budget_bytes` is None where memory does not count."""
         self._times, self._budget = times, budget_bytes
         self._columns: dict[bytes, KnownPlan] = {}
-        self._stretches: dict[Stretch, int] = {(0, times.num_operations): 0}  # mixtures in a row that it did not bind
+        self._stretches: dict[Copies, int] = {self._whole: 0}  # mixtures in a row that they did not bind
         self._instants: dict[int, None] = {}
-        self._amounts: dict[tuple[bytes, Stretch | int], Sparse] = {}
+        self._amounts: dict[tuple[bytes, Copies | int], Sparse] = {}
+
+    @property
+    def _whole(self) -> "Copies":
+        """The whole step as a stretch."""
+        return ((0, self._times.num_operations),)
 
     @property
     def tabulated(self) -> Tabulated:
@@ -126,28 +134,29 @@ class MasterProblem:
             if relaxed is None:
                 return None
             found = self._mixture(program, relaxed)
-            binding = {stretch for _, stretch in found.weights.stretches}
+            binding = {self._times.copies_of(stretch) for _, stretch in found.weights.stretches}
             lacks = self._count(*self._bounds(*program.mixed(relaxed))[1:])
             if not lacks or found.step_s <= before_s * (1 + _SLIGHT):
                 self._forget(binding)
                 break
         return found
 
-    def _forget(self, binding: Set[Stretch]) -> None:
+    def _forget(self, binding: Set["Copies"]) -> None:
         """Leaves out the stretches that bind in no mixture any more; they are counted again once plans need them."""
-        idle = {stretch: 0 if stretch in binding else count + 1 for stretch, count in self._stretches.items()}
-        whole = 0, self._times.num_operations
-        self._stretches = {stretch: count for stretch, count in idle.items() if count < _IDLE or stretch == whole}
+        idle = {copies: 0 if copies in binding else count + 1 for copies, count in self._stretches.items()}
+        self._stretches = {copies: count for copies, count in idle.items() if count < _IDLE or copies == self._whole}
 
     def _mixture(self, program: MasterProgram, relaxed: Relaxed) -> Mixture:
         """A mixture as others see it."""
-        stretches, instants = list(self._stretches), list(self._instants)
-        weights = np.clip(relaxed.multipliers[: len(stretches)], 0.0, None)
+        kinds, instants = list(self._stretches), list(self._instants)
+        own = np.clip(relaxed.multipliers[: len(kinds)], 0.0, None)
+        stretches = [stretch for copies in kinds for stretch in copies]
+        weights = np.repeat(own, [len(copies) for copies in kinds])
         starts, stops = np.array(stretches, np.int64).T
         ends = np.unique(starts)  # where stretches overlap most, one begins
         weights /= max(1.0, float((((starts <= ends[:, None]) & (ends[:, None] < stops)) @ weights).max()))  # rounding
         pairs = zip(weights.tolist(), stretches, strict=True)
-        prices = zip(instants, relaxed.multipliers[len(stretches) :].tolist(), strict=True)
+        prices = zip(instants, relaxed.multipliers[len(kinds) :].tolist(), strict=True)
         return Mixture(
             relaxed.value_s,
             StretchWeights(tuple((w, stretch) for w, stretch in pairs if w > 0)),
@@ -208,26 +217,29 @@ class MasterProblem:
     def _count(self, stretches: Iterable[Stretch], exceeded: Iterable[int]) -> bool:
         """Lets stretches and instants count; whether some are new."""
         before = len(self._stretches) + len(self._instants)
-        self._stretches |= {stretch: 0 for stretch in stretches if stretch not in self._stretches}
+        counted = dict.fromkeys(map(self._times.copies_of, stretches))
+        self._stretches |= {copies: 0 for copies in counted if copies not in self._stretches}
         self._instants.update(dict.fromkeys(exceeded))
         return len(self._stretches) + len(self._instants) > before
 
     def _program(self, alike: Sequence[Sequence[KnownPlan]]) -> MasterProgram:
         """The master problem of plans, in groups that agree on what ties."""
-        tabulated, stretches, instants = self._times.tabulated, list(self._stretches), list(self._instants)
-        each = [functools.partial(self._row, of) for of in (*stretches, *instants)]
-        ends = np.unique(np.array(stretches, np.int64))
-        starts, stops = np.array(stretches, np.int64).T
-        covered = (starts[:, None] <= ends[:-1]) & (ends[:-1] < stops[:, None])
+        tabulated, kinds, instants = self._times.tabulated, list(self._stretches), list(self._instants)
+        each = [functools.partial(self._row, of) for of in (*kinds, *instants)]
+        ends = np.unique([end for copies in kinds for stretch in copies for end in stretch])
+        covered = np.zeros((len(kinds) + len(instants), len(ends) - 1))
+        for row, copies in zip(covered, kinds, strict=False):
+            starts, stops = np.array(copies, np.int64).T
+            row += ((starts[:, None] <= ends[:-1]) & (ends[:-1] < stops[:, None])).sum(axis=0)
         return MasterProgram(
             tabulated=tabulated,
             groups=tuple(Group(tabulated, columns, each) for columns in alike),
-            covered=np.concatenate([covered, np.zeros((len(instants), len(ends) - 1), bool)]),
-            limits=np.repeat([0.0, 1.0], [len(stretches), len(instants)]),
+            covered=np.unique(covered, axis=1),  # what is waited for where the same is covered is as good anywhere
+            limits=np.repeat([0.0, 1.0], [len(kinds), len(instants)]),
         )
 
-    def _row(self, of: Stretch | int, column: KnownPlan) -> Sparse:
-        """What a plan's owners wait within a stretch, in seconds, or use at an instant, in shares of the budget."""
+    def _row(self, of: "Copies | int", column: KnownPlan) -> Sparse:
+        """What a plan's owners wait within stretches, in seconds, or use at an instant, in shares of the budget."""
         key = column.key, of
         if key not in self._amounts:
             if isinstance(of, tuple):

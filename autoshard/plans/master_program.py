@@ -234,7 +234,7 @@ class MasterProgram:
 
     Attributes:
       tabulated: The problem. groups: See `Group`.
-      covered: bool [rows, intervals]; which intervals between ends of stretches lie in a stretch.
+      covered: float64 [rows, intervals]; in how many of its stretches each interval between ends of stretches lies.
       limits: float64 [rows]; 0 for stretches, 1 for instants, whose usage is in shares of the budget.
     """
 
@@ -330,7 +330,7 @@ class MasterProgram:
         """
         intervals = self.covered.shape[1]
         cost_s = np.concatenate([*(g.costs_s + sent * g.sent_s for g in self.groups), np.ones(intervals)])
-        rows = csr_array(np.concatenate([*(g.rows for g in self.groups), -self.covered.astype(np.float64)], axis=1))
+        rows = csr_array(np.concatenate([*(g.rows for g in self.groups), -self.covered], axis=1))
         entries = []
         row, column = 1, 0
         for group in self.groups:  # the whole goes to groups; what a group has goes to the options of each kind

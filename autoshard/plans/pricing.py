@@ -47,6 +47,9 @@ _UNSETTLED, _SETTLED = 0.6, 0.8
 _SLIGHT = 0.02
 """Prices of memory below this share of the highest are left out: each instant that counts takes time."""
 
+_SLIGHT_WEIGHT = 0.01
+"""Weights below this are left out: each tells layers apart that are alike, and a problem takes time with what differs."""
+
 _STALLED, _PATIENCE = 0.02, 3
 """Weights are good enough where so many rounds one after another move the best bound and the best mixture by less than
 this share of what lies between the bound and the fastest plan."""
@@ -185,7 +188,8 @@ def priced(
         series.price({instant: p for instant, p in following.items() if p >= _SLIGHT * highest})
         assert centre is not None, "nothing hides"
         following = _between(_by_stretch(centre), _by_stretch(mixture.weights), way)
-        at = repriced(at, StretchWeights(tuple((w, stretch) for stretch, w in following.items())))
+        weights = ((w, stretch) for stretch, w in following.items() if w >= _SLIGHT_WEIGHT)
+        at = repriced(at, StretchWeights(tuple(weights)))
     assert bound is not None, rounds
     bound = dataclasses.replace(bound, capacity_price=price)
     return Priced(bounded, bound, found, best, master, mixture)
