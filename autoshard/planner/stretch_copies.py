@@ -10,8 +10,8 @@ that are, too, since the bound is concave in them, and so no lower at their aver
 import numpy as np
 
 from autoshard.cost.exposure import Stretch
-from autoshard.solver.reduce.columns import Columns
 from autoshard.solver.reduce.colour_refinement import refine
+from autoshard.solver.reduce.columns import Columns
 
 _ROUNDS = 1
 """How many edges away decisions are told apart: enough to tell what runs forward from what is recomputed. With more,
@@ -42,7 +42,9 @@ class StretchCopies:
         if stretch not in self._known:
             start, stop = stretch
             length = stop - start
-            hashes = (self._sums[length:] - self._sums[: len(self._sums) - length]) * self._inverse[: len(self._sums) - length]
+            hashes = (self._sums[length:] - self._sums[: len(self._sums) - length]) * self._inverse[
+                : len(self._sums) - length
+            ]
             starts = np.flatnonzero(hashes == hashes[start]).tolist()
             copies = tuple((first, first + length) for first in starts)
             self._known.update(dict.fromkeys(copies, copies))

@@ -10,7 +10,7 @@ programming problems, 1960). Most branches cannot win, as their first bound tell
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autoshard.planner.build import Formulation, branched
 from autoshard.planner.step_times import StepTimes
@@ -36,11 +36,13 @@ class Scheduled:
       formulation: The problem in whose branch, and at whose prices, it was found.
       solution: Has no choices if none was found.
       plans: All that are known; None where nothing hides.
+      is_left: Whether it was left for another problem.
     """
 
     formulation: Formulation
     solution: Solution
     plans: MasterProblem | None
+    is_left: bool = False
 
 
 def solved_as_scheduled(
@@ -50,6 +52,7 @@ def solved_as_scheduled(
     series: Series,
     rounds: int = ROUNDS,
     to_beat_s: float = math.inf,
+    is_left: Callable[[Timed], bool] = lambda _: False,
 ) -> Scheduled:
     """The best solution of a problem, by the time of its step as scheduled.
 
@@ -58,12 +61,13 @@ def solved_as_scheduled(
       relative_gap: From which gap to the bound on a solution is optimal.
       series: Solves problems. rounds: How many prices are tried at most before the first branching.
       to_beat_s: The step of the fastest plan elsewhere; where a bound comes within the gap of it, none is sought.
+      is_left: Whether a plan tells that another problem is to be solved instead; then what is known so far is returned.
     """
     if formulation.overlap.weights is None:
         found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
         return Scheduled(formulation, with_ties_settled(formulation, found), None)
     master = MasterProblem(StepTimes(formulation), formulation.problem.capacity)
-    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s)
+    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left)
 
 
 def solved_with_less(
@@ -95,12 +99,18 @@ def _solved(
     master: MasterProblem,
     rounds: int,
     to_beat_s: float = math.inf,
+    is_left: Callable[[Timed], bool] = lambda _: False,
 ) -> Scheduled:
     """`solved_as_scheduled` of what can hide; `master` has the plans that are known."""
     ties = lambda mixture: tying_decision(master.tabulated, mixture.undecided) is not None
-    root = priced(formulation, hint, relative_gap, series, master, rounds, to_beat_s=to_beat_s, is_settled=ties)
+    root = priced(
+        formulation, hint, relative_gap, series, master, rounds, to_beat_s=to_beat_s, is_settled=ties, is_left=is_left
+    )
     if root.best is None or root.bound.bound >= to_beat_s * (1 - relative_gap):  # none, or none that is of use
         return Scheduled(root.formulation, root.found, master)
+    if root.is_left:
+        certificate = as_scheduled(root.bound, root.best.step_s, relative_gap)
+        return Scheduled(root.best.formulation, Solution(root.best.choices, certificate), master, is_left=True)
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
     choices, step_s = best.choices, asked_for(best.formulation, best.choices).step_s
     settled = settle_ties(best.formulation, choices)

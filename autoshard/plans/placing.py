@@ -16,7 +16,6 @@ from autoshard.planner.build import Formulation
 from autoshard.planner.estimate import CommunicationItem, Estimate
 from autoshard.planner.timeline import as_emitted
 from autoshard.plans.placement_summary import PlacementSummary
-from autoshard.solver.problem import Solution
 
 MOST_ROUNDS = 3
 """How often a plan is made again for a better order of its devices."""
@@ -33,14 +32,16 @@ def flows_of(communication: Sequence[CommunicationItem], mesh: LogicalMesh) -> t
     )
 
 
-def better_order(hardware: Slice, formulation: Formulation, found: Solution, relative_gap: float) -> LogicalMesh | None:
+def better_order(
+    hardware: Slice, formulation: Formulation, choices: Sequence[int], relative_gap: float
+) -> LogicalMesh | None:
     """The mesh of a plan with its devices in an order under which the plan's traffic takes less; None where that cannot
     save more than a share `relative_gap` of the step.
     """
     mesh = formulation.mesh
     if len({level.link for axis in mesh.axes for level in axis.levels}) < 2 and hardware.uneven is None:
         return None  # all devices are equally far from each other
-    times = as_emitted(formulation, found.chosen)
+    times = as_emitted(formulation, choices)
     if times.comm_s - times.hidden_s <= relative_gap * times.step_s:
         return None
     flows = flows_of(times.communication, mesh)

@@ -33,6 +33,9 @@ from autoshard.solver.problem import Certificate, Solution
 ROUNDS = 12
 """How many problems are solved at most."""
 
+_KNOWN = 2
+"""After how many problems more it is known what plans are like."""
+
 _FIRST_SHARE, _LATER_SHARE = 0.5, 0.5
 """In which share of the time that is left the first problem is solved, since without a solution there is no other; and
 all others together."""
@@ -48,7 +51,7 @@ _SLIGHT = 0.02
 """Prices of memory below this share of the highest are left out: each instant that counts takes time."""
 
 _SLIGHT_WEIGHT = 0.01
-"""Weights below this are left out: each tells layers apart that are alike, and a problem takes time with what differs."""
+"""Weights below this are left out: each tells layers apart that are alike, and time goes with what differs."""
 
 _STALLED, _PATIENCE = 0.02, 3
 """Weights are good enough where so many rounds one after another move the best bound and the best mixture by less than
@@ -104,6 +107,7 @@ class Priced:
       bound: The certificate of the best bound. found: The last solution.
       best: The fastest plan; None if none was found.
       master: All plans. mixture: The best of them; None if there are none.
+      is_left: Whether it was left for another problem.
     """
 
     formulation: Formulation
@@ -112,6 +116,7 @@ class Priced:
     best: Timed | None
     master: MasterProblem
     mixture: Mixture | None
+    is_left: bool = False
 
 
 def priced(
@@ -124,6 +129,7 @@ def priced(
     *,
     to_beat_s: float = math.inf,
     is_settled: Callable[[Mixture], bool] = lambda _: False,
+    is_left: Callable[[Timed], bool] = lambda _: False,
 ) -> Priced:
     """Prices a problem whose collectives can hide, solves it, prices what binds, and so on.
 
@@ -134,6 +140,8 @@ def priced(
       rounds: How many prices are tried at most.
       to_beat_s: The step of the fastest plan elsewhere; with a bound that reaches it, the problem is settled.
       is_settled: Whether a mixture of plans is enough to know; asked from the third round on.
+      is_left: Whether the best plan so far tells that another problem is to be solved instead; asked once, when it is
+        known what plans are like.
     """
     at = formulation
     centre = at.overlap.weights  # the weights that bounded best so far
@@ -180,6 +188,8 @@ def priced(
         stalled = 0 if has_moved else stalled + 1
         if n > 1 and (stalled == _PATIENCE or is_settled(mixture)):
             break
+        if n == _KNOWN and is_left(best):
+            return Priced(bounded, bound, found, best, master, mixture, True)
         before = now
         gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0)
         way = _UNSETTLED if is_new else _SETTLED

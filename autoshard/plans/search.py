@@ -30,6 +30,7 @@ from autoshard.plans.gaps import with_gaps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
 from autoshard.plans.placing import MOST_ROUNDS, better_order
+from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.region_mesh import region_mesh
@@ -59,6 +60,7 @@ _AS_LONG = 1.5
 """How much longer than the longest before a problem may take, whatever its share of the time left."""
 
 NO_MEMORY, NOT_TRIED, NOT_FASTER = "does not fit the memory", "not tried: stopped", "cannot beat the best"
+LEFT = "another order is faster"
 """Verdicts on a mesh."""
 
 
@@ -114,15 +116,15 @@ def search(
     found = Found(None, (), ())
     for schedule in question.schedules(meshes[0].device_type):
         asked = dataclasses.replace(question, schedule=schedule)
-        found = search_meshes(asked, meshes, solution, stop)
+        found = search_meshes(asked, meshes, solution, stop, leaves=len(meshes) == 1)
         if found.best is not None or solution is not None or stop.requested:
-            return found if solution is not None else _placed(asked, found, stop)
+            return found if solution is not None else _placed(asked, meshes, found, stop)
         if all(c.verdict == NOT_FASTER for c in found.candidates):
             return found
     return found
 
 
-def _placed(question: Question, found: Found, stop: StopRequest) -> Found:
+def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
     """The outcome after the devices of the best plan were put in order, and it was made again, as often as that helps.
 
     Each mesh in a new order is one more candidate, and what was found for it takes the place of the best if it is
@@ -130,17 +132,42 @@ def _placed(question: Question, found: Found, stop: StopRequest) -> Found:
     """
     for _ in range(MOST_ROUNDS):
         if question.hardware is None or found.best is None or stop.requested:
-            return found
+            break
         formulation, chosen = found.best
-        mesh = better_order(question.hardware, formulation, chosen, question.options.relative_gap)
+        mesh = better_order(question.hardware, formulation, chosen.chosen, question.options.relative_gap)
         if mesh is None:
-            return found
+            break
         again = search_meshes(question, [mesh], None, stop, after=(formulation, chosen))
         candidates = (*found.candidates, *again.candidates)
         if again.best is None or again.cost_s >= found.cost_s:
-            return dataclasses.replace(found, candidates=candidates)
+            found = dataclasses.replace(found, candidates=candidates)
+            break
         found = dataclasses.replace(found, best=again.best, candidates=candidates)
-    return found
+    return _without_left(question, meshes, found, stop)
+
+
+def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
+    """The outcome after meshes that were left are searched to the end, if they may still hold a better plan."""
+    others = tuple(c for c in found.candidates if c.verdict != LEFT)
+    bound_s = min((c.bound_s for c in found.candidates if c.verdict == LEFT), default=math.inf)
+    if found.best is None or stop.requested:
+        return found
+    is_best = found.cost_s < min((c.step_s for c in others if c.step_s is not None), default=math.inf)
+    cutoff = found.cost_s * (1 - question.options.relative_gap)
+    if bound_s >= cutoff and not is_best:
+        return found
+    to_beat_s = question.to_beat_s if is_best else min(question.to_beat_s, cutoff)
+    again = search_meshes(dataclasses.replace(question, to_beat_s=to_beat_s), meshes, None, stop)
+    best = again.best if is_best or again.best is not None else found.best
+    return dataclasses.replace(found, best=best, candidates=(*again.candidates, *others))
+
+
+def _has_better_order(question: Question, timed: Timed) -> bool:
+    """Whether a plan would be faster with the devices of its mesh in another order."""
+    if question.hardware is None:
+        return False
+    formulation = whole(timed.formulation)
+    return better_order(question.hardware, formulation, timed.choices, question.options.relative_gap) is not None
 
 
 def search_meshes(
@@ -149,6 +176,7 @@ def search_meshes(
     solution: str | os.PathLike[str] | None,
     stop: StopRequest,
     after: tuple[Formulation, Solution] | None = None,
+    leaves: bool = False,
 ) -> Found:
     """Solves the problem of each mesh, or reads its solution from a file.
 
@@ -156,6 +184,7 @@ def search_meshes(
       question, meshes, solution, stop: As for `search`.
       after: A problem on a mesh with the same axes, and a solution of it to begin with; without one, each mesh begins
         where `plans/starts.py` says.
+      leaves: Whether to leave a mesh as soon as its plans tell that they are faster with its devices in another order.
 
     Raises:
       FileFormatError: If `solution` is none of the problem.
@@ -214,11 +243,19 @@ def search_meshes(
             question_left = functools.partial(_is_too_small, limits=limits, stop=stop) if too_small is None else None
             series = _Series(limits, solve_one, question_left)
             elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
-            scheduled = solved_as_scheduled(formulation, first, options.relative_gap, series, to_beat_s=elsewhere_s)
+            is_left = functools.partial(_has_better_order, question) if leaves else lambda _: False
+            scheduled = solved_as_scheduled(
+                formulation, first, options.relative_gap, series, to_beat_s=elsewhere_s, is_left=is_left
+            )
             formulation, found = scheduled.formulation, scheduled.solution
             if found.certificate.bound >= cutoff:
                 found = dataclasses.replace(found, choices=None)
         own_fits = False
+        if scheduled is not None and scheduled.is_left:
+            bound_s, step_s = found.certificate.bound, found.certificate.objective
+            candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
+            best, weights = (whole(formulation), found), formulation.overlap.weights
+            continue
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
             again = None
             if scheduled is not None:

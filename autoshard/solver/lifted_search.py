@@ -10,6 +10,7 @@ Every solution is expanded and priced on the whole problem; every bound holds fo
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -73,6 +74,7 @@ class _LiftedSearch:
         self.network: Network | None = None
         """The latest lifted network: what presolve has worked out for it serves the next."""
         self.whole = WholeBound(search.problem)
+        self._unproven: Callable[[], None] | None = None
 
     def quotient(self, bands: int) -> Quotient | None:
         """The problem quotient for the instants that count and `bands` more; None if that is hardly smaller."""
@@ -88,7 +90,7 @@ class _LiftedSearch:
 
     def climb(self, quotient: Quotient) -> "_Climbed | None":
         """Raises the bound by message passing on the lifted problem; if there is none, on the tied one, whose messages
-        are then copied to the whole problem.
+        bound nothing until `prove` copies them to the whole problem.
 
         Returns:
           What is found on the way; None if the search is over.
@@ -131,12 +133,19 @@ class _LiftedSearch:
                 break
         prices = dict(zip(instants, ascent.prices.tolist(), strict=True))
         self.start.price(prices)
+        self._unproven = None
         if lifted is None:
-            self.whole.prove(search, quotient, ascent, prices)
+            self._unproven = lambda: self.whole.prove(search, quotient, ascent, prices)
         else:
             self.start.keep(quotient, network, graph, ascent.messages)
         of_labels = lambda labels: np.array(network.postsolve_labels(nodes, labels))
         return _Climbed(of_labels(_decoded(graph, ascent)), tuple(map(of_labels, ascent.decoded)))
+
+    def prove(self) -> None:
+        """Proves the bound of the latest climb, where that is not done yet."""
+        if self._unproven is not None:
+            self._unproven()
+        self._unproven = None
 
     def offer(self, whole: np.ndarray, phase: str) -> bool:
         """Offers choices for the whole problem; where they exceed the capacity, the worst instants count from now on.
@@ -192,6 +201,7 @@ def search_lifted(search: Search, start: LiftedStart | None = None) -> None:
     if quotient is None:
         return
     climbed = state.climb(quotient)
+    state.prove()
     fits = climbed is not None and state.offer(quotient.expanded(climbed.choices), "quotient")
     if fits and not search.done():
         choices = _tied_choices(search, quotient)
@@ -203,6 +213,7 @@ def search_lifted(search: Search, start: LiftedStart | None = None) -> None:
         for _ in range(CUTS):
             quotient = None if search.done() else state.quotient(bands)
             climbed = None if quotient is None else state.climb(quotient)
+            state.prove()
             if quotient is None or climbed is None:
                 return
             before = len(state.exceeded)
@@ -235,9 +246,11 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
         whole = quotient.expanded(climbed.choices)
         found = tuple(tuple(own.tolist()) for own in (whole, *map(quotient.expanded, climbed.decoded)))
         enough = RELAXED_GAIN * search.options.wanted_gap * abs(search.bound)
-        if not state.count_exceeded(whole) or search.done() or search.bound - before < enough:
+        is_slow = quotient.lifted is not None and search.bound - before < enough
+        if not state.count_exceeded(whole) or search.done() or is_slow:
             break
         before = search.bound
+    state.prove()
     if not found or search.infeasible:
         return None
     prices = {t: price for t in sorted(state.start.binding) if (price := state.start.prices.get(t, 0.0)) > 0}
