@@ -450,14 +450,14 @@ def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
         dataclasses.replace(edge, costs=builder.move(flow).costs) if overlap.is_free(flow.value) else edge
         for flow, edge in zip(f.flows, f.problem.edges, strict=True)
     )
-    nodes = _left_to_branch(builder.nodes(), f.branch)
+    nodes = left_to_branch(builder.nodes(), f.branch)
     return dataclasses.replace(f, overlap=overlap, problem=dataclasses.replace(f.problem, nodes=nodes, edges=edges))
 
 
 def branched(f: Formulation, decision: int, choices: Sequence[int]) -> Formulation:
     """The same problem, in which a decision has only these of its choices; their numbers stay."""
     branch = {**f.branch, decision: tuple(choices)}
-    problem = dataclasses.replace(f.problem, nodes=_left_to_branch(f.problem.nodes, branch))
+    problem = dataclasses.replace(f.problem, nodes=left_to_branch(f.problem.nodes, branch))
     return dataclasses.replace(f, problem=problem, branch=branch)
 
 
@@ -469,7 +469,7 @@ def whole(f: Formulation) -> Formulation:
     return repriced(dataclasses.replace(f, branch={}), f.overlap.weights)
 
 
-def _left_to_branch(nodes: Sequence[Node], branch: Mapping[int, tuple[int, ...]]) -> tuple[Node, ...]:
+def left_to_branch(nodes: Sequence[Node], branch: Mapping[int, tuple[int, ...]]) -> tuple[Node, ...]:
     """`nodes`, with an infinite cost for all choices that the branch has cut."""
     left = list(nodes)
     for decision, choices in branch.items():

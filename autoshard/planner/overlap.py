@@ -111,6 +111,20 @@ class StretchWeights:
         weights, starts, stops = self._columns
         return float(weights[(starts <= window[0]) & (window[1] <= stops)].sum())
 
+    def of_operations(self, operations: np.ndarray) -> np.ndarray:
+        """`of_operation` of each of some; float64, for int64."""
+        ends, own = self._between_ends
+        return np.array(own)[np.searchsorted(np.array(ends, np.int64), operations, side="right")]
+
+    def of_collectives(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """`of_collective` of those with each of some windows, none empty; float64, for int64."""
+        windows, of_window = np.unique(np.stack([start, stop], axis=1), axis=0, return_inverse=True)
+        weights, starts, stops = self._columns
+        found = np.zeros(len(windows))
+        for weight, first, last in zip(weights, starts, stops, strict=True):
+            found[(first <= windows[:, 0]) & (windows[:, 1] <= last)] += weight
+        return found[of_window.reshape(-1)]
+
     @functools.cached_property
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The weights, the starts and the stops."""

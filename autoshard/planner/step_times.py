@@ -9,15 +9,15 @@ times of one plan, with what they are about.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from autoshard.cost.exposure import Hideable, Stretch, exposure
-from autoshard.planner.build import Formulation, repriced
+from autoshard.planner.build import Formulation, left_to_branch, repriced
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.stretch_copies import StretchCopies, operation_kinds
-from autoshard.solver.problem import Problem
+from autoshard.solver.problem import Edge, Node
 from autoshard.solver.reduce.columns import columns_of
 from autoshard.solver.tabulated import CostTables, Tables, Tabulated, cost_tables
 
@@ -57,14 +57,19 @@ class StepTimes:
     @functools.cached_property
     def _costs(self) -> tuple[CostTables, CostTables]:
         """Of the problem without weights, and with all weight on the whole step."""
-        whole = ((1.0, (0, self.num_operations)),)
-        least, all_ = self._unweighted, repriced(self._f, StretchWeights(whole)).problem
-        return cost_tables(least.nodes, least.edges), cost_tables(all_.nodes, all_.edges)
+        return cost_tables(*self._unweighted), cost_tables(*self._weighted)
 
     @functools.cached_property
-    def _unweighted(self) -> Problem:
-        """The problem without weights."""
-        return repriced(self._f, StretchWeights(())).problem
+    def _unweighted(self) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
+        """Nodes and edges without weights."""
+        problem = repriced(self._f, StretchWeights(())).problem
+        return problem.nodes, problem.edges
+
+    @functools.cached_property
+    def _weighted(self) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
+        """Nodes and edges with all weight on the whole step."""
+        problem = repriced(self._f, StretchWeights(((1.0, (0, self.num_operations)),))).problem
+        return problem.nodes, problem.edges
 
     @functools.cached_property
     def _copies(self) -> StretchCopies:
@@ -74,12 +79,19 @@ class StepTimes:
             decision_of[list(group.operations)] = len(self._f.argument_layouts) + group.index
         numbers: dict[tuple[str, int], int] = {}
         own = [numbers.setdefault((o.name, id(o.rule)), len(numbers)) for o in operations]
-        return StretchCopies(operation_kinds(columns_of(self._unweighted), decision_of, np.array(own, np.int64)))
+        nodes, edges = self._unweighted
+        problem = dataclasses.replace(self._f.problem, nodes=nodes, edges=edges)
+        return StretchCopies(operation_kinds(columns_of(problem), decision_of, np.array(own, np.int64)))
 
     @functools.cached_property
     def _kernels(self) -> Tables:
         """The time of each decision's kernels."""
-        return Tables(_kernels_of(self._f))
+        return Tables(self._kernels_s)
+
+    @functools.cached_property
+    def _kernels_s(self) -> list[np.ndarray]:
+        """Likewise, by choice."""
+        return _kernels_of(self._f)
 
     @functools.cached_property
     def _place(self) -> np.ndarray:
@@ -109,6 +121,51 @@ class StepTimes:
         """What each owner adds to what is waited for within stretches at least, all together; float64 [owners]."""
         within, inside = self._within(stretches)
         return within * times.hideable_s - self.share * inside * times.kernels_s
+
+    def priced(self, f: Formulation, weights: StretchWeights) -> Formulation:
+        """What `repriced` gives, by the linearity of prices in a hundredth of the time.
+
+        Args:
+          f: The problem, or a branch of it. weights: Of stretches.
+        """
+        (nodes, edges), (all_nodes, all_edges) = self._unweighted, self._weighted
+        of_kernels = weights.of_operations(self._place)
+        of_owners = self._shares(weights)
+        made: dict[tuple[int, int, int, float | None, float], np.ndarray] = {}
+
+        def costs(least_s: np.ndarray, all_s: np.ndarray, kernels_s: np.ndarray | None, owner: int) -> np.ndarray:
+            share = of_owners.get(owner)
+            weight = 0.0 if kernels_s is None else self.share * float(of_kernels[owner])
+            if share is None and not weight:
+                return least_s
+            key = id(least_s), id(all_s), id(kernels_s), share, weight
+            if key not in made:
+                total_s = least_s
+                if kernels_s is not None:
+                    total_s = total_s - weight * kernels_s
+                if share is not None:
+                    hidden_s = 0.0 if kernels_s is None else self.share * kernels_s
+                    total_s = total_s + share * np.maximum(all_s - least_s + hidden_s, 0.0)
+                made[key] = total_s
+            return made[key]
+
+        own = [
+            Node(node.name, costs(node.costs, all_.costs, kernels_s, i))
+            for i, (node, all_, kernels_s) in enumerate(zip(nodes, all_nodes, self._kernels_s, strict=True))
+        ]
+        moves = list(edges)
+        for owner in of_owners:
+            if (e := owner - len(nodes)) >= 0:
+                moves[e] = dataclasses.replace(edges[e], costs=costs(edges[e].costs, all_edges[e].costs, None, owner))
+        problem = dataclasses.replace(f.problem, nodes=left_to_branch(own, f.branch), edges=tuple(moves))
+        return dataclasses.replace(f, overlap=dataclasses.replace(f.overlap, weights=weights), problem=problem)
+
+    def _shares(self, weights: StretchWeights) -> Mapping[int, float]:
+        """What counts of what can hide, on average over its parts; by owner, of those that have any."""
+        owner, start, stop, part = self._windows
+        counts = np.bincount(owner, part * weights.of_collectives(start, stop), self.tabulated.num_owners)
+        has = np.unique(owner)
+        return dict(zip(has.tolist(), counts[has].tolist(), strict=True))
 
     def exposed(self, times: OwnTimes) -> tuple[tuple[Stretch, ...], float]:
         """The stretches in which more is to be sent than hides, and what kernels wait in all, in seconds."""

@@ -82,6 +82,11 @@ class MasterProblem:
         """The problem."""
         return self._times.tabulated
 
+    @property
+    def times(self) -> StepTimes:
+        """What plans of the problem take."""
+        return self._times
+
     def add(self, choices: Sequence[int]) -> bool:
         """Takes a plan, which may exceed the budget; whether it is new. One that is forbidden is left out."""
         own = np.asarray(choices, np.int64)
@@ -164,20 +169,22 @@ class MasterProblem:
             program.undecided(relaxed),
         )
 
-    def fastest(self, to_beat_s: float, relative_gap: float) -> Made | None:
+    def fastest(self, to_beat_s: float, relative_gap: float, apart: bool = False) -> Made | None:
         """A plan that is made of known ones; None if none is found that is faster than `to_beat_s`.
 
         Args:
           relative_gap: How far from the fastest of them it may be.
+          apart: Whether stretches that are alike are looked at one by one, which takes longer. Together, a layer that
+            waits is made up for by another that need not, which holds for mixtures and for no plan.
         """
         best, known = None, list(self._columns.values())
         for columns in _alike(self._times.tabulated, known) if known else ():
-            for _ in range(_LOOKS if len(columns) > 1 else 0):
-                program = self._program([columns])
+            for _ in range((1 if apart else _LOOKS) if len(columns) > 1 else 0):
+                program = self._program([columns], apart)
                 relaxed = program.relaxed()
                 if relaxed is None or relaxed.value_s >= to_beat_s * (1 - relative_gap):
                     break
-                found = [self._column(choices) for choices in program.integral(relaxed, relative_gap, to_beat_s)]
+                found = [self._column(choices) for choices in program.integral(relaxed, relative_gap, to_beat_s, apart)]
                 for column in found:
                     if column.made is not None and column.step_s < to_beat_s:
                         best, to_beat_s = column.made, column.step_s
@@ -222,9 +229,11 @@ class MasterProblem:
         self._instants.update(dict.fromkeys(exceeded))
         return len(self._stretches) + len(self._instants) > before
 
-    def _program(self, alike: Sequence[Sequence[KnownPlan]]) -> MasterProgram:
-        """The master problem of plans, in groups that agree on what ties."""
+    def _program(self, alike: Sequence[Sequence[KnownPlan]], apart: bool = False) -> MasterProgram:
+        """The master problem of plans, in groups that agree on what ties; `apart` as for `fastest`."""
         tabulated, kinds, instants = self._times.tabulated, list(self._stretches), list(self._instants)
+        if apart:
+            kinds = [(stretch,) for copies in kinds for stretch in copies]
         each = [functools.partial(self._row, of) for of in (*kinds, *instants)]
         ends = np.unique([end for copies in kinds for stretch in copies for end in stretch])
         covered = np.zeros((len(kinds) + len(instants), len(ends) - 1))

@@ -46,10 +46,13 @@ _DIGITS = 9
 _NODES, _LIMIT_S = 500, 2.0
 """Most nodes of the search for an integer program, and most time, which hardly any takes."""
 
-_MOST_OPTIONS = 300
-"""Integer programs of more options are not solved but dived into: at 8,000 options, of GPT-3, branch and bound had
-nothing in 2 s and 7.13 s a step in 20, where four dives found 6.82 in 3.7; of its first 24 layers, at 2,000 options,
-1.443 s in 8.8 s, and dives 1.447 in 0.3."""
+_LONG = 3
+"""How much longer one may take that is solved at length."""
+
+_MOST_OPTIONS, _MOST_AT_LENGTH = 300, 2000
+"""Integer programs of more options are not solved but dived into, and at length not looked at. At 8,000 options, of
+GPT-3, branch and bound had nothing in 2 s and 7.13 s a step in 20, where four dives found 6.82 in 3.7; of its first 24
+layers, at 2,000 options, 1.443 s in 8.8 s, and dives 1.447 in 0.3."""
 
 _DIVES = 4
 """How often a part of what was rounded is settled."""
@@ -247,19 +250,22 @@ class MasterProgram:
         """The solution over the reals; None if there is none."""
         return self._solved(self._matrices(0.0))
 
-    def integral(self, relaxed: Relaxed, relative_gap: float, to_beat_s: float) -> list[np.ndarray]:
+    def integral(
+        self, relaxed: Relaxed, relative_gap: float, to_beat_s: float, at_length: bool = False
+    ) -> list[np.ndarray]:
         """Plans of one group, int64 [decisions] each: the fastest that is made of the known ones, within a gap, or some
         good ones where that one takes long to find; none if none is found.
 
         Args:
           relaxed: The solution over the reals.
           to_beat_s: No plan is of use that takes as long.
+          at_length: Whether an integer program that is not huge is solved, at whatever length.
         """
         (group,) = self.groups
         matrices = self._matrices(_SENT)
         matrices = dataclasses.replace(matrices, limits=matrices.limits * (1 - _MARGIN))
-        if len(group.kind) > _MOST_OPTIONS:
-            return list(self._dived(group, relaxed, matrices, to_beat_s))
+        if len(group.kind) > (_MOST_AT_LENGTH if at_length else _MOST_OPTIONS):
+            return [] if at_length else list(self._dived(group, relaxed, matrices, to_beat_s))
         num_free, rows = self.covered.shape[1], matrices.rows
         found = milp(
             matrices.cost_s,
@@ -268,7 +274,11 @@ class MasterProgram:
                 LinearConstraint(matrices.equal, matrices.sums, matrices.sums),  # pyright: ignore[reportArgumentType]
             ],
             integrality=np.concatenate([np.ones(len(matrices.cost_s) - num_free), np.zeros(num_free)]),
-            options={"mip_rel_gap": relative_gap, "node_limit": _NODES, "time_limit": _LIMIT_S},
+            options={
+                "mip_rel_gap": relative_gap,
+                "node_limit": _NODES,
+                "time_limit": _LONG * _LIMIT_S if at_length else _LIMIT_S,
+            },
         )
         return [] if found.x is None else [group.made(self._by_group(found.x)[0][1:])]
 

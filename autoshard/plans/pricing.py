@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from autoshard.cost.exposure import Stretch
-from autoshard.planner.build import Formulation, repriced
+from autoshard.planner.build import Formulation
 from autoshard.planner.overlap import StretchWeights
 from autoshard.plans.master_problem import MasterProblem, Mixture
 from autoshard.solver.problem import Certificate, Solution
@@ -199,7 +199,7 @@ def priced(
         assert centre is not None, "nothing hides"
         following = _between(_by_stretch(centre), _by_stretch(mixture.weights), way)
         weights = ((w, stretch) for stretch, w in following.items() if w >= _SLIGHT_WEIGHT)
-        at = repriced(at, StretchWeights(tuple(weights)))
+        at = master.times.priced(at, StretchWeights(tuple(weights)))
     assert bound is not None, rounds
     bound = dataclasses.replace(bound, capacity_price=price)
     return Priced(bounded, bound, found, best, master, mixture)

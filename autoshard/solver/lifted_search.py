@@ -58,10 +58,12 @@ class _Climbed:
 
     Attributes:
       choices: Those that fit the instants that count, if any were found. decoded: As they were decoded last.
+      value: The bound of the quotient problem; one of the whole problem if the partition is equitable.
     """
 
     choices: np.ndarray
     decoded: tuple[np.ndarray, ...]
+    value: float
 
 
 class _LiftedSearch:
@@ -111,7 +113,7 @@ class _LiftedSearch:
             search.prove(constant, "quotient presolve")
             if not network.is_cut_by_capacity:
                 search.price_capacity(0.0, constant)
-            return _Climbed(np.array(network.postsolve({})), ())
+            return _Climbed(np.array(network.postsolve({})), (), constant)
         graph, nodes = factor_graph_of(network)
         instants = [quotient.instants[t] for t in network.instants.tolist()]
         own_prices = np.array([self.start.prices.get(t, 0.0) for t in instants])
@@ -139,7 +141,8 @@ class _LiftedSearch:
         else:
             self.start.keep(quotient, network, graph, ascent.messages)
         of_labels = lambda labels: np.array(network.postsolve_labels(nodes, labels))
-        return _Climbed(of_labels(_decoded(graph, ascent)), tuple(map(of_labels, ascent.decoded)))
+        decoded = tuple(map(of_labels, ascent.decoded))
+        return _Climbed(of_labels(_decoded(graph, ascent)), decoded, ascent.bound + constant)
 
     def prove(self) -> None:
         """Proves the bound of the latest climb, where that is not done yet."""
@@ -245,11 +248,10 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
             break
         whole = quotient.expanded(climbed.choices)
         found = tuple(tuple(own.tolist()) for own in (whole, *map(quotient.expanded, climbed.decoded)))
-        enough = RELAXED_GAIN * search.options.wanted_gap * abs(search.bound)
-        is_slow = quotient.lifted is not None and search.bound - before < enough
-        if not state.count_exceeded(whole) or search.done() or is_slow:
+        enough = RELAXED_GAIN * search.options.wanted_gap * abs(climbed.value)
+        if not state.count_exceeded(whole) or search.done() or climbed.value - before < enough:
             break
-        before = search.bound
+        before = climbed.value
     state.prove()
     if not found or search.infeasible:
         return None

@@ -59,7 +59,8 @@ def all_made(f, base, other, changed):
         yield tuple(picks), asked_for(f, picks).step_s, evaluate(f.problem, picks).peak_usage
 
 
-def test_the_fastest_plan_is_that_of_all_that_can_be_made(problem):
+@pytest.mark.parametrize("apart", [False, True], ids=["copies together", "apart"])
+def test_the_fastest_plan_is_that_of_all_that_can_be_made(problem, apart):
     """With memory for all of them, for some, and for the least."""
     rng = np.random.default_rng(0)
     for _ in range(12):
@@ -70,6 +71,8 @@ def test_the_fastest_plan_is_that_of_all_that_can_be_made(problem):
             master = MasterProblem(StepTimes(problem), None if budget is None else 1.001 * budget)
             assert master.add(base) and master.add(other) and not master.add(base)
             found, known = master.fastest(np.inf, 1e-9), master.fastest_known()
+            if apart and found is not None:
+                found = master.fastest(found.step_s * (1 + 1e-6), 1e-9, apart=True) or found
             fitting = {picks: step_s for picks, step_s, peak in made if budget is None or peak <= 1.001 * budget}
             step_s = min(p.step_s for p in (found, known) if p is not None)
             # what is sent although it hides costs a little, and of plans that are as fast any may be taken
@@ -98,7 +101,7 @@ def test_no_plan_takes_less_than_the_mixture_at_its_prices(problem):
         for picks, step_s, peak in made:
             own, taken = times.of(np.array(picks)), times.tabulated.taken(np.array(picks))
             price_s = own.least_s.sum()
-            price_s += sum(w * times.waited_s(own, stretch).sum() for w, stretch in mixture.weights.stretches)
+            price_s += sum(w * times.waited_s(own, (stretch,)).sum() for w, stretch in mixture.weights.stretches)
             used = times.tabulated.usage(taken)
             price_s += sum(price * (used[instant] - budget) for instant, price in mixture.prices.items())
             slack.append(price_s - mixture.step_s)
@@ -138,7 +141,7 @@ def test_a_stretch_that_binds_no_more_is_forgotten_and_found_again(problem):
     master.add(base), master.add(other)
     mixtures = [master.mixture().step_s for _ in range(5)]
     assert mixtures == pytest.approx([mixtures[0]] * 5)
-    binding = {stretch for _, stretch in master.mixture().weights.stretches}
+    binding = {master.times.copies_of(stretch) for _, stretch in master.mixture().weights.stretches}
     assert binding <= set(master._stretches)
     assert len(master._stretches) <= len(binding) + 1, "and the whole"
 

@@ -1,6 +1,8 @@
 """Plans whose devices were put in order: faster than as listed, the same for a cluster by any name, kept, told, and
 run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup, PairSpeeds, 
 from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.module import parse
 from autoshard.placement.level_bytes import level_bytes
+from autoshard.plans import pricing, search
 from autoshard.plans.placing import flows_of
 from autoshard.verify.level_traffic import level_traffic
 
@@ -138,3 +141,31 @@ def test_bytes_over_each_level_are_those_of_the_compiled_program(cluster):
     assert [level.level for level in found] == [level.level for level in wanted]
     for own, ours in zip(found, wanted, strict=True):
         assert own.sent_bytes == pytest.approx(ours.sent_bytes, rel=0.05)
+
+
+def pairs_of_gpus():
+    """As `pair_cluster`, of devices whose compiler hides collectives: a product's workspace is what tells a GPU."""
+    group = pair_cluster().groups[0]
+    return Cluster(
+        "pairs",
+        (dataclasses.replace(group, device_type=dataclasses.replace(CHIP, product_workspace_bytes=1024)),),
+    )
+
+
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["the other order is faster", "it is not"])
+def test_a_mesh_is_left_for_another_order_and_searched_to_the_end_if_need_be(monkeypatch, is_wrong):
+    """After its first plan already. What comes out is as fast as if none had been left, and as well proven."""
+    cluster = pairs_of_gpus()
+    whole = planned(cluster)
+    monkeypatch.setattr(pricing, "_KNOWN", 0)
+    if is_wrong:
+        monkeypatch.setattr(search, "_has_better_order", lambda *_: True)
+        monkeypatch.setattr(search, "better_order", lambda *_: None)
+        whole = planned(cluster)
+    found = planned(cluster)
+    verdicts = {c.verdict for c in found.candidates}
+    assert bool(verdicts & {search.LEFT, search.NOT_FASTER}) == (not is_wrong)
+    assert found.certificate.bound <= found.estimate.step_s * (1 + 1e-9)
+    assert found.certificate.bound <= min(c.bound_s for c in found.candidates) * (1 + 1e-9)
+    assert found.estimate.step_s == pytest.approx(whole.estimate.step_s, rel=OPTIONS.relative_gap)
+    assert found.certificate.gap <= max(OPTIONS.relative_gap, whole.certificate.gap + 1e-6)

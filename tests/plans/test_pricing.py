@@ -124,10 +124,10 @@ def test_times_of_plans_add_up_from_decisions_and_edges(hiding):
         assert own.least_s.sum() == pytest.approx(planned.least_s)
         stretches, exposed_s = times.exposed(own)
         assert own.least_s.sum() + exposed_s == pytest.approx(planned.step_s)
-        waited_s = sum(times.waited_s(own, stretch).sum() for stretch in stretches)
+        waited_s = sum(times.waited_s(own, (stretch,)).sum() for stretch in stretches)
         assert waited_s == pytest.approx(planned.waited_s(planned.stretches).sum(), abs=1e-12)
         for stretch in ((0, n), (0, n // 2), (n // 3, n)):
-            assert times.waited_s(own, stretch).sum() == pytest.approx(planned.waited_s([stretch])[0], abs=1e-12)
+            assert times.waited_s(own, (stretch,)).sum() == pytest.approx(planned.waited_s([stretch])[0], abs=1e-12)
 
 
 def test_repricing_changes_costs_and_nothing_else(hiding):
