@@ -40,6 +40,9 @@ _SLIGHT = 1e-4
 Copies = tuple[Stretch, ...]
 """All stretches over the same operations, in one layer each."""
 
+_MOST_APART = 500
+"""Stretches that are alike are not looked at one by one where there are more options than this even together."""
+
 _LOOKS = 4
 """How often a plan is sought at most, each time with the stretches and instants that the one before lacked."""
 
@@ -179,7 +182,10 @@ class MasterProblem:
         """
         best, known = None, list(self._columns.values())
         for columns in _alike(self._times.tabulated, known) if known else ():
-            for _ in range((1 if apart else _LOOKS) if len(columns) > 1 else 0):
+            looks = 0 if len(columns) == 1 else 1 if apart else _LOOKS
+            if apart and looks and self._program([columns]).num_options > _MOST_APART:
+                looks = 0
+            for _ in range(looks):
                 program = self._program([columns], apart)
                 relaxed = program.relaxed()
                 if relaxed is None or relaxed.value_s >= to_beat_s * (1 - relative_gap):

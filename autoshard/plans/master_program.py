@@ -246,6 +246,11 @@ class MasterProgram:
     covered: np.ndarray
     limits: np.ndarray
 
+    @property
+    def num_options(self) -> int:
+        """What there is to choose from in all groups."""
+        return sum(len(group.kind) for group in self.groups)
+
     def relaxed(self) -> Relaxed | None:
         """The solution over the reals; None if there is none."""
         return self._solved(self._matrices(0.0))

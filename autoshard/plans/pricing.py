@@ -33,8 +33,8 @@ from autoshard.solver.problem import Certificate, Solution
 ROUNDS = 12
 """How many problems are solved at most."""
 
-_KNOWN = 2
-"""After how many problems more it is known what plans are like."""
+_KNOWN, _KNOWN_GAP = 2, 0.2
+"""What plans are like is known after so many problems more, from one that is so close to the bound."""
 
 _FIRST_SHARE, _LATER_SHARE = 0.5, 0.5
 """In which share of the time that is left the first problem is solved, since without a solution there is no other; and
@@ -151,7 +151,7 @@ def priced(
     known = master.fastest_known()
     best = None if known is None else Timed(at, known.choices, known.step_s)
     bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
-    enough, gap, stalled = 0.5 * relative_gap, _FIRST_GAP, 0
+    enough, gap, stalled, is_asked = 0.5 * relative_gap, _FIRST_GAP, 0, False
     elsewhere_s = to_beat_s
     for n in range(rounds + 1):
         share = _LATER_SHARE / max(rounds - n, 1) if n or best is not None else _FIRST_SHARE
@@ -188,8 +188,10 @@ def priced(
         stalled = 0 if has_moved else stalled + 1
         if n > 1 and (stalled == _PATIENCE or is_settled(mixture)):
             break
-        if n == _KNOWN and is_left(best):
-            return Priced(bounded, bound, found, best, master, mixture, True)
+        if not is_asked and n >= _KNOWN and bound.bound >= (1 - _KNOWN_GAP) * best.step_s:
+            is_asked = True
+            if is_left(best):
+                return Priced(bounded, bound, found, best, master, mixture, True)
         before = now
         gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0)
         way = _UNSETTLED if is_new else _SETTLED

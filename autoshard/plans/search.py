@@ -46,7 +46,7 @@ from autoshard.solver.options import ROUNDING, Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Problem, Solution, Status
 from autoshard.trace.annotations import fixed_of_spec
 
-AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP, AGAIN_MORE = 3, 0.5, 0.01, 1.25
+AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP, AGAIN_MORE = 3, 0.5, 0.05, 1.25
 """How many problems are solved at most, in which share of the time limit, and how exactly, whenever gaps do not fit: a
 plan is good enough whose gap is so much larger than that of the plan before."""
 
