@@ -4,9 +4,9 @@ Rounds of pricing (`pricing.py`) make plans, each best at other prices. Where th
 that no edge joins: layers, and pieces of layers. Each part can follow another plan, and what it adds to the time of the
 step and to memory does not depend on the other parts (`master_program.py`).
 
-Stretches and instants are added as plans that are found need more of them. Some decisions tie nearly all others, such
-as the layout of activations between layers: plans that differ there make one huge part. Integral solutions are
-therefore sought among plans that agree on those.
+Stretches, each with its copies in other layers, and instants are added as plans that are found need more of them. Some
+decisions tie nearly all others, such as the layout of activations between layers: plans that differ there make one huge
+part. Integral solutions are therefore sought among plans that agree on those.
 """
 
 import dataclasses

@@ -2,16 +2,18 @@
 
     minimise    sum_pk least_pk z_pk + sum_t y_t                  `MasterProgram._matrices`: cost_s
     subject to  sum_k z_pk = 1                                    each part p follows the plans k: equal
-                sum_{t in I} y_t >= sum_pk waited_pk(I) z_pk      for every known stretch I of operations: rows
+                sum_{I in C} sum_{t in I} y_t >= sum_{I in C} sum_pk waited_pk(I) z_pk
+                                                                  for all known copies C of a stretch I: rows
                 sum_pk usage_pk(t) z_pk <= budget                 at every instant t that counts: rows
                 y, z >= 0
 
 y_t is what kernels wait between two ends of stretches. Over stretches, which are intervals, the least sum of y is the
-most that disjoint ones give, so the objective is the time of the step (`cost/exposure.py`). As a linear program
-(`relaxed`) this is the *mixture* of plans that takes least, and the multipliers of stretches and instants are the
-prices of the next round (Dantzig and Wolfe, Decomposition principle for linear programs, 1960). With z integral
-(`integral`) it is a plan (the restricted master heuristic of column generation; Sadykov and others, Primal heuristics
-for branch and price, 2019).
+most that disjoint ones give, so with each stretch by itself the objective is the time of the step (`cost/exposure.py`).
+Copies together (`planner/stretch_copies.py`) ask for less, and of a mixture that treats layers that are alike alike for
+the same. As a linear program (`relaxed`) this is the *mixture* of plans that takes least, and the multipliers of
+stretches and instants are the prices of the next round (Dantzig and Wolfe, Decomposition principle for linear programs,
+1960). With z integral (`integral`) it is a plan (the restricted master heuristic of column generation; Sadykov and
+others, Primal heuristics for branch and price, 2019).
 
 Small integer programs are solved. Large ones, in which every layer has parts of its own, take a branch and bound
 minutes: there plans are rounded from the solution over the reals, which is then sought again with the surest half of
