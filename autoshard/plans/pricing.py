@@ -53,6 +53,10 @@ _SLIGHT = 0.02
 _SLIGHT_WEIGHT = 0.01
 """Weights below this are left out: each tells layers apart that are alike, and time goes with what differs."""
 
+_LEAST_WHOLE = 0.1
+"""The weight of the whole step at least, in shares of the gap wanted: so much counts of what hides, so that plans do not
+send for nothing. It takes as much of the bound."""
+
 _STALLED, _PATIENCE = 0.02, 3
 """Weights are good enough where so many rounds one after another move the best bound and the best mixture by less than
 this share of what lies between the bound and the fastest plan."""
@@ -200,11 +204,17 @@ def priced(
         series.price({instant: p for instant, p in following.items() if p >= _SLIGHT * highest})
         assert centre is not None, "nothing hides"
         following = _between(_by_stretch(centre), _by_stretch(mixture.weights), way)
-        weights = ((w, stretch) for stretch, w in following.items() if w >= _SLIGHT_WEIGHT)
-        at = master.times.priced(at, StretchWeights(tuple(weights)))
+        at = master.times.priced(at, _even(following, (0, master.times.num_operations), _LEAST_WHOLE * relative_gap))
     assert bound is not None, rounds
     bound = dataclasses.replace(bound, capacity_price=price)
     return Priced(bounded, bound, found, best, master, mixture)
+
+
+def _even(weights: Mapping[Stretch, float], whole: Stretch, least: float) -> StretchWeights:
+    """Weights without the slight ones, and with at least a little for the whole step."""
+    kept = {stretch: (1 - least) * w for stretch, w in weights.items() if w >= _SLIGHT_WEIGHT}
+    kept[whole] = (1 - least) * weights.get(whole, 0.0) + least
+    return StretchWeights(tuple((w, stretch) for stretch, w in kept.items()))
 
 
 def _by_stretch(weights: StretchWeights) -> dict[Stretch, float]:

@@ -154,8 +154,8 @@ def pairs_of_gpus():
 
 @pytest.mark.parametrize("is_wrong", [False, True], ids=["the other order is faster", "it is not"])
 def test_a_mesh_is_left_for_another_order_and_searched_to_the_end_if_need_be(monkeypatch, is_wrong):
-    """After its first plan already, however poor: what comes out is no slower, and its bound is that of all orders. Where
-    no other order is faster, it is as if none had been left.
+    """After its first plan already, however poor: what comes out is no slower, and its bound is that of all orders.
+    Where no other order is faster, it is as if none had been left.
     """
     cluster = pairs_of_gpus()
     whole = planned(cluster)
