@@ -123,7 +123,7 @@ class StepTimes:
         return within * times.hideable_s - self.share * inside * times.kernels_s
 
     def priced(self, f: Formulation, weights: StretchWeights) -> Formulation:
-        """What `repriced` gives, by the linearity of prices in a hundredth of the time.
+        """What `repriced` gives, by the linearity of prices, in a fraction of the time.
 
         Args:
           f: The problem, or a branch of it. weights: Of stretches.

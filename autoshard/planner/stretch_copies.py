@@ -42,9 +42,8 @@ class StretchCopies:
         if stretch not in self._known:
             start, stop = stretch
             length = stop - start
-            hashes = (self._sums[length:] - self._sums[: len(self._sums) - length]) * self._inverse[
-                : len(self._sums) - length
-            ]
+            begins = slice(len(self._sums) - length)
+            hashes = (self._sums[length:] - self._sums[begins]) * self._inverse[begins]
             starts = np.flatnonzero(hashes == hashes[start]).tolist()
             copies = tuple((first, first + length) for first in starts)
             self._known.update(dict.fromkeys(copies, copies))

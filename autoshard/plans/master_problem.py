@@ -76,7 +76,7 @@ class MasterProblem:
         self._amounts: dict[tuple[bytes, Copies | int], Sparse] = {}
 
     @property
-    def _whole(self) -> "Copies":
+    def _whole(self) -> Copies:
         """The whole step as a stretch."""
         return ((0, self._times.num_operations),)
 
@@ -149,7 +149,7 @@ class MasterProblem:
                 break
         return found
 
-    def _forget(self, binding: Set["Copies"]) -> None:
+    def _forget(self, binding: Set[Copies]) -> None:
         """Leaves out the stretches that bind in no mixture any more; they are counted again once plans need them."""
         idle = {copies: 0 if copies in binding else count + 1 for copies, count in self._stretches.items()}
         self._stretches = {copies: count for copies, count in idle.items() if count < _IDLE or copies == self._whole}
@@ -253,7 +253,7 @@ class MasterProblem:
             limits=np.repeat([0.0, 1.0], [len(kinds), len(instants)]),
         )
 
-    def _row(self, of: "Copies | int", column: KnownPlan) -> Sparse:
+    def _row(self, of: Copies | int, column: KnownPlan) -> Sparse:
         """What a plan's owners wait within stretches, in seconds, or use at an instant, in shares of the budget."""
         key = column.key, of
         if key not in self._amounts:

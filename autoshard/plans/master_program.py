@@ -48,8 +48,8 @@ _DIGITS = 9
 _NODES, _LIMIT_S = 500, 2.0
 """Most nodes of the search for an integer program, and most time, which hardly any takes."""
 
-_LONG = 3
-"""How much longer one may take that is solved at length."""
+_NODES_AT_LENGTH, _LONG = 200, 4
+"""Likewise of one that is solved at length, which is larger; and how much longer it may take, which none should."""
 
 _MOST_OPTIONS, _MOST_AT_LENGTH = 300, 2000
 """Integer programs of more options are not solved but dived into, and at length not looked at. At 8,000 options, of
@@ -283,7 +283,7 @@ class MasterProgram:
             integrality=np.concatenate([np.ones(len(matrices.cost_s) - num_free), np.zeros(num_free)]),
             options={
                 "mip_rel_gap": relative_gap,
-                "node_limit": _NODES,
+                "node_limit": _NODES_AT_LENGTH if at_length else _NODES,
                 "time_limit": _LONG * _LIMIT_S if at_length else _LIMIT_S,
             },
         )

@@ -54,8 +54,8 @@ _SLIGHT_WEIGHT = 0.01
 """Weights below this are left out: each tells layers apart that are alike, and time goes with what differs."""
 
 _LEAST_WHOLE = 0.05
-"""The weight of the whole step at least, in shares of the gap wanted: so much counts of what hides, so that plans do not
-send for nothing. It takes as much of the bound."""
+"""The weight of the whole step at least, in shares of the gap wanted: so much counts of what hides, so that plans do
+not send for nothing. It takes as much of the bound."""
 
 _STALLED, _PATIENCE = 0.02, 3
 """Weights are good enough where so many rounds one after another move the best bound and the best mixture by less than

@@ -148,13 +148,13 @@ def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, sto
 
 def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
     """The outcome after meshes that were left are searched to the end, if they may still hold a better plan."""
-    others = tuple(c for c in found.candidates if c.verdict != LEFT)
-    bound_s = min((c.bound_s for c in found.candidates if c.verdict == LEFT), default=math.inf)
-    if found.best is None or stop.requested:
+    left = [c for c in found.candidates if c.verdict == LEFT]
+    if not left or found.best is None or stop.requested:
         return found
+    others = tuple(c for c in found.candidates if c.verdict != LEFT)
     is_best = found.cost_s < min((c.step_s for c in others if c.step_s is not None), default=math.inf)
     cutoff = found.cost_s * (1 - question.options.relative_gap)
-    if bound_s >= cutoff and not is_best:
+    if not is_best and min(c.bound_s for c in left) >= cutoff:
         return found
     to_beat_s = question.to_beat_s if is_best else min(question.to_beat_s, cutoff)
     again = search_meshes(dataclasses.replace(question, to_beat_s=to_beat_s), meshes, None, stop)
