@@ -240,19 +240,24 @@ class _Replay:
 
     def _loop(self, loop: Instruction) -> None:
         body = self.module.computations[loop.called_as("body")]
-        trips = self.module.trips(loop)
-        simulated = min(trips, _SIMULATED_ITERATIONS)
-        outer, before_s = self.weight, self.now_s
-        for k in range(simulated):
-            before_s = self.now_s
-            self.weight = outer * (trips - simulated + 1 if k == simulated - 1 else 1)
+        left, simulated = self.module.trips(loop), 0
+        outer, entered_free_s = self.weight, self.link_free_s
+        while left > 0:
+            # What was in flight before goes on through the first iterations, which are all simulated.
+            is_alike = simulated + 1 >= _SIMULATED_ITERATIONS and entered_free_s <= self.now_s
+            alike = left if is_alike else 1
+            before_s, self.weight = self.now_s, outer * alike
             self.run(body)
-        skipped_s = (trips - simulated) * (self.now_s - before_s)
-        self.now_s += skipped_s
-        self.link_free_s += skipped_s
-        self.host_link_free_s += skipped_s
-        self.on_link = [(name, begin_s + skipped_s, end_s + skipped_s) for name, begin_s, end_s in self.on_link]
+            self._skip((alike - 1) * (self.now_s - before_s))
+            left, simulated = left - alike, simulated + 1
         self.weight = outer
+
+    def _skip(self, time_s: float) -> None:
+        """Moves the clocks past iterations like the one before, each of which leaves in flight what it began."""
+        self.now_s += time_s
+        self.link_free_s += time_s
+        self.host_link_free_s += time_s
+        self.on_link = [(name, begin_s + time_s, end_s + time_s) for name, begin_s, end_s in self.on_link]
 
     def _branches(self, conditional: Instruction) -> None:
         """Each branch counts as often as any other."""

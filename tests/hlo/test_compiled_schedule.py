@@ -126,6 +126,46 @@ def test_a_loop_repeats_its_body_and_a_call_runs_in_place():
     assert one.time_s == pytest.approx(10 * sent_s) and one.exposed_s == pytest.approx(10 * sent_s)
 
 
+@pytest.mark.parametrize("trips", [1, 3, 10, 100])
+def test_what_is_in_flight_goes_on_through_all_iterations_of_a_loop(trips):
+    """A gather of 0.55 s begins before a loop of short kernels, and is waited for behind it."""
+    others = f"""\
+        %body (t: (s32[], f32[1024,1024])) -> (s32[], f32[1024,1024]) {{
+          %t = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
+          %i = s32[] get-tuple-element(%t), index=0
+          %x = f32[1024,1024]{{1,0}} get-tuple-element(%t), index=1
+          %d = f32[1024,1024]{{1,0}} dot(%x, %x), {DOT}
+          ROOT %o = (s32[], f32[1024,1024]{{1,0}}) tuple(%i, %d)
+        }}
+
+        %condition (t: (s32[], f32[1024,1024])) -> pred[] {{
+          %t = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
+          ROOT %c = pred[] constant(true)
+        }}
+    """
+    rows = 2**26 // 8
+    done = step(
+        """\
+        %p = f32[1024,1024]{1,0} parameter(0)
+        %q = f32[ROWS,1024]{1,0} parameter(1)
+        %z = s32[] constant(0)
+        %g = (f32[ROWS,1024]{1,0}, f32[ALL,1024]{1,0}) all-gather-start(%q), channel_id=1, GROUPS
+        %t = (s32[], f32[1024,1024]{1,0}) tuple(%z, %p)
+        %w = (s32[], f32[1024,1024]) while(%t), condition=%condition, body=%body, backend_config={TRIPS}
+        %e = f32[ALL,1024]{1,0} all-gather-done(%g)
+        ROOT %o = f32[1024,1024]{1,0} get-tuple-element(%w), index=1
+        """.replace("{TRIPS}", f'{{"known_trip_count":{{"n":"{trips}"}}}}')
+        .replace("ROWS", str(rows))
+        .replace("ALL", str(8 * rows))
+        .replace("GROUPS", GROUPS),
+        others,
+    )
+    sent_s, computed_s = gather_s(8 * rows * 4 * 1024), trips * KERNEL_S
+    assert 10 * KERNEL_S < sent_s < 100 * KERNEL_S
+    assert done.step_s == pytest.approx(max(sent_s, computed_s))
+    assert done.exposed_s == pytest.approx(max(sent_s - computed_s, 0))
+
+
 def test_a_fusion_reads_slices_and_updates_in_place():
     others = """\
         %fused (a: f32[1024,1024], b: f32[1024,1024], i: s32[]) -> f32[1024,1024] {
