@@ -20,7 +20,7 @@ from autoshard.execution.compiled_memory import CompiledMemory
 from autoshard.files import write_text_atomically
 from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.compiled_schedule import replay
-from autoshard.hlo.cost_profile import cost_profile, instruction_costs
+from autoshard.hlo.cost_profile import cost_profile, instruction_costs, quiet_loops_s
 from autoshard.hlo.module import parse
 from autoshard.printing import amount, seconds
 from autoshard.user_cache import user_cache
@@ -31,6 +31,9 @@ Compile = Callable[[Candidate, dict[str, Any]], Any]
 
 _SPARED = 0.85
 """Of the budget. Without orders, the programs of `benchmarks/verify_matrix.py` that were tried need 3 to 97 % more."""
+
+_MUCH = 0.05
+"""Of the step: what less of it runs in hides little."""
 
 _MOST_PROFILES = 256
 """Files of profiles that are kept; each has some tens of kilobytes."""
@@ -126,14 +129,17 @@ def compile_candidates(
             continue
         if candidate is Candidate.PIPELINED_LOOPS and not _sends_in_loops(first.text, mesh):
             continue
+        if candidate is Candidate.TWO_AT_ONCE and not _computes_in_loops(first, mesh):
+            continue
         if candidate is Candidate.UNORDERED and not choosing.has_room(first.figures):
             continue
         base = {**own, **candidate_options(platform, candidate)}
         try:
             if candidate.by_plan_costs and mesh.num_devices > 1:  # else nothing is sent that could hide
-                is_first = candidate is Candidate.PLAN_COSTS  # the others have instructions of their own
+                is_first = candidate in (Candidate.PLAN_COSTS, Candidate.TWO_AT_ONCE)  # others have their own program
                 named = first.text if is_first else compile_as(candidate, base).as_text()
-                with _profile_file(cost_profile(instruction_costs(parse(named), mesh))) as profile:
+                costs = instruction_costs(parse(named), mesh, candidate.queueing)
+                with _profile_file(cost_profile(costs)) as profile:
                     compiled = compile_as(candidate, {**base, **profile_option(profile)})
             else:
                 compiled = compile_as(candidate, base)
@@ -149,6 +155,11 @@ def _sends_in_loops(text: str, mesh: LogicalMesh) -> bool:
     """Whether a compiled program has collectives that a loop repeats."""
     axes = tuple((axis.name, axis.size) for axis in mesh.axes)
     return any(c.times > 1 for c in compiled_collectives(parse(text), axes))
+
+
+def _computes_in_loops(least: CompiledCandidate, mesh: LogicalMesh) -> bool:
+    """Whether loops that send nothing take much of the step."""
+    return quiet_loops_s(parse(least.text), mesh) > _MUCH * least.figures.step_s
 
 
 def _priced(candidate: Candidate, compiled: Any, platform: str, mesh: LogicalMesh) -> CompiledCandidate:

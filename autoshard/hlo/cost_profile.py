@@ -27,14 +27,15 @@ class InstructionCost:
     time_s: float
 
 
-def instruction_costs(module: HloModule, mesh: LogicalMesh) -> tuple[InstructionCost, ...]:
+def instruction_costs(module: HloModule, mesh: LogicalMesh, queueing: float = 1.0) -> tuple[InstructionCost, ...]:
     """What each kernel, collective and loop of a program takes, those of nothing left out.
 
     Args:
       module: The compiled program of one device.
       mesh: The logical mesh that it was compiled for, whose links and devices price it.
+      queueing: How many times as long as by itself a collective takes, since others are on its link.
     """
-    pricing = _Pricing(module, mesh, _collectives_s(module, mesh))
+    pricing = _Pricing(module, mesh, {name: queueing * s for name, s in _collectives_s(module, mesh).items()})
     runs = (r for r in module.runs() if r.caller is None or r.caller.instruction.opcode != "async-start")
     scheduled = dict.fromkeys(run.computation.name for run in runs)
     found = []
@@ -44,6 +45,11 @@ def instruction_costs(module: HloModule, mesh: LogicalMesh) -> tuple[Instruction
             if time_s:
                 found.append(InstructionCost(scheduling_name(instruction), time_s))
     return tuple(found)
+
+
+def quiet_loops_s(module: HloModule, mesh: LogicalMesh) -> float:
+    """What a step takes in loops that compute and send nothing."""
+    return _Pricing(module, mesh, _collectives_s(module, mesh)).quiet_loops_s(module.entry)
 
 
 def cost_profile(costs: tuple[InstructionCost, ...]) -> str:
@@ -95,4 +101,26 @@ class _Pricing:
             self.instruction_s(computation, instruction)
             for instruction in computation.instructions.values()
             if collective_in(self.module, instruction, self.collectives_s) is None
+        )
+
+    def quiet_loops_s(self, name: str) -> float:
+        """The loops of a computation that send nothing, and those within the loops that do."""
+        found_s, computation = 0.0, self.module.computations[name]
+        for instruction in computation.instructions.values():
+            if instruction.opcode == "while":
+                body = instruction.called_as("body")
+                if self._sends(body):
+                    found_s += self.module.trips(instruction) * self.quiet_loops_s(body)
+                else:
+                    found_s += self.instruction_s(computation, instruction)
+        return found_s
+
+    def _sends(self, name: str) -> bool:
+        """Whether a computation has a collective, or calls one that has."""
+        instructions = self.module.computations[name].instructions.values()
+        return any(
+            collective_in(self.module, i, self.collectives_s) is not None
+            or i.opcode in ("while", "call", "conditional")
+            and any(map(self._sends, i.called))
+            for i in instructions
         )
