@@ -155,7 +155,7 @@ class XlaGpu(XlaCpu):
     @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
-        return OrderingRules(float(self.workspace_bytes), turns_rows=True, schedule=self.schedule)
+        return OrderingRules(float(self.workspace_bytes), turns_rows=True, sums_by_block=True, schedule=self.schedule)
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""

@@ -21,6 +21,7 @@ from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.smaller_first import smaller_first
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.compiler.transposed_products import transposed_at_once
+from autoshard.compiler.two_stage_sums import two_stage_sums
 from autoshard.graph.computations import Computation, Instruction, all_computations
 from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.graph import Graph
@@ -38,6 +39,7 @@ class OrderingRules:
         away (XLA:TPU).
       fuses_products: Whether it computes what reads the result of a product inside the product's kernel (XLA:TPU): ties
         to large results would cost kernels.
+      sums_by_block: Whether it sums a long column by one block, unless that is made in two stages (XLA:GPU).
       schedule: Which of its schedules it is asked for.
     """
 
@@ -45,6 +47,7 @@ class OrderingRules:
     turns_rows: bool = False
     transposes_in_products: bool = False
     fuses_products: bool = False
+    sums_by_block: bool = False
     schedule: Schedule = Schedule.LEAST_MEMORY
 
 
@@ -82,6 +85,9 @@ def ordered(
     for computation in computations:
         for number, slots in materialized(planned, computation).items():
             say(number, materialized=slots)
+        if rules.sums_by_block:
+            for number, stages in two_stage_sums(planned, computation).items():
+                say(number, sums_first=stages)
         if rules.schedule is Schedule.LATENCY_HIDING:
             continue
         for number, (results, part) in _waits(planned, computation, rules.product_workspace_bytes).items():

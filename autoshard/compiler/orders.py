@@ -27,6 +27,7 @@ class OrderKind(enum.Enum):
     MATERIALIZED = "stored for the products that read it"
     ROW_MAJOR = "kept row by row"
     TRANSPOSED = "made as its transposition wants it"
+    IN_STAGES = "summed in two stages"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ def _of_instruction(planned: PlannedGraph, instruction: Instruction) -> Iterator
         (OrderKind.GATHERED_FIRST, plan.gathered_first),
         (OrderKind.FETCHED, plan.fetches),
         (OrderKind.ROW_MAJOR, (*plan.row_major, *plan.row_major_copies)),
+        (OrderKind.IN_STAGES, (0,) if plan.sums_first else ()),
     ):
         for slot in slots:
             yield from _of_operand(planned, kind, instruction, slot)

@@ -18,6 +18,7 @@ from autoshard.execution.barriers import Environment, delay, send_behind, share_
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.nested import Nested, manual_region
 from autoshard.execution.placement import Placed, Placement, known_layouts
+from autoshard.execution.two_stage_sums import sum_in_stages
 from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.walk import equation_numbers, is_to_or_from_host, nested_programs
@@ -240,6 +241,8 @@ class Evaluator:
                 values[slot] = self._placement.row_major(values[slot], layouts[slot])
         if (rule := rule_by_shards(equation, plan)) is not None:
             results = run_by_shards(equation, values, rule, plan, self.mesh)
+        elif plan.sums_first:
+            results = [sum_in_stages(equation, values[0], plan.sums_first, layouts.get(0), self.place)]
         else:
             bound = equation.primitive.bind(*values, **equation.params)
             results = bound if equation.primitive.multiple_results else [bound]

@@ -19,6 +19,7 @@ from autoshard.execution.exchanged import exchanged
 from autoshard.execution.in_pieces import in_pieces
 from autoshard.execution.row_major import row_major
 from autoshard.execution.scattered_sums import sum_over
+from autoshard.execution.two_stage_sums import sum_in_stages
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan, ProductPieces
 from autoshard.graph.graph import Dims, FactorRule
 from autoshard.graph.layout import SpecEntries
@@ -83,6 +84,8 @@ def run_by_shards(
             results = [exchanged(equation, shards, wanted.exchange, math.prod(mesh.shape[a] for a in sent), summed)]
         elif pieces is not None:
             results = [in_pieces(lambda pair: equation.primitive.bind(*pair, **params), shards, rule, pieces)]
+        elif wanted.sums_first:
+            results = [sum_in_stages(equation, shards[0], wanted.sums_first)]
         else:
             results = equation.primitive.bind(*shards, **params)
             results = list(results) if equation.primitive.multiple_results else [results]

@@ -46,6 +46,20 @@ class ProductPieces:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SumStage:
+    """What a sum in two stages sums first.
+
+    Attributes:
+      dim: A dimension of the operand that is summed.
+      num_first: How many of its elements are summed in the first stage, one after another in memory; on each device it
+        has a multiple of that.
+    """
+
+    dim: int
+    num_first: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class EquationPlan:
     """The layouts around one equation, and what must be ordered or kept there; a slot that is not named is left as it
     comes.
@@ -84,6 +98,7 @@ class EquationPlan:
       exchange: Of a look-up, or a scatter-add: what devices exchange. It then runs by shards; all operands are named,
         but for one that the program makes from nothing.
       pieces: Of a matrix product that runs in pieces. It then runs by shards; all operands are named.
+      sums_first: Of a sum that is made in two stages: what the first one sums.
     """
 
     operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()
@@ -108,6 +123,7 @@ class EquationPlan:
     is_transposed_at_once: bool = False
     exchange: IndexExchange | None = None
     pieces: ProductPieces | None = None
+    sums_first: tuple[SumStage, ...] = ()
 
     @property
     def unordered(self) -> "EquationPlan":
@@ -147,6 +163,7 @@ class EquationPlan:
             or self.row_major
             or self.row_major_copies
             or self.is_transposed_at_once
+            or self.sums_first
         )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
+from autoshard.compiler.two_stage_sums import FIRST_ROWS, is_in_stages
 from autoshard.cost.collectives import Collective, all_reduce, changed, launched, ordered, permute, reduce_scatter
 from autoshard.cost.compute import COLUMN_ROWS, MOST_ROWS, columns_s, flops_s, kernel_s, transposing_s
 from autoshard.cost.in_pieces import InPieces
@@ -414,10 +415,12 @@ def _compute(
         moved += moves * size_bytes * parts[dims]
     local_size = lambda own: _local_size(shape.factors, own, assignment, sizes)
     rows = [size for size in map(local_size, shape.columns) if size <= MOST_ROWS]
-    steps = math.ceil(max(rows, default=0.0) / COLUMN_ROWS)
+    at_once = [min(size, FIRST_ROWS) if is_in_stages(size) else size for size in rows]
+    steps = math.ceil(max(at_once, default=0.0) / COLUMN_ROWS)
     # which of them are one kernel with what makes their operands, and store that too, the compiler decides
     summing_s = columns_s(mesh.device_type, steps, is_storing=False, window_additions=0.0)
-    group_s = kernel_s(mesh.device_type, arithmetic_s, moved, shape.launches, shape.row_passes, summing_s)
+    launches = shape.launches + sum(map(is_in_stages, rows)) * bool(summing_s)
+    group_s = kernel_s(mesh.device_type, arithmetic_s, moved, launches, shape.row_passes, summing_s)
     return turned_s + group_s, total_flops
 
 
