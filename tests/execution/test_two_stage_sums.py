@@ -1,15 +1,24 @@
 """Sums in two stages are the sums, on a device and over a mesh."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import autoshard
 from autoshard.compiler.ordering import OrderingRules, ordered
 from autoshard.execution.apply import Evaluator
-from autoshard.graph.equation_plan import EquationPlan
+from autoshard.graph.equation_plan import EquationPlan, SumStage
+from autoshard.hlo.kernel_forms import column_steps
+from autoshard.hlo.module import parse
 from autoshard.trace.trace import trace
+from autoshard.verify.compile import compile_step
+from autoshard.verify.devices import _is_installed, gpu_devices
+from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 
+H100X1 = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x1.yaml"
 RULES = OrderingRules(sums_by_block=True)
 
 
@@ -48,3 +57,32 @@ def test_what_is_summed_at_once_stays_so():
     shape = jax.ShapeDtypeStruct((4096, 8), jnp.float32)
     graph = trace(lambda x: jnp.sum(x, 0), [shape]).graph
     assert not any(p.sums_first for p in ordered(graph, {}, [((), ())], {}, OrderingRules()).equations.values())
+
+
+def normed(scale, bias, weight, x):
+    """The loss of a layer behind a norm, with what the backward pass hands on."""
+    hidden = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6) * scale + bias
+    return jnp.sum(jnp.tanh(hidden @ weight) ** 2)
+
+
+@pytest.mark.skipif(
+    not _is_installed("jax_plugins.xla_cuda13"), reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'"
+)
+def test_xla_gpu_sums_no_column_by_one_block():
+    """The gradients of a norm's scale and bias, of 4,096 rows, one kernel with the gradient that goes on: 128 steps as
+    JAX compiles them, eight in a plan."""
+    device = gpu_devices(H100, 8, 8)[:1]
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((1024,), (1024,), (1024, 1024), (4096, 1024))]
+    fn = jax.grad(normed, argnums=(0, 1, 2, 3))
+    plan = autoshard.plan(fn, *args, cluster=H100X1, options=autoshard.PlanOptions(cache=False))
+    assert [p.sums_first for _, p in plan.shardings if p.sums_first] == [(SumStage(0, 256),)] * 2
+    choosing = plan.interface.choosing
+    planned = compile_step(plan, fn, args, device, COMPILER_OPTIONS, choosing=choosing).text
+    placed = jax.sharding.SingleDeviceSharding(device[0])
+    alone = jax.jit(fn, in_shardings=placed, out_shardings=placed).lower(*args).compile(COMPILER_OPTIONS).as_text()
+    longest = {}
+    for name, text in (("alone", alone), ("planned", planned)):
+        module = parse(text)
+        steps = [column_steps(module, run.instruction) for run in module.runs()]
+        longest[name] = max(s.steps for s in steps if s is not None)
+    assert longest == {"alone": 128, "planned": 8}
