@@ -238,8 +238,8 @@ def test_a_softmax_over_long_rows_takes_longer_than_its_bytes(formulated, mesh_o
 
 def test_columns_are_summed_step_by_step_on_each_device(formulated, mesh_of):
     """960 rows are 30 steps, and 15 where two devices have half of them each. 2048 are summed in two kernels, the first
-    of 256 rows at most, as are 1024 on each of two devices. More than 4096 rows are summed in parts by the compiler, which
-    takes the time of the bytes. Whether the rows' own sums take long, their bytes decide.
+    of 256 rows at most, as are 1024 on each of two devices. More than 4096 rows are summed in parts by the compiler,
+    which takes the time of the bytes. Whether the rows' own sums take long, their bytes decide.
     """
     total = lambda x: x.sum(0)
     price = lambda rows, fn, mesh: formulated(fn, (f32(rows, 4),), mesh).tables[0]
