@@ -87,7 +87,9 @@ def solved_with_less(
     if before.plans is None:
         return solved_as_scheduled(formulation, hint, relative_gap, series, rounds)
     master = before.plans.with_budget(formulation.problem.capacity)
-    made = master.fastest(math.inf, 0.1 * relative_gap) or master.fastest_known()
+    master.add(hint)  # it takes little more than there is: most of its parts can stay
+    known = master.fastest_known()
+    made = master.fastest(math.inf if known is None else known.step_s, 0.1 * relative_gap) or known
     if made is not None:
         certificate = as_scheduled(before.solution.certificate, made.step_s, relative_gap)
         if certificate.status is Status.OPTIMAL:

@@ -59,6 +59,9 @@ layers, at 2,000 options, 1.443 s in 8.8 s, and dives 1.447 in 0.3."""
 _DIVES = 4
 """How often a part of what was rounded is settled."""
 
+_REPAIRS = 3
+"""How often the last one is rounded again with less memory."""
+
 _EXACT = 1e-6
 """Numbers of parts that are so close to an integer are one."""
 
@@ -290,22 +293,28 @@ class MasterProgram:
         return [] if found.x is None else [group.made(self._by_group(found.x)[0][1:])]
 
     def _dived(self, group: Group, relaxed: Relaxed, matrices: _Matrices, to_beat_s: float) -> Iterator[np.ndarray]:
-        """Plans of a group, rounded with more and more of them settled."""
+        """Plans of a group, rounded with more and more of them settled. By how much the last one exceeds the memory, so
+        much less is given to what is not settled, and that is rounded again."""
         least, most = np.zeros(len(matrices.cost_s)), np.full(len(matrices.cost_s), np.inf)
-        options = slice(1, 1 + len(group.kind))
+        options, is_instant = slice(1, 1 + len(group.kind)), self.limits > 0
         found: Relaxed | None = relaxed
-        for dive in range(_DIVES + 1):
+        for dive in range(_DIVES + _REPAIRS + 1):
             if found is None or found.value_s >= to_beat_s:
                 return
             taken = found.taken[0][1:]
             rounded, sureness = group.rounded(taken)
             yield group.made(rounded)
             is_exact = sureness >= 1 - _EXACT
-            if is_exact.all() or dive == _DIVES:
-                return
-            is_settled = is_exact | (sureness >= np.median(sureness[~is_exact]))
-            own = is_settled[group.kind]
-            least[options][own] = most[options][own] = rounded[own]
+            if dive < _DIVES and not is_exact.all():
+                is_settled = is_exact | (sureness >= np.median(sureness[~is_exact]))
+                own = is_settled[group.kind]
+                least[options][own] = most[options][own] = rounded[own]
+            else:
+                used = group.rows[is_instant] @ np.concatenate([[1.0], rounded])
+                exceeded = (used - self.limits[is_instant]).max(initial=0.0)
+                if exceeded <= 0:
+                    return
+                matrices = dataclasses.replace(matrices, limits=matrices.limits - exceeded * is_instant)
             found = self._solved(matrices, least, most)
 
     def _solved(

@@ -171,8 +171,10 @@ def priced(
         if best is None and made is None and found.relaxed is not None:  # memory is tight: it takes a search to fit it
             found = series.solve(at, hint=start, relative_gap=gap, share=share)
             is_new = found.choices is not None and master.add(found.choices)
-        made = made or (master.fastest_known() if best is None else None)
-        if made is not None:
+        added = master.fastest_known()  # a plan that was solved for may be faster than any that is made of others
+        if added is not None and (made is None or added.step_s < made.step_s):
+            made = added
+        if made is not None and (best is None or made.step_s < best.step_s):
             best = Timed(at, made.choices, made.step_s)
         if bound is None or found.certificate.bound > bound.bound:
             bound, bounded, centre = found.certificate, at, at.overlap.weights
