@@ -187,3 +187,22 @@ def test_budgets_and_branches_keep_the_plans(problem):
     assert branch.fastest_known().choices == tuple(other)
     branch.take(master)
     assert branch.fastest_known() == master.fastest_known()
+
+
+@pytest.mark.parametrize(("repairs", "expected"), [(0, [[1, 1, 0]]), (3, [[1, 1, 0], [1, 0, 0]])])
+def test_a_plan_that_exceeds_the_memory_is_rounded_again_with_less(monkeypatch, repairs, expected):
+    """Three parts take 0.2 of the memory each, or 0.45 and save 3, 2 and 1 s. Over the reals the second saves 60 % of
+    its 2 s, and is rounded to all: 1.1 of the memory. With 0.9 of it, it would save 20 %, and is rounded to nothing."""
+    monkeypatch.setattr(master_program, "_DIVES", 0)
+    monkeypatch.setattr(master_program, "_REPAIRS", repairs)
+    group = object.__new__(master_program.Group)  # of two plans, in numbers
+    group.plans = np.array([[0, 0, 0], [1, 1, 1]])
+    group.parts, group.kinds = [np.array([k]) for k in range(3)], [[0], [1], [2]]
+    group.kind, group.followed = np.array([0, 0, 1, 1, 2, 2]), [[0], [1]] * 3
+    group.costs_s, group.sent_s = np.array([0.0, 3.0, 0.0, 2.0, 0.0, 1.0, 0.0]), np.zeros(7)
+    group.rows = np.array([[0.0, 0.2, 0.45, 0.2, 0.45, 0.2, 0.45]])
+    program = master_program.MasterProgram(None, (group,), np.zeros((1, 0)), np.ones(1))
+    relaxed = program.relaxed()
+    assert relaxed.value_s == pytest.approx(6 - 3 - 0.6 * 2)
+    dived = program._dived(group, relaxed, program._matrices(0.0), math.inf)
+    assert [plan.tolist() for plan in dived] == expected
