@@ -34,20 +34,22 @@ doubled, so that nothing is copied between iterations. All are off by default, a
 class Candidate(enum.Enum):
     """One way to schedule a program; the values are for people.
 
-    None is the fastest for every program. XLA's scheduler believes in links of its own; with a profile written by the
-    plan's cost model (`hlo/cost_profile.py`) it hides what the plan says can be hidden. Nothing begins within a loop
-    that only computes, such as one over blocks of attention: one collective hides behind all of it, or two at once.
-    Collectives of a loop, as over scanned layers, have little to hide behind within one iteration. The plan's orders
-    bound the memory: a collective gets a few products to hide behind. Orders that follow the plan's own schedule give
-    each what it needs, and let weights of checkpointed layers be gathered before the layer begins. All orders hinder
-    some fusions: without any a program can be faster where there is memory to spare. The order of least memory stays
-    for where nothing else fits.
+    None is the fastest for every program. XLA's scheduler believes in links of its own; with a profile written by
+    the plan's cost model (`hlo/cost_profile.py`) it hides what the plan says can be hidden. Two collectives at once
+    help where gathers and reductions are in flight together, and behind loops: nothing begins within a loop that
+    only computes, such as one over blocks of attention: one collective hides behind all of it, or two at once.
+    Collectives of a loop, as over scanned layers, have little to hide behind within one iteration. The plan's
+    orders bound the memory: a collective gets a few products to hide behind. Orders that follow the plan's own
+    schedule give each what it needs, and let weights of checkpointed layers be gathered before the layer begins.
+    All orders hinder some fusions: without any a program can be faster where there is memory to spare. The order of
+    least memory stays for where nothing else fits.
     """
 
     LEAST_MEMORY = "least memory"
     XLA_COSTS = "latency hiding by XLA's costs"
+    TWO_AT_ONCE = "latency hiding by XLA's costs, two collectives at once"
     PLAN_COSTS = "latency hiding by the plan's costs"
-    TWO_AT_ONCE = "latency hiding by the plan's costs, two collectives at once"
+    PAST_LOOPS = "latency hiding by the plan's costs, two collectives at once"
     PIPELINED_LOOPS = "latency hiding by the plan's costs, collectives of loops pipelined"
     BY_TIME = "latency hiding by the plan's costs, in the order of the plan's own schedule"
     UNORDERED = "latency hiding by the plan's costs, without the plan's orders"
@@ -55,13 +57,13 @@ class Candidate(enum.Enum):
     @property
     def by_plan_costs(self) -> bool:
         """Whether XLA's scheduler is handed a profile of the plan's costs (`profile_option`)."""
-        return self not in (Candidate.LEAST_MEMORY, Candidate.XLA_COSTS)
+        return self not in (Candidate.LEAST_MEMORY, Candidate.XLA_COSTS, Candidate.TWO_AT_ONCE)
 
     @property
     def queueing(self) -> float:
         """How many times as long as by itself the profile has a collective take: two at once share a link, on which
         the one waits for the other."""
-        return _TWO_IN_TURN if self is Candidate.TWO_AT_ONCE else 1.0
+        return _TWO_IN_TURN if self is Candidate.PAST_LOOPS else 1.0
 
     @property
     def is_bounded(self) -> bool:
@@ -77,7 +79,7 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
     is_first = candidate is Candidate.LEAST_MEMORY
     schedule = Schedule.LEAST_MEMORY if is_first else Schedule.LATENCY_HIDING
     options: dict[str, bool | int | str] = {**(compiler_options(platform, schedule) or {})}
-    if candidate is Candidate.TWO_AT_ONCE:
+    if candidate in (Candidate.TWO_AT_ONCE, Candidate.PAST_LOOPS):
         options[_OVERLAP_LIMIT] = 2
     if candidate is Candidate.UNORDERED:  # orders leave nothing to merge
         options[_MERGED_PRODUCTS] = -1

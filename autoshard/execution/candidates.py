@@ -129,14 +129,14 @@ def compile_candidates(
             continue
         if candidate is Candidate.PIPELINED_LOOPS and not _sends_in_loops(first.text, mesh):
             continue
-        if candidate is Candidate.TWO_AT_ONCE and not _computes_in_loops(first, mesh):
+        if candidate is Candidate.PAST_LOOPS and not _computes_in_loops(first, mesh):
             continue
         if candidate is Candidate.UNORDERED and not choosing.has_room(first.figures):
             continue
         base = {**own, **candidate_options(platform, candidate)}
         try:
             if candidate.by_plan_costs and mesh.num_devices > 1:  # else nothing is sent that could hide
-                is_first = candidate in (Candidate.PLAN_COSTS, Candidate.TWO_AT_ONCE)  # others have their own program
+                is_first = candidate in (Candidate.PLAN_COSTS, Candidate.PAST_LOOPS)  # others have their own program
                 named = first.text if is_first else compile_as(candidate, base).as_text()
                 costs = instruction_costs(parse(named), mesh, candidate.queueing)
                 with _profile_file(cost_profile(costs)) as profile:

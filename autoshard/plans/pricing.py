@@ -27,7 +27,7 @@ from typing import Protocol, TypeVar
 from autoshard.cost.exposure import Stretch
 from autoshard.planner.build import Formulation
 from autoshard.planner.overlap import StretchWeights
-from autoshard.plans.master_problem import MasterProblem, Mixture
+from autoshard.plans.master_problem import Made, MasterProblem, Mixture
 from autoshard.solver.problem import Certificate, Solution
 
 ROUNDS = 12
@@ -171,10 +171,8 @@ def priced(
         if best is None and made is None and found.relaxed is not None:  # memory is tight: it takes a search to fit it
             found = series.solve(at, hint=start, relative_gap=gap, share=share)
             is_new = found.choices is not None and master.add(found.choices)
-        added = master.fastest_known()  # a plan that was solved for may be faster than any that is made of others
-        if added is not None and (made is None or added.step_s < made.step_s):
-            made = added
-        if made is not None and (best is None or made.step_s < best.step_s):
+        made = _faster(made, master.fastest_known(), best, _MADE_GAP * relative_gap)
+        if made is not None:
             best = Timed(at, made.choices, made.step_s)
         if bound is None or found.certificate.bound > bound.bound:
             bound, bounded, centre = found.certificate, at, at.overlap.weights
@@ -210,6 +208,18 @@ def priced(
     assert bound is not None, rounds
     bound = dataclasses.replace(bound, capacity_price=price)
     return Priced(bounded, bound, found, best, master, mixture)
+
+
+def _faster(made: Made | None, known: Made | None, best: Timed | None, least_gain: float) -> Made | None:
+    """The faster of a plan that was made of known ones and of one that was solved for, which may be faster than any
+    that is made of others; that one counts only if it is worth it. None if there is none.
+
+    Args:
+      best: The fastest before. least_gain: The share of its step that a known plan saves at least.
+    """
+    if known is None or best is not None and known.step_s > best.step_s * (1 - least_gain):
+        return made
+    return known if made is None or known.step_s < made.step_s else made
 
 
 def _even(weights: Mapping[Stretch, float], whole: Stretch, least: float) -> StretchWeights:

@@ -73,7 +73,10 @@ def test_what_fits_and_may_be_the_fastest_is_tried(budget_bytes, tried):
     assert (trial.chosen is None) == (len(tried) > 1)
 
 
-@pytest.mark.parametrize(("num_devices", "bounded"), [(1, ()), (8, (Candidate.PLAN_COSTS, Candidate.PIPELINED_LOOPS))])
+IN_ORDERS = (Candidate.PLAN_COSTS, Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS)
+
+
+@pytest.mark.parametrize(("num_devices", "bounded"), [(1, ()), (8, IN_ORDERS)])
 def test_one_device_has_nothing_to_hide(num_devices, bounded):
     """Beside the order of least memory, one device gets a program without orders, and no others."""
     whole = autoshard.Cluster.from_file(H100X8)

@@ -202,8 +202,9 @@ def test_of_several_ways_to_schedule_a_plan_the_fastest_that_fits_is_kept(tmp_pa
     cluster = ROOT / "configs" / "clusters" / "h100x8.yaml"
     plan = planned(cluster=cluster, schedule=Schedule.LATENCY_HIDING, compile_check_rounds=1)
     found = plan.confirmation
-    assert list(Candidate)[-3:] == [Candidate.PIPELINED_LOOPS, Candidate.BY_TIME, Candidate.UNORDERED]
-    assert found.is_confirmed and [c.candidate for c in found.candidates] == list(Candidate)[:-3]  # there is no loop
+    of_loops = [Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS]  # there is no loop
+    assert list(Candidate)[-4:] == [*of_loops, Candidate.BY_TIME, Candidate.UNORDERED]
+    assert found.is_confirmed and [c.candidate for c in found.candidates] == list(Candidate)[:-4]
     assert found.chosen.step_s == min(c.step_s for c in found.candidates)
     assert found.compiled_reserved_bytes == found.chosen.reserved_bytes
     by_time = (Candidate.BY_TIME,) if plan.timed else ()  # no order by time is better in some programs
