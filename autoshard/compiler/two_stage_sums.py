@@ -52,9 +52,9 @@ def _first_stage(planned: PlannedGraph, instruction: Instruction) -> tuple[SumSt
     local = [size // math.prod(sizes[a] for a in axes) for size, axes in zip(shape, entries, strict=True)]
     dims = operation.rule.operands[0]
     summed = [bool(dim) and all(factors[f].reduction is not None for f in dim) for dim in dims]
-    kept = [d for d, size in enumerate(shape) if size > 1]
-    rows = [d for d in kept if summed[d]]
-    if not rows or summed[kept[-1]] or not is_in_stages(math.prod(local[d] for d in rows)):
+    extended = [d for d, size in enumerate(shape) if size > 1]
+    rows = [d for d in extended if summed[d]]
+    if not rows or summed[extended[-1]] or not is_in_stages(math.prod(local[d] for d in rows)):
         return ()
     stages, room = [], FIRST_ROWS
     for d in reversed(rows):
