@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autoshard.plans.offline import write_problem
     from autoshard.plans.options import PlanOptions, PlanProgress
     from autoshard.report.write import write_report
+    from autoshard.trace.absent_cudnn import assume_cudnn
     from autoshard.train_step import TrainState, TrainStep
     from autoshard.uneven_step import UnevenStep
 
@@ -53,6 +54,7 @@ __all__ = [
     "TrainState",
     "TrainStep",
     "UnevenStep",
+    "assume_cudnn",
     "baselines",
     "calibrate",
     "compare",
@@ -111,6 +113,7 @@ _HOMES = {
     "TrainState": "autoshard.train_step",
     "TrainStep": "autoshard.train_step",
     "UnevenStep": "autoshard.uneven_step",
+    "assume_cudnn": "autoshard.trace.absent_cudnn",
     "write_problem": "autoshard.plans.offline",
     "write_report": "autoshard.report.write",
 }

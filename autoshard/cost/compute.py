@@ -6,6 +6,7 @@ Rates are the vendor's peaks, or where `DeviceType.measured` tells what was meas
 
     matrix product          rate(dtype, flops of one product) x share left by its least dimension
     convolution             rate(dtype, flops of one) x share of it that convolutions reach
+    fused attention         peak(dtype) x share of it that cuDNN's kernels reach
     function of an element  rate of exponentials and the like
     other arithmetic        rate of additions and the like
     memory                  rate(bytes that one kernel moves)
@@ -42,6 +43,12 @@ KERNEL_GRADIENT_SHARE = 0.65
 """Of the rate of convolutions, what gradients of their kernels reach: 17 of them in a Wide-ResNet (likewise)."""
 
 
+ATTENTION_SHARE, ATTENTION_GRADIENT_SHARE = 0.52, 0.5
+"""Of a device's peak, what the arithmetic of cuDNN's fused attention reaches on an H100 SXM (989 TFLOP/s), heads of 128
+elements: with a causal mask 484, 518 and 529 TFLOP/s forward at 2,048, 4,096 and 8,192 positions, without one 465, 499
+and 518 backward (617, 609 and 600 forward), and 315 and 305 at 512 (Shah et al. 2024, FlashAttention-3,
+arXiv:2407.08608, figures 5 and 6). Only what a mask leaves counts as arithmetic."""
+
 LONG_ROW = 256
 """Rows of more elements than that prolong a softmax (`KernelForms.row_pass_factor`); those of a ViT, of 256, do not."""
 COLUMN_ROWS = 32
@@ -58,6 +65,8 @@ class Work(enum.Enum):
     PRODUCT = "product"
     CONVOLUTION = "convolution"
     KERNEL_GRADIENT = "gradient of a convolution's kernel"
+    ATTENTION = "fused attention"
+    ATTENTION_GRADIENT = "gradient of fused attention"
     FUNCTION = "function"
     OTHER = "other"
 
@@ -84,6 +93,9 @@ def flops_s(
         convolution, the input channels of its kernel.
     """
     measured = device.measured
+    if work in (Work.ATTENTION, Work.ATTENTION_GRADIENT):
+        share = ATTENTION_SHARE if work is Work.ATTENTION else ATTENTION_GRADIENT_SHARE
+        return flops / (device.flops_per_s(dtype) * share)
     if measured is None:
         match work:
             case Work.PRODUCT:

@@ -115,6 +115,14 @@ class Convolved:
     is_kernel_gradient: bool
 
 
+class Attention(enum.Enum):
+    """A kernel that computes attention without storing its scores, by which pass it is of (FlashAttention; Dao et al.
+    2022, arXiv:2205.14135)."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FactorRule:
     """How the dimensions of one operation's operands and results are tied by factors.
@@ -135,6 +143,7 @@ class FactorRule:
       look_up: Which rows it takes or adds to, where they may be exchanged for ids; None for any other operation.
       counted: The factor along which the result of an `iota` counts; None for any other operation.
       convolved: What kind of convolution it is; None for any other operation.
+      attention: Which pass of fused attention it is; None for any other operation.
     """
 
     factors: tuple[Factor, ...]
@@ -149,6 +158,7 @@ class FactorRule:
     look_up: LookUp | None = None
     counted: int | None = None
     convolved: Convolved | None = None
+    attention: Attention | None = None
 
 
 class OperationKind(enum.Enum):

@@ -1,4 +1,4 @@
-"""Floating-point operations of the matrix products and convolutions of a compiled program."""
+"""Floating-point operations of the matrix products, convolutions and fused attention of a compiled program."""
 
 import math
 import re
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from autoshard.graph.attention_flops import attention_flops
+from autoshard.graph.graph import Attention
 from autoshard.hlo.module import Array, HloModule, Instruction, Run
 
 _LHS_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
@@ -13,6 +15,8 @@ _LHS_BATCH = re.compile(r'lhs_batch_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
+_SCORES = re.compile(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([\d",]*)\]')
+_WINDOW_LENGTH = re.compile(r'"sliding_window_length":(\d+)')
 _PER_PAIR = {"c64": 8, "c128": 8}
 """Operations of a multiplication and an addition; 2 for real numbers."""
 
@@ -26,7 +30,7 @@ def product_flops(module: HloModule) -> float:
 
 
 def products_within(module: HloModule, run: Run) -> Iterator[Run]:
-    """The products and convolutions that one instruction runs: itself, or those inside a fusion."""
+    """The products, convolutions and attention that one instruction runs: itself, or those inside a fusion."""
     if run.instruction.opcode != "fusion":
         if flops_of(run):
             yield run
@@ -38,8 +42,10 @@ def products_within(module: HloModule, run: Run) -> Iterator[Run]:
 
 
 def flops_of(run: Run) -> float:
-    """Operations of one instruction that is a product or a convolution; 0 for others."""
+    """Operations of one instruction that is a product, a convolution or fused attention; 0 for others."""
     instruction = run.instruction
+    if (attention := attention_of(instruction)) is not None:
+        return _attention_flops(run, attention)
     if instruction.opcode == "dot" or _target(instruction).startswith("__cublas$"):
         lhs, summed = _array(run, 0), _sizes(run, _LHS_CONTRACTED)
         if summed is None or lhs is None:
@@ -71,6 +77,32 @@ def _convolved(run: Run) -> tuple[Array, Array, Array] | None:
 def is_convolution(run: Run) -> bool:
     """Whether an instruction is a convolution, or the gradient of one."""
     return _convolved(run) is not None
+
+
+def attention_of(instruction: Instruction) -> Attention | None:
+    """Which pass of cuDNN's fused attention an instruction calls; None for all else."""
+    target = _target(instruction)
+    if not target.startswith("__cudnn$fmha"):
+        return None
+    return Attention.BACKWARD if target.endswith("Backward") else Attention.FORWARD
+
+
+def _attention_flops(run: Run, attention: Attention) -> float:
+    """Operations of cuDNN's attention of queries, keys and values, its first three operands."""
+    config = run.instruction.attributes.replace(" ", "")
+    scores, window, query, value = _SCORES.search(config), _WINDOW_LENGTH.search(config), _array(run, 0), _array(run, 2)
+    if scores is None or query is None or value is None:
+        return 0.0
+    examples, heads, num_queries, num_keys = (int(n) for n in re.findall(r"\d+", scores.group(1)))
+    return attention_flops(
+        attention,
+        examples * heads,
+        num_queries,
+        num_keys,
+        (query.dims[-1], value.dims[-1]),
+        is_causal="CAUSAL" in config,
+        window=int(window.group(1)) if window else None,
+    )
 
 
 def is_kernel_gradient(run: Run) -> bool:

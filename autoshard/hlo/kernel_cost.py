@@ -9,7 +9,9 @@ import math
 
 from autoshard.cluster import DeviceType
 from autoshard.cost import compute
+from autoshard.graph.graph import Attention
 from autoshard.hlo.flops import (
+    attention_of,
     flops_of,
     is_convolution,
     is_kernel_gradient,
@@ -50,6 +52,9 @@ def _product_s(device: DeviceType, run: Run) -> float:
     work = compute.Work.PRODUCT
     if is_convolution(run):
         work = compute.Work.KERNEL_GRADIENT if is_kernel_gradient(run) else compute.Work.CONVOLUTION
+    elif (attention := attention_of(run.instruction)) is not None:
+        is_forward = attention is Attention.FORWARD
+        work = compute.Work.ATTENTION if is_forward else compute.Work.ATTENTION_GRADIENT
     return compute.flops_s(device, flops_of(run), dtype, work, least_dim=least_dim(run))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 
 from autoshard.compiler.kernel_traffic import Traffic
 from autoshard.cost.compute import Work, work_of
-from autoshard.graph.graph import Dims, Factor, Graph, LookUp, Operation, Value
+from autoshard.graph.graph import Attention, Dims, Factor, Graph, LookUp, Operation, Value
 from autoshard.graph.groups import Group, map_dims
 from autoshard.trace.rules.indexing import COMBINERS
 
@@ -265,6 +265,9 @@ def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Val
         elif (convolved := operation.rule.convolved) is not None:
             sides = (tuple(factor_map[f] for f in convolved.channels),)
             work = Work.KERNEL_GRADIENT if convolved.is_kernel_gradient else work
+        elif operation.rule.attention is not None:
+            is_forward = operation.rule.attention is Attention.FORWARD
+            work = Work.ATTENTION if is_forward else Work.ATTENTION_GRADIENT
         one = Kernel(
             tuple(sorted(set(factor_map))),
             _dtype_of(operation.operands, values),

@@ -16,10 +16,8 @@ import numpy as np
 
 from autoshard.remat.policy import LayerRun
 from autoshard.trace.leaves import Leaves
+from autoshard.trace.rules.products import PRODUCTS
 from autoshard.trace.walk import EquationKind, kind_of, nested_programs, open_jaxpr, scan_counts, size_bytes, variables
-
-HEAVY = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
-"""Equations that make a layer worth the name."""
 
 
 def find_runs(jaxpr: jex.Jaxpr) -> tuple[LayerRun, ...]:
@@ -53,7 +51,7 @@ def find_runs(jaxpr: jex.Jaxpr) -> tuple[LayerRun, ...]:
 
 def is_heavy(equation: jex.JaxprEqn) -> bool:
     """Whether it is a product, or nests one."""
-    if equation.primitive.name in HEAVY:
+    if equation.primitive.name in PRODUCTS:
         return True
     return any(is_heavy(e) for nested in nested_programs(equation) for e in open_jaxpr(nested).eqns)
 

@@ -20,9 +20,12 @@ import jax.extend.core as jex
 
 from autoshard.errors import PlanMismatchError
 from autoshard.module_params import loss_of_arrays
-from autoshard.remat.layers import HEAVY, find_runs, is_loop_of_layers
+from autoshard.remat.layers import find_runs, is_loop_of_layers
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy
+from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.inline import inlined
+from autoshard.trace.rules.attention import FUSED
+from autoshard.trace.rules.products import PRODUCTS
 from autoshard.trace.walk import is_checkpoint, nested_programs, open_jaxpr, scan_counts, variables
 from autoshard.train_step import TrainStep
 
@@ -75,6 +78,7 @@ class Layers:
     has_batched_products: bool
 
 
+@assume_cudnn()
 def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
     """The layers of the loss of a step.
 
@@ -236,11 +240,11 @@ def _saveable(keep: Keep, layer: jex.Jaxpr, of_weights: Collection[Any]) -> Call
 
 
 def _saves_products(primitive: Any, *_: Any, **__: Any) -> bool:
-    return primitive.name in HEAVY
+    return primitive.name in PRODUCTS
 
 
 def _saves_weight_products(primitive: Any, *_: Any, **params: Any) -> bool:
-    return primitive.name in HEAVY and not _has_batch(params)
+    return primitive.name in PRODUCTS - FUSED and not _has_batch(params)
 
 
 @dataclasses.dataclass(frozen=True)  # no slots: JAX refers to it weakly
@@ -278,7 +282,8 @@ def _has_batch(params: Any) -> bool:
 
 
 def _is_batched(equation: jex.JaxprEqn) -> bool:
-    return equation.primitive.name == "dot_general" and _has_batch(equation.params)
+    name = equation.primitive.name
+    return name in FUSED or name == "dot_general" and _has_batch(equation.params)
 
 
 def _holds(equation: jex.JaxprEqn, test: Callable[[jex.JaxprEqn], bool]) -> bool:

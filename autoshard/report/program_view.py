@@ -14,12 +14,13 @@ import pydantic
 from autoshard.planner.profile import Run
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.text import layout_text, pattern
-from autoshard.report.colours import COLLECTIVES, MEMORY, OTHER, OTHER_KERNELS, PRODUCTS
+from autoshard.report.colours import COLLECTIVES, MEMORY, OTHER, OTHER_KERNELS
+from autoshard.report.colours import PRODUCTS as PRODUCTS_COLOUR
 from autoshard.report.module_tree import Module, module_tree
 from autoshard.report.units import byte_unit, time_unit
+from autoshard.trace.rules.products import PRODUCTS
 
 _TICKS = 10_000_000
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
 
 class TensorRow(NamedTuple):
@@ -148,7 +149,7 @@ def program_view(plan: ProgramPlan) -> ProgramView:
         byte_unit=(bytes_unit.name, bytes_unit.size),
         classes=tuple(classes),
         colours=tuple(MEMORY.get(c, OTHER) for c in classes),
-        product_colour=PRODUCTS,
+        product_colour=PRODUCTS_COLOUR,
         kernel_colour=OTHER_KERNELS,
         sources=tuple(sources.known),
         instants=() if profile is None else tuple(map(tick, profile.instants_s)),
@@ -181,7 +182,7 @@ def _kernel_kinds(plan: ProgramPlan, sources: _Texts) -> tuple[tuple[KernelKind,
     place = []
     for item, argument in zip(plan.estimate.compute, work_for, strict=True):
         path = "" if argument < 0 else pattern(plan.arguments[argument].name)
-        kind = KernelKind(item.name, sources.position(item.source), path, item.name in _PRODUCTS)
+        kind = KernelKind(item.name, sources.position(item.source), path, item.name in PRODUCTS)
         place.append(kinds.setdefault(kind, len(kinds)))
     return tuple(kinds), place
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.inline import inlined
 from autoshard.trace.trace import path_name
 from autoshard.trace.walk import variables
@@ -42,6 +43,7 @@ class TracedLoss:
         return self.closed.jaxpr.invars[first : first + self.num_batch]
 
 
+@assume_cudnn()
 def trace_loss(step: TrainStep, params: Any, mutable: Any, batch: Any, key: Any) -> TracedLoss:
     """Traces what the loss of a step returns, for arrays or shapes."""
     own = step.of_arrays(params)

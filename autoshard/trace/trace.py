@@ -13,6 +13,7 @@ import jax.extend.core as jex
 from autoshard.errors import TraceError
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Argument, Graph, Output, ValueKind
+from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.annotations import argument_layout, partitioning_metadata
 from autoshard.trace.explicit import is_explicit, typed, without_layouts
 from autoshard.trace.flatten import Flattener, TraceOptions
@@ -163,6 +164,7 @@ def _kind(args: Sequence[Any]) -> Any:
     return _bare_kind(args), tuple(map(argument_layout, jax.tree_util.tree_leaves(tuple(args))))
 
 
+@assume_cudnn()
 @collection_paused()
 def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence[int], options: TraceOptions) -> Trace:
     bare = jax.tree_util.tree_map(_bare, tuple(args))

@@ -6,11 +6,10 @@ import jax
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard.api import Plan, StagedPlan
+from autoshard.trace.rules.products import PRODUCTS
 from autoshard.trace.trace import trace
 from autoshard.train.data import TrainData
 from autoshard.train.metrics import StepWork
-
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
 _PASSES = 3
 """A backward pass has two products, by the operand and by the weights, for each of the forward pass."""
@@ -28,7 +27,7 @@ def model_flops(functions: TrainFunctions, state: Any, batch: Any) -> float:
         state, batch: by shape.
     """
     graph = trace(functions.evaluate, (state, batch)).graph
-    return _PASSES * sum(o.rule.flops * o.trips for o in graph.operations if o.name in _PRODUCTS)
+    return _PASSES * sum(o.rule.flops * o.trips for o in graph.operations if o.name in PRODUCTS)
 
 
 def step_work(functions: TrainFunctions, data: TrainData, plan: Plan | StagedPlan, batch_size: int) -> StepWork:

@@ -16,6 +16,7 @@ from autoshard.hlo.module import parse
 from autoshard.plans.apply import argument_shapes, check
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.trace.explicit import typed
+from autoshard.trace.rules.products import PRODUCTS
 from autoshard.trace.trace import Trace
 from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import devices_for, options_for
@@ -25,9 +26,6 @@ from autoshard.verify.schedule import choosing_for, schedule_figures
 from autoshard.verify.strays import Origins, flows, strays
 from autoshard.verify.targets import target_named, target_of
 from autoshard.verify.verification import Verification
-
-PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-"""Primitives whose operations are counted on both sides."""
 
 
 def verify(

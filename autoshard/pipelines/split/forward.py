@@ -14,6 +14,7 @@ import jax.extend.core as jex
 
 from autoshard.garbage import collection_paused
 from autoshard.pipelines.split.annotated_stages import AskedPipeline, asked_pipeline
+from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.blocks import without_blocks
 from autoshard.trace.inline import inlined
 from autoshard.trace.trace import path_name
@@ -98,6 +99,7 @@ class Forward:
 
 
 @collection_paused()
+@assume_cudnn()
 def trace_forward(step: TrainStep, state: Any, batch: Any, micro_batch_size: int) -> Forward:
     """Traces the loss of `step` for a micro-batch.
 

@@ -4,7 +4,7 @@ Every function of the table works in the same way: open a space, ask it for the 
 tensor carries them, close it.
 """
 
-from autoshard.graph.graph import Convolved, Dims, Factor, FactorRule, LookUp, Touched
+from autoshard.graph.graph import Attention, Convolved, Dims, Factor, FactorRule, LookUp, Touched
 
 TABLE = "table"
 SHARDY = "shardy"
@@ -54,6 +54,7 @@ class IterationSpace:
         look_up: LookUp | None = None,
         counted: int | None = None,
         convolved: Convolved | None = None,
+        attention: Attention | None = None,
     ) -> FactorRule:
         """Ends the construction; the arguments are those of `FactorRule`."""
         return FactorRule(
@@ -69,6 +70,7 @@ class IterationSpace:
             look_up,
             counted,
             convolved,
+            attention,
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules import (
+    attention,
     by_shards,
     collectives,
     contractions,
@@ -42,6 +43,7 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys((*indexing.COMBINERS, "scatter", "scatter-sub"), indexing.scatter),
     **dict.fromkeys(by_shards.SPECIAL_FUNCTIONS, by_shards.special_function),
     **dict.fromkeys(("approx_top_k", "top_k"), by_shards.top_k),
+    **dict.fromkeys(attention.FUSED, attention.fused),
     **dict.fromkeys(rigid.LIGHT, rigid.light),
     **dict.fromkeys(rigid.HEAVY, rigid.heavy),
     **dict.fromkeys(collectives.NAMES, rigid.collective),
@@ -73,7 +75,14 @@ TABLE: dict[str, Rule] = {
 BY_SHARDS = frozenset(
     name
     for name, rule in TABLE.items()
-    if rule in (by_shards.fft, by_shards.special_function, by_shards.top_k, contractions.conv_general_dilated)
+    if rule
+    in (
+        attention.fused,
+        by_shards.fft,
+        by_shards.special_function,
+        by_shards.top_k,
+        contractions.conv_general_dilated,
+    )
 )
 """The primitives whose rules may say `FactorRule.by_shards`."""
 
