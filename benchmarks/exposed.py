@@ -289,7 +289,8 @@ class Planning:
         if self.step is None:
             program = PROGRAMS[self.name]
             if program.config is None:
-                self.step, self.args = gpt.train_step(), gpt.train_arguments(program.sizes(self.cluster.num_devices))
+                sizes = program.sizes(self.cluster.num_devices)
+                self.step, self.args = gpt.train_step(sizes.fused_attention), gpt.train_arguments(sizes)
             else:
                 config = program.loaded(self.cluster.num_devices, "plan.remat=search")
                 functions = train_functions(config)

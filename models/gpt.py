@@ -32,6 +32,7 @@ class GPTConfig:
         dtype: type of activations and of matrix products.
         param_dtype: type in which parameters are stored.
         remat: keep only each block's input for the backward pass and compute the rest of the block again.
+        fused_attention: let cuDNN's kernels compute attention: on GPUs, where `dtype` has 16 bits.
     """
 
     vocab_size: int
@@ -45,6 +46,7 @@ class GPTConfig:
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     remat: bool = False
+    fused_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.embed_dim % self.num_heads:
@@ -75,7 +77,13 @@ class Block(nnx.Module):
         types, width, stddev = types_of(config), config.embed_dim, config.residual_stddev
         self.attention_norm = nnx.LayerNorm(width, rngs=rngs, **types)
         self.attention = Attention(
-            width, (config.num_heads,), config.head_dim, output_stddev=stddev, rngs=rngs, **types
+            width,
+            (config.num_heads,),
+            config.head_dim,
+            output_stddev=stddev,
+            fused=config.fused_attention,
+            rngs=rngs,
+            **types,
         )
         self.mlp_norm = nnx.LayerNorm(width, rngs=rngs, **types)
         self.mlp = MLP(width, config.mlp_ratio * width, down_stddev=stddev, rngs=rngs, **types)

@@ -106,6 +106,22 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array, num_chu
     return jnp.moveaxis(attended, 0, 2).reshape(query.shape)
 
 
+def fused_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool, scale: float | None = None
+) -> jax.Array:
+    """`attention` or `causal_attention` by cuDNN's kernels, which never store the scores: on GPUs, in 16-bit floats.
+
+    Args:
+        query, key, value, scale: those of `attention`.
+        is_causal: whether a position sees itself and what precedes it alone.
+    """
+    by_head = query.reshape(*query.shape[:2], -1, query.shape[-1])
+    attended = jax.nn.dot_product_attention(
+        by_head, key, value, scale=scale, is_causal=is_causal, implementation="cudnn"
+    )
+    return attended.reshape(query.shape)
+
+
 class Rotation(NamedTuple):
     """Cosines and sines of the rotary embedding of some positions, each float32 (positions, head_dim / 2)."""
 
@@ -160,6 +176,7 @@ class Attention(nnx.Module):
         use_bias: bool = True,
         output_stddev: float = INIT_STDDEV,
         scale: float | None = None,
+        fused: bool = False,
         rngs: nnx.Rngs,
         **types: Any,
     ):
@@ -172,11 +189,12 @@ class Attention(nnx.Module):
             use_bias: whether the projections have biases.
             output_stddev: initial scale of the output projection.
             scale: factor of the scores; by default 1 / sqrt(head_dim).
+            fused: whether `fused_attention` computes what has no mask but a causal one, and no bias.
             rngs: random numbers of the parameters.
             types: `dtype` and `param_dtype`.
         """
         init, types = nnx.initializers.normal(INIT_STDDEV), types | {"use_bias": use_bias}
-        self.scale = scale
+        self.scale, self.fused = scale, fused
         self.query = nnx.LinearGeneral(dim, (*heads, head_dim), kernel_init=init, rngs=rngs, **types)
         self.key = nnx.LinearGeneral(dim, (heads[0], head_dim), kernel_init=init, rngs=rngs, **types)
         self.value = nnx.LinearGeneral(dim, (heads[0], head_dim), kernel_init=init, rngs=rngs, **types)
@@ -203,16 +221,21 @@ class Attention(nnx.Module):
         """
         memory = x if memory is None else memory
         query, key, value = self.query(x), self.key(memory), self.value(memory)
+        if self.fused and visible is None and bias is None:
+            return self.output(fused_attention(query, key, value, is_causal=False, scale=self.scale))
         return self.output(attention(query, key, value, visible, bias, self.scale))
 
     def causal(self, x: jax.Array, by: Rotation | None = None, num_chunks: int = 1) -> jax.Array:
         """Attends from each position of `x` (batch, sequence, dim) to itself and to what precedes it.
 
-        Queries and keys are turned `by` a rotation if one is given; `num_chunks` is that of `causal_attention`.
+        Queries and keys are turned `by` a rotation if one is given; `num_chunks` is that of `causal_attention`, where
+        attention is not fused.
         """
         query, key, value = self.query(x), self.key(x), self.value(x)
         if by is not None:
             query, key = rotate(query, by), rotate(key, by)
+        if self.fused:
+            return self.output(fused_attention(query, key, value, is_causal=True))
         return self.output(causal_attention(query, key, value, num_chunks))
 
     def extend(

@@ -48,6 +48,7 @@ class LlamaConfig:
         dtype: type of activations and of matrix products.
         param_dtype: type in which parameters are stored.
         remat: keep only each block's input for the backward pass and compute the rest of the block again.
+        fused_attention: let cuDNN's kernels compute attention: on GPUs, where `dtype` has 16 bits.
     """
 
     vocab_size: int
@@ -64,6 +65,7 @@ class LlamaConfig:
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     remat: bool = False
+    fused_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -84,7 +86,14 @@ class Block(nnx.Module):
         self.num_chunks = config.attention_chunks
         self.attention_norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, rngs=rngs, **types)
         self.attention = Attention(
-            width, heads, config.head_dim, use_bias=False, output_stddev=stddev, rngs=rngs, **types
+            width,
+            heads,
+            config.head_dim,
+            use_bias=False,
+            output_stddev=stddev,
+            fused=config.fused_attention,
+            rngs=rngs,
+            **types,
         )
         self.mlp_norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, rngs=rngs, **types)
         self.mlp = GatedMLP(width, config.hidden_dim, down_stddev=stddev, rngs=rngs, **types)

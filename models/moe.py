@@ -42,6 +42,7 @@ class MoEConfig:
         dtype: type of activations and of matrix products; routing is in float32.
         param_dtype: type in which parameters are stored.
         remat: keep only each block's input for the backward pass and compute the rest of the block again.
+        fused_attention: let cuDNN's kernels compute attention: on GPUs, where `dtype` has 16 bits.
     """
 
     vocab_size: int
@@ -57,6 +58,7 @@ class MoEConfig:
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     remat: bool = False
+    fused_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.embed_dim % self.num_heads:
@@ -160,6 +162,7 @@ class Block(nnx.Module):
             (config.num_heads,),
             width // config.num_heads,
             output_stddev=residual_stddev(config.num_layers),
+            fused=config.fused_attention,
             rngs=rngs,
             **types,
         )

@@ -34,6 +34,7 @@ class ViTConfig:
         dtype: type of activations and of matrix products.
         param_dtype: type in which parameters are stored.
         remat: keep only each block's input for the backward pass and compute the rest of the block again.
+        fused_attention: let cuDNN's kernels compute attention: on GPUs, where `dtype` has 16 bits.
     """
 
     image_size: int
@@ -47,6 +48,7 @@ class ViTConfig:
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     remat: bool = False
+    fused_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:
@@ -71,7 +73,14 @@ class Block(nnx.Module):
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs):
         types, width = types_of(config), config.embed_dim
         self.attention_norm = nnx.LayerNorm(width, rngs=rngs, **types)
-        self.attention = Attention(width, (config.num_heads,), width // config.num_heads, rngs=rngs, **types)
+        self.attention = Attention(
+            width,
+            (config.num_heads,),
+            width // config.num_heads,
+            fused=config.fused_attention,
+            rngs=rngs,
+            **types,
+        )
         self.mlp_norm = nnx.LayerNorm(width, rngs=rngs, **types)
         self.mlp = MLP(width, config.hidden_dim, rngs=rngs, **types)
 

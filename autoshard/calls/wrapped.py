@@ -1,8 +1,8 @@
 """What a function that others have wrapped already says of its arguments: `jax.jit`, `nnx.jit`, and those that bind.
 
-JAX keeps what it was told in no public place, but in `_jit_info` of what `jax.jit` returns (0.10, 0.11). Where that is
-missing, nothing is known, and whoever plans the function names its constants himself. `nnx.cached_partial` keeps what
-it binds in the closure of the function that it returns (Flax 0.12).
+JAX keeps what it was told in no public place, but in `_jit_info` of what `jax.jit` returns (0.10 to 0.12). Where that
+is missing, nothing is known, and whoever plans the function names its constants himself. `nnx.cached_partial` keeps
+what it binds in the closure of the function that it returns (Flax 0.12).
 """
 
 import dataclasses

@@ -13,8 +13,26 @@ from autoshard.trace.blocks import standing_in
 from autoshard.trace.source import SourceLines
 from autoshard.trace.walk import is_checkpoint
 
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+_EVALUATED = "eval_jaxpr"
+"""What runs a traced function in another one (`jax.stages.Traced`) since JAX 0.12; before, it was inlined at once."""
+
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    _EVALUATED: "call_jaxpr",
+}
 """Primitives that only call, and the parameter that holds what they call; `jit` was `pjit` before JAX 0.7."""
+
+_TAKES_CONSTANTS = frozenset(
+    {"jit", "pjit", "closed_call", _EVALUATED, "scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"}
+)
+"""Primitives that run their programs with the constants of these.
+
+Others, such as checkpoints and `shard_map`, have programs without any. Until 0.11 that showed in the type; since 0.12
+all programs have one type, and constants that such a program is given are missing when it runs.
+"""
 
 
 def inlined(closed: jex.ClosedJaxpr, opens_checkpoints: bool = False) -> jex.ClosedJaxpr:
@@ -34,30 +52,36 @@ def inlined(closed: jex.ClosedJaxpr, opens_checkpoints: bool = False) -> jex.Clo
 
 
 def late_calls_inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """`closed` without the calls of `jit(inline=True)`, in the programs that it nests too.
+    """`closed` without the calls of `jit(inline=True)` and of traced functions, in the programs that it nests too.
 
-    Before 0.11 JAX inlined them while it traced; since then they stay until the program is lowered
-    (`jax.Inline.JAX_LATE`). Most are a few equations of `jax.numpy` or of an optimizer. Programs come out as of the JAX
-    before, and what is known of those holds.
+    Before 0.11 JAX inlined the former while it traced; since then they stay until the program is lowered
+    (`jax.Inline.JAX_LATE`); the latter stay since 0.12. Most are a few equations of `jax.numpy` or of an optimizer.
+    Programs come out as of the JAX before, and what is known of those holds.
     """
     return _LateCalls({}).inlined(closed)
 
 
 class _LateCalls:
-    """Inlines late calls; programs that are nested more than once stay shared. `done`: By identity, kept alive."""
+    """Inlines late calls; programs that are nested more than once stay shared.
 
-    def __init__(self, done: dict[int, tuple[Any, Any]]):
+    Attributes:
+      done: What was made of a program, by its identity and whether it can have constants; both are kept alive.
+    """
+
+    def __init__(self, done: dict[tuple[int, bool], tuple[Any, Any]]):
         self._done = done
 
-    def inlined(self, program: Any) -> Any:
+    def inlined(self, program: Any, takes_constants: bool = True) -> Any:
         """A program without late calls; the same object if it has none."""
-        if id(program) not in self._done:
-            closed = program if isinstance(program, jex.ClosedJaxpr) else jex.ClosedJaxpr(program, ())
-            made = self._made(closed, can_have_consts=isinstance(program, jex.ClosedJaxpr))
+        key = id(program), takes_constants
+        if key not in self._done:
+            is_closed = isinstance(program, jex.ClosedJaxpr)
+            closed = program if is_closed else jex.ClosedJaxpr(program, ())
+            made = self._made(closed, can_have_consts=is_closed and takes_constants)
             own = closed if made is None else made
-            found = program if made is None else own if isinstance(program, jex.ClosedJaxpr) else own.jaxpr
-            self._done[id(program)] = program, found
-        return self._done[id(program)][1]
+            found = program if made is None else own if is_closed else own.jaxpr
+            self._done[key] = program, found
+        return self._done[key][1]
 
     def _made(self, closed: jex.ClosedJaxpr, can_have_consts: bool) -> jex.ClosedJaxpr | None:
         equations = [self._inside(equation) for equation in closed.jaxpr.eqns]
@@ -70,15 +94,16 @@ class _LateCalls:
 
     def _inside(self, equation: jex.JaxprEqn) -> jex.JaxprEqn:
         """An equation whose nested programs have no late calls."""
-        params = {name: self._param(value) for name, value in equation.params.items()}
+        takes_constants = equation.primitive.name in _TAKES_CONSTANTS
+        params = {name: self._param(value, takes_constants) for name, value in equation.params.items()}
         is_same = all(params[name] is value for name, value in equation.params.items())
         return equation if is_same else equation.replace(params=params)
 
-    def _param(self, value: Any) -> Any:
+    def _param(self, value: Any, takes_constants: bool) -> Any:
         if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
-            return self.inlined(value)
+            return self.inlined(value, takes_constants)
         if isinstance(value, tuple) and any(isinstance(x, jex.ClosedJaxpr | jex.Jaxpr) for x in value):
-            made = tuple(map(self._param, value))
+            made = tuple(self._param(x, takes_constants) for x in value)
             return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
         return value
 
@@ -87,7 +112,8 @@ def _late_call(equation: jex.JaxprEqn, can_have_consts: bool) -> str | None:
     """The parameter that holds what a late call calls; None of others, and where its constants would have no place."""
     held = _CALLS.get(equation.primitive.name)
     inline = equation.params.get("inline")
-    if held is None or not (inline is True or getattr(inline, "name", "") == "JAX_LATE"):
+    is_late = inline is True or getattr(inline, "name", "") == "JAX_LATE" or equation.primitive.name == _EVALUATED
+    if held is None or not is_late:
         return None
     called = equation.params[held]
     has_consts = bool((called.jaxpr if isinstance(called, jex.ClosedJaxpr) else called).constvars)

@@ -76,7 +76,10 @@ class Leaves:
     def of(self, equation: jex.JaxprEqn) -> Leaf | None:
         """What is known of a leaf equation; None for an equation that nests other programs."""
         glance = _glance(equation)
-        leaf = self.by_glance.get(glance)
+        try:
+            leaf = self.by_glance.get(glance)
+        except TypeError:  # a call may hold a function that is bound to anything
+            return None
         if leaf is None and kind_of(equation) is EquationKind.LEAF:
             signature = signature_of(equation)
             leaf = self.by_signature.get(signature)
@@ -105,7 +108,8 @@ def _glance(equation: jex.JaxprEqn) -> Hashable:
     """A key that is fast to make, and equal only where signatures are.
 
     JAX nearly always hands one object to equal abstract values, so that their identities serve for their contents; and
-    since 0.7 it demands that parameters can be hashed.
+    since 0.7 it demands that parameters can be hashed. The functions of custom derivatives, which calls hold, cannot
+    where they are bound to arguments that are not differentiated and cannot.
     """
     return (
         equation.primitive,

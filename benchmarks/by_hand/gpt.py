@@ -18,7 +18,7 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of the model and of its batch."""
+    """Of the model and of its batch; `fused_attention`: whether cuDNN computes attention, in kernels of its own."""
 
     num_layers: int = 8
     width: int = 4096
@@ -27,6 +27,7 @@ class Sizes:
     vocabulary: int = 32768
     batch: int = 16
     length: int = 2048
+    fused_attention: bool = False
 
 
 def _cast(_: str, w: jax.Array, reads: int) -> tuple[jax.Array, ...]:
@@ -88,18 +89,29 @@ def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return ((y - mean) * jax.lax.rsqrt(variance + 1e-5) * scale).astype(jnp.bfloat16)
 
 
-def loss(params: Params, tokens: jax.Array, interior: Interior = Interior()) -> jax.Array:
+def _attention(q: jax.Array, k: jax.Array, v: jax.Array, interior: Interior) -> jax.Array:
+    """What each position reads of itself and of those before it: (batch, length, heads, head width)."""
+    mask = jnp.tril(jnp.ones((q.shape[1],) * 2, bool))
+    scores = interior.scores(jnp.einsum("bqhe,bkhe->bhqk", q, k)) / q.shape[-1] ** 0.5
+    scores = jnp.where(mask, scores.astype(jnp.float32), -1e30)
+    return jnp.einsum("bhqk,bkhe->bqhe", jax.nn.softmax(scores, -1).astype(jnp.bfloat16), v)
+
+
+def loss(
+    params: Params, tokens: jax.Array, interior: Interior = Interior(), fused_attention: bool = False
+) -> jax.Array:
     """Cross-entropy of the next token."""
     weight = lambda name, w: interior.weights(f"['{name}']", w, 1)[0]
     rows, columns = interior.weights("['embed']", params["embed"], 2)
-    mask = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
 
     def layer(x: jax.Array, p: Params) -> jax.Array:
         h = interior.block_input(_norm(x, p["norm1"]))
         q, k, v = map(interior.heads, jnp.einsum("bsd,dche->cbshe", h, weight("qkv", p["qkv"])))
-        scores = interior.scores(jnp.einsum("bqhe,bkhe->bhqk", q, k)) / q.shape[-1] ** 0.5
-        scores = jnp.where(mask, scores.astype(jnp.float32), -1e30)
-        read = interior.heads(jnp.einsum("bhqk,bkhe->bqhe", jax.nn.softmax(scores, -1).astype(jnp.bfloat16), v))
+        if fused_attention:
+            read = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+        else:
+            read = _attention(q, k, v, interior)
+        read = interior.heads(read)
         x = interior.residual(x + jnp.einsum("bqhe,hed->bqd", read, weight("o", p["o"])))
         h = interior.block_input(_norm(x, p["norm2"]))
         h = jax.nn.gelu(interior.inner(h @ weight("up", p["up"])))
@@ -114,9 +126,11 @@ def loss(params: Params, tokens: jax.Array, interior: Interior = Interior()) -> 
     return -(jax.nn.one_hot(targets, logits.shape[-1]) * jax.nn.log_softmax(logits)).sum(-1).mean()
 
 
-def step(state: Params, tokens: jax.Array, interior: Interior = Interior()) -> tuple[Params, jax.Array]:
+def step(
+    state: Params, tokens: jax.Array, interior: Interior = Interior(), fused_attention: bool = False
+) -> tuple[Params, jax.Array]:
     """A step of Adam."""
-    value, grads = jax.value_and_grad(loss)(state["params"], tokens, interior)
+    value, grads = jax.value_and_grad(loss)(state["params"], tokens, interior, fused_attention)
     updates, (m, v) = _updates(grads, (state["m"], state["v"]))
     params = jax.tree.map(jnp.add, state["params"], updates)
     return {"params": params, "m": m, "v": v, "count": state["count"] + 1}, value
@@ -129,10 +143,11 @@ def _updates(grads: Params, moments: tuple[Params, Params], _: Params | None = N
     return jax.tree.map(lambda m, v: -1e-4 * m / (jnp.sqrt(v) + 1e-8), m, v), (m, v)
 
 
-def train_step() -> TrainStep:
+def train_step(fused_attention: bool = False) -> TrainStep:
     """The same step as a loss and an optimizer, so that a plan may choose what it recomputes."""
     adam = optax.GradientTransformation(lambda params: (params, params), _updates)
-    return TrainStep(lambda params, tokens, key: (loss(params, tokens), None), adam)
+    own_loss = lambda params, tokens, key: (loss(params, tokens, fused_attention=fused_attention), None)
+    return TrainStep(own_loss, adam)
 
 
 def train_arguments(sizes: Sizes) -> tuple[Any, jax.ShapeDtypeStruct]:

@@ -19,6 +19,7 @@ class Program:
     Attributes:
       config: Of a model of the zoo, with what replaces its entries (fewer layers, since layers repeat); None for the
         GPT of `by_hand/gpt.py`. batch: Examples on up to 16 devices; on more, as many more.
+      fused_attention: Whether cuDNN computes the attention of that GPT.
     """
 
     strategies: tuple[Strategy, ...]
@@ -26,6 +27,7 @@ class Program:
     config: str | None = None
     overrides: tuple[str, ...] = ()
     budgets_gb: tuple[float, ...] = (WHOLE_GB,)
+    fused_attention: bool = False
 
     def batch_on(self, num_devices: int) -> int:
         """Examples of a step."""
@@ -38,12 +40,13 @@ class Program:
 
     def sizes(self, num_devices: int) -> gpt.Sizes:
         """Of the GPT."""
-        return gpt.Sizes(batch=self.batch_on(num_devices))
+        return gpt.Sizes(batch=self.batch_on(num_devices), fused_attention=self.fused_attention)
 
 
 _TRANSFORMER = strategies.OF_TRANSFORMERS
 PROGRAMS = {
     "gpt": Program(strategies.OF_GPT, 16, budgets_gb=(WHOLE_GB, 12.5, 8.0, 6.0)),
+    "gpt_fused": Program(strategies.OF_GPT, 16, fused_attention=True),
     "llama": Program(_TRANSFORMER, 16, "llama_8b", ("model.overrides.num_layers=4", "data.sequence_length=2048")),
     "moe": Program(
         (*_TRANSFORMER, strategies.EXPERTS),

@@ -16,6 +16,7 @@ from autoshard_models.train_step import build_for
 from autoshard_models.zoo import objective_of
 from jax.sharding import AxisType, Mesh
 
+import autoshard
 from autoshard.train.config import TrainConfig
 from autoshard.train.models import model_config
 from autoshard.train.optimizers import make_optimizer
@@ -107,7 +108,9 @@ def lowered_gpt(strategy: Strategy, sizes: gpt.Sizes, devices: Sequence[Any]) ->
         logits=split(None, tensor),
         layer=lambda layer: _recomputing(strategy.recompute, layer),
     )
-    return _lowered(functools.partial(gpt.step, interior=interior), gpt.arguments(sizes), placement)
+    step = functools.partial(gpt.step, interior=interior, fused_attention=sizes.fused_attention)
+    with autoshard.assume_cudnn():
+        return _lowered(step, gpt.arguments(sizes), placement)
 
 
 def lowered_zoo(strategy: Strategy, config: TrainConfig, devices: Sequence[Any]) -> jax.stages.Lowered:

@@ -71,6 +71,31 @@ def test_late_calls_are_inlined_wherever_they_stand_and_others_stay(traced):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("around, stays", [(jax.checkpoint, True), (jax.jit, False)])
+def test_a_late_call_with_constants_is_inlined_only_where_they_have_a_place(around, stays):
+    def late(x):
+        return x * TABLE + 1.0
+
+    called = jax.jit(late)
+    traced = as_of_0_11(jax.make_jaxpr(lambda x: around(lambda y: jnp.sin(called(y)))(x))(jnp.ones(4)))
+    found = late_calls_inlined(traced)
+    assert "name=late" in str(traced) and ("name=late" in str(found)) == stays
+    x = jnp.array([0.3, -1.0, 2.0, 5.0])
+    for run in (jax.extend.core.jaxpr_as_fun(found), jax.jit(jax.extend.core.jaxpr_as_fun(found))):
+        np.testing.assert_allclose(run(x)[0], jnp.sin(late(x)), rtol=1e-6)
+
+
+def test_a_traced_function_is_inlined_where_another_calls_it():
+    x = jnp.array([0.3, -1.0, 2.0, 5.0])
+    traced = jax.jit(lambda x: jnp.sin(x) * TABLE).trace(x)
+    closed = jax.make_jaxpr(lambda x: jax.checkpoint(lambda y: traced(y) + 1)(traced(x)))(x)
+    outer, inner = late_calls_inlined(closed), late_calls_inlined(jax.make_jaxpr(traced)(x))
+    assert [e.primitive.name for e in inner.jaxpr.eqns] == ["sin", "mul"]
+    assert "eval_jaxpr" not in [e.primitive.name for e in outer.jaxpr.eqns]
+    np.testing.assert_allclose(jax.extend.core.jaxpr_as_fun(inner)(x)[0], traced(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.extend.core.jaxpr_as_fun(outer)(x)[0], traced(traced(x)) + 1, rtol=1e-6)
+
+
 def test_a_program_without_late_calls_stays_the_same_object():
     closed = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0])(1.0)
     assert late_calls_inlined(closed) is closed

@@ -1,11 +1,15 @@
 """Equations that are read once a kind are read as if each were read alone."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 from autoshard.trace.leaves import Leaves, describe
 from autoshard.trace.rules import rule_of, signature_of
+from autoshard.trace.trace import trace
 from autoshard.trace.walk import called_jaxpr, open_jaxpr
 
 
@@ -53,3 +57,16 @@ def test_leaves_are_read_as_if_alone():
         assert numbers.setdefault(signature_of(equation), leaf.number) == leaf.number
     assert sorted(numbers.values()) == list(range(len(numbers))), "one leaf for each signature"
     assert count > 2 * len(numbers)
+
+
+def test_a_custom_derivative_may_be_bound_to_what_cannot_be_hashed():
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+    def scaled(x, factors):
+        return x * factors[0]
+
+    scaled.defvjp(lambda x, factors: (scaled(x, factors), None), lambda factors, _, g: (g * factors[0],))
+    (call,) = jax.make_jaxpr(lambda x: scaled(x, [2.0]))(1.0).jaxpr.eqns
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(tuple(call.params.items()))
+    assert Leaves().of(call) is None
+    assert [o.name for o in trace(lambda x: scaled(x, [2.0]), [1.0]).graph.operations] == ["mul"]
