@@ -41,8 +41,10 @@ class Candidate(enum.Enum):
     Collectives of a loop, as over scanned layers, have little to hide behind within one iteration. The plan's
     orders bound the memory: a collective gets a few products to hide behind. Orders that follow the plan's own
     schedule give each what it needs, and let weights of checkpointed layers be gathered before the layer begins.
-    All orders hinder some fusions: without any a program can be faster where there is memory to spare. The order of
-    least memory stays for where nothing else fits.
+    Where there is memory to spare, weights need not be gathered again for the backward pass: orders of products and
+    their sums alone have reductions run behind the products that follow, instead of all at the end, and leave the
+    links to them. All orders hinder some fusions: without any a program can be faster still. The order of least memory
+    stays for where nothing else fits.
     """
 
     LEAST_MEMORY = "least memory"
@@ -52,6 +54,7 @@ class Candidate(enum.Enum):
     PAST_LOOPS = "latency hiding by the plan's costs, two collectives at once"
     PIPELINED_LOOPS = "latency hiding by the plan's costs, collectives of loops pipelined"
     BY_TIME = "latency hiding by the plan's costs, in the order of the plan's own schedule"
+    GATHERED_FREELY = "latency hiding by the plan's costs, gathers without the plan's orders"
     UNORDERED = "latency hiding by the plan's costs, without the plan's orders"
 
     @property
@@ -68,7 +71,12 @@ class Candidate(enum.Enum):
     @property
     def is_bounded(self) -> bool:
         """Whether the program has the orders that bound its memory as the plan predicts."""
-        return self not in (Candidate.BY_TIME, Candidate.UNORDERED)
+        return self not in (Candidate.BY_TIME, Candidate.GATHERED_FREELY, Candidate.UNORDERED)
+
+    @property
+    def keeps_gathers(self) -> bool:
+        """Whether what is gathered may stay from the forward to the backward pass, which takes memory to spare."""
+        return self in (Candidate.GATHERED_FREELY, Candidate.UNORDERED)
 
 
 def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | int | str]:

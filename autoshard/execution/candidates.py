@@ -131,7 +131,7 @@ def compile_candidates(
             continue
         if candidate is Candidate.PAST_LOOPS and not _computes_in_loops(first, mesh):
             continue
-        if candidate is Candidate.UNORDERED and not choosing.has_room(first.figures):
+        if candidate.keeps_gathers and not choosing.has_room(first.figures):
             continue
         base = {**own, **candidate_options(platform, candidate)}
         try:

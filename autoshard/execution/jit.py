@@ -118,6 +118,9 @@ class Interface:
         match candidate:
             case Candidate.UNORDERED:
                 return self.unordered
+            case Candidate.GATHERED_FREELY:
+                freed = tuple((number, own.gathered_freely) for number, own in self.shardings)
+                return dataclasses.replace(self, shardings=freed)
             case Candidate.BY_TIME:
                 return dataclasses.replace(self, shardings=tuple({**dict(self.shardings), **dict(self.timed)}.items()))
         return self

@@ -143,6 +143,16 @@ class EquationPlan:
         )
 
     @property
+    def gathered_freely(self) -> "EquationPlan":
+        """The same, but only products and their sums are ordered: the compiler gathers as it likes, and keeps that."""
+        return dataclasses.replace(
+            self.unordered,
+            waits_for_part=self.waits_for_part,
+            follows=self.follows,
+            evaluated_at=self.evaluated_at,
+        )
+
+    @property
     def has_layouts(self) -> bool:
         """Whether it says any layout."""
         return bool(self.operands or self.results or self.body or self.scatters or self.exchange or self.pieces)
