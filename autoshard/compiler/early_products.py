@@ -131,17 +131,31 @@ def _is_made_first(planned: PlannedGraph, product: EarlyProduct, workspace_bytes
     return ending_bytes > _partial_bytes(planned, instruction) + workspace_bytes
 
 
-def is_partial(planned: PlannedGraph, product: Instruction) -> bool:
-    """Whether each device makes only a part of the sum: a dimension that a matrix product sums over is split.
+def partial_axes(planned: PlannedGraph, product: Instruction) -> frozenset[str]:
+    """The mesh axes over which each device makes only a part of the sum: those that split a dimension that a matrix
+    product sums over.
 
     Operands that are not named are those that the program makes from nothing; the others tell how they are split.
     """
     rule = product.leaf.rule
-    return any(
-        entries and any(rule.factors[f].reduction for f in dim)
+    return frozenset(
+        axis
         for slot, steps in planned.plan_of(product).operands
         for dim, entries in zip(rule.operands[slot], steps[-1], strict=True)
+        if any(rule.factors[f].reduction for f in dim)
+        for axis in entries
     )
+
+
+def is_partial(planned: PlannedGraph, product: Instruction) -> bool:
+    """Whether each device makes only a part of the sum."""
+    return bool(partial_axes(planned, product))
+
+
+def is_summed_twice(planned: PlannedGraph, product: Instruction) -> bool:
+    """Whether the sum over some axes is scattered, and what that leaves is then summed over others."""
+    scattered = {axis for axis, _ in planned.plan_of(product).scatters}
+    return bool(scattered) and not partial_axes(planned, product) <= scattered
 
 
 def is_summed_alone(planned: PlannedGraph, product: Instruction) -> bool:

@@ -14,7 +14,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from autoshard.compiler.early_products import has_product, is_partial, is_summed_alone, num_products
+from autoshard.compiler.early_products import (
+    has_product,
+    is_partial,
+    is_summed_alone,
+    is_summed_twice,
+    num_products,
+)
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.transfer_times import TransferTimes
@@ -24,6 +30,9 @@ from autoshard.graph.graph import Graph
 REDUCED_WITHIN = 4
 """How many products after one its sum must be there, if it is reduced alone: those between hide it. What contains
 products, such as a checkpointed layer, waits if it contains the last of these."""
+TWICE_WITHIN = 12
+"""The same, where what is scattered over one axis is then summed over another: XLA joins the small sums that are left,
+of products that are made one after the other."""
 
 _SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
 
@@ -129,7 +138,8 @@ class Turns:
         """
         if times is None:
             passed = list(itertools.accumulate(num_products(self.order[at]) for at in self.products))
-            after = [bisect.bisect_left(passed, own + REDUCED_WITHIN) for own in passed]
+            within = [TWICE_WITHIN if self._is_summed_twice(self.order[at]) else REDUCED_WITHIN for at in self.products]
+            after = [bisect.bisect_left(passed, own + n) for own, n in zip(passed, within, strict=True)]
             of_one = [self._is_reduced_alone(self.order[at]) for at in self.products]
             return [self._product(k) if alone else None for k, alone in zip(after, of_one, strict=True)]
         firsts = [first_operation(self.order[at]) for at in self.products]
@@ -148,6 +158,9 @@ class Turns:
     def _is_reduced_alone(self, product: Instruction) -> bool:
         is_free = product.name == "dot_general" and self.awaited.isdisjoint(product.results)
         return is_free and is_partial(self.planned, product) and is_summed_alone(self.planned, product)
+
+    def _is_summed_twice(self, product: Instruction) -> bool:
+        return product.name == "dot_general" and is_summed_twice(self.planned, product)
 
     def _reduced_alone(self, instruction: Instruction) -> Iterator[Instruction]:
         """The products whose sums are reduced alone that an equation is or contains."""

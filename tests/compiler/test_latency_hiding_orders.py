@@ -186,6 +186,32 @@ def test_a_large_sum_is_reduced_before_the_fourth_product_after_it():
     assert OrderKind.REDUCED_BEFORE in {o.kind for o in told}
 
 
+@pytest.mark.parametrize(("split", "within"), [(("data",), 4), (("data", "tensor"), 12)])
+def test_a_sum_over_one_axis_and_then_over_another_has_more_products_to_hide_behind(split, within):
+    """The partial sum (8192, 1024) is scattered over four devices, and what is left, where they have another axis,
+    summed over two."""
+
+    def f(weight, x, gradient, a, b):
+        of_weight = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())))  # equation 0
+        y = gradient @ a  # equation 1
+        for _ in range(13):
+            y = y @ b  # equations 2 to 14
+        return of_weight, jnp.sin(y), weight
+
+    rows = (split, ())
+    scattered = EquationPlan(operands=((0, (rows,)), (1, (rows,))), results=((0, ROWS),), scatters=(("data", 0),))
+    shapes = [(8192, 1024), (64, 8192), (64, 1024), (1024, 8), (8, 8)]
+    graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
+    equations = ordered(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING).equations
+    assert {n: e.follows for n, e in equations.items() if e.follows} == {within: ((within, 0),)}
+
+
+def test_without_orders_of_gathers_products_and_their_sums_stay_ordered():
+    every = dict(waits=(1,), waits_for_part=(0,), holds_back=((1, 0),), holds_results=(0,), follows=((1, 0),))
+    plan = EquationPlan(**every, delayed=(1,), gathered_first=(0,), in_turn=((1, 0),), opened=(0,), evaluated_at=2)
+    assert plan.gathered_freely == EquationPlan(waits_for_part=(0,), follows=((1, 0),), evaluated_at=2)
+
+
 def test_a_large_sum_is_reduced_before_the_checkpointed_layer_that_contains_the_fourth_product():
     """The layer of three products is behind one other: it waits for the sum, as its third product would."""
 
