@@ -1,6 +1,7 @@
 """Plans that are compiled, corrected and compiled again; for CPUs, whose compiler is always there, and for H100s.
 
 XLA:CPU makes few reduce-scatters, and keeps more in memory than is predicted for GPUs: both kinds of correction happen.
+Since jax 0.12 it orders programs so that some need less than before: what is corrected differs from version to version.
 """
 
 import dataclasses
@@ -26,7 +27,8 @@ from autoshard.verify.verify import verify
 
 ROOT = pathlib.Path(__file__).parents[2]
 CLUSTER = ROOT / "configs" / "clusters" / "cpux8.yaml"
-MESH = {"data": 4, "tensor": 2}
+MESH = {"data": 8}
+MESH_OF_TWO_AXES = {"data": 4, "tensor": 2}
 HAS_GPU_COMPILER = _is_installed("jax_plugins.xla_cuda13")
 
 
@@ -45,13 +47,13 @@ def shapes():
     return {"up": f32(2048, 2048), "inner": f32(2048, 2048)}, f32(4096, 2048)
 
 
-def planned(budget_bytes=math.inf, told=None, cluster=CLUSTER, **options):
+def planned(budget_bytes=math.inf, told=None, cluster=CLUSTER, mesh=None, **options):
     options = {"compile_check": True, "cache": False, "on_progress": None if told is None else told.append, **options}
     return autoshard.plan(
         step,
         *shapes(),
         cluster=cluster,
-        mesh=MESH,
+        mesh=mesh or MESH,
         donate_argnums=0,
         memory_budget_bytes=budget_bytes,
         options=PlanOptions(**options),
@@ -75,6 +77,31 @@ def budget_bytes(unlimited):
 def corrected(budget_bytes):
     told = []
     return planned(budget_bytes, told), told
+
+
+@dataclasses.dataclass(frozen=True)
+class Scattering:
+    """A mesh and a budget at which the best plan has reduce-scatters that XLA:CPU does not make.
+
+    Attributes:
+      num_forbidden: Of how many choices a plan that is confirmed has been denied.
+    """
+
+    mesh: dict[str, int]
+    budget_bytes: float
+    num_forbidden: int
+
+
+SCATTERING = (
+    Scattering({"data": 2, "tensor": 4}, 44e6, num_forbidden=3)
+    if jax.__version_info__ >= (0, 12)
+    else Scattering(MESH_OF_TWO_AXES, 71.4e6, num_forbidden=1)
+)
+
+
+@pytest.fixture(scope="module")
+def scattered():
+    return planned(SCATTERING.budget_bytes, mesh=SCATTERING.mesh)
 
 
 def test_a_plan_that_the_compiler_confirms_is_compiled_once(unlimited):
@@ -109,20 +136,21 @@ def test_the_bound_is_that_of_the_problem_as_it_was(unlimited, budget_bytes, cor
     assert corrected[0].confirmation.first_step_s == pytest.approx(first.objective)
 
 
-def test_what_was_compiled_otherwise_is_forbidden(unlimited, budget_bytes, corrected):
+def test_what_was_compiled_otherwise_is_forbidden(scattered):
     """A reduce-scatter of which XLA:CPU makes an all-reduce is not chosen again where it was."""
-    (text,) = corrected[0].confirmation.forbidden
-    assert "dot_general at verify/test_closed_loop.py:" in text
-    excess_bytes = unlimited.confirmation.compiled_reserved_bytes - budget_bytes  # of the first plan
+    assert scattered.confirmation.is_confirmed
+    texts = scattered.confirmation.forbidden
+    assert len(texts) == SCATTERING.num_forbidden
+    assert all("dot_general at verify/test_closed_loop.py:" in text for text in texts)
     posed = []
     with pytest.raises(_Posed):
         plan_function(
             step,
             shapes(),
             autoshard.Cluster.from_file(CLUSTER),
-            mesh=MESH,
+            mesh=SCATTERING.mesh,
             donate_argnums=(0,),
-            memory_budget_bytes=unlimited.estimate.reserved_bytes - excess_bytes,
+            memory_budget_bytes=SCATTERING.budget_bytes,
             options=PlanOptions(cache=False),
             answer=lambda asked: _raise(posed.append(asked)),
         )
@@ -132,7 +160,7 @@ def test_what_was_compiled_otherwise_is_forbidden(unlimited, budget_bytes, corre
     verification = verify(plan, step)
     assert verification.traffic_disagreements
     forbidden = _to_forbid(_Compiled(plan, found, verification, asked.question, {}, 0.0))
-    assert set(forbidden.values()) == {text}
+    assert forbidden and set(forbidden.values()) <= set(texts)  # others were forbidden by later compilations
     assert set(_chosen(found)) & forbidden.keys()
     question = dataclasses.replace(asked.question, restrict=_without(None, forbidden))
     again = best_of(dataclasses.replace(asked, question=question))
@@ -154,7 +182,7 @@ def _chosen(found):
     for group, table in zip(formulation.program.groups, formulation.tables, strict=True):
         node = first + group.index
         row = formulation.decisions[node].rows[solution.choices[node]]
-        yield tuple(MESH.items()), group.index, table.choices[row]
+        yield tuple(SCATTERING.mesh.items()), group.index, table.choices[row]
 
 
 def test_the_number_of_compilations_is_bounded(budget_bytes):
@@ -165,17 +193,16 @@ def test_the_number_of_compilations_is_bounded(budget_bytes):
     assert plan.certificate.objective == planned(budget_bytes, compile_check=False).certificate.objective
 
 
-def test_files_hold_what_the_compiler_said(corrected, tmp_path):
-    plan = corrected[0]
-    plan.save(tmp_path / "plan.json")
+def test_files_hold_what_the_compiler_said(scattered, tmp_path):
+    scattered.save(tmp_path / "plan.json")
     loaded = autoshard.Plan.load(tmp_path / "plan.json")
-    assert loaded.confirmation == plan.confirmation and isinstance(loaded.confirmation, Confirmation)
+    assert loaded.confirmation == scattered.confirmation and isinstance(loaded.confirmation, Confirmation)
     said = " ".join(loaded.explain(full=True).split())
     assert f"confirmed by XLA:CPU of jax {jax.__version__}" in said and "forbidden, since compiled otherwise" in said
 
 
-def test_what_differs_is_told_by_tensor_line_and_kind(budget_bytes):
-    plan = planned(0.5 / 0.95 * budget_bytes, compile_check_rounds=2)
+def test_what_differs_is_told_by_tensor_line_and_kind():
+    plan = planned(40.9e6, mesh=MESH_OF_TWO_AXES, compile_check_rounds=2)
     assert not plan.confirmation.is_confirmed
     told = [o for o in plan.confirmation.otherwise if o.predicted == "reduce-scatter" and o.compiled == "all-reduce"]
     assert told and all("verify/test_closed_loop.py:" in o.source and o.tensor for o in told)
@@ -193,14 +220,14 @@ def test_without_the_compiler_a_plan_is_not_checked():
 
 @pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
 def test_xla_gpu_confirms_a_plan():
-    found = planned(cluster=ROOT / "configs" / "clusters" / "h100x8.yaml").confirmation
+    found = planned(cluster=ROOT / "configs" / "clusters" / "h100x8.yaml", mesh=MESH_OF_TWO_AXES).confirmation
     assert found.is_confirmed and found.compiler == f"XLA:GPU of jax {jax.__version__}"
 
 
 @pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
 def test_of_several_ways_to_schedule_a_plan_the_fastest_that_fits_is_kept(tmp_path):
     cluster = ROOT / "configs" / "clusters" / "h100x8.yaml"
-    plan = planned(cluster=cluster, schedule=Schedule.LATENCY_HIDING, compile_check_rounds=1)
+    plan = planned(cluster=cluster, mesh=MESH_OF_TWO_AXES, schedule=Schedule.LATENCY_HIDING, compile_check_rounds=1)
     found = plan.confirmation
     of_loops = [Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS]  # there is no loop
     others = [Candidate.BY_TIME, Candidate.GATHERED_FREELY, Candidate.UNORDERED]
