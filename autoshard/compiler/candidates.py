@@ -1,6 +1,8 @@
 """The ways to schedule one program on GPUs, of which the fastest that fits the memory is taken."""
 
 import enum
+import importlib.metadata
+import re
 
 from autoshard.compiler.options import compiler_options
 from autoshard.compiler.schedule import Schedule
@@ -20,15 +22,8 @@ _MERGED_PRODUCTS = "xla_gpu_dot_merger_threshold_mb"
 waits for all the weights to be gathered, has them copied beside each other, and its result taken apart: of programs
 compiled for 16 H100s an encoder-decoder took 21.9 ms with it and 21.0 without, a ViT 8.23 and 8.14.
 """
-_PIPELINED_LOOPS = {
-    "xla_gpu_enable_pipelined_all_gather": True,
-    "xla_gpu_enable_pipelined_reduce_scatter": True,
-    "xla_gpu_enable_pipelined_all_reduce": True,
-    "xla_gpu_enable_while_loop_double_buffering": True,
-}
-"""Has XLA:GPU gather for the next iteration of a loop in this one, and reduce what the last one made; the body is
-doubled, so that nothing is copied between iterations. All are off by default, and among MaxText's flags for GPUs.
-"""
+_DOUBLE_BUFFERED = "xla_gpu_enable_while_loop_double_buffering"
+"""Doubles the body of a loop, so that nothing is copied between iterations; off by default."""
 
 
 class Candidate(enum.Enum):
@@ -92,8 +87,20 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
     if candidate is Candidate.UNORDERED:  # orders leave nothing to merge
         options[_MERGED_PRODUCTS] = -1
     if candidate is Candidate.PIPELINED_LOOPS:
-        options |= _PIPELINED_LOOPS
+        options |= {**pipelined_collectives(), _DOUBLE_BUFFERED: True}
     return options
+
+
+def pipelined_collectives() -> dict[str, bool | str]:
+    """Options that have XLA:GPU gather for the next iteration of a loop in this one, and reduce what the last one made.
+
+    All are off by default, and among MaxText's flags for GPUs. Since jax 0.11.1 they have other names, and modes.
+    """
+    version = tuple(map(int, re.findall(r"\d+", importlib.metadata.version("jax"))[:3]))
+    collectives = ("all_gather", "reduce_scatter", "all_reduce")
+    if version >= (0, 11, 1):
+        return {f"xla_gpu_pipeline_{one}": "COLLECTIVE_PIPELINING_MODE_ON" for one in collectives}
+    return {f"xla_gpu_enable_pipelined_{one}": True for one in collectives}
 
 
 def profile_option(path: str) -> dict[str, str]:

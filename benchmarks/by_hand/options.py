@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from autoshard.compiler.candidates import pipelined_collectives
+
 DEFAULTS, COST_PROFILE = "defaults", "cost profile"
 OPTIONS: dict[str, dict[str, Any]] = {
     DEFAULTS: {},
@@ -13,9 +15,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "xla_gpu_all_reduce_combine_threshold_bytes": 134217728,
         "xla_gpu_all_gather_combine_threshold_bytes": 134217728,
         "xla_gpu_reduce_scatter_combine_threshold_bytes": 67108864,
-        "xla_gpu_enable_pipelined_all_gather": True,
-        "xla_gpu_enable_pipelined_reduce_scatter": True,
-        "xla_gpu_enable_pipelined_all_reduce": True,
+        **pipelined_collectives(),
         "xla_gpu_enable_while_loop_double_buffering": True,
         "xla_gpu_enable_all_gather_combine_by_dim": False,
         "xla_gpu_enable_reduce_scatter_combine_by_dim": False,

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import autoshard
 from autoshard.cluster import Cluster
-from autoshard.compiler.candidates import Candidate, candidate_options, profile_option
+from autoshard.compiler.candidates import Candidate, candidate_options, pipelined_collectives, profile_option
 from autoshard.compiler.schedule import Schedule
 from autoshard.execution.candidates import CandidateFigures, Choosing, compile_candidates
 from autoshard.hlo.compiled_schedule import replay
@@ -58,7 +58,13 @@ def test_what_the_compiler_is_told():
     assert of(Candidate.PAST_LOOPS) == of(Candidate.TWO_AT_ONCE)
     assert of(Candidate.TWO_AT_ONCE) == {**by_xla, "xla_gpu_experimental_parallel_collective_overlap_limit": 2}
     pipelined = of(Candidate.PIPELINED_LOOPS)
-    assert by_xla.items() < pipelined.items() and pipelined["xla_gpu_enable_pipelined_all_gather"]
+    assert pipelined == {**by_xla, **pipelined_collectives(), "xla_gpu_enable_while_loop_double_buffering": True}
+    gathers, on = (
+        ("xla_gpu_pipeline_all_gather", "COLLECTIVE_PIPELINING_MODE_ON")
+        if jax.__version_info__ >= (0, 11, 1)
+        else ("xla_gpu_enable_pipelined_all_gather", True)
+    )
+    assert len(pipelined_collectives()) == 3 and pipelined[gathers] == on
     assert profile_option("a.pbtxt") == {"xla_gpu_pgle_profile_file_or_directory_path": "a.pbtxt"}
 
 
