@@ -13,9 +13,13 @@ from autoshard.graph.attention_flops import attention_flops
 from autoshard.graph.graph import Attention, Dims, FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
 from autoshard.trace.rules.leaf import Leaf, TensorType
+from autoshard.trace.rules.rigid import replicated
 
 FUSED = frozenset({"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"})
-"""What JAX calls its forward and backward pass (0.10 to 0.12); those for 8-bit floats have other operands."""
+"""What JAX calls its forward and backward pass (0.10 to 0.12)."""
+
+FUSED_FP8 = frozenset({"dot_product_attention_fp8_fwd_wrapper", "dot_product_attention_fp8_bwd_wrapper"})
+"""Those for 8-bit floats, which have other operands; they stay whole."""
 
 _HEADS_FIRST = 1
 """The value of the parameter `layout` for (examples, heads, positions, head); else positions come before heads."""
@@ -25,18 +29,20 @@ statistics of the softmax, the result, and its gradient. Those that are absent h
 _BIAS, _LENGTHS, _PAGE_TABLES = 3, slice(4, 8), slice(8, 10)
 
 
-def fused(leaf: Leaf) -> FactorRule | None:
+def fused(leaf: Leaf) -> FactorRule:
     """Examples and heads are parallel, all else stays whole.
 
-    Not covered: keys in pages (for inference), several sequences packed into one example, and scores that the user's
-    own function changes.
+    Whole stay keys in pages (for inference), several sequences packed into one example, scores that the
+    user's own function changes, and the gradient of a bias that examples or heads share.
     """
     is_backward = leaf.name == "dot_product_attention_bwd_wrapper"
     attention = Attention.BACKWARD if is_backward else Attention.FORWARD
     count = _NUM_BACKWARD if is_backward else _NUM_FORWARD
     packed = any(len(length.shape) > 1 for length in leaf.operands[_LENGTHS])
     if packed or len(leaf.operands) != count or any(table.size for table in leaf.operands[_PAGE_TABLES]):
-        return None
+        return replicated(leaf)
+    if leaf.params.get("score_mod") is not None:  # since jax 0.12
+        return replicated(leaf)
     query, key, value = leaf.operands[:3]
     is_heads_first = leaf.params["layout"] == _HEADS_FIRST
     at_heads, at_positions = (1, 2) if is_heads_first else (2, 1)
@@ -47,7 +53,7 @@ def fused(leaf: Leaf) -> FactorRule | None:
     bias = leaf.operands[_BIAS]
     of_bias = _of_bias(bias, query.shape[0], query.shape[at_heads], example, head)
     if is_backward and leaf.params["variadic_args"][1] and of_bias[:2] != (example, head):
-        return None  # the gradient of a bias is summed over what shares it
+        return replicated(leaf)  # the gradient of a bias is summed over what shares it
     lengths = tuple((example,) if length.size else (WHOLE,) for length in leaf.operands[_LENGTHS])
     tables = tuple((WHOLE,) * len(table.shape) for table in leaf.operands[_PAGE_TABLES])
     operands = (of_array, of_array, of_array, of_bias, *lengths, *tables)
