@@ -188,6 +188,10 @@ def _order_hiding(
         if turn.after is not None:
             follows[turn.after].add((turn.after - turn.before, turn.slot))
             moved.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
+    with_room: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
+    for turn in turns.reduced(opened=prefetches.opened, has_room=True):
+        if turn.after is not None:
+            with_room[turn.after].add((turn.after - turn.before, turn.slot))
     for number, copies in prefetches.held.items():
         held[number].update((reader - number, slot) for reader, slot in copies)
         for reader, slot in copies:
@@ -197,7 +201,13 @@ def _order_hiding(
     for number, until in (moved | prefetches.moved).items():
         found[number]["evaluated_at"] = until - number
     first = {reader: slots for reader, slots in gathered.items() if _sends_more(planned, by_number[reader], slots)}
-    ordered_slots = {"holds_back": held, "holds_results": holding, "follows": follows, "gathered_first": first}
+    ordered_slots = {
+        "holds_back": held,
+        "holds_results": holding,
+        "follows": follows,
+        "follows_with_room": with_room,
+        "gathered_first": first,
+    }
     for field, slots_of in ordered_slots.items():
         for number, slots in slots_of.items():
             found[number][field] = tuple(sorted(slots))

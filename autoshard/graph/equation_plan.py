@@ -81,6 +81,7 @@ class EquationPlan:
       holds_results: Results of its computation that nobody reads before each device has made its part of the results.
       follows: (how much lower the number of an earlier equation of its computation is, operand slot): operands that are
         read only when the results of that equation are there, summed.
+      follows_with_room: What it follows instead where there is memory to spare: sums may be there later.
       gathered_first: Operand slots that are gathered for the equation before any of its other operands is sent.
       in_turn: (how much lower the number of an earlier equation of its computation is, operand slot): state that is
         read only when the results of that equation are there, by updates that are made in turn.
@@ -111,6 +112,7 @@ class EquationPlan:
     holds_back: tuple[tuple[int, int], ...] = ()
     holds_results: tuple[int, ...] = ()
     follows: tuple[tuple[int, int], ...] = ()
+    follows_with_room: tuple[tuple[int, int], ...] = ()
     gathered_first: tuple[int, ...] = ()
     in_turn: tuple[tuple[int, int], ...] = ()
     fetches: tuple[int, ...] = ()
@@ -136,6 +138,7 @@ class EquationPlan:
             holds_back=(),
             holds_results=(),
             follows=(),
+            follows_with_room=(),
             gathered_first=(),
             in_turn=(),
             opened=(),
@@ -148,7 +151,7 @@ class EquationPlan:
         return dataclasses.replace(
             self.unordered,
             waits_for_part=self.waits_for_part,
-            follows=self.follows,
+            follows=self.follows_with_room,
             evaluated_at=self.evaluated_at,
         )
 
@@ -164,6 +167,7 @@ class EquationPlan:
         return bool(
             waiting
             or self.follows
+            or self.follows_with_room
             or self.gathered_first
             or self.in_turn
             or self.fetches

@@ -203,13 +203,16 @@ def test_a_sum_over_one_axis_and_then_over_another_has_more_products_to_hide_beh
     shapes = [(8192, 1024), (64, 8192), (64, 1024), (1024, 8), (8, 8)]
     graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
     equations = ordered(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING).equations
-    assert {n: e.follows for n, e in equations.items() if e.follows} == {within: ((within, 0),)}
+    assert {n: e.follows for n, e in equations.items() if e.follows} == {4: ((4, 0),)}, "what memory is predicted for"
+    freed = {n: e.gathered_freely for n, e in equations.items()}
+    assert {n: e.follows for n, e in freed.items() if e.follows} == {within: ((within, 0),)}
 
 
 def test_without_orders_of_gathers_products_and_their_sums_stay_ordered():
     every = dict(waits=(1,), waits_for_part=(0,), holds_back=((1, 0),), holds_results=(0,), follows=((1, 0),))
-    plan = EquationPlan(**every, delayed=(1,), gathered_first=(0,), in_turn=((1, 0),), opened=(0,), evaluated_at=2)
-    assert plan.gathered_freely == EquationPlan(waits_for_part=(0,), follows=((1, 0),), evaluated_at=2)
+    others = dict(delayed=(1,), gathered_first=(0,), in_turn=((1, 0),), opened=(0,), follows_with_room=((3, 0),))
+    plan = EquationPlan(**every, **others, evaluated_at=2)
+    assert plan.gathered_freely == EquationPlan(waits_for_part=(0,), follows=((3, 0),), evaluated_at=2)
 
 
 def test_a_large_sum_is_reduced_before_the_checkpointed_layer_that_contains_the_fourth_product():

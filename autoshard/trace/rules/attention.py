@@ -32,8 +32,8 @@ _BIAS, _LENGTHS, _PAGE_TABLES = 3, slice(4, 8), slice(8, 10)
 def fused(leaf: Leaf) -> FactorRule:
     """Examples and heads are parallel, all else stays whole.
 
-    Whole stay keys in pages (for inference), several sequences packed into one example, scores that the
-    user's own function changes, and the gradient of a bias that examples or heads share.
+    Nothing is split of keys in pages (for inference), of several sequences packed into one example, of scores that the
+    user's own function changes, and of the gradient of a bias that examples or heads share.
     """
     is_backward = leaf.name == "dot_product_attention_bwd_wrapper"
     attention = Attention.BACKWARD if is_backward else Attention.FORWARD

@@ -5,7 +5,7 @@ split: given split operands it gathers them first (seen in the programs it compi
 """
 
 from autoshard.graph.graph import FactorRule
-from autoshard.trace.rules.iteration_space import IterationSpace, whole
+from autoshard.trace.rules.iteration_space import REPLICATED, IterationSpace, whole
 from autoshard.trace.rules.leaf import Leaf
 
 LIGHT = frozenset(
@@ -24,6 +24,17 @@ def _rigid(leaf: Leaf, flops: float, is_heavy: bool) -> FactorRule:
         tuple(whole(result.shape) for result in leaf.results),
         flops=flops,
         is_heavy=is_heavy,
+    )
+
+
+def replicated(leaf: Leaf) -> FactorRule:
+    """The rule of an equation of which nothing is known: all of it stays whole, and the plan reports it."""
+    return IterationSpace().close(
+        tuple(whole(operand.shape) for operand in leaf.operands),
+        tuple(whole(result.shape) for result in leaf.results),
+        flops=sum(result.size for result in leaf.results),
+        is_heavy=True,
+        origin=REPLICATED,
     )
 
 

@@ -13,21 +13,10 @@ from jax.extend.mlir import ir, passmanager
 
 from autoshard.graph.graph import FactorRule
 from autoshard.trace.rules.composition import compose
-from autoshard.trace.rules.iteration_space import REPLICATED, IterationSpace, whole
-from autoshard.trace.rules.leaf import Leaf, leaf_of
+from autoshard.trace.rules.leaf import leaf_of
+from autoshard.trace.rules.rigid import replicated
 
 _ANNOTATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
-
-
-def _replicated_rule(leaf: Leaf) -> FactorRule:
-    """The rule of an equation of which nothing is known: all of it stays whole."""
-    return IterationSpace().close(
-        tuple(whole(operand.shape) for operand in leaf.operands),
-        tuple(whole(result.shape) for result in leaf.results),
-        flops=sum(result.size for result in leaf.results),
-        is_heavy=True,
-        origin=REPLICATED,
-    )
 
 
 def function_of(eqn: core.JaxprEqn) -> tuple[Callable[..., list[jax.Array]], list[jax.ShapeDtypeStruct]]:
@@ -83,4 +72,4 @@ def shardy_rule(eqn: core.JaxprEqn) -> FactorRule:
             rule = compose(module, leaf)
     except Exception:  # noqa: BLE001 - primitives come from any library, and their lowering may fail in any way
         rule = None
-    return _replicated_rule(leaf) if rule is None else rule
+    return replicated(leaf) if rule is None else rule

@@ -44,6 +44,7 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys(by_shards.SPECIAL_FUNCTIONS, by_shards.special_function),
     **dict.fromkeys(("approx_top_k", "top_k"), by_shards.top_k),
     **dict.fromkeys(attention.FUSED, attention.fused),
+    **dict.fromkeys(attention.FUSED_FP8, rigid.replicated),
     **dict.fromkeys(rigid.LIGHT, rigid.light),
     **dict.fromkeys(rigid.HEAVY, rigid.heavy),
     **dict.fromkeys(collectives.NAMES, rigid.collective),
