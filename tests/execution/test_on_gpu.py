@@ -98,3 +98,19 @@ def test_a_row_takes_what_its_bytes_take():
     idle_s, row_s = typical(None), typical(row)
     expected_s = 2 * 4 * row.shape[0] / hardware.device_type.memory_bandwidth_bytes_per_s
     assert expected_s < row_s - idle_s < 1.5 * expected_s
+
+
+def test_a_planned_step_with_cudnn_s_attention_is_the_plain_step():
+    def attend(q, k, v):
+        attended = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+        return jnp.mean(jnp.square(attended.astype(jnp.float32)))
+
+    step = jax.value_and_grad(attend, argnums=(0, 1, 2))
+    args = [
+        jax.random.normal(jax.random.key(n), (4, 512, heads, 64), jnp.bfloat16) for n, heads in enumerate((8, 2, 2))
+    ]
+    plan = autoshard.plan(step, *args, cluster=Cluster.detect())
+    assert not plan.warnings
+    for ours, theirs in zip(jax.tree.leaves(plan.jit(step)(*args)), jax.tree.leaves(jax.jit(step)(*args)), strict=True):
+        ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-2, atol=2e-2 * np.abs(theirs).max())  # bfloat16
