@@ -24,6 +24,7 @@ import math
 import jax.numpy as jnp
 
 from autoshard.cluster import DeviceType
+from autoshard.graph.graph import Attention
 
 FUNCTIONS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p "
@@ -47,7 +48,7 @@ ATTENTION_SHARE, ATTENTION_GRADIENT_SHARE = 0.52, 0.5
 """Of a device's peak, what the arithmetic of cuDNN's fused attention reaches on an H100 SXM (989 TFLOP/s), heads of 128
 elements: with a causal mask 484, 518 and 529 TFLOP/s forward at 2,048, 4,096 and 8,192 positions, without one 465, 499
 and 518 backward (617, 609 and 600 forward), and 315 and 305 at 512 (Shah et al. 2024, FlashAttention-3,
-arXiv:2407.08608, figures 5 and 6). Only what a mask leaves counts as arithmetic."""
+arXiv:2407.08608, read from the charts of figures 5 and 6). Only what a mask leaves counts as arithmetic."""
 
 LONG_ROW = 256
 """Rows of more elements than that prolong a softmax (`KernelForms.row_pass_factor`); those of a ViT, of 256, do not."""
@@ -75,6 +76,11 @@ def work_of(primitive: str) -> Work:
     """The kind of arithmetic that a primitive does."""
     kinds = (PRODUCTS, Work.PRODUCT), (CONVOLUTIONS, Work.CONVOLUTION), (FUNCTIONS, Work.FUNCTION)
     return next((work for primitives, work in kinds if primitive in primitives), Work.OTHER)
+
+
+def attention_work(attention: Attention) -> Work:
+    """The kind of arithmetic that a pass of fused attention does."""
+    return Work.ATTENTION if attention is Attention.FORWARD else Work.ATTENTION_GRADIENT
 
 
 def flops_s(

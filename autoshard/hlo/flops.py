@@ -84,7 +84,7 @@ def attention_of(instruction: Instruction) -> Attention | None:
     target = _target(instruction)
     if not target.startswith("__cudnn$fmha"):
         return None
-    return Attention.BACKWARD if target.endswith("Backward") else Attention.FORWARD
+    return Attention.BACKWARD if "Backward" in target else Attention.FORWARD
 
 
 def _attention_flops(run: Run, attention: Attention) -> float:

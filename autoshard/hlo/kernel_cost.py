@@ -9,7 +9,6 @@ import math
 
 from autoshard.cluster import DeviceType
 from autoshard.cost import compute
-from autoshard.graph.graph import Attention
 from autoshard.hlo.flops import (
     attention_of,
     flops_of,
@@ -53,8 +52,7 @@ def _product_s(device: DeviceType, run: Run) -> float:
     if is_convolution(run):
         work = compute.Work.KERNEL_GRADIENT if is_kernel_gradient(run) else compute.Work.CONVOLUTION
     elif (attention := attention_of(run.instruction)) is not None:
-        is_forward = attention is Attention.FORWARD
-        work = compute.Work.ATTENTION if is_forward else compute.Work.ATTENTION_GRADIENT
+        work = compute.attention_work(attention)
     return compute.flops_s(device, flops_of(run), dtype, work, least_dim=least_dim(run))
 
 

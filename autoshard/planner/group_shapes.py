@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence, Set
 
 from autoshard.compiler.kernel_traffic import Traffic
-from autoshard.cost.compute import Work, work_of
-from autoshard.graph.graph import Attention, Dims, Factor, Graph, LookUp, Operation, Value
+from autoshard.cost.compute import Work, attention_work, work_of
+from autoshard.graph.graph import Dims, Factor, Graph, LookUp, Operation, Value
 from autoshard.graph.groups import Group, map_dims
 from autoshard.trace.rules.indexing import COMBINERS
 
@@ -266,8 +266,7 @@ def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Val
             sides = (tuple(factor_map[f] for f in convolved.channels),)
             work = Work.KERNEL_GRADIENT if convolved.is_kernel_gradient else work
         elif operation.rule.attention is not None:
-            is_forward = operation.rule.attention is Attention.FORWARD
-            work = Work.ATTENTION if is_forward else Work.ATTENTION_GRADIENT
+            work = attention_work(operation.rule.attention)
         one = Kernel(
             tuple(sorted(set(factor_map))),
             _dtype_of(operation.operands, values),

@@ -78,8 +78,10 @@ class Leaves:
         glance = _glance(equation)
         try:
             leaf = self.by_glance.get(glance)
-        except TypeError:  # a call may hold a function that is bound to anything
-            return None
+        except TypeError:
+            if kind_of(equation) is EquationKind.LEAF:
+                raise
+            return None  # a call may hold a function that is bound to anything
         if leaf is None and kind_of(equation) is EquationKind.LEAF:
             signature = signature_of(equation)
             leaf = self.by_signature.get(signature)

@@ -270,3 +270,11 @@ def test_fused_attention_computes_what_its_mask_leaves(mask, window, pairs, is_b
     assert root_bytes(module) == moved_bytes
     slow = dataclasses.replace(GPU, peak_flops_per_s={"float32": 1e9, "bfloat16": 1e9})
     assert root_s(slow, module) == pytest.approx(1e-6 + flops / (1e9 * (0.5 if is_backward else 0.52)))
+
+
+@pytest.mark.parametrize(
+    "target", ["fmhaSoftmaxBackward", "fmhaScaleBiasSoftmaxDropoutBackward", "fmhaSoftmaxBackwardF8"]
+)
+def test_every_backward_pass_of_fused_attention_has_five_products(target):
+    text = ATTENTION.replace('"MASK"', '"NO_MASK"').replace("WINDOW", "0").replace("fmhaSoftmax", target)
+    assert product_flops(module_of(text)) == 5 * 2 * 2 * 8 * 64 * 64 * 16

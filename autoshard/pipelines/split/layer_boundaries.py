@@ -17,9 +17,10 @@ import itertools
 import jax.extend.core as jex
 
 from autoshard.pipelines.split.forward import Forward
+from autoshard.trace.rules.products import PRODUCTS
 from autoshard.trace.walk import EquationKind, is_checkpoint, kind_of, size_bytes, variables
 
-_HEAVY = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "sort", "gather", "custom_vjp_call"})
+_HEAVY = PRODUCTS | {"sort", "gather", "custom_vjp_call"}
 _NEGLIGIBLE_BYTES = 4096
 """Values up to this size (sums of losses, counts) do not make a cut more or less worth while."""
 _VALLEY_TOLERANCE = 1.01
