@@ -22,7 +22,7 @@ from autoshard.pipelines.plan.one_or_stages import hint, in_stages_instead, plan
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.annotated import StagesAskedError
-from autoshard.plans.host_memory import ASKED, offloads_state
+from autoshard.plans.host_memory import asked_for, is_offloading
 from autoshard.plans.make import Posed, Request, load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
@@ -151,10 +151,10 @@ def plan_on_devices(
             raise
         _space(fn, args, options, solution, is_staged=True)
     assert isinstance(fn, TrainStep)  # all else has a plan of one program, or none
-    if offloads_state(options):
+    if is_offloading(options):
         raise StageError(
-            f"{ASKED} is for plans of one program; this step is planned in stages. Leave it out, or plan for a "
-            "cluster of one kind of device without stages."
+            f"{asked_for(options)} is for plans of one program; this step is planned in stages. Leave it out, or plan "
+            "for a cluster of one kind of device without stages."
         )
     if options.compile_check:
         raise StageError(
@@ -222,7 +222,7 @@ def _of_one_program(options: PlanOptions, given: Mapping[str, object]) -> list[s
     asked = [f"{name}=" for name, value in given.items() if value]
     asked += ["options.compile_check (plan.check)"] * options.compile_check
     asked += ["options.adaptive (stragglers.mode)"] * options.adaptive
-    return asked + [ASKED] * offloads_state(options)
+    return asked + [asked_for(options)] * is_offloading(options)
 
 
 def _are_compared(

@@ -16,7 +16,11 @@ class BufferKind(enum.Enum):
     PARTIAL_SUM = "partial sum"  # owned by a group
     WORKSPACE = "workspace"  # owned by a group
     HOST_COPY = "host copy"  # of what lies in the memory of the host; owned by a value
+    AROUND_HOST = "value on its way to the host or back"  # owned by a value
     OPERAND_COPY = "operand copy"  # owned by an operand's move: its position among them
+
+
+_OF_VALUES = (BufferKind.VALUE, BufferKind.HOST_COPY, BufferKind.AROUND_HOST)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class BufferUse:
       kind: What it holds. owner: Whose it is; see `BufferKind`.
       start, stop: When it is there; nothing if `start == stop`.
       size_bytes: On one device, 0 where there is none: [K] under each choice of what defines the value, or of the
-        group; of an operand's copy as in `CopySizes`.
+        group; of an operand's copy as in `CopySizes`; of a value that may lie on the host meanwhile, for each layout,
+        (if it stays, if it goes).
     """
 
     kind: BufferKind
@@ -39,7 +44,7 @@ class BufferUse:
     @property
     def value(self) -> int | None:
         """The value that it holds; None for other buffers."""
-        return self.owner if self.kind in (BufferKind.VALUE, BufferKind.HOST_COPY) else None
+        return self.owner if self.kind in _OF_VALUES else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class _Shortening:
             BufferKind.WORKSPACE: self.partial,
             BufferKind.OPERAND_COPY: self.copies,
             BufferKind.HOST_COPY: collections.defaultdict(list),
+            BufferKind.AROUND_HOST: collections.defaultdict(list),
         }
         for k, use in enumerate(uses):
             owned[use.kind][use.owner].append(k)
@@ -69,6 +70,7 @@ class _Shortening:
         """(spans, bytes) of all buffers, as far as the solved program needs them."""
         for value in self.moved:
             is_made = value in self.buffer_of and self.chains.producer[value] is not None
+            is_made = is_made and self.sizes_bytes[self.buffer_of[value]] > 0  # else it lies on the host
             if is_made and value not in self.chains.outputs:
                 self._shorten(value, self.buffer_of[value])
         if all(map(self._is_apart, self.analysis.live.added_reductions)):

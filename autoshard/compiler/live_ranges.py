@@ -30,7 +30,8 @@ class LiveRanges:
       ranges: One for each stored value, arguments included, behind the copies in other orders of dimensions.
       stored: The values that have a live range.
       region: For each operation, the number of heavy kernels before it: operations of one region fuse.
-      alias_stop: For each value that is another name of its operand, when its last use ends.
+      root: For each value that is another name of a value's memory, or added to in its place, the latter.
+      alias_stop: For each of these, when its last use ends.
       fused_stop: For each value that is computed inside its readers, when the last of these ends.
       made_of: For each value that is computed inside its readers, the stored values that these read instead.
       recomputable: The results that their readers could compute (`fusion.py`), stored or not.
@@ -44,6 +45,7 @@ class LiveRanges:
     ranges: tuple[LiveRange, ...]
     stored: frozenset[int]
     region: tuple[int, ...]
+    root: Mapping[int, int]
     alias_stop: Mapping[int, int]
     fused_stop: Mapping[int, int]
     made_of: Mapping[int, frozenset[int]]
@@ -136,6 +138,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         ranges=tuple(ranges),
         stored=frozenset(l.value for l in ranges),
         region=tuple(chains.region),
+        root=root,
         alias_stop={v: until[v] for v in root},
         fused_stop={v: until[v] for v, is_fused in enumerate(fusion.fused) if is_fused},
         made_of={v: made_of for v, made_of in fusion.sources.items() if fusion.fused[v]},

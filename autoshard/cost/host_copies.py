@@ -8,10 +8,14 @@ full; that the link could be busy in both directions at once is not counted on. 
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from autoshard.cluster import Link
+
+Offload = Literal["never", "state", "activations", "all"]
+"""What may lie in the memory of the host: nothing, state that only the update reads, residuals, or both."""
 
 
 def host_copy_s(link: Link, size_bytes: float) -> float:

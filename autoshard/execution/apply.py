@@ -151,12 +151,35 @@ class Evaluator:
                     wait(env, [equation.invars[slot]], [v for v in made if v in env], self._placement)
                 for n, slot in plan.in_turn:
                     wait(env, [equation.invars[slot]], _made(named.get(number - n)), self._placement)
-                for slot in plan.fetches:
-                    env[equation.invars[slot]] = self._placement.fetched(env[equation.invars[slot]])
+                self._copy_residuals(equation, number, plan, named, env)
+                for v in (v for v in equation.invars if not isinstance(v, jex.Literal) and env[v].in_host):
+                    env[v] = self._placement.fetched(env[v])
                 self._evaluate(equation, number, env, later, held)
             for v in read[i]:
                 if v not in later and v not in outputs:
                     env.pop(v, None)
+
+    def _copy_residuals(
+        self,
+        equation: jex.JaxprEqn,
+        number: int,
+        plan: EquationPlan,
+        named: Mapping[int, jex.JaxprEqn],
+        env: Environment,
+    ) -> None:
+        """Copies residuals to the memory of the host before an equation, and others back."""
+        placement = self._placement
+        for moves in (plan.copies_out, plan.copies_back, plan.back_before):
+            for move in moves:
+                maker = named.get(number - move.made_before)
+                v = None if maker is None else maker.outvars[move.result]
+                if v not in env:  # nobody reads it
+                    continue
+                if moves is plan.copies_out:
+                    env[v] = placement.stored(env[v])
+                wait(env, [equation.invars[move.operand]], [v], placement)
+                if moves is plan.copies_back:
+                    env[v] = placement.fetched(env[v])
 
     def _plan_of(self, number: int) -> EquationPlan:
         return self.equations.get(number, EquationPlan())

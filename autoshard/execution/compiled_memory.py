@@ -14,7 +14,7 @@ class CompiledMemory:
     Attributes:
       argument_bytes, output_bytes: Of the interface. alias_bytes: Of outputs that take the place of arguments.
       temporary_bytes: Everything else that it reserves. peak_bytes: The most in use at once, by its own account.
-      host_bytes: Of arguments in the memory of the host, which are in none of the others.
+      host_bytes: Of arguments and temporaries in the memory of the host, which are in none of the others.
     """
 
     argument_bytes: float
@@ -29,13 +29,14 @@ class CompiledMemory:
         """The memory of what `.compile()` returned for devices of a `platform`, as JAX calls it."""
         stats = compiled.memory_analysis()
         host_bytes = float(getattr(stats, "host_argument_size_in_bytes", 0))
+        host_temporary_bytes = float(getattr(stats, "host_temp_size_in_bytes", 0))
         memory = cls(
             float(stats.argument_size_in_bytes),
             float(stats.output_size_in_bytes),
             float(stats.alias_size_in_bytes),
             float(stats.temp_size_in_bytes),
             float(getattr(stats, "peak_memory_in_bytes", 0)) - host_bytes,  # XLA:GPU counts them in (jax 0.10.2)
-            host_bytes,
+            host_bytes + host_temporary_bytes,
         )
         return dataclasses.replace(memory, peak_bytes=memory.total_bytes) if platform in _NO_PEAK else memory
 

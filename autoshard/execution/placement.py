@@ -89,6 +89,11 @@ class Placement:
             return placed
         return self.place(jax.device_put(placed.value, jax.memory.Space.Device), placed.entries)
 
+    def stored(self, placed: Placed) -> Placed:
+        """What lies on the devices, copied to the memory of the host."""
+        held = jax.device_put(placed.value, jax.memory.Space.Host)
+        return placed._replace(value=held, copy=None, in_host=True)
+
     def row_major(self, value: Any, entries: SpecEntries) -> Any:
         """`value`, which lies as `entries` say, with each shard stored row by row."""
         return shards_row_major(value, partition_spec(entries), self.mesh)

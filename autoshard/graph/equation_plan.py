@@ -60,6 +60,21 @@ class SumStage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class HostMove:
+    """A result of an earlier equation on its way to the memory of the host, or back.
+
+    Attributes:
+      made_before: How much lower the number of the equation of the same computation is that makes it.
+      result: Its result slot.
+      operand: The slot of the own operand that waits for the copy, or for which the copy waits.
+    """
+
+    made_before: int
+    result: int
+    operand: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class EquationPlan:
     """The layouts around one equation, and what must be ordered or kept there; a slot that is not named is left as it
     comes.
@@ -87,6 +102,9 @@ class EquationPlan:
         read only when the results of that equation are there, by updates that are made in turn.
       fetches: Operand slots that lie in the memory of the host, and are copied to the device before the equation reads
         them.
+      copies_out: Results of earlier equations that are in the memory of the host when this one begins.
+      copies_back: Results that lie there, and are copied back from when on this one could begin.
+      back_before: Results that have been copied back when this one begins.
       opened: Operand slots of a checkpointed function that do not wait for its other operands: what is gathered of them
         inside may be gathered before.
       evaluated_at: Where it is evaluated: right before the equation of its computation whose number is higher by so
@@ -116,6 +134,9 @@ class EquationPlan:
     gathered_first: tuple[int, ...] = ()
     in_turn: tuple[tuple[int, int], ...] = ()
     fetches: tuple[int, ...] = ()
+    copies_out: tuple[HostMove, ...] = ()
+    copies_back: tuple[HostMove, ...] = ()
+    back_before: tuple[HostMove, ...] = ()
     opened: tuple[int, ...] = ()
     evaluated_at: int = 0
     materialized: tuple[int, ...] = ()
@@ -171,6 +192,9 @@ class EquationPlan:
             or self.gathered_first
             or self.in_turn
             or self.fetches
+            or self.copies_out
+            or self.copies_back
+            or self.back_before
             or self.opened
             or self.evaluated_at
             or self.materialized

@@ -64,7 +64,20 @@ class GroupDecision:
     rows: tuple[int, ...]
 
 
-Decision = ArgumentDecision | GroupDecision
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResidualDecision:
+    """The node that decides whether a residual stays on the devices (0) or lies in the memory of the host (1).
+
+    Attributes:
+      residual: Its number.
+      rows: The choices.
+    """
+
+    residual: int
+    rows: tuple[int, ...] = (0, 1)
+
+
+Decision = ArgumentDecision | GroupDecision | ResidualDecision
 """One node of the problem."""
 
 

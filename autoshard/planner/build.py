@@ -5,6 +5,8 @@ Sets        V        decisions: every argument of the program and every group of
                      less what pins, annotations and restrictions forbid                          `group_choices`)
             H        arguments of which there is each layout twice: on the devices, and in       (`state_updates`,
                      the memory of the host                                                       `host_copy_s`)
+            R        residuals that may lie in the memory of the host between the passes: one     (`host_residuals`,
+                     decision each, and an edge from what defines it                              `_Builder.residual`)
             E        (i, j): i defines a value that j reads; one edge a (value, way of reading)   (`_Builder.reads`)
                      (i, a): i defines the successor of argument a                           (`_Builder.successions`)
             T        instants that matter: maximal sets of values alive together              (`instants_that_matter`)
@@ -12,12 +14,14 @@ Sets        V        decisions: every argument of the program and every group of
 Minimise    sum_{i in V} trips_i (compute_i(x_i) + collectives_i(x_i))                            (`_Builder.nodes`)
           + sum_{(i,j) in E} trips_ij reshard(layout_i(x_i), layout_j(x_j))                       (`_Builder.move`)
           + sum_{a in H, x_a in host memory} 2 (latency + bytes_a(x_a) / bandwidth of the link)   (`_Builder.nodes`)
+          + sum_{r in R, x_r in host memory} 2 (latency + bytes_r(x) / bandwidth of the link)     (`_Builder.residual`)
 
 Subject to  x_i in K_i                                     one choice each
             layout_i(x_i) = layout_a(x_a) after resharding for every succession edge (i, a)       (`_Builder.edges`)
             for all t in T:
               sum_{values v alive at t} bytes_v(x) + copies and partial sums at t <= budget       (`usages_of`)
-              an argument in host memory counts while its update takes its turn, and not else
+              an argument in host memory counts while its update takes its turn, and not else;
+              a residual in host memory counts until it has left, and from when on it comes back
 
 All costs are seconds per call of the program on one device; all memory is bytes on one device.
 """
@@ -35,10 +39,11 @@ from autoshard.compiler.backends import compiler_of
 from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, HostChoices, OperandRead
 from autoshard.compiler.collective_dtypes import is_narrowed
 from autoshard.compiler.hiding_spans import HidingSpans
+from autoshard.compiler.host_residuals import HostResiduals, Residual
 from autoshard.compiler.host_state import StateUpdate, state_updates
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.schedule import Schedule
-from autoshard.cost.host_copies import round_trips_s
+from autoshard.cost.host_copies import Offload, round_trips_s
 from autoshard.cost.in_pieces import Decompose, InPieces
 from autoshard.cost.lookups import Lookups
 from autoshard.cost.move_prices import MovePrices
@@ -46,11 +51,18 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind
 from autoshard.graph.layout import Layout, is_gather, is_sent, shard_bytes
 from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns
-from autoshard.planner.allowed import ArgumentDecision, Decision, Restrictions, argument_choices, group_choices
+from autoshard.planner.allowed import (
+    ArgumentDecision,
+    Decision,
+    ResidualDecision,
+    Restrictions,
+    argument_choices,
+    group_choices,
+)
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.overlap import Overlap, StretchWeights, counted_of_group, first_weights
 from autoshard.planner.program import Program
-from autoshard.planner.usages import usages_of
+from autoshard.planner.usages import ResidualEdge, usages_of
 from autoshard.solver.problem import Edge, Node, Problem
 
 
@@ -90,7 +102,7 @@ class Formulation:
       program, mesh: What it was built from.
       tables: The choice table of each group.
       argument_layouts: The layouts of each argument, by choice.
-      decisions: The meaning of each node. flows: The meaning of each edge.
+      decisions: The meaning of each node. flows: The meaning of each edge but the last ones, which are of `residuals`.
       problem: The solver's input.
       within_s: What decisions pay that read their own values in other dimensions, by decision and choice.
       overlap: What can hide behind kernels, and what counts of it.
@@ -98,6 +110,7 @@ class Formulation:
       buffers: What each usage stands for, then each usage of an edge. instants: Operation index at each instant.
       branch: Of decisions whose choices a search has cut, those that are left.
       updates: The updates whose state may lie in the memory of the host; empty where nothing may.
+      residuals: The residuals that may lie there; None where none may.
     """
 
     program: Program
@@ -115,12 +128,22 @@ class Formulation:
     instants: tuple[int, ...]
     branch: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     updates: tuple[StateUpdate, ...] = ()
+    residuals: HostResiduals | None = None
+
+    @property
+    def all_residuals(self) -> tuple[Residual, ...]:
+        """The residuals that decisions are about."""
+        return () if self.residuals is None else self.residuals.all
 
     def argument_decision(self, argument: int) -> ArgumentDecision:
         """The decision about an argument."""
         decision = self.decisions[argument]
         assert isinstance(decision, ArgumentDecision)  # arguments come first
         return decision
+
+
+_BOTH = np.arange(2)
+"""The classes of a residual's two choices: on the devices, and in the memory of the host."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,6 +171,7 @@ class _Builder:
         overlap: Overlap,
         schedule: Schedule,
         updates: Sequence[StateUpdate] = (),
+        residuals: Sequence[Residual] = (),
     ):
         self.program, self.mesh, self.graph = program, mesh, program.graph
         self.layouts, self.tables, self.decisions = layouts, tables, decisions
@@ -163,8 +187,10 @@ class _Builder:
         self.compiler = compiler_of(mesh.device_type, schedule)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
+        self.copied_s: dict[tuple, np.ndarray] = {}
         self.overlap = overlap
-        self.updates = updates
+        self.updates, self.residuals = updates, residuals
+        self.first_residual = self.first_group + len(program.groups)
 
     def defined(self, value: int) -> tuple[int, LayoutColumn] | None:
         """The decision that defines a value, and the value's layout under each of its choices."""
@@ -182,7 +208,7 @@ class _Builder:
         """What the choices of all decisions mean for memory."""
         known: dict[tuple, GroupChoices] = {}
         groups = []
-        for table, decision in zip(self.tables, self.decisions[self.first_group :], strict=True):
+        for table, decision in zip(self.tables, self.decisions[self.first_group : self.first_residual], strict=True):
             key = id(table), decision.rows
             if key not in known:
                 reads = tuple([self.columns.of(layouts, decision.rows) for layouts in table.reads])
@@ -237,6 +263,9 @@ class _Builder:
                     free[kind] = self.host_copy_s(decision)
                 nodes.append(Node(self.graph.arguments[decision.argument].name, free[kind]))
                 continue
+            if isinstance(decision, ResidualDecision):
+                nodes.append(Node(f"residual %{self.residuals[decision.residual].value}", np.zeros(len(rows))))
+                continue
             group, table = self.program.groups[decision.group], self.tables[decision.group]
             terms = self.overlap.of_group(group, self.graph.values[group.writes[-1].value].shape)
             counting = self.overlap.of_kernels(group)
@@ -267,6 +296,24 @@ class _Builder:
             edges.append(Edge(flow.source, flow.target, flow.defined_as.of_choice, flow.read_as.of_choice, move.costs))
             copies.append(move.copies)
         return flows, edges, copies
+
+    def residual(self, number: int) -> Edge:
+        """The edge from what defines a residual to whether it lies in the memory of the host; it costs the copies."""
+        own, link = self.residuals[number], self.mesh.host_link
+        (source, column), share = self.defined_buffer(own), self.overlap.share_of(own.windows)
+        size_bytes = self.graph.values[own.buffer].size_bytes
+        key = "residual", id(column), size_bytes, share
+        if key not in self.copied_s:
+            sizes_bytes = [shard_bytes(float(size_bytes), layout, self.mesh.shape) for layout in column.layouts]
+            copies_s = np.zeros(len(sizes_bytes)) if link is None else share * round_trips_s(link, sizes_bytes)
+            self.copied_s[key] = np.stack([np.zeros(len(sizes_bytes)), copies_s], axis=1)
+        return Edge(source, self.first_residual + number, column.of_choice, _BOTH, self.copied_s[key])
+
+    def defined_buffer(self, residual: Residual) -> tuple[int, LayoutColumn]:
+        """The decision that defines the buffer of a residual, and its layout under each choice."""
+        defined = self.defined(residual.buffer)
+        assert defined is not None  # it is made by an operation
+        return defined
 
     def reads(self) -> Iterator[Flow]:
         """The flows of tensors to the groups that read them."""
@@ -384,7 +431,7 @@ def formulate(
     overlap: float = 1.0,
     weights: StretchWeights | None = None,
     lookups: Lookups = Lookups(),  # noqa: B008 - frozen
-    offloads_state: bool = False,
+    offload: Offload = "never",
     decompose: Decompose = "never",
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
@@ -399,7 +446,7 @@ def formulate(
       overlap: Share of a kernel's time that collectives beside it make use of.
       weights: Of stretches of operations, under the latency-hiding schedule (`overlap.py`); None: `first_weights`.
       lookups: What is known of look-ups in tables.
-      offloads_state: Whether state may lie in the memory of the host, if the mesh tells of one.
+      offload: What may lie in the memory of the host, if the mesh tells of one.
       decompose: Which products may run in pieces, beside the transfers of what they gather or scatter.
 
     Raises:
@@ -413,15 +460,23 @@ def formulate(
         sums, least_bytes = compiler.hides_sums, compiler.least_hidden_bytes
         spans = HidingSpans(program.graph, sums)
         hiding = dataclasses.replace(hiding, weights=weights, hides_sums=sums, least_bytes=least_bytes, spans=spans)
-    updates = state_updates(program.analysis) if offloads_state and mesh.host_link is not None else ()
+    has_host = mesh.host_link is not None
+    updates = state_updates(program.analysis) if offload in ("state", "all") and has_host else ()
+    host_residuals = HostResiduals(program.analysis) if offload in ("activations", "all") and has_host else None
+    residuals = () if host_residuals is None else host_residuals.all
     may_be_in_host = {read.argument for update in updates for read in update.reads}
     layouts, arguments = argument_choices(program, mesh, pins, restrictions, may_be_in_host)
     tables, groups = group_choices(program, mesh, restrictions, lookups, InPieces(decompose, overlap if hides else 0.0))
-    builder = _Builder(program, mesh, layouts, tables, [*arguments, *groups], hiding, schedule, updates)
+    decisions = [*arguments, *groups, *(ResidualDecision(k) for k in range(len(residuals)))]
+    builder = _Builder(program, mesh, layouts, tables, decisions, hiding, schedule, updates, residuals)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()
     reads = builder.operand_reads(flows, copies)
-    memory = usages_of(builder.compiler, program, builder.choices(), reads, builder.node_of)
+    residual_edges = {
+        r.buffer: ResidualEdge(len(flows) + k, r.away, builder.defined_buffer(r)[1]) for k, r in enumerate(residuals)
+    }
+    edges += map(builder.residual, range(len(residuals)))
+    memory = usages_of(builder.compiler, program, builder.choices(), reads, builder.node_of, residual_edges)
     return Formulation(
         program=program,
         mesh=mesh,
@@ -437,6 +492,7 @@ def formulate(
         buffers=memory.buffers,
         instants=memory.instants,
         updates=updates,
+        residuals=host_residuals,
     )
 
 
@@ -444,11 +500,16 @@ def formulate(
 def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
     """The same problem with other weights of stretches: the costs of its nodes and edges change."""
     overlap = dataclasses.replace(f.overlap, weights=weights)
-    builder = _Builder(f.program, f.mesh, f.argument_layouts, f.tables, f.decisions, overlap, f.schedule)
+    builder = _Builder(
+        f.program, f.mesh, f.argument_layouts, f.tables, f.decisions, overlap, f.schedule, residuals=f.all_residuals
+    )
     builder.own_s.update(f.within_s)
-    edges = tuple(
-        dataclasses.replace(edge, costs=builder.move(flow).costs) if overlap.is_free(flow.value) else edge
-        for flow, edge in zip(f.flows, f.problem.edges, strict=True)
+    edges = (
+        *(
+            dataclasses.replace(edge, costs=builder.move(flow).costs) if overlap.is_free(flow.value) else edge
+            for flow, edge in zip(f.flows, f.problem.edges, strict=False)
+        ),
+        *map(builder.residual, range(len(f.all_residuals))),
     )
     nodes = left_to_branch(builder.nodes(), f.branch)
     return dataclasses.replace(f, overlap=overlap, problem=dataclasses.replace(f.problem, nodes=nodes, edges=edges))

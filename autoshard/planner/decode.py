@@ -3,12 +3,13 @@
 import bisect
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
 from autoshard.compiler.buffer_uses import spans_of
 from autoshard.compiler.collective_dtypes import is_narrowed
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
+from autoshard.compiler.host_residuals import CopyTimes
 from autoshard.compiler.host_state import ordered_updates
 from autoshard.compiler.ordering import ordered
 from autoshard.compiler.orders import Order, orders
@@ -26,7 +27,7 @@ from autoshard.planner.estimate import Estimate
 from autoshard.planner.peak import counted_bytes, peak
 from autoshard.planner.solution_reader import SolutionReader
 from autoshard.planner.timeline import Timeline, asked_for_by, timeline
-from autoshard.planner.transfer_times import transfer_times
+from autoshard.planner.transfer_times import copy_times, transfer_times
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,11 +77,17 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     shardings, rules, entry = _shardings(reader), f.compiler.ordering, f.program.analysis.entry
     planned = ordered(graph, shardings, entries, axis_sizes, rules, entry)
     equations = ordered_updates(planned.equations, f.updates, reader.in_host)
-    timed: tuple[tuple[int, EquationPlan], ...] = ()
-    if rules.schedule is Schedule.LATENCY_HIDING:
-        times = transfer_times(f, asked_for_by(reader))
-        own = ordered(graph, shardings, entries, axis_sizes, rules, entry, times).equations
+    own, is_hiding = equations, rules.schedule is Schedule.LATENCY_HIDING
+    in_host: Mapping[int, CopyTimes | None] = dict.fromkeys(reader.away)
+    if is_hiding:
+        times = asked_for_by(reader)
+        own = ordered(graph, shardings, entries, axis_sizes, rules, entry, transfer_times(f, times)).equations
         own = ordered_updates(own, f.updates, reader.in_host)
+        in_host = copy_times(f, times, reader.away)
+    if f.residuals is not None:
+        equations, own = f.residuals.ordered(equations, in_host), f.residuals.ordered(own, in_host)
+    timed: tuple[tuple[int, EquationPlan], ...] = ()
+    if is_hiding:
         timed = tuple((n, plan) for n, plan in own.items() if plan != equations.get(n))
     return Decoded(
         arguments,

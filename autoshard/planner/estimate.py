@@ -2,14 +2,14 @@
 
 import dataclasses
 
-HOST_COPIES = "host copies"
-"""The kind of a `CommunicationItem` that is no collective: what lies in the memory of the host on its way to the device
-and back."""
+HOST_COPIES, RESIDUAL_COPIES = "host copies", "residual copies"
+"""The kinds of a `CommunicationItem` that is no collective: state in the memory of the host on its way to the device and
+back, and residuals on their way to the host and back."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommunicationItem:
-    """One predicted collective, or the copies between a device and its host (`HOST_COPIES`).
+    """One predicted collective, or copies between a device and its host (`HOST_COPIES`, `RESIDUAL_COPIES`).
 
     Attributes:
       kind: XLA's name of it. axes: Mesh axes it runs over.
@@ -40,7 +40,7 @@ class CommunicationItem:
     @property
     def is_collective(self) -> bool:
         """Whether it is between devices."""
-        return self.kind != HOST_COPIES
+        return self.kind not in (HOST_COPIES, RESIDUAL_COPIES)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Estimate:
 
     Attributes:
       step_s: compute_s + comm_s - hidden_s. compute_s: Local computation.
-      comm_s: Collectives, and copies of state between a device and its host.
+      comm_s: Collectives, and copies between a device and its host.
       comm_bytes: Bytes each device sends to others. peak_bytes: Most memory alive at once.
       flops: Floating-point operations.
       peak_at: The line that runs at the memory peak.
@@ -109,3 +109,18 @@ class Estimate:
     def host_copies(self) -> tuple[CommunicationItem, ...]:
         """What is copied between a device and its host."""
         return tuple([c for c in self.communication if not c.is_collective])
+
+    @property
+    def state_copies(self) -> tuple[CommunicationItem, ...]:
+        """Of these, the copies of state."""
+        return tuple([c for c in self.host_copies if c.kind == HOST_COPIES])
+
+    @property
+    def residual_copies(self) -> tuple[CommunicationItem, ...]:
+        """Of these, the copies of residuals."""
+        return tuple([c for c in self.host_copies if c.kind == RESIDUAL_COPIES])
+
+    @property
+    def host_exposed_s(self) -> float:
+        """The time of host copies that kernels wait for."""
+        return sum(c.exposed_s for c in self.host_copies)

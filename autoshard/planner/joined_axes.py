@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from autoshard.cluster import AxisLevel, LogicalMesh, MeshAxis
 from autoshard.graph.layout import Layout
-from autoshard.planner.allowed import ArgumentDecision, Decision
+from autoshard.planner.allowed import ArgumentDecision, Decision, GroupDecision, ResidualDecision
 from autoshard.planner.build import Formulation
 
 
@@ -47,6 +47,9 @@ def choices_apart(
     known: dict[tuple, dict[tuple[tuple[Layout, ...], bool], int]] = {}
     found = []
     for own, other, choice in zip(whole.decisions, joined.decisions, choices, strict=True):
+        if isinstance(own, ResidualDecision) or isinstance(other, ResidualDecision):
+            found.append(choice)  # the residuals are those of the program
+            continue
         columns = _columns(whole, own)
         key = type(own), tuple(map(id, columns)), own.rows
         if key not in known:
@@ -61,7 +64,7 @@ def choices_apart(
     return tuple(found)
 
 
-def _columns(f: Formulation, decision: Decision) -> tuple[tuple[Layout, ...], ...]:
+def _columns(f: Formulation, decision: ArgumentDecision | GroupDecision) -> tuple[tuple[Layout, ...], ...]:
     """The layouts of all tensors of a decision, for each of them by row; no two rows are alike in all, and in where an
     argument lies."""
     if isinstance(decision, ArgumentDecision):

@@ -7,10 +7,12 @@ changes with the batch size or the budget, and little with the number of layers.
 
 import collections
 
-from autoshard.planner.allowed import ArgumentDecision
+from autoshard.planner.allowed import ArgumentDecision, ResidualDecision
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import Choice
 from autoshard.solver.io.problem_keys import ProblemKeys
+
+_PLACES = ("on the devices", "in host memory")
 
 
 def labels_of(f: Formulation) -> ProblemKeys:
@@ -24,6 +26,12 @@ def labels_of(f: Formulation) -> ProblemKeys:
             key, choices = graph.arguments[decision.argument].name, f.argument_layouts[decision.argument]
             half = decision.first_in_host or len(choices)
             text = lambda row, c=choices, half=half: f"{c[row]}{' in host memory' if row >= half else ''}"
+        elif isinstance(decision, ResidualDecision):
+            value = f.all_residuals[decision.residual].value
+            kind = f"residual: {f.program.analysis.chains.made_by(value).label}"
+            key, choices = f"{kind} #{seen[kind]}", _PLACES
+            seen[kind] += 1
+            text = lambda row: _PLACES[row]
         else:
             operation = graph.operations[f.program.groups[decision.group].operations[0]]
             kind = f"{operation.name} at {operation.source}"

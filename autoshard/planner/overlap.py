@@ -197,7 +197,7 @@ class Overlap:
             return Terms()
         windows = self.windows_of_sum(group)
         if group.index in self.analysis.combined.statistics:
-            return Terms(self._share(windows), 1, 1)
+            return Terms(self.share_of(windows), 1, 1)
         return self._free(math.prod(shape), windows)
 
     def of_kernels(self, group: Group) -> float:
@@ -245,10 +245,10 @@ class Overlap:
 
     def _free(self, num_elements: int, windows: Sequence[Window]) -> Terms:
         combined = self.analysis.combined
-        return Terms(self._share(windows), combined.num_reductions, combined.num_alike.get(num_elements, 1))
+        return Terms(self.share_of(windows), combined.num_reductions, combined.num_alike.get(num_elements, 1))
 
-    def _share(self, windows: Sequence[Window]) -> float:
-        """What counts of collectives with these windows, on average."""
+    def share_of(self, windows: Sequence[Window]) -> float:
+        """What counts of collectives or copies with these windows, on average."""
         if self.weights is None or not windows:
             return 1.0
         return sum(map(self.weights.of_collective, windows)) / len(windows)

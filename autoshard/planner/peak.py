@@ -65,7 +65,7 @@ def _item(f: Formulation, use: BufferUse, size_bytes: float, state: Set[int]) ->
         case BufferKind.HOST_COPY:
             tensor = graph.values[use.owner]
             return MemoryItem(f"copy of {tensor.name} from the host", _CLASSES[use.kind], tensor.shape, size_bytes)
-        case BufferKind.VALUE:
+        case BufferKind.VALUE | BufferKind.AROUND_HOST:
             tensor, operation = graph.values[use.owner], f.program.analysis.chains.producer[use.owner]
             if operation is None:
                 kind = "state" if use.owner in state else "inputs"

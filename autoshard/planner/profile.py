@@ -190,7 +190,7 @@ def _source(e: Evaluation, use: BufferUse, source_of: dict[int, str]) -> str:
     """The line that makes what a buffer holds; of an argument, the one that reads it first."""
     f = e.reader.f
     match use.kind:
-        case BufferKind.VALUE | BufferKind.HOST_COPY | BufferKind.OPERAND_COPY:
+        case BufferKind.VALUE | BufferKind.HOST_COPY | BufferKind.AROUND_HOST | BufferKind.OPERAND_COPY:
             value = f.flows[use.owner].value if use.value is None else use.value
             operation = f.program.analysis.chains.producer[value]
             return source_of.get(value, "") if operation is None else operation.source

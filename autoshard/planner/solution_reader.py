@@ -8,7 +8,7 @@ from autoshard.cost.collectives import Collective
 from autoshard.cost.reshard import path, reshard, waypoints
 from autoshard.graph.graph import Dims
 from autoshard.graph.layout import Layout, SpecEntries, spec_entries
-from autoshard.planner.allowed import ArgumentDecision
+from autoshard.planner.allowed import ArgumentDecision, ResidualDecision
 from autoshard.planner.build import Flow, Formulation
 from autoshard.planner.choices import Choice
 
@@ -29,6 +29,9 @@ class SolutionReader:
                 self.layout[access.value] = column[row]
         decided = ((i, d, row) for i, (d, row) in enumerate(zip(f.decisions, self.rows, strict=True)))
         self.in_host = frozenset(i for i, d, row in decided if isinstance(d, ArgumentDecision) and d.is_in_host(row))
+        self.away = frozenset(
+            d.residual for d, row in zip(f.decisions, self.rows, strict=True) if isinstance(d, ResidualDecision) and row
+        )
         self._entries: dict[tuple[int, Layout], SpecEntries] = {}
         self._paths: dict[tuple, tuple[SpecEntries, ...]] = {}
         self._moves: dict[tuple, tuple[Collective, ...]] = {}

@@ -96,8 +96,8 @@ class StepTimes:
     @functools.cached_property
     def _place(self) -> np.ndarray:
         """The operation in whose place each decision's kernels run; int64 [decisions]."""
-        arguments = [0] * len(self._f.program.graph.arguments)
-        return np.array([*arguments, *self._f.overlap.analysis.kernel_of], np.int64)
+        arguments, residuals = [0] * len(self._f.program.graph.arguments), [0] * len(self._f.all_residuals)
+        return np.array([*arguments, *self._f.overlap.analysis.kernel_of, *residuals], np.int64)
 
     @functools.cached_property
     def _windows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -201,12 +201,12 @@ def _kernels_of(f: Formulation) -> list[np.ndarray]:
     """The time of each decision's kernels, by choice."""
     made: dict[tuple, np.ndarray] = {}
     own = [np.zeros(len(node.costs)) for node in f.problem.nodes[: len(f.program.graph.arguments)]]
-    for group, table, decision in zip(f.program.groups, f.tables, f.decisions[len(own) :], strict=True):
+    for group, table, decision in zip(f.program.groups, f.tables, f.decisions[len(own) :], strict=False):
         key = id(table), decision.rows, group.trips
         if key not in made:
             made[key] = group.trips * table.free_s[list(decision.rows)]
         own.append(made[key])
-    return own
+    return own + [np.zeros(2)] * len(f.all_residuals)
 
 
 def _windows_of(f: Formulation) -> list[Sequence[tuple[int, int]]]:
@@ -216,7 +216,9 @@ def _windows_of(f: Formulation) -> list[Sequence[tuple[int, int]]]:
     for group in f.program.groups:
         is_scalar = group.index in overlap.analysis.combined.scalar_shares
         found.append(() if is_scalar else overlap.windows_of_sum(group))
+    found += [()] * len(f.all_residuals)
     for flow in f.flows:
         is_free = overlap.is_free(flow.value)
         found.append([overlap.window(flow.value, reader) for reader in flow.makings] if is_free else ())
+    found += [residual.windows for residual in f.all_residuals]
     return [[(start, stop) for start, stop in own if start < stop] for own in found]

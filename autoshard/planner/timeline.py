@@ -16,7 +16,7 @@ from autoshard.graph.groups import Group
 from autoshard.graph.layout import Layout, is_gather, shard_bytes
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import ChoiceTable
-from autoshard.planner.estimate import HOST_COPIES, CommunicationItem, ComputeItem
+from autoshard.planner.estimate import HOST_COPIES, RESIDUAL_COPIES, CommunicationItem, ComputeItem
 from autoshard.planner.group_shapes import RegionCollective
 from autoshard.planner.overlap import Window, counted_of_group, is_sent_within
 from autoshard.planner.solution_reader import SolutionReader
@@ -189,9 +189,12 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         for step in terms.counted(own):
             sendings.append(about)
             communication.append((_item(step, reader, label, value, operation, times), windows))
-    for item, about in _host_copies(reader):
+    for item, about in _state_copies(reader):
         sendings.append(about)
         communication.append((item, []))
+    for item, about, windows in _residual_copies(reader):
+        sendings.append(about)
+        communication.append((item, windows))
     own = [
         (n, Hideable(*window, c.time_s / len(windows)))
         for n, (c, windows) in enumerate(communication)
@@ -250,7 +253,33 @@ def _kernels_of(reader: SolutionReader, group: Group, table: ChoiceTable, row: i
     ]
 
 
-def _host_copies(reader: SolutionReader) -> Iterator[tuple[CommunicationItem, Sending]]:
+def _residual_copies(reader: SolutionReader) -> Iterator[tuple[CommunicationItem, Sending, Sequence[Window]]]:
+    """The copies of residuals to the memory of the host and back, with the windows of both."""
+    f, graph, link = reader.f, reader.graph, reader.f.mesh.host_link
+    for residual in (f.all_residuals[k] for k in sorted(reader.away)):
+        if link is None:
+            continue
+        value, made = graph.values[residual.value], f.program.analysis.chains.made_by(residual.value)
+        layout = reader.layout[residual.buffer]
+        size_bytes = shard_bytes(float(graph.values[residual.buffer].size_bytes), layout, f.mesh.shape)
+        yield (
+            CommunicationItem(
+                RESIDUAL_COPIES,
+                (),
+                made.name,
+                value.shape,
+                made.source,
+                2 * size_bytes,
+                2 * host_copy_s(link, size_bytes),
+                1.0,
+                made.equation,
+            ),
+            Sending(residual.value, layout, layout, tuple(stop for _, stop in residual.windows)),
+            residual.windows,
+        )
+
+
+def _state_copies(reader: SolutionReader) -> Iterator[tuple[CommunicationItem, Sending]]:
     """The copies of what lies in the memory of the host; its update waits for them, in and out."""
     f, graph = reader.f, reader.graph
     link = f.mesh.host_link

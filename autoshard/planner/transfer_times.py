@@ -5,6 +5,9 @@ the sum of a gradient can be there; the same backwards, from the last kernel on,
 latest.
 """
 
+from collections.abc import Collection
+
+from autoshard.compiler.host_residuals import CopyTimes
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.cost.exposure import Hideable, exposure
 from autoshard.planner.build import Formulation
@@ -17,7 +20,7 @@ def transfer_times(f: Formulation, planned: Timeline) -> TransferTimes:
     made_by = {
         a.value: operations[f.overlap.analysis.kernel_of[g.index]].equation for g in f.program.groups for a in g.writes
     }
-    latest, earliest = latest_begins(planned), earliest_ends(planned)
+    latest, earliest = latest_spans(planned), earliest_ends(planned)
     begins: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
     for about in planned.sendings:
@@ -28,7 +31,7 @@ def transfer_times(f: Formulation, planned: Timeline) -> TransferTimes:
                     ends[product] = max(ends.get(product, 0), earliest[part])
             elif stop < len(operations) and about.value in operations[stop].operands:
                 key = operations[stop].equation, operations[stop].operands.index(about.value)
-                begins[key] = min(begins.get(key, stop), latest[part])
+                begins[key] = min(begins.get(key, stop), latest[part][0])
     return TransferTimes(begins, ends)
 
 
@@ -41,12 +44,29 @@ def earliest_ends(planned: Timeline) -> list[int]:
     ]
 
 
-def latest_begins(planned: Timeline) -> list[int]:
-    """For each part of what hides, the operation beside which it begins, begun as late as possible."""
+def copy_times(f: Formulation, planned: Timeline, in_host: Collection[int]) -> dict[int, CopyTimes | None]:
+    """When a solution of `f` copies the residuals with numbers `in_host`; `planned` is its timeline."""
+    found: dict[int, CopyTimes | None] = dict.fromkeys(in_host)
+    number_of = {f.all_residuals[k].value: k for k in in_host}
+    latest, earliest = latest_spans(planned), earliest_ends(planned)
+    for about in planned.sendings:
+        if about.value in number_of and len(about.hideable) == 2:
+            out, back = about.hideable
+            found[number_of[about.value]] = CopyTimes(earliest[out], *latest[back])
+    return found
+
+
+def latest_spans(planned: Timeline) -> list[tuple[int, int]]:
+    """For each part of what hides, the operation beside which it begins, and the one before which it ends, begun as
+    late as possible."""
     count = len(planned.kernels_s)
     mirrored = [Hideable(count - c.stop, count - c.start, c.time_s) for c in planned.hideable]
     found = exposure(planned.kernels_s[::-1], mirrored, planned.share)
-    sent = {piece.collective: count - 1 - piece.kernel for piece in found.pieces}  # of several, the first kernel's
+    spans: dict[int, tuple[int, int]] = {}
+    for piece in found.pieces:
+        kernel = count - 1 - piece.kernel
+        spans[piece.collective] = kernel, spans.get(piece.collective, (0, kernel + 1))[1]
     return [
-        sent.get(part, c.start) if not found.exposed_s[part] else c.start for part, c in enumerate(planned.hideable)
+        spans.get(part, (c.start, c.stop)) if not found.exposed_s[part] else (c.start, c.stop)
+        for part, c in enumerate(planned.hideable)
     ]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.obeyed import Obeyed
-from autoshard.plans.host_text import host_line, print_host_state
+from autoshard.plans.host_text import host_line, print_in_host
 from autoshard.plans.lookups_text import print_lookups
 from autoshard.plans.placement_text import placement_line, print_placement
 from autoshard.plans.program_plan import ProgramPlan
@@ -48,7 +48,7 @@ def explain(plan: ProgramPlan, full: bool = False) -> str:
     _tensors(console, plan, most.tensors)
     _communication(console, plan, most.communication)
     print_lookups(console, plan, most.lookups)
-    print_host_state(console, plan, most.communication)
+    print_in_host(console, plan, most.communication)
     if full:
         print_placement(console, plan)
     _compute(console, plan, most.compute)
@@ -81,7 +81,7 @@ def print_warnings(console: Console, warnings: Sequence[str]) -> None:
 def _summary(console: Console, plan: ProgramPlan) -> None:
     e, c = plan.estimate, plan.certificate
     console.print(f"Plan `{plan.name}` for cluster `{plan.cluster}`: {plan.logical_mesh}")
-    host_s = sum(c.time_s for c in e.host_copies)
+    host_s = e.host_exposed_s
     sum_of = f"{seconds(e.compute_s)} compute + {seconds(e.exposed_s - host_s)} communication"
     if plan.schedule is Schedule.LATENCY_HIDING:
         sum_of = f"{sum_of} exposed, beside {seconds(e.hidden_s)} hidden"

@@ -1,69 +1,84 @@
-"""What a plan needs of the hosts to keep state in their memory, and what is said where they cannot give it."""
+"""What a plan needs of the hosts to keep tensors in their memory, and what is said where they cannot give it."""
 
 import math
 from collections.abc import Iterator
+from typing import get_args
 
 from autoshard.cluster import Slice
 from autoshard.compiler.backends import copies_from_hosts_in_turn
 from autoshard.compiler.host_state import LEAST_BYTES
+from autoshard.cost.host_copies import Offload
 from autoshard.errors import ClusterError, ConfigError
 from autoshard.planner.build import Formulation
 from autoshard.planner.estimate import Estimate
 from autoshard.plans.options import PlanOptions
 from autoshard.printing import amount
 
-ASKED = 'PlanOptions.offload="state" (plan.offload)'
+
+def asked_for(options: PlanOptions) -> str:
+    """The option, for people."""
+    return f"PlanOptions.offload={options.offload!r} (plan.offload)"
 
 
-def offloads_state(options: PlanOptions) -> bool:
-    """Whether state may lie in the memory of the hosts.
+def is_offloading(options: PlanOptions) -> bool:
+    """Whether anything may lie in the memory of the hosts.
 
     Raises:
       ConfigError: The option is none, or stands beside one that excludes it.
     """
-    if options.offload not in ("never", "state"):
-        raise ConfigError(f'PlanOptions.offload is "never" or "state"; received {options.offload!r}. Choose one.')
-    if options.offload == "state" and options.adaptive:
+    known = get_args(Offload)
+    if options.offload not in known:
         raise ConfigError(
-            f"{ASKED} and options.adaptive (stragglers.mode) exclude each other: shares that change while a step runs "
-            "need all state on the devices. Leave one of them out."
+            f"PlanOptions.offload is one of {', '.join(map(repr, known))}; received {options.offload!r}. Choose one."
         )
-    return options.offload == "state"
+    if options.offload != "never" and options.adaptive:
+        raise ConfigError(
+            f"{asked_for(options)} and options.adaptive (stragglers.mode) exclude each other: shares that change while "
+            "a step runs need everything on the devices. Leave one of them out."
+        )
+    return options.offload != "never"
 
 
 def require_host_link(options: PlanOptions, hardware: Slice, cluster: str) -> None:
     """Refuses to offload to hosts of which nothing is told, and where the compiler brings all back at once.
 
     Raises:
-      ConfigError: As in `offloads_state`.
+      ConfigError: As in `is_offloading`.
       ClusterError: The cluster does not say how fast devices reach their hosts, or the devices are TPUs.
     """
-    if not offloads_state(options):
+    if not is_offloading(options):
         return
     if not copies_from_hosts_in_turn(hardware.device_type):
         raise ClusterError(
-            f"{ASKED} is not for TPUs: XLA:TPU copies state from the host long before its update, however it is "
-            f"ordered, so that no memory would be saved; received {hardware.device_type.name}. Leave the option out."
+            f"{asked_for(options)} is not for TPUs: XLA:TPU copies from the host long before that is read, however it "
+            f"is ordered, so that no memory would be saved; received {hardware.device_type.name}. Leave the option out."
         )
     if hardware.host is not None and hardware.host.to_device is not None:
         return
     lacking = "no `host`" if hardware.host is None else "a `host` without `to_device`, the link to its devices"
     raise ClusterError(
-        f"{ASKED} needs to know how fast devices copy from the memory of their hosts; group `{hardware.name}` of "
-        f"cluster `{cluster}` has {lacking}. Add one to the cluster file (version 4): `host: DGX-H100`, or its figures "
+        f"{asked_for(options)} needs to know how fast devices copy from the memory of their hosts; group "
+        f"`{hardware.name}` of cluster `{cluster}` has {lacking}. Add one to the cluster file (version 4): `host: DGX-H100`, or its figures "
         "as in configs/clusters/h100x8_cpu.yaml; or leave the option out."
     )
 
 
 def host_warnings(options: PlanOptions, f: Formulation, figures: Estimate) -> Iterator[str]:
-    """What the user should know of a plan that may keep state in the memory of the hosts."""
-    if not offloads_state(options):
+    """What the user should know of a plan that may keep tensors in the memory of the hosts."""
+    if not is_offloading(options):
         return
-    if not f.updates:
+    if not f.updates and options.offload in ("state", "all"):
         yield (
-            f"{ASKED} found no state that could lie in host memory: that takes donated arguments (donate_argnums) of "
-            f"{amount(LEAST_BYTES)} or more that pointwise operations of the update alone read, outside of loops, "
-            "conditionals and nested jits."
+            f"{asked_for(options)} found no state that could lie in host memory: that takes donated arguments "
+            f"(donate_argnums) of {amount(LEAST_BYTES)} or more that pointwise operations of the update alone read, "
+            "outside of loops, conditionals and nested jits."
+        )
+    if not f.all_residuals and options.offload in ("activations", "all"):
+        yield (
+            f"{asked_for(options)} found no activation that could lie in host memory: that takes values of "
+            f"{amount(LEAST_BYTES)} or more that are made outside of loops and read again many products later, under "
+            "another name by nothing in between. Layers under jax.checkpoint have such inputs: plan a TrainStep with "
+            'PlanOptions(remat="search"), or apply jax.checkpoint to the layers.'
         )
     host = f.mesh.host
     if host is None:
@@ -72,6 +87,6 @@ def host_warnings(options: PlanOptions, f: Formulation, figures: Estimate) -> It
     needed_bytes = per_node * sum(c.wire_bytes for c in figures.host_copies) / 2
     if needed_bytes > host.memory_bytes:
         yield (
-            f"The plan keeps {amount(needed_bytes)} of state in the memory of each host, which has "
+            f"The plan keeps {amount(needed_bytes)} in the memory of each host, which has "
             f"{amount(host.memory_bytes)}: it will not run. Use more nodes, or shard the state further with pins."
         )

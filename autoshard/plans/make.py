@@ -339,8 +339,8 @@ def plan_of_choices(
     warnings += tuple(
         f"The copy to or from the memory of the host at {line} is not made: plans keep all that a function computes on "
         "the devices, and the memory and the step predicted are those without it. Drop the offloading from the policy "
-        'of jax.checkpoint, or let the plan choose what is recomputed (PlanOptions(remat="search")) and which state '
-        'lies on the host (PlanOptions(offload="state")).'
+        "of jax.checkpoint, or let the plan choose what is recomputed and what lies on the host "
+        '(PlanOptions(remat="search", offload="all")).'
         for line in graph.host_copies
     )
     warnings += indivisible(graph, logical)

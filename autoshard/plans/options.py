@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from autoshard.compiler.schedule import Schedule
+from autoshard.cost.host_copies import Offload
 from autoshard.cost.in_pieces import Decompose
 from autoshard.cost.lookups import Lookups
 
@@ -67,8 +68,9 @@ class PlanOptions:
         micro-batches are the same step, and plans warn where much of a step waits for what is sent between nodes.
       offload: What may lie in the memory of the hosts, where the cluster describes them with their links to the devices
         (`host`). "never": nothing. "state": donated state that the update alone reads, such as optimizer moments;
-        each is copied to the device for its update and back, every step, which takes time. So nothing is offloaded
-        that fits, unless the memory it leaves makes the step faster still.
+        each is copied to the device for its update and back, every step, which takes time. "activations": residuals,
+        which the backward pass reads; they are copied out behind the products that follow, and back behind those
+        before. "all": both. Nothing is offloaded that fits, unless the memory it leaves makes the step faster still.
       device_order: Which device is at which coordinate of the mesh. "sought": the order under which the plan's traffic
         takes least. "listed": as the cluster lists them, row-major.
       adaptive: Whether the plan is one whose devices can be given unequal shares (`Balance`), if there is one that is
@@ -101,7 +103,7 @@ class PlanOptions:
     remat: Literal["as_written", "search"] | None = None
     micro_batches: int | Literal["as_written", "search"] | None = None
     pipelines: Literal["never", "search"] | None = None
-    offload: Literal["never", "state"] = "never"
+    offload: Offload = "never"
     device_order: Literal["sought", "listed"] = "sought"
     adaptive: bool = False
     lookups: Lookups = Lookups()  # noqa: RUF009 - frozen

@@ -15,7 +15,6 @@ from autoshard.planner.asked import Asked
 from autoshard.planner.build import Formulation, formulate
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.program import Program
-from autoshard.plans.host_memory import offloads_state
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import resolve_pins
 from autoshard.trace.trace import Trace
@@ -95,7 +94,7 @@ class Question:
             self.options.overlap,
             weights,
             self.options.lookups,
-            offloads_state(self.options),
+            self.options.offload,
             self.options.decompose,
         )
 

@@ -14,6 +14,7 @@ import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from autoshard.cost.host_copies import Offload
 from autoshard.errors import ConfigError
 from autoshard.files import read_yaml
 from autoshard.train.look_up import valid_names
@@ -209,7 +210,8 @@ class PlanSection(_Section):
             what `stages` fixes), and the faster plan is taken; `never`: one program; null: one program, unless `stages`
             are given.
         offload: `state`: optimizer state may lie in the memory of the hosts, copied in and out every step, where the
-            cluster describes them; `never`: all stays on the devices.
+            cluster describes them; `activations`: what the backward pass reads may lie there between the passes;
+            `all`: both; `never`: all stays on the devices.
         decompose: which matrix products may run in pieces, beside the transfers of what they gather or scatter:
             `never`, `faster` (than a whole collective that is waited for), or `any`.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
@@ -232,7 +234,7 @@ class PlanSection(_Section):
     remat: Literal["as_written", "search"] = "as_written"
     micro_batches: PositiveInt | Literal["as_written", "search"] = "as_written"
     pipelines: Literal["never", "search"] | None = None
-    offload: Literal["never", "state"] = "never"
+    offload: Offload = "never"
     decompose: Literal["never", "faster", "any"] = "never"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None

@@ -73,8 +73,8 @@ def choosing_for(plan: ProgramPlan, target: Target, candidates: tuple[Candidate,
 
 
 def _predicted(estimate: Estimate) -> StepTimes:
-    host_s = sum(c.time_s for c in estimate.host_copies)
-    own = estimate.comm_s - host_s, estimate.exposed_s - host_s
+    host_s = estimate.host_exposed_s
+    own = sum(c.time_s for c in estimate.collectives), estimate.exposed_s - host_s
     return StepTimes(estimate.step_s, estimate.compute_s, *own, host_s)
 
 

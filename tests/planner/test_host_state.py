@@ -109,7 +109,7 @@ def test_updates_come_in_turn_and_at_most_two_are_on_the_device():
 
 def test_price_and_memory_by_hand(mesh_of, formulated):
     """On four devices in a row: sharded or whole, in and out once each, and on the device only in its turn."""
-    f = formulated(momentum_step, ARGS, on_host(mesh_of(4)), donate=(0,), offloads_state=True)
+    f = formulated(momentum_step, ARGS, on_host(mesh_of(4)), donate=(0,), offload="state")
     graph = f.program.graph
     for i, argument in enumerate(graph.arguments):
         decision, costs = f.argument_decision(i), f.problem.nodes[i].costs
@@ -136,7 +136,7 @@ def test_price_and_memory_by_hand(mesh_of, formulated):
 
 def test_layouts_and_costs_without_a_host_are_those_without_the_option(mesh_of, formulated):
     plain = formulated(momentum_step, ARGS, mesh_of(4), donate=(0,))
-    asked = formulated(momentum_step, ARGS, mesh_of(4), donate=(0,), offloads_state=True)
+    asked = formulated(momentum_step, ARGS, mesh_of(4), donate=(0,), offload="state")
     assert asked.updates == () and asked.decisions == plain.decisions
     assert len(asked.problem.usages) == len(plain.problem.usages)
 
@@ -145,10 +145,10 @@ def test_layouts_and_costs_without_a_host_are_those_without_the_option(mesh_of, 
 def test_the_best_plan_under_every_budget_is_that_of_brute_force(mesh_of, formulated, share):
     """Of all choices of where the momenta lie, each solved with all else free."""
     mesh = on_host(mesh_of(2))
-    free = formulated(momentum_step, ARGS, mesh, donate=(0,), offloads_state=True)
+    free = formulated(momentum_step, ARGS, mesh, donate=(0,), offload="state")
     limits = SolverOptions(time_limit_s=20, relative_gap=1e-6)
     most = objective_of(free.problem, solve(free.problem, limits).chosen).peak_usage
-    f = formulated(momentum_step, ARGS, mesh, share * most, donate=(0,), offloads_state=True)
+    f = formulated(momentum_step, ARGS, mesh, share * most, donate=(0,), offload="state")
     found = solve(f.problem, limits)
     numbers = [i for i in range(len(f.program.graph.arguments)) if f.argument_decision(i).first_in_host is not None]
     assert len(numbers) == 2
@@ -173,7 +173,7 @@ def test_the_best_plan_under_every_budget_is_that_of_brute_force(mesh_of, formul
 
 def test_what_is_counted_is_what_the_plan_tells(mesh_of, formulated):
     """Any choices: the solver's objective and peak are those of the estimate, and host copies are their own rows."""
-    f = formulated(momentum_step, ARGS, on_host(mesh_of(2, 2)), donate=(0,), offloads_state=True)
+    f = formulated(momentum_step, ARGS, on_host(mesh_of(2, 2)), donate=(0,), offload="state")
     rng, seen = np.random.default_rng(0), 0
     for _ in range(20):
         picks = [int(rng.integers(len(node.costs))) for node in f.problem.nodes]
@@ -190,16 +190,16 @@ def test_what_is_counted_is_what_the_plan_tells(mesh_of, formulated):
 
 
 def test_choices_mean_where_it_lies(mesh_of, formulated):
-    f = formulated(momentum_step, ARGS, on_host(mesh_of(4)), donate=(0,), offloads_state=True)
+    f = formulated(momentum_step, ARGS, on_host(mesh_of(4)), donate=(0,), offload="state")
     for names in labels_of(f).choices:
         assert len(set(names)) == len(names)
 
 
 def test_joined_axes_keep_what_lies_on_the_host(mesh_of, formulated):
     mesh = on_host(mesh_of(2, 2, 2))
-    f = formulated(momentum_step, ARGS, mesh, donate=(0,), offloads_state=True)
+    f = formulated(momentum_step, ARGS, mesh, donate=(0,), offload="state")
     for first, small in joined_meshes(mesh):
-        joined = formulated(momentum_step, ARGS, small, donate=(0,), offloads_state=True)
+        joined = formulated(momentum_step, ARGS, small, donate=(0,), offload="state")
         picks = solve(joined.problem, SolverOptions(time_limit_s=10)).chosen
         picks = [
             len(node.costs) - 1 if joined.program.graph.arguments[i].name.startswith("state.m") else k

@@ -1,0 +1,86 @@
+"""Residuals in host memory: plans drawn at random, which copy some of them out and back, run to the same result."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autoshard import Plan
+from autoshard.cluster import Host, Link
+from autoshard.planner.build import formulate
+from autoshard.planner.program import prepare
+from autoshard.plans.make import Origin, plan_of_choices
+from autoshard.solver.problem import Certificate, Status
+from autoshard.trace.trace import trace
+
+HOST = Host(8, 10**12, "test", to_device=Link(1e-6, 1e9, 0, "test"))
+WIDTH, LAYERS, BATCH = 256, 8, 1024  # activations of 1 MiB
+
+
+def layer(x, w):
+    y = x / (1 + jnp.mean(jnp.square(x), axis=-1, keepdims=True))
+    return x + jnp.tanh(y @ w[0]) @ w[1]
+
+
+def written_out(x, w):
+    """The same with its products kept: what is pointwise is computed again."""
+    return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)(x, w)
+
+
+FORMS = {"inputs kept": jax.checkpoint(layer), "products kept": written_out, "as it is": layer}
+
+
+def step_of(form):
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = FORMS[form](y, w)
+            return jnp.mean(jnp.square(y))
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def arguments():
+    keys = jax.random.split(jax.random.key(0), 2 * LAYERS + 1)
+    draw = lambda n, *shape: jax.random.normal(keys[n], shape) / WIDTH**0.5
+    weights = [(draw(2 * n, WIDTH, WIDTH), draw(2 * n + 1, WIDTH, WIDTH)) for n in range(LAYERS)]
+    return weights, WIDTH**0.5 * draw(-1, BATCH, WIDTH)
+
+
+def drawn(step, args, cluster, mesh, seed) -> tuple[Plan, int]:
+    """A plan drawn at random, and how many residuals it has in host memory."""
+    traced, axes = trace(step, args, (0,)), cluster.slices()[0].logical_mesh(mesh)
+    hosted = dataclasses.replace(axes, host=HOST)
+    pins = [None] * len(traced.graph.arguments)
+    f = formulate(prepare(traced.graph), hosted, None, pins, offload="activations")
+    rng = np.random.default_rng(seed)
+    picks = [int(rng.integers(len(node.costs))) for node in f.problem.nodes]
+    picks[-1] = 1  # the last residual goes, whatever the others do
+    certificate = Certificate(Status.FEASIBLE, 0.0, 0.0, 0.0, 0.0)
+    plan = plan_of_choices(
+        traced, f, tuple(picks), origin=Origin("random", cluster.name, (0,)), certificate=certificate
+    )
+    return Plan.of(plan), sum(picks[len(picks) - len(f.all_residuals) :])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "seed"), [({"data": 8}, 0), ({"data": 2, "tensor": 4}, 1), ({"a": 2, "b": 2, "c": 2}, 2)], ids=str
+)
+@pytest.mark.parametrize("form", ["inputs kept", "products kept"])
+def test_results_are_equal(arguments, cluster, form, mesh, seed):
+    step = step_of(form)
+    plan, num_away = drawn(step, arguments, cluster, mesh, seed)
+    assert num_away > 0
+    run = plan.jit(step)
+    traced = str(jax.make_jaxpr(run)(*arguments))
+    copies, expected = jax.tree.map(jnp.copy, arguments), jax.jit(step)(*arguments)
+    assert traced.count("= device_put") == 2 * num_away  # XLA:CPU has one memory, and no copies
+    for ours, theirs in zip(jax.tree.leaves(run(*copies)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
