@@ -2,6 +2,7 @@
 
     python benchmarks/step_forms.py gains                            # every case; those that are there are kept
     python benchmarks/step_forms.py gains --config gpt_6.7b --device-gb 40
+    python benchmarks/step_forms.py offload                          # the same, where hosts can hold residuals
     python benchmarks/step_forms.py verify --model gpt,llama         # needs the extra `verify-gpu`, no GPU
 
 `gains`: full-size configurations on 64 H100, of whose memory devices have 40 or 80 GB (a tenth is left free). The plan
@@ -11,7 +12,9 @@ kept. A strategy counts with the bound that is proven for it, or with that of th
 strategies, if it is higher; and the plan with its step: gains are no less than what stands there. All of them are
 predictions of one cost model. Batches are those of the
 configurations, as published, but for the Llamas. Beside it stands the best strategy in the form that the plan chose,
-which tells what the form gains, and what the shardings. `verify`: small models of verify_matrix.py on eight H100,
+which tells what the form gains, and what the shardings. `offload`: the plan with
+`offload="activations"` on the same cluster with the hosts of a DGX H100, beside the strategies of `gains`, which keep
+all on the devices. `verify`: small models of verify_matrix.py on eight H100,
 data=2, tensor=4, with 100, 60 and 40 % of the memory that the plan takes that keeps everything; compiled ahead of time
 as `Plan.jit` does by default, least memory first.
 
@@ -25,11 +28,14 @@ import math
 import os
 import pathlib
 import statistics
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import yaml
 
 import autoshard
 from autoshard import PlanOptions, baselines
@@ -178,6 +184,37 @@ def by_hand(
     return best
 
 
+def offloaded(config: str, device_gb: float, rows: Iterable[Row]) -> Row | None:
+    """The plan that may keep residuals on the hosts, beside the strategies of `gains`; None where those are not known."""
+    known = next((r for r in rows if r.part == "gains" and r.case.startswith(f"{config}, {device_gb:g} GB")), None)
+    if known is None:
+        return None
+    began = time.process_time()
+    cluster = Cluster.from_file(CONFIGS / "clusters" / "h100x64.yaml").to_dict()
+    cluster["version"] = 4
+    cluster["groups"][0]["host"] = "DGX-H100"
+    batch_size = known.case.split()[-2]
+    step, args = loaded(config, [f"data.batch_size={batch_size}", "optimizer.num_micro_batches=1"])
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(cluster, file)
+        file.flush()
+        options = dataclasses.replace(OPTIONS, offload="activations")
+        request = {"cluster": file.name, "donate_argnums": 0, "memory_budget_bytes": 0.9 * device_gb * 1e9}
+        plan = autoshard.plan(step, *args, options=options, **request)
+    copied_bytes = sum(c.wire_bytes for c in plan.estimate.host_copies) / 2
+    return dataclasses.replace(
+        known,
+        part="offload",
+        form=f"{plan.choice}; {mesh_text(plan.axes)}; {copied_bytes / 1e9:.1f} GB on the host",
+        step_s=plan.estimate.step_s,
+        gap=plan.certificate.gap,
+        in_form="",
+        in_form_s=0.0,
+        predicted_bytes=plan.estimate.peak_bytes,
+        seconds=round(time.process_time() - began, 1),
+    )
+
+
 def verified(name: str) -> Iterable[Row]:
     """Plans under less and less memory, compiled."""
     from verify_matrix import COMPILER_OPTIONS, H100, MODELS, compile_step, gpu_devices
@@ -223,25 +260,29 @@ def mesh_text(axes: Sequence[tuple[str, int]]) -> str:
 def table(rows: Sequence[Row]) -> str:
     """The rows as Markdown."""
     lines = ["# The form of a step: recomputation and micro-batches\n"]
-    won = [r for r in rows if r.part == "gains"]
-    if won:
+    for part in ("gains", "offload"):
+        won = [r for r in rows if r.part == part]
+        if not won:
+            continue
         lines += [
-            "`python benchmarks/step_forms.py gains`: 64 H100 with less or all of their memory, all meshes of up to "
+            "With residuals on hosts where that is faster (`step_forms.py offload`), beside the strategies as before:\n"
+            if part == "offload"
+            else "`python benchmarks/step_forms.py gains`: 64 H100 with less or all of their memory, all meshes of up to "
             "two axes. Gain: the best strategy by hand, with its best policy for all layers, over the plan; behind it "
             "that of the best strategy in the plan's own form. Seconds of processor time for all of it.\n",
             "| case | by hand | its step, at least | plan | its step | gap | gain | in its form | gain | seconds |",
             "| --- " * 10 + "|",
         ]
-    ratios = []
-    for r in won:
-        ratio, in_form = r.gain(r.by_hand_s), r.gain(r.in_form_s)
-        ratios += [ratio] if ratio else []
-        gain = f"{ratio:.3f}" if ratio else r.reason[:60] or "none fits by hand"
-        cells = [r.case, r.by_hand or "none fits", f"{r.by_hand_s:.4g} s", r.form, f"{r.step_s:.4g} s", f"{r.gap:.2%}"]
-        cells += [gain, r.in_form or "none fits", f"{in_form:.3f}" if in_form else ""]
-        lines.append("| " + " | ".join([*cells, f"{r.seconds:.0f}"]) + " |")
-    if ratios:
-        lines.append(f"\nGeometric mean of the gains: {statistics.geometric_mean(ratios):.3f}, of {len(ratios)}.\n")
+        ratios = []
+        for r in won:
+            ratio, in_form = r.gain(r.by_hand_s), r.gain(r.in_form_s)
+            ratios += [ratio] if ratio else []
+            gain = f"{ratio:.3f}" if ratio else r.reason[:60] or "none fits by hand"
+            cells = [r.case, r.by_hand or "none fits", f"{r.by_hand_s:.4g} s", r.form, f"{r.step_s:.4g} s"]
+            cells += [f"{r.gap:.2%}", gain, r.in_form or "", f"{in_form:.3f}" if in_form else ""]
+            lines.append("| " + " | ".join([*cells, f"{r.seconds:.0f}"]) + " |")
+        if ratios:
+            lines.append(f"\nGeometric mean of the gains: {statistics.geometric_mean(ratios):.3f}, of {len(ratios)}.\n")
     checked = [r for r in rows if r.part == "verify"]
     if checked:
         lines += [
@@ -260,7 +301,7 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     """Runs what is asked for, and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["gains", "verify", "table"])
+    parser.add_argument("part", choices=["gains", "offload", "verify", "table"])
     parser.add_argument("--config", default=",".join(GAINS))
     parser.add_argument("--device-gb", default=",".join(map(str, DEVICE_GB)))
     parser.add_argument("--model", default=",".join(VERIFIED))
@@ -283,6 +324,11 @@ def main() -> None:
             for device_gb in map(float, arguments_.device_gb.split(",")):
                 if not any(r.case.startswith(f"{config}, {device_gb:g} GB") for r in rows.values()):
                     keep(gains(config, device_gb))
+    if arguments_.part == "offload":
+        for config in arguments_.config.split(","):
+            for device_gb in map(float, arguments_.device_gb.split(",")):
+                if (row := offloaded(config, device_gb, list(rows.values()))) is not None:
+                    keep(row)
     if arguments_.part == "verify":
         for name in arguments_.model.split(","):
             for row in verified(name):
