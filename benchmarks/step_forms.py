@@ -185,7 +185,7 @@ def by_hand(
 
 
 def offloaded(config: str, device_gb: float, rows: Iterable[Row]) -> Row | None:
-    """The plan that may keep residuals on the hosts, beside the strategies of `gains`; None where those are not known."""
+    """The plan that may keep residuals on hosts, beside the strategies of `gains`; None where those are not known."""
     known = next((r for r in rows if r.part == "gains" and r.case.startswith(f"{config}, {device_gb:g} GB")), None)
     if known is None:
         return None
@@ -265,7 +265,7 @@ def table(rows: Sequence[Row]) -> str:
         if not won:
             continue
         lines += [
-            "With residuals on hosts where that is faster (`step_forms.py offload`), beside the strategies as before:\n"
+            "With residuals on hosts where that is faster (`step_forms.py offload`), the same by hand:\n"
             if part == "offload"
             else "`python benchmarks/step_forms.py gains`: 64 H100 with less or all of their memory, all meshes of up to "
             "two axes. Gain: the best strategy by hand, with its best policy for all layers, over the plan; behind it "

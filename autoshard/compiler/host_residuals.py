@@ -79,7 +79,8 @@ class CopyTimes:
     """When a plan's own schedule copies a residual, by operations.
 
     Attributes:
-      out_by: Before which one it is on the host. begun: Beside which the copy back begins. back_by: Before which it ends.
+      out_by: Before which one it is on the host.
+      begun, back_by: Beside which one the copy back begins, and before which it ends.
     """
 
     out_by: int

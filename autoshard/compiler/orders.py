@@ -23,6 +23,8 @@ class OrderKind(enum.Enum):
     HANDED_ON_LATE = "handed on only when a sum is made, reduced or not"
     REDUCED_BEFORE = "reduced before a later product begins"
     FETCHED = "copied from the host when the update before is made"
+    COPIED_OUT = "copied to the host before a later product begins"
+    COPIED_BACK = "copied back from the host when an earlier product could begin"
     MOVED = "made earlier or later than the program does"
     MATERIALIZED = "stored for the products that read it"
     ROW_MAJOR = "kept row by row"
@@ -125,7 +127,10 @@ def _of_others(
         made = next(i for i in named.values() if results[slot] in i.results)
         entries = dict(planned.plan_of(made).results).get(made.results.index(results[slot]))
         yield from _order(planned, OrderKind.HANDED_ON_LATE, results[slot], (made, "result"), entries)
-    for earlier, _ in plan.follows:
+    others = [(OrderKind.REDUCED_BEFORE, earlier, 0) for earlier, _ in plan.follows]
+    others += [(OrderKind.COPIED_OUT, m.made_before, m.result) for m in plan.copies_out]
+    others += [(OrderKind.COPIED_BACK, m.made_before, m.result) for m in plan.copies_back]
+    for kind, earlier, slot in others:
         made = named[number - earlier]
-        entries = dict(planned.plan_of(made).results).get(0)
-        yield from _order(planned, OrderKind.REDUCED_BEFORE, made.results[0], (made, "result"), entries)
+        entries = dict(planned.plan_of(made).results).get(slot)
+        yield from _order(planned, kind, made.results[slot], (made, "result"), entries)

@@ -3,8 +3,8 @@
 import dataclasses
 
 HOST_COPIES, RESIDUAL_COPIES = "host copies", "residual copies"
-"""The kinds of a `CommunicationItem` that is no collective: state in the memory of the host on its way to the device and
-back, and residuals on their way to the host and back."""
+"""The kinds of a `CommunicationItem` that is no collective: state in the memory of the host on its way to the device
+and back, and residuals on their way to the host and back."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -85,8 +85,9 @@ def usages_of(
         else:
             owned.append(use)
     copied = ((edge, read) for edge, read in enumerate(reads) if read is not None)
-    found = [*owned, *of_edges, *compiler.operand_copies(program.analysis, copied)]
-    on_edge = {id(use): residuals[use.owner].edge for use in of_edges}
+    copies = list(compiler.operand_copies(program.analysis, copied))
+    found = [*owned, *of_edges, *copies]
+    edge_of = [None] * len(owned) + [residuals[u.owner].edge for u in of_edges] + [u.owner for u in copies]
     spans = spans_of(found)
     instants = instants_that_matter(*spans.T)
     at = np.searchsorted(instants, spans).tolist()
@@ -94,8 +95,8 @@ def usages_of(
     usages, edge_usages = [], []
     for k in kept:
         use, (first, last) = found[k], at[k]
-        if use.kind is BufferKind.OPERAND_COPY or id(use) in on_edge:
-            edge_usages.append(EdgeUsage(on_edge.get(id(use), use.owner), first, last, use.size_bytes))
+        if (edge := edge_of[k]) is not None:
+            edge_usages.append(EdgeUsage(edge, first, last, use.size_bytes))
         else:
             node = first_group + use.owner if use.value is None else node_of(use.value)
             usages.append(Usage(node, first, last, use.size_bytes))

@@ -58,8 +58,8 @@ def require_host_link(options: PlanOptions, hardware: Slice, cluster: str) -> No
     lacking = "no `host`" if hardware.host is None else "a `host` without `to_device`, the link to its devices"
     raise ClusterError(
         f"{asked_for(options)} needs to know how fast devices copy from the memory of their hosts; group "
-        f"`{hardware.name}` of cluster `{cluster}` has {lacking}. Add one to the cluster file (version 4): `host: DGX-H100`, or its figures "
-        "as in configs/clusters/h100x8_cpu.yaml; or leave the option out."
+        f"`{hardware.name}` of cluster `{cluster}` has {lacking}. Add one to the cluster file (version 4): "
+        "`host: DGX-H100`, or its figures as in configs/clusters/h100x8_cpu.yaml; or leave the option out."
     )
 
 

@@ -99,8 +99,8 @@ def _words(plan: ProgramPlan) -> str:
 
 def _figure(plan: ProgramPlan, tangents: Sequence[Tangent], found: Sequence[PricedPlan], name: str) -> Figure:
     budgets = [t.budget_bytes for t in tangents]
-    low = min([0.5 * min(budgets), *(0.9 * p.memory_bytes for p in found)])
-    high = max([1.5 * max(budgets), *(1.1 * p.memory_bytes for p in found)])
+    low = min([*(0.5 * b for b in budgets), *(0.9 * p.memory_bytes for p in found)])
+    high = max([*(1.5 * b for b in budgets), *(1.1 * p.memory_bytes for p in found)])
     grid = np.linspace(low, high, _POINTS)
     corners = np.unique([*grid, *budgets])
     bound_s = [least_step_s(tangents, c) for c in corners]
@@ -109,8 +109,9 @@ def _figure(plan: ProgramPlan, tangents: Sequence[Tangent], found: Sequence[Pric
     made = plain_figure(280, x_range=axis_range(low / memory.size, high / memory.size))
     made.y_range = axis_range(0, 1.12 * most_s / time.size)
     line = source_of({"x": corners / memory.size, "y": np.array(bound_s) / time.size})
-    made.varea(x="x", y1=0, y2="y", fill_color=BOUND, fill_alpha=0.18, source=line)
-    made.line(x="x", y="y", line_color=BOUND, line_width=2, source=line)
+    if tangents:
+        made.varea(x="x", y1=0, y2="y", fill_color=BOUND, fill_alpha=0.18, source=line)
+        made.line(x="x", y="y", line_color=BOUND, line_width=2, source=line)
     for is_own, colour, size in ((False, OTHERS, 9), (True, OWN, 13)):
         shown = [p for p in found if p.is_own == is_own]
         made.scatter(
@@ -130,7 +131,7 @@ def _figure(plan: ProgramPlan, tangents: Sequence[Tangent], found: Sequence[Pric
     )
     made.xaxis.axis_label = f"memory of a device [{memory.name}]"
     made.yaxis.axis_label = f"step [{time.name}]"
-    legend = [("this plan", OWN), ("no plan below", BOUND), ("budget", LIMIT)]
+    legend = [("this plan", OWN), *[("no plan below", BOUND)] * bool(tangents), ("budget", LIMIT)]
     if len(found) > 1:
         legend.insert(1, ("other plans", OTHERS))
     return Figure(

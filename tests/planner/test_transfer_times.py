@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.cost.exposure import Hideable, exposure
 from autoshard.planner.timeline import Timeline
-from autoshard.planner.transfer_times import earliest_ends, latest_begins
+from autoshard.planner.transfer_times import earliest_ends, latest_spans
 
 
 def timeline(kernels_s: list[float], hideable: list[Hideable]) -> Timeline:
@@ -19,19 +19,19 @@ def test_one_collective_runs_first_or_last_in_its_window():
     """One second beside kernels 0 to 3, a second each: done before 1 at the earliest, begun beside 3 at the latest."""
     planned = timeline([1.0] * 5, [Hideable(0, 4, 1.0)])
     assert earliest_ends(planned) == [1]
-    assert latest_begins(planned) == [3]
+    assert latest_spans(planned) == [(3, 4)]
 
 
 def test_two_collectives_make_room_for_each_other():
     """Both are needed by 4, and take 1.5 s: backwards, one is sent beside 3 and half of 2, the other from 1 on."""
     planned = timeline([1.0] * 5, [Hideable(0, 4, 1.5), Hideable(0, 4, 1.5)])
-    assert sorted(latest_begins(planned)) == [1, 2]
+    assert sorted(latest_spans(planned)) == [(1, 3), (2, 4)]
     assert sorted(earliest_ends(planned)) == [2, 3]
 
 
 def test_what_does_not_hide_begins_when_it_can_and_ends_when_it_must():
     planned = timeline([1.0, 1.0, 1.0], [Hideable(0, 2, 5.0)])
-    assert (latest_begins(planned), earliest_ends(planned)) == ([0], [2])
+    assert (latest_spans(planned), earliest_ends(planned)) == ([(0, 2)], [2])
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4])

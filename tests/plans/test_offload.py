@@ -225,8 +225,8 @@ def test_nothing_to_offload_is_said(cluster_of):
 
 
 def test_what_excludes_it(cluster_of, tight):
-    with pytest.raises(ConfigError, match="received 'all'"):
-        planned(cluster_of(), options=PlanOptions(offload="all"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="received 'everything'"):
+        planned(cluster_of(), options=PlanOptions(offload="everything"))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="exclude each other"):
         planned(cluster_of(), options=PlanOptions(offload="state", adaptive=True))
     with pytest.raises(StageError, match="is for plans of one program"):
