@@ -16,13 +16,15 @@ read their residuals as they are.
 import bisect
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.host_state import LEAST_BYTES
-from autoshard.graph.computations import Instruction, first_operation, last_operation
+from autoshard.graph.computations import Computation, Instruction, first_operation, last_operation
 from autoshard.graph.equation_plan import EquationPlan, HostMove
+from autoshard.graph.graph import OperationKind
 
 BEHIND_PRODUCTS = 8
 """How many products a copy out has to itself, and a copy back: those of a layer of a transformer. More keep more on the
@@ -47,6 +49,7 @@ class Residual:
 
     Attributes:
       value: What is copied. buffer: The value in whose buffer it is; mostly itself.
+      computation: The number of the computation that makes it, among `HostResiduals.waiting`. trips: How often it runs.
       equation, result: What makes it: an equation and its result slot.
       made, used: One past the operation that makes it, and the last that reads it in the forward pass.
       read: The operation that reads it in the backward pass.
@@ -55,6 +58,8 @@ class Residual:
 
     value: int
     buffer: int
+    computation: int
+    trips: float
     equation: int
     result: int
     made: int
@@ -93,13 +98,15 @@ class HostResiduals:
 
     Attributes:
       all: Those that may lie in the memory of the host, in the order in which they are made.
-      waiting: What can wait for a copy, in order.
+      waiting: What can wait for a copy, in order; of the whole program, and of the bodies of its scans, such as that
+        over micro-batches.
     """
 
     def __init__(self, analysis: ProgramAnalysis):
-        finder = _Finder(analysis)
-        self.all = tuple(sorted(finder.found(), key=lambda r: (r.made, r.value)))
-        self.waiting = finder.waiting
+        finders = [_Finder(analysis, n, own) for n, own in enumerate(_loop_bodies(analysis.entry))]
+        found = itertools.chain.from_iterable(finder.found() for finder in finders)
+        self.all = tuple(sorted(found, key=lambda r: (r.made, r.value)))
+        self.waiting = tuple(finder.waiting for finder in finders)
 
     def ordered(
         self, equations: Mapping[int, EquationPlan], in_host: Mapping[int, CopyTimes | None]
@@ -115,18 +122,19 @@ class HostResiduals:
             move = HostMove(by.equation - residual.equation, residual.result, by.operand)
             found[by.equation] = dataclasses.replace(own, **{field: (*getattr(own, field), move)})
 
-        starts = [w.operation for w in self.waiting]
+        starts_of = [[w.operation for w in own] for own in self.waiting]
         for number, times in sorted(in_host.items()):
             residual = self.all[number]
+            waiting, starts = self.waiting[residual.computation], starts_of[residual.computation]
             out, back, arrived = residual.out, residual.back, None
             if times is not None:
                 first = bisect.bisect_left(starts, max(times.out_by, residual.used))
-                out = min(self.waiting[first], out, key=lambda w: w.operation)
+                out = min(waiting[first], out, key=lambda w: w.operation)
                 begin = bisect.bisect_right(starts, times.begun) - 1
-                back = max(self.waiting[begin], back, key=lambda w: w.operation)
+                back = max(waiting[begin], back, key=lambda w: w.operation)
                 end = bisect.bisect_left(starts, max(times.back_by, back.operation + 1))
                 if end < len(starts) and starts[end] < residual.read:
-                    arrived = self.waiting[end]
+                    arrived = waiting[end]
             say("copies_out", residual, out)
             say("copies_back", residual, back)
             if arrived is not None:
@@ -142,11 +150,13 @@ class _Gap(NamedTuple):
 
 
 class _Finder:
-    """Finds residuals; `HostResiduals` is its only user."""
+    """Finds the residuals of one computation; `HostResiduals` is its only user."""
 
-    def __init__(self, analysis: ProgramAnalysis):
+    def __init__(self, analysis: ProgramAnalysis, number: int, computation: Computation):
         self._analysis, self._graph, live = analysis, analysis.graph, analysis.live
-        self._entry = [i for i in analysis.entry if i.operation is not None or i.nested]
+        self._number = number
+        self._trips = next((i.operation.trips for i in computation if i.operation is not None), 1.0)
+        self._entry = [i for i in computation if i.operation is not None or i.nested]
         self._made_at = {r: k for k, i in enumerate(self._entry) for r in i.results if r is not None}
         self._read_at: dict[int, list[int]] = collections.defaultdict(list)
         for k, instruction in enumerate(self._entry):
@@ -177,10 +187,20 @@ class _Finder:
         arguments = {a.value for a in self._graph.arguments}
         for life in live.ranges:
             names = [life.value, *self._names[life.value]]
+            is_made = self._made_at.keys() & set(names) and not any(map(self._is_handed_on, names))
             is_own = ranges[life.value] == 1 and fixed.isdisjoint(names) and life.value not in arguments
-            if is_own and values[life.value].size_bytes >= LEAST_BYTES and values[life.value].shape:
+            if is_made and is_own and values[life.value].size_bytes >= LEAST_BYTES and values[life.value].shape:
                 if (own := self._of_buffer(life.value, names)) is not None:
                     yield own
+
+    def _is_handed_on(self, value: int) -> bool:
+        """Whether a loop or conditional around it hands a value on: to its next iteration, or out of it."""
+        chains = self._analysis.chains
+        made = chains.producer[value]
+        return made is None or any(
+            o.kind is not OperationKind.EQUATION and chains.loop_nest[o.index] == chains.loop_nest[made.index]
+            for o, _ in chains.consumers[value]
+        )
 
     def _of_buffer(self, buffer: int, names: Sequence[int]) -> Residual | None:
         """The residual in a buffer; None if there is none."""
@@ -219,6 +239,8 @@ class _Finder:
         return Residual(
             value,
             buffer,
+            self._number,
+            self._trips,
             maker.equation,
             maker.results.index(value),
             last_operation(maker) + 1,
@@ -241,6 +263,15 @@ class _Finder:
         if not made:
             return None
         return Waiting(instruction.equation, max(made, key=lambda slot: made[slot]), first_operation(instruction))
+
+
+def _loop_bodies(entry: Computation) -> Iterator[Computation]:
+    """A computation, and the bodies of its scans, and of theirs."""
+    yield entry
+    for instruction in entry:
+        if instruction.name == "scan":
+            for nested in instruction.nested:
+                yield from _loop_bodies(nested)
 
 
 def _num_products(instruction: Instruction) -> int:

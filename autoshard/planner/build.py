@@ -300,7 +300,7 @@ class _Builder:
     def residual(self, number: int) -> Edge:
         """The edge from what defines a residual to whether it lies in the memory of the host; it costs the copies."""
         own, link = self.residuals[number], self.mesh.host_link
-        (source, column), share = self.defined_buffer(own), self.overlap.share_of(own.windows)
+        (source, column), share = self.defined_buffer(own), own.trips * self.overlap.share_of(own.windows)
         size_bytes = self.graph.values[own.buffer].size_bytes
         key = "residual", id(column), size_bytes, share
         if key not in self.copied_s:

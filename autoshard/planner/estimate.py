@@ -38,6 +38,11 @@ class CommunicationItem:
         return self.time_s - self.hidden_s
 
     @property
+    def held_bytes(self) -> float:
+        """Of what is copied to the host and back: what lies there at once."""
+        return self.wire_bytes / 2 / self.count
+
+    @property
     def is_collective(self) -> bool:
         """Whether it is between devices."""
         return self.kind not in (HOST_COPIES, RESIDUAL_COPIES)

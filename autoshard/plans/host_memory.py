@@ -84,7 +84,7 @@ def host_warnings(options: PlanOptions, f: Formulation, figures: Estimate) -> It
     if host is None:
         return
     per_node = math.prod(level.size for axis in f.mesh.axes for level in axis.levels if level.link.level == 0)
-    needed_bytes = per_node * sum(c.wire_bytes for c in figures.host_copies) / 2
+    needed_bytes = per_node * sum(c.held_bytes for c in figures.host_copies)
     if needed_bytes > host.memory_bytes:
         yield (
             f"The plan keeps {amount(needed_bytes)} in the memory of each host, which has "

@@ -18,7 +18,7 @@ def host_line(plan: ProgramPlan) -> str:
         return ""
     copied_bytes = _copied_bytes(e.host_copies)
     parts = [(e.state_copies, "state"), (e.residual_copies, "residuals")]
-    held = " and ".join(f"{amount(_copied_bytes(copies) / 2)} of {what}" for copies, what in parts if copies)
+    held = " and ".join(f"{amount(sum(c.held_bytes for c in copies))} of {what}" for copies, what in parts if copies)
     return (
         f"{held} per device in host memory: {amount(copied_bytes)} copied in and out a step at "
         f"{amount(link.bandwidth_bytes_per_s)}/s, {seconds(e.host_exposed_s)} exposed"

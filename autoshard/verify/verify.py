@@ -113,7 +113,7 @@ def predicted_memory(plan: ProgramPlan, traced: Trace) -> MemoryFigures:
 
     all_arguments = [(t, on_device(t, a.value)) for t, a in zip(plan.arguments, traced.graph.arguments, strict=True)]
     host_bytes = sum(size_bytes for t, size_bytes in all_arguments if t.in_host)
-    host_bytes += sum(c.wire_bytes for c in plan.estimate.residual_copies) / 2
+    host_bytes += sum(c.held_bytes for c in plan.estimate.residual_copies)
     arguments = [0.0 if t.in_host else size_bytes for t, size_bytes in all_arguments]
     pairs = zip(plan.outputs, traced.graph.outputs, strict=True)
     outputs = [0.0 if t.in_host else on_device(t, o.value) for t, o in pairs]

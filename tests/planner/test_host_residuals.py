@@ -216,10 +216,10 @@ def test_equations_tell_when_copies_wait(mesh_of, formulated):
     assert not any(plan.back_before for plan in plans.values())
     assert f.residuals is not None
     first = f.all_residuals[0]
-    (early, late), products = first.windows, [w.operation for w in f.residuals.waiting]
+    (early, late), products = first.windows, [w.operation for w in f.residuals.waiting[0]]
     times = CopyTimes(out_by=early[0] + 3, begun=late[1] - 1, back_by=late[1])
     said = f.residuals.ordered({}, {0: times})
-    by_operation = {w.equation: w.operation for w in f.residuals.waiting}
+    by_operation = {w.equation: w.operation for w in f.residuals.waiting[0]}
     (out,) = [by_operation[n] for n, plan in said.items() if plan.copies_out]
     (back,) = [by_operation[n] for n, plan in said.items() if plan.copies_back]
     assert out == min(p for p in products if p >= times.out_by) < early[1]
