@@ -122,7 +122,8 @@ def table(rows: list[Row]) -> str:
         f"`python benchmarks/offload_activations.py`: {LAYERS} layers, eight H100 with their host, data=8, products of "
         "layers kept. Memory: what the plan without a limit reserves, times the share. GB and ms of one device; "
         "predicted / compiled by XLA:GPU ahead of time and replayed, never run.\n",
-        "| model | memory | step in any memory | all on the devices | step | reserved | on the host | copied | waited for |",
+        "| model | memory | step in any memory | all on the devices | step | reserved | on the host | copied | "
+        "waited for |",
         "| --- " * 9 + "|",
     ]
     for r in rows:

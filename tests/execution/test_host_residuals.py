@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from autoshard import Plan
 from autoshard.cluster import Host, Link
@@ -29,21 +30,46 @@ def written_out(x, w):
     return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)(x, w)
 
 
-FORMS = {"inputs kept": jax.checkpoint(layer), "products kept": written_out, "as it is": layer}
+def offloading(x, w):
+    """The same with its input offloaded by its policy: the plan decides that anew."""
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["residual"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    return jax.checkpoint(lambda x, w: layer(checkpoint_name(x, "residual"), w), policy=policy)(x, w)
+
+
+FORMS = {"inputs kept": jax.checkpoint(layer), "products kept": written_out, "inputs offloaded": offloading}
+
+
+def loss_of(form):
+    def loss(weights, x):
+        for w in weights:
+            x = FORMS[form](x, w)
+        return jnp.mean(jnp.square(x))
+
+    return loss
 
 
 def step_of(form):
     def step(weights, x):
-        def loss(weights):
-            y = x
-            for w in weights:
-                y = FORMS[form](y, w)
-            return jnp.mean(jnp.square(y))
-
-        value, gradients = jax.value_and_grad(loss)(weights)
+        value, gradients = jax.value_and_grad(loss_of(form))(weights, x)
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
 
     return step
+
+
+def in_micro_batches(weights, x):
+    """The same in two micro-batches, in a loop."""
+
+    def add(carry, part):
+        value, gradients = jax.value_and_grad(loss_of("products kept"))(weights, part)
+        return jax.tree.map(jnp.add, carry, (value, gradients)), None
+
+    (value, gradients), _ = jax.lax.scan(add, (0.0, jax.tree.map(jnp.zeros_like, weights)), x.reshape(2, -1, WIDTH))
+    return jax.tree.map(lambda w, g: w - 0.05 * g, weights, gradients), value / 2
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +99,17 @@ def drawn(step, args, cluster, mesh, seed) -> tuple[Plan, int]:
 @pytest.mark.parametrize(
     ("mesh", "seed"), [({"data": 8}, 0), ({"data": 2, "tensor": 4}, 1), ({"a": 2, "b": 2, "c": 2}, 2)], ids=str
 )
-@pytest.mark.parametrize("form", ["inputs kept", "products kept"])
+@pytest.mark.parametrize("form", FORMS)
 def test_results_are_equal(arguments, cluster, form, mesh, seed):
-    step = step_of(form)
+    check(step_of(form), arguments, cluster, mesh, seed)
+
+
+def test_results_in_micro_batches_are_equal(arguments, cluster):
+    weights, x = arguments
+    check(in_micro_batches, (weights, jnp.concatenate([x, x[::-1]])), cluster, {"data": 4, "tensor": 2}, 3)
+
+
+def check(step, arguments, cluster, mesh, seed):
     plan, num_away = drawn(step, arguments, cluster, mesh, seed)
     assert num_away > 0
     run = plan.jit(step)
