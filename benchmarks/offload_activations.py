@@ -142,7 +142,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=",".join(DEFAULT_MODELS))
-    parser.add_argument("--share", default="0.8,0.6", help="of the memory of the plan without a limit")
+    parser.add_argument("--share", default="0.8,0.7", help="of the memory of the plan without a limit")
     parser.add_argument("--again", action="store_true", help="also cases that are there")
     own = parser.parse_args()
     file = RESULTS / "offload-activations.jsonl"

@@ -89,8 +89,9 @@ def plan(
     offload: Annotated[
         str | None,
         typer.Option(
-            metavar="state|never",
-            help="Whether optimizer state may lie in the memory of the hosts, which the cluster must describe.",
+            metavar="state|activations|all|never",
+            help="What may lie in the memory of the hosts, which the cluster must describe: optimizer state, what the "
+            "backward pass reads, or both.",
         ),
     ] = None,
     problem_only: Annotated[
