@@ -168,18 +168,20 @@ class Evaluator:
         env: Environment,
     ) -> None:
         """Copies residuals to the memory of the host before an equation, and others back."""
-        placement = self._placement
-        for moves in (plan.copies_out, plan.copies_back, plan.back_before):
+        as_it_is = lambda placed: placed
+        stored, fetched = self._placement.stored, self._placement.fetched
+        for moves, before, behind in (
+            (plan.copies_out, stored, as_it_is),
+            (plan.copies_back, as_it_is, fetched),
+            (plan.back_before, as_it_is, as_it_is),
+        ):
             for move in moves:
                 maker = named.get(number - move.made_before)
                 v = None if maker is None else maker.outvars[move.result]
-                if v not in env:  # nobody reads it
-                    continue
-                if moves is plan.copies_out:
-                    env[v] = placement.stored(env[v])
-                wait(env, [equation.invars[move.operand]], [v], placement)
-                if moves is plan.copies_back:
-                    env[v] = placement.fetched(env[v])
+                if v in env:  # somebody reads it
+                    env[v] = before(env[v])
+                    wait(env, [equation.invars[move.operand]], [v], self._placement)
+                    env[v] = behind(env[v])
 
     def _plan_of(self, number: int) -> EquationPlan:
         return self.equations.get(number, EquationPlan())

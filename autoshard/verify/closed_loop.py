@@ -7,7 +7,8 @@ Predictions of memory and of collectives follow laws of XLA that need not hold f
     collectives are compiled otherwise             the choices that they belong to are forbidden
 
 A program that is to hide collectives is scheduled in several ways, of which the fastest that fits is taken; it exceeds
-the budget only if every way does.
+the budget only if every way does. Where only far slower ways fit than one that does not, the budget is lowered by the
+excess of that one, too: of the plans that are confirmed, the one whose program is fastest by replay is taken.
 
 Both hold for the mesh of the plan that was compiled; plans on other meshes stay as they are, until one of them is the
 best. The bound in the certificate stays that of the problem as it was, before anything was forbidden or lowered: no
@@ -45,9 +46,13 @@ from autoshard.printing import amount
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate
 from autoshard.verify.devices import platform_of
+from autoshard.verify.figures import ScheduleFigures
 from autoshard.verify.targets import target_of
 from autoshard.verify.verification import NEGLIGIBLE, Stray, Verification
 from autoshard.verify.verify import verify
+
+FAR_FASTER = 0.1
+"""By which share of its step a schedule is faster that makes it worth another plan, of less memory."""
 
 Forbidden = Mapping[tuple[Axes, int, Choice], str]
 """The choices of groups, by mesh and index, that may not be taken, and what they are, for people."""
@@ -60,6 +65,7 @@ class _Compiled:
     Attributes:
       question: Under which it was found. forbidden: What was forbidden then.
       excess_bytes: By how much it exceeds the user's budget; 0.0 if it fits.
+      faster_bytes: By how much a far faster way to schedule it does that was left for one that fits; 0.0 for none.
     """
 
     plan: ProgramPlan
@@ -68,6 +74,7 @@ class _Compiled:
     question: Question
     forbidden: Forbidden
     excess_bytes: float
+    faster_bytes: float
 
     @property
     def is_confirmed(self) -> bool:
@@ -75,9 +82,10 @@ class _Compiled:
 
     @property
     def rank(self) -> tuple:
-        """Those that fit come first, then those that send what was predicted, then the cheapest."""
+        """Those that fit come first, then those that send what was predicted, then the fastest."""
         off_bytes = sum(abs(ours - theirs) for _, ours, theirs in self.verification.traffic_disagreements)
-        return self.excess_bytes, off_bytes, self.found.cost_s
+        compiled = self.verification.schedule.compiled
+        return self.excess_bytes, off_bytes, self.found.cost_s if compiled is None else compiled.step_s
 
 
 def plan_confirmed(posed: Posed, fn: Callable[..., Any], args: Sequence[Any]) -> ProgramPlan:
@@ -109,14 +117,16 @@ def plan_confirmed(posed: Posed, fn: Callable[..., Any], args: Sequence[Any]) ->
         if stopped:
             break
         excess_bytes = _excess_bytes(posed.question, verification)
-        now = _Compiled(plan, found, verification, question, forbidden, excess_bytes)
+        faster_bytes = 0.0 if excess_bytes else excess_of_faster(posed.question.budget_bytes, verification.schedule)
+        now = _Compiled(plan, found, verification, question, forbidden, excess_bytes, faster_bytes)
         tried.append(now)
-        if now.is_confirmed:
+        if now.is_confirmed and not faster_bytes:
             break
-        report(options, question.started, f"compile {n}", f"not confirmed: {_reason(now, posed.question)}")
+        said = _reason(now, posed.question) or f"a far faster schedule takes {amount(faster_bytes)} more than allowed"
+        report(options, question.started, f"compile {n}", f"not confirmed: {said}")
         if n == options.compile_check_rounds:
             break
-        forbidden = {**forbidden, **_to_forbid(now)}
+        forbidden, excess_bytes = {**forbidden, **_to_forbid(now)}, excess_bytes or faster_bytes
         question = _with_excess(question, plan, excess_bytes)
         if not excess_bytes and len(forbidden) == len(now.forbidden):
             stopped = "the choice that was compiled otherwise is not known, or is the only one"
@@ -139,6 +149,16 @@ def _excess_bytes(question: Question, verification: Verification) -> float:
     """What the compiled program needs beyond the budget."""
     excess_bytes = verification.reserved_bytes - question.budget_bytes
     return excess_bytes if excess_bytes > NEGLIGIBLE_BYTES else 0.0
+
+
+def excess_of_faster(budget_bytes: float, schedule: ScheduleFigures) -> float:
+    """What a way to schedule a program needs beyond the budget that is faster by `FAR_FASTER` than the one that was
+    chosen, since that fits; the least of several, 0.0 if there is none."""
+    if schedule.chosen is None:
+        return 0.0
+    limit_s = (1 - FAR_FASTER) * schedule.chosen.step_s
+    faster = [c.reserved_bytes - budget_bytes for c in schedule.candidates if c.step_s <= limit_s]
+    return min((excess_bytes for excess_bytes in faster if excess_bytes > NEGLIGIBLE_BYTES), default=0.0)
 
 
 def _with_excess(question: Question, plan: ProgramPlan, excess_bytes: float) -> Question:

@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from autoshard import Plan
 from autoshard.cluster import Host, Link
+from autoshard.compiler.schedule import Schedule
 from autoshard.planner.build import formulate
 from autoshard.planner.program import prepare
 from autoshard.plans.make import Origin, plan_of_choices
@@ -41,7 +42,12 @@ def offloading(x, w):
     return jax.checkpoint(lambda x, w: layer(checkpoint_name(x, "residual"), w), policy=policy)(x, w)
 
 
-FORMS = {"inputs kept": jax.checkpoint(layer), "products kept": written_out, "inputs offloaded": offloading}
+FORMS = {
+    "inputs kept": jax.checkpoint(layer),
+    "products kept": written_out,
+    "inputs offloaded": offloading,
+    "all kept": layer,
+}
 
 
 def loss_of(form):
@@ -80,12 +86,14 @@ def arguments():
     return weights, WIDTH**0.5 * draw(-1, BATCH, WIDTH)
 
 
-def drawn(step, args, cluster, mesh, seed) -> tuple[Plan, int]:
-    """A plan drawn at random, and how many residuals it has in host memory."""
+def drawn(step, args, cluster, mesh, seed, schedule) -> tuple[Plan, int]:
+    """A plan drawn at random, and how many residuals it has on the host; to hide latency, with the orders of GPUs."""
     traced, axes = trace(step, args, (0,)), cluster.slices()[0].logical_mesh(mesh)
+    if schedule is Schedule.LATENCY_HIDING:
+        axes = dataclasses.replace(axes, device_type=dataclasses.replace(axes.device_type, product_workspace_bytes=1))
     hosted = dataclasses.replace(axes, host=HOST)
     pins = [None] * len(traced.graph.arguments)
-    f = formulate(prepare(traced.graph), hosted, None, pins, offload="activations")
+    f = formulate(prepare(traced.graph), hosted, None, pins, schedule=schedule, offload="activations")
     rng = np.random.default_rng(seed)
     picks = [int(rng.integers(len(node.costs))) for node in f.problem.nodes]
     picks[-1] = 1  # the last residual goes, whatever the others do
@@ -104,13 +112,19 @@ def test_results_are_equal(arguments, cluster, form, mesh, seed):
     check(step_of(form), arguments, cluster, mesh, seed)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_results_in_the_orders_that_hide_latency_are_equal(arguments, cluster, form, monkeypatch):
+    monkeypatch.setattr("autoshard.compiler.prefetches.LEAST_HELD_BYTES", 0)
+    check(step_of(form), arguments, cluster, {"data": 4, "tensor": 2}, 4, Schedule.LATENCY_HIDING)
+
+
 def test_results_in_micro_batches_are_equal(arguments, cluster):
     weights, x = arguments
     check(in_micro_batches, (weights, jnp.concatenate([x, x[::-1]])), cluster, {"data": 4, "tensor": 2}, 3)
 
 
-def check(step, arguments, cluster, mesh, seed):
-    plan, num_away = drawn(step, arguments, cluster, mesh, seed)
+def check(step, arguments, cluster, mesh, seed, schedule=Schedule.LEAST_MEMORY):
+    plan, num_away = drawn(step, arguments, cluster, mesh, seed, schedule)
     assert num_away > 0
     run = plan.jit(step)
     traced = str(jax.make_jaxpr(run)(*arguments))

@@ -18,11 +18,13 @@ from autoshard.cli import app
 from autoshard.compiler.candidates import Candidate
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import StageError
+from autoshard.execution.candidates import CandidateFigures
 from autoshard.plans.confirmation import Confirmation
 from autoshard.plans.make import best_of, plan_found, plan_function
 from autoshard.plans.options import PlanOptions
-from autoshard.verify.closed_loop import _Compiled, _to_forbid, _without
+from autoshard.verify.closed_loop import _Compiled, _to_forbid, _without, excess_of_faster
 from autoshard.verify.devices import _is_installed
+from autoshard.verify.figures import ScheduleFigures, StepTimes
 from autoshard.verify.verify import verify
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -159,7 +161,7 @@ def test_what_was_compiled_otherwise_is_forbidden(scattered):
     plan = plan_found(asked, found)
     verification = verify(plan, step)
     assert verification.traffic_disagreements
-    forbidden = _to_forbid(_Compiled(plan, found, verification, asked.question, {}, 0.0))
+    forbidden = _to_forbid(_Compiled(plan, found, verification, asked.question, {}, 0.0, 0.0))
     assert set(forbidden.values()) == {texts[0]}, "others are forbidden by later compilations"
     assert set(_chosen(found)) & forbidden.keys()
     question = dataclasses.replace(asked.question, restrict=_without(None, forbidden))
@@ -264,3 +266,23 @@ def test_the_command_line_checks_a_plan(tmp_path):
     assert result.exit_code == 0, result.output
     assert "confirmed by XLA:CPU of jax" in result.output.strip().rpartition("\n\n")[2].replace("\n", " ")
     assert autoshard.Plan.load(out).confirmation.num_compilations >= 1
+
+
+def ways(*figures: tuple[Candidate, float, float], chosen: int) -> ScheduleFigures:
+    """A program scheduled in several ways: (which, its step, what it reserves), and the one that was chosen."""
+    candidates = tuple(CandidateFigures(way, step_s, 0.0, size_bytes) for way, step_s, size_bytes in figures)
+    times = StepTimes(1.0, 1.0, 0.0, 0.0, 0.0)
+    return ScheduleFigures(times, times, "", (), (), (), candidates, candidates[chosen])
+
+
+def test_a_far_faster_schedule_that_does_not_fit_is_worth_another_plan():
+    """Of 2 GB allowed: the order of least memory takes 1.5 s, another 0.9 s and 2.2 GB, one more 1.2 s and 2.1 GB. One
+    that is 5 % faster is not worth it, nor one that is negligibly too large; nor anything once the fastest fits."""
+    least, hiding, others = Candidate.LEAST_MEMORY, Candidate.PLAN_COSTS, Candidate.XLA_COSTS
+    found = ways((least, 1.5, 1.9e9), (hiding, 0.9, 2.2e9), (others, 1.2, 2.1e9), chosen=0)
+    assert excess_of_faster(2e9, found) == pytest.approx(0.1e9)
+    assert excess_of_faster(2.1e9, found) == pytest.approx(0.1e9)
+    assert excess_of_faster(2e9, ways((least, 1.5, 1.9e9), (hiding, 1.425, 2.2e9), chosen=0)) == 0.0
+    assert excess_of_faster(2e9, ways((least, 1.5, 1.9e9), (hiding, 0.9, 2e9 + 1), chosen=0)) == 0.0
+    assert excess_of_faster(2.3e9, ways((least, 1.5, 1.9e9), (hiding, 0.9, 2.2e9), chosen=1)) == 0.0
+    assert excess_of_faster(2e9, ScheduleFigures(found.predicted, None, "told elsewhere", (), (), ())) == 0.0
