@@ -174,8 +174,12 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
                     slots.narrowing.add(operation.equation)
                 if is_gather(held, wanted):
                     gathers.append((index, slot, wanted))
-    is_prefetched = f.compiler.ordering.schedule is Schedule.LATENCY_HIDING  # by ties to earlier products
-    tied = [] if is_prefetched else tied_copies(f.program.analysis, f.mesh.shape, reader.layout, gathers)
+    if f.compiler.ordering.schedule is Schedule.LATENCY_HIDING:
+        # weights are tied to earlier products; activations, which may be gathered a kernel early, only where that would
+        # not fit: residuals leave the devices
+        weights = f.program.analysis.weights
+        gathers = [(o, s, l) for o, s, l in gathers if reader.away and graph.operations[o].operand(s) not in weights]
+    tied = tied_copies(f.program.analysis, f.mesh.shape, reader.layout, gathers)
     for index, slot in tied:
         slots.delayed[graph.operations[index].equation].add(slot)
     return slots.freeze()
