@@ -90,7 +90,7 @@ class Trial:
 def trial_of(candidates: Sequence[CompiledCandidate], budget_bytes: float | None) -> Trial:
     """The trial of those candidates that fit the memory and are not far slower than the best of them by replay.
 
-    Where none fits, the one that needs the least memory is taken without a trial.
+    Where none fits, only those come into question that hardly need more memory than the least of all.
 
     Args:
       candidates: All that were compiled.

@@ -1,5 +1,6 @@
 """One program scheduled in several ways: how one is chosen, and what XLA:GPU makes of them without a GPU."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -45,6 +46,19 @@ def test_the_fastest_that_fits_is_taken(budget_bytes, chosen):
     choosing = Choosing(tuple(Candidate), MESH, budget_bytes)
     assert choosing.fastest(FIGURES).candidate is chosen
     assert choosing.fastest(FIGURES[::-1]).candidate is chosen
+
+
+def test_where_none_fits_hardly_more_memory_is_no_reason_to_be_slow():
+    """Of 2 GB allowed: 2.01 GB are needed at least, in 1.5 s; 5 MB more than that are hardly more, 20 MB are."""
+    choosing = Choosing(tuple(Candidate), MESH, 2e9)
+    least, hardly, more = (
+        CandidateFigures(Candidate.LEAST_MEMORY, 1.5, 0.0, 2.01e9),
+        CandidateFigures(Candidate.PLAN_COSTS, 1.0, 0.0, 2.015e9),
+        CandidateFigures(Candidate.XLA_COSTS, 0.9, 0.0, 2.03e9),
+    )
+    assert choosing.fastest((least, hardly, more)) is hardly
+    assert choosing.fastest((least, more)) is least
+    assert choosing.fastest((dataclasses.replace(least, reserved_bytes=2e9), hardly)).candidate is least.candidate
 
 
 def test_what_the_compiler_is_told():
