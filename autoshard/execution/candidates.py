@@ -94,8 +94,8 @@ class Choosing:
         return self.budget_bytes is None or least.reserved_bytes <= _SPARED * self.budget_bytes
 
     def fastest(self, figures: Sequence[CandidateFigures]) -> CandidateFigures:
-        """The fastest that fits the memory, the earlier one of equals; if none does, of those that hardly need more than
-        the one that needs least."""
+        """The fastest that fits the memory, the earlier one of equals; if none does, of those that hardly need more
+        than the one that needs least."""
         return min(fitting(figures, self.budget_bytes), key=lambda f: f.step_s)
 
 
