@@ -45,7 +45,7 @@ class Row:
     Attributes:
       without: What becomes of the same budget with all on the devices: a step in seconds; None if nothing fits.
       host_bytes, host_s, exposed_s: On the host, copied, and waited for, as predicted; `compiled_`: as compiled.
-      way: How it is compiled. reason: Why there is no plan.
+      reason: Why there is no plan.
     """
 
     model: str
@@ -61,7 +61,6 @@ class Row:
     host_s: float = 0.0
     exposed_s: float = 0.0
     compiled_exposed_s: float = 0.0
-    way: str = ""
     reason: str = ""
 
 
@@ -112,7 +111,6 @@ def case(name: str, share: float) -> Row:
         host_s=sum(c.time_s for c in e.residual_copies),
         exposed_s=e.host_exposed_s,
         compiled_exposed_s=compiled.host_s if compiled else 0.0,
-        way=str(found.schedule.candidates[0]) if found.schedule.candidates else "",
     )
 
 

@@ -21,7 +21,7 @@ from autoshard.execution.placement import Placed, Placement, known_layouts
 from autoshard.execution.two_stage_sums import sum_in_stages
 from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.layout import SpecEntries
-from autoshard.trace.walk import equation_numbers, is_to_or_from_host, nested_programs
+from autoshard.trace.walk import equation_numbers, is_to_or_from_host, nested_programs, variables
 
 
 def scope_of(equation: int) -> str:
@@ -152,8 +152,7 @@ class Evaluator:
                 for n, slot in plan.in_turn:
                     wait(env, [equation.invars[slot]], _made(named.get(number - n)), self._placement)
                 self._copy_residuals(equation, number, plan, named, env)
-                for v in (v for v in equation.invars if not isinstance(v, jex.Literal) and env[v].in_host):
-                    env[v] = self._placement.fetched(env[v])
+                env.update((v, self._placement.fetched(env[v])) for v in variables(equation.invars))
                 self._evaluate(equation, number, env, later, held)
             for v in read[i]:
                 if v not in later and v not in outputs:

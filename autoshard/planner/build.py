@@ -5,7 +5,7 @@ Sets        V        decisions: every argument of the program and every group of
                      less what pins, annotations and restrictions forbid                          `group_choices`)
             H        arguments of which there is each layout twice: on the devices, and in       (`state_updates`,
                      the memory of the host                                                       `host_copy_s`)
-            R        residuals that may lie in the memory of the host between the passes: one     (`host_residuals`,
+            R        residuals that may lie in the memory of the host between the passes: one     (`HostResiduals`,
                      decision each, and an edge from what defines it                              `_Builder.residual`)
             E        (i, j): i defines a value that j reads; one edge a (value, way of reading)   (`_Builder.reads`)
                      (i, a): i defines the successor of argument a                           (`_Builder.successions`)
