@@ -5,13 +5,14 @@ from collections.abc import Mapping, Set
 
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.live_range import LiveRange
+from autoshard.compiler.memory_orders import Order
 from autoshard.graph.graph import Operation
 
-_Order = tuple[tuple[int, ...], frozenset[tuple[int, ...]]]
+ReadOrder = tuple[tuple[int, ...], frozenset[tuple[int, ...]]]
 """The batch dimensions, and the two blocks of the other ones: a matrix may be read row by row or column by column."""
 
 
-def read_order(operation: Operation, slot: int) -> _Order | None:
+def read_order(operation: Operation, slot: int) -> ReadOrder | None:
     """The order of dimensions in which a product must find an operand; None if it takes the operand as it is.
 
     XLA brings a product over batches whose operands are more than matrices into the form batch, rows, columns: the left
@@ -39,9 +40,19 @@ def read_order(operation: Operation, slot: int) -> _Order | None:
     return None if wanted == tuple(d for d, _ in own) else (batch, frozenset({free, summed}))
 
 
-def read_orders(chains: DefUse, value: int) -> dict[_Order | None, list[int]]:
+def lies_in(wanted: ReadOrder | None, order: Order | None) -> bool:
+    """Whether a value that lies in `order` need not be copied for a product that must find it as `read_order` says."""
+    if order is None:
+        return True
+    if wanted is None:
+        return order == tuple(range(len(order)))
+    batch, blocks = wanted
+    return any(order == (*batch, *first, *(d for other in blocks - {first} for d in other)) for first in blocks)
+
+
+def read_orders(chains: DefUse, value: int) -> dict[ReadOrder | None, list[int]]:
     """The orders in which the readers of a value want it, each with the operations that do."""
-    uses: dict[_Order | None, list[int]] = {}
+    uses: dict[ReadOrder | None, list[int]] = {}
     if len(chains.graph.values[value].shape) > 2:
         for operation, slot in chains.consumers[value]:
             if chains.loop_nest[operation.index] == chains.scope(value):
@@ -68,7 +79,7 @@ def copies_in_other_orders(
     """The copies of stored values in other orders.
 
     A value is there as often as its readers want it in different orders. A pointwise kernel makes all of them at once;
-    of any other value the copy is made for the first that reads it.
+    of any other value, and for products that narrow what they read, the copy is made for the first that reads it.
 
     Args:
       stored: The values with memory of their own. sources: Of pointwise results, as in `Fusion`.
@@ -83,9 +94,16 @@ def copies_in_other_orders(
         own = None if None in uses else max(uses, key=lambda order: last[order])
         for order, indices in uses.items():
             if order != own:
-                start = moved.get(value, chains.defined_at(value)) if value in sources else min(indices)
+                is_made_at_once = value in sources and not any(_is_narrowed(chains, value, index) for index in indices)
+                start = moved.get(value, chains.defined_at(value)) if is_made_at_once else min(indices)
                 copies.append(LiveRange(value, start, last[order]))
         if own is None and value not in chains.outputs and all(c.rule.is_heavy for c, _ in chains.consumers[value]):
             copied = [min(indices) + 1 for indices in uses.values()] if value not in sources else []
             stops[value] = max([last[None], *copied])
     return OrderCopies(stops, tuple(copies))
+
+
+def _is_narrowed(chains: DefUse, value: int, reader: int) -> bool:
+    """Whether a product makes narrower elements of those of a value before it multiplies them."""
+    narrowed_bytes = chains.graph.operations[reader].rule.narrowed_bytes
+    return narrowed_bytes is not None and narrowed_bytes < chains.graph.values[value].itemsize_bytes

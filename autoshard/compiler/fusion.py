@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import read_orders
+from autoshard.compiler.memory_orders import Order, turned_values
 from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
@@ -23,6 +24,10 @@ off programs for H100: a layer of `gelu` keeps its tanh where values have 2 byte
 _MOST_KERNELS = 6
 """Up to how many kernels that read a value are told apart; more are as many."""
 
+_WORTH_A_LAUNCH = 1.02
+"""How many times the bytes must be that are moved less by a kernel that stores a value, since its launch takes time,
+too: both gradients of grouped scores, as their products need them, move as much if they are made of one."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fusion:
@@ -33,11 +38,23 @@ class Fusion:
       sources: For each result of a pointwise operation, the stored values that it is made of.
       added: The values among `fused` that are reductions, or names of these, in the kernel that adds two of them.
       fetched: The values that are stored since computing them again takes long.
+      turned: Those that are stored since several kernels need them in another order, and that (`memory_orders.py`).
     """
 
     fused: Sequence[int]
     sources: Mapping[int, frozenset[int]]
     added: frozenset[int]
+    fetched: frozenset[int]
+    turned: Mapping[int, Order | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Computed:
+    """`kernels`: For each value, those that need it. `fused`, `sources` and `fetched` are those of `Fusion`."""
+
+    kernels: Sequence[frozenset[int]]
+    fused: bytearray
+    sources: Mapping[int, frozenset[int]]
     fetched: frozenset[int]
 
 
@@ -87,15 +104,15 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
 
     A pointwise result that only fusible operations read is not, if one kernel needs it, or if the kernels that need it
     move fewer bytes when each of them computes it again from what it is made of than when it is written once and read
-    by each. What enters a checkpointed function is stored anyway. Rows that are looked up in a table are like a
-    pointwise result, unless the table is a parameter: these are sharded by rows, too, and the rows are then summed.
+    by each. What several kernels need in another order than it lies in is stored in that order (`memory_orders.py`).
+    What enters a checkpointed function is stored anyway. Rows that are looked up in a table are like a pointwise
+    result, unless the table is a parameter: these are sharded by rows, too, and the rows are then summed.
 
     Args:
       chains: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.
       in_place: Results that an operand's buffer receives; these are stored there (`aliasing.sums_in_place`).
     """
-    graph, region = chains.graph, chains.region
-    size = lambda value: graph.values[value].size_bytes
+    graph = chains.graph
     can_fuse = bytearray(len(graph.values))
     held = chains.outputs | _held_by_barriers(graph)
     fusible = _fusible(graph, pointwise)
@@ -106,6 +123,30 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
                     can_fuse[value] = all(
                         [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in chains.consumers[value]]
                     )
+    computed = _computed(chains, can_fuse, fusible, free)
+    turned = turned_values(chains, pointwise, computed.fused)
+    if turned:
+        kernels = _kernels(chains, can_fuse, _between_sums(chains))
+        turned = {value: order for value, order in turned.items() if len(kernels[value]) > 1}
+        for value in turned:
+            can_fuse[value] = False
+        computed = _computed(chains, can_fuse, fusible, free)
+    fused = computed.fused
+    added: set[int] = set()
+    for operation in graph.operations:
+        if operation.name in SUMS:
+            terms = [_summed(chains, o) for o in operation.operands]
+            if all(terms):  # both reductions are part of the kernel that adds them
+                added.update(v for term in terms for v in term)
+    for value in added:
+        fused[value] = True
+    return Fusion(fused, computed.sources, frozenset(added), computed.fetched, turned)
+
+
+def _computed(chains: DefUse, can_fuse: Sequence[int], fusible: Sequence[bool], free: Set[int]) -> _Computed:
+    """Decides which of the values that can be computed inside their readers are."""
+    graph, region = chains.graph, chains.region
+    size = lambda value: graph.values[value].size_bytes
     kernels = _kernels(chains, can_fuse, region)
     has_costly = any(o.name in _COSTLY_BYTES for o in graph.operations)
     parts = _kernels(chains, can_fuse, _between_sums(chains)) if has_costly else kernels
@@ -138,18 +179,10 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
             if num > 1 and not is_alias(operation) and value not in free:
                 if is_key_or_random(operation) and kernels[value] != {region[operation.index]}:
                     continue
-                if sum(map(size, own)) * (num - 1) > size(value) * (num + 1):
+                if sum(map(size, own)) * (num - 1) > _WORTH_A_LAUNCH * size(value) * (num + 1):
                     continue
             fused[value] = True
-    added: set[int] = set()
-    for operation in graph.operations:
-        if operation.name in SUMS:
-            terms = [_summed(chains, o) for o in operation.operands]
-            if all(terms):  # both reductions are part of the kernel that adds them
-                added.update(v for term in terms for v in term)
-    for value in added:
-        fused[value] = True
-    return Fusion(fused, sources, frozenset(added), frozenset(fetched))
+    return _Computed(kernels, fused, sources, frozenset(fetched))
 
 
 def _is_fetched(chains: DefUse, value: int, sources: Set[int], costly_bytes: int, num: int) -> bool:

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence, Set
 
 from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
-from autoshard.compiler.dimension_orders import read_order
+from autoshard.compiler.dimension_orders import lies_in, read_order
 from autoshard.compiler.live_ranges import LiveRanges
+from autoshard.compiler.memory_orders import memory_orders
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.reduced_rows import fetched_for, reduced_row, reduced_rows
 from autoshard.cost.compute import LONG_ROW
@@ -42,6 +43,23 @@ class KernelTraffic:
     row_passes: int = 0
 
 
+_Kernel = tuple[int, int]
+"""A region and 0; or an operation and the number of a kernel that makes its result alone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OtherOrders:
+    """The orders of dimensions, beside the first, in which products need what pointwise kernels store.
+
+    Attributes:
+      count: How many they are. kernels: How many of them a kernel of its own makes, which reads everything again: none
+        where one order is that of what is read, whose kernel stores it in all of them.
+    """
+
+    count: int = 0
+    kernels: int = 0
+
+
 class Traffic:
     """What the kernels of a program move.
 
@@ -53,7 +71,8 @@ class Traffic:
         self._chains, self._live, self._pointwise = chains, live, pointwise
         self._stored = live.stored | chains.outputs
         self._rows = reduced_rows(chains, live)
-        self._copied = self._copied_operands()
+        self._orders = memory_orders(chains, pointwise, live.turned)
+        self._copied, self._other_orders = self._read_by_products()
         self._passes = self._row_passes()
 
     def of_group(
@@ -91,16 +110,23 @@ class Traffic:
         passes = max((self._passes[o.index] for o in operations if self._is_stored(o)), default=0)
         return KernelTraffic(tuple(fetched), tuple(moves), launches, passes)
 
-    def _fetches(self, operations: Sequence[Operation]) -> dict[int, set[int]]:
-        """For each kernel, by its region, the stored values that it fetches."""
-        fetches: dict[int, set[int]] = {}
+    def _fetches(self, operations: Sequence[Operation]) -> dict[_Kernel, set[int]]:
+        """For each kernel the stored values that it fetches."""
+        fetches: dict[_Kernel, set[int]] = {}
         for operation in operations:
             if self._is_stored(operation):
-                kernel = fetches.setdefault(self._live.region[operation.index], set())
-                for operand in operation.operands:
-                    if operand is not None:
-                        kernel |= self._sources(operand)
+                read = frozenset(s for o in operation.operands if o is not None for s in self._sources(o))
+                fetches.setdefault(self._kernel_of(operation), set()).update(read)
+                for n in range(self._other_orders.get(operation.index, _OtherOrders()).kernels):
+                    fetches[operation.index, 1 + n] = {*read}
         return fetches
+
+    def _kernel_of(self, operation: Operation) -> _Kernel:
+        """The kernel that stores what an operation makes."""
+        if any(r in self._live.turned for r in operation.results):
+            return operation.index, 1
+        made = [self._live.together[r] for r in operation.results if r is not None and r in self._live.together]
+        return self._live.region[max(made, default=operation.index)], 0
 
     def _row_passes(self) -> list[int]:
         """For each operation, `KernelTraffic.row_passes` of a kernel that it ends.
@@ -115,7 +141,7 @@ class Traffic:
             count = max((waits[o][0] for o in inside), default=0)
             of_exponentials = operation.name in _EXPONENTIALS or any(waits[o][1] for o in inside)
             results = [r for r in operation.results if r is not None]
-            is_long = math.prod(reduced_row(operation)) > LONG_ROW
+            is_long = math.prod(reduced_row(operation)) > LONG_ROW and self._lies_in_rows(operation)
             is_inside = any(r in self._rows or r in self._live.made_of for r in results)
             is_maximum = operation.name == "reduce_max"
             if is_long and (count or is_inside or is_maximum):
@@ -137,14 +163,16 @@ class Traffic:
         elements = math.prod(values[value].shape)
         return float(min(values[source].size_bytes, elements * values[source].itemsize_bytes))
 
-    def _moves(self, access: Access, fetches: Mapping[int, Set[int]]) -> int:
+    def _moves(self, access: Access, fetches: Mapping[_Kernel, Set[int]]) -> int:
         """How often what a group makes is stored, or fetched by another of its kernels."""
         (maker,) = access.operations
         is_light = self._pointwise[maker] and access.value not in self._stored
         if is_light or not self._is_stored(self._chains.graph.operations[maker]):
             return 0
-        kernel = self._live.region[maker]
-        return 1 + sum(access.value in fetched for other, fetched in fetches.items() if other != kernel)
+        operation = self._chains.graph.operations[maker]
+        kernel, others = self._kernel_of(operation), self._other_orders.get(maker, _OtherOrders())
+        fetched = sum(access.value in sources for other, sources in fetches.items() if other != kernel)
+        return 1 + others.count + fetched
 
     def _is_stored(self, operation: Operation) -> bool:
         """Whether a kernel stores what an operation makes."""
@@ -175,14 +203,24 @@ class Traffic:
         readers = [c for r in operation.results if r is not None for c, _ in self._chains.consumers[r]]
         return (made_by is not None and made_by.name in PRODUCTS) or all(c.name in PRODUCTS for c in readers)
 
-    def _copied_operands(self) -> frozenset[tuple[int, int]]:
-        """The operations and values of which XLA:GPU copies the latter for the former, a product, which needs them in
-        another order of dimensions, or as they are only part of something larger.
+    def _lies_in_rows(self, operation: Operation) -> bool:
+        """Whether the last dimensions that a reduction reads are the innermost ones in memory."""
+        (source,) = [o for o in operation.operands[:1] if o is not None] or (None,)
+        order = None if source is None else self._orders[source]
+        count = sum(any(operation.rule.factors[f].reduction for f in dim) for dim in operation.rule.operands[0])
+        return order is None or not count or {*order[-count:]} == {*range(len(order))[-count:]}
 
-        Pointwise kernels write in such an order. What the first of several products had copied serves the others.
+    def _read_by_products(self) -> tuple[frozenset[tuple[int, int]], dict[int, _OtherOrders]]:
+        """What XLA:GPU does for products that need their operands in another order of dimensions.
+
+        Returns:
+          The operations and values of which the latter is copied for the former, since it is not in order, or only part
+          of something larger: what the first of several products had copied serves the others. And for each pointwise
+          operation, what its kernels do so that none is copied: they write in the order that is needed.
         """
         copied: set[tuple[int, int]] = set()
         orders: dict[int, set[object]] = collections.defaultdict(set)
+        needed: dict[int, dict[object, bool]] = collections.defaultdict(dict)  # whether it lies so anyway
         for operation in self._chains.graph.operations:
             if operation.name != "dot_general":
                 continue
@@ -191,12 +229,19 @@ class Traffic:
                 if value is None or made_by is None:
                     continue
                 order, known = read_order(operation, slot), orders[value]
-                is_written_so = self._is_stored(made_by) and self._pointwise[made_by.index] and not known
+                is_written_so = self._is_stored(made_by) and self._pointwise[made_by.index]
                 needs_copy = _is_slice(made_by) and not self._is_stored(made_by) if order is None else not is_written_so
                 if order not in known and needs_copy:
                     copied.add((operation.index, value))
                 known.add(order)
-        return frozenset(copied)
+                if is_written_so:
+                    needed[made_by.index][order] = lies_in(order, self._orders[value])
+        others = {
+            o: _OtherOrders(len(lie) - 1, 0 if any(lie.values()) else len(lie) - 1)
+            for o, lie in needed.items()
+            if len(lie) > 1
+        }
+        return frozenset(copied), others
 
     def _maker(self, value: int) -> Operation | None:
         """The operation that makes a value, under whatever name; None for arguments and slices of them."""

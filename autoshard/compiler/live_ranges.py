@@ -17,6 +17,7 @@ from autoshard.compiler.dimension_orders import copies_in_other_orders
 from autoshard.compiler.fusion import fuse
 from autoshard.compiler.list_scheduler import freeing_first
 from autoshard.compiler.live_range import LiveRange
+from autoshard.compiler.memory_orders import Order
 from autoshard.compiler.multi_output_fusion import delayed_products, made_together
 from autoshard.graph.graph import OperationKind
 from autoshard.graph.pointwise import free_values
@@ -40,6 +41,8 @@ class LiveRanges:
       late_fills: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`constant_fills.py`).
       delayed: The products that run later than where the program does them, and when (`multi_output_fusion.py`).
+      together: The values that one kernel makes with others, and at which operation (`multi_output_fusion.py`).
+      turned: The values that are stored in another order of dimensions, and that (`memory_orders.py`).
     """
 
     ranges: tuple[LiveRange, ...]
@@ -54,6 +57,8 @@ class LiveRanges:
     apart_stop: Mapping[int, int]
     late_fills: Mapping[int, bool]
     delayed: Mapping[int, int]
+    together: Mapping[int, int]
+    turned: Mapping[int, Order | None]
 
 
 def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int]) -> list[int]:
@@ -147,6 +152,8 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         apart_stop={l.value: apart[l.value] for l in made if apart[l.value] < l.stop},
         late_fills=late,
         delayed=delayed,
+        together=together,
+        turned=fusion.turned,
     )
 
 

@@ -2,7 +2,8 @@
 
 XLA:GPU makes one kernel, one of Triton's, of a reduction of rows and of what reads both the rows and the result
 (`SoftmaxRewriterTriton`): of a softmax, or of a normalization. Where something behind the next product needs the
-result too, such as the backward pass, the reduction is a kernel of its own.
+result too, such as the backward pass, the reduction is a kernel of its own; and where rows are read that were turned
+around (`memory_orders.py`).
 """
 
 import math
@@ -32,7 +33,7 @@ def reduced_rows(chains: DefUse, live: LiveRanges) -> Mapping[int, frozenset[int
         sources = frozenset(s for o in read for s in fetched_for(o, live, found))
         elements = math.prod(values[read[0]].shape)
         whole = [values[v].shape for v in (*read, *sources) if math.prod(values[v].shape) == elements]
-        if all(shape[-len(row) :] == row for shape in whole):  # rows in memory, too
+        if sources.isdisjoint(live.turned) and all(shape[-len(row) :] == row for shape in whole):  # rows in memory, too
             found[life.value] = sources
     return found
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, Choices
+from autoshard.compiler.row_maximum import row_maximum
 from autoshard.graph.graph import Graph, Operation
 from autoshard.graph.layout import WHOLE, Layout
 
@@ -71,10 +72,7 @@ def _scores(
         return None
     scores, most = less.operands
     rank = len(graph.values[scores].shape)
-    while (by := made_by(most)) is not None and by.name != "reduce_max":
-        if by.rule.is_heavy or len(names := [o for o in by.operands if o is not None]) != 1:
-            return None
-        most = names[0]
+    by = row_maximum(producer, most)
     if by is None or len(by.rule.operands[0]) != rank:
         return None
     if [d for d, dim in enumerate(by.rule.operands[0]) if any(by.rule.factors[f].reduction for f in dim)] != [rank - 1]:

@@ -140,6 +140,9 @@ class FactorRule:
       by_shards: Whether execution must run the operation on each device's shards by itself, because XLA's partitioner
         would gather the operands first.
       is_rounded: Whether it multiplies at the device's default precision, which rounds float32 to bfloat16 on some.
+      narrowed_bytes: To how many bytes a product's algorithm narrows an element of what it multiplies (one of
+        `jax.lax.DotAlgorithmPreset`, which `jax.nn.dot_product_attention` asks for); None for products that take their
+        operands as they are.
       look_up: Which rows it takes or adds to, where they may be exchanged for ids; None for any other operation.
       counted: The factor along which the result of an `iota` counts; None for any other operation.
       convolved: What kind of convolution it is; None for any other operation.
@@ -155,6 +158,7 @@ class FactorRule:
     touched: Touched | None = None
     by_shards: bool = False
     is_rounded: bool = False
+    narrowed_bytes: int | None = None
     look_up: LookUp | None = None
     counted: int | None = None
     convolved: Convolved | None = None

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 
 from autoshard.graph.graph import Convolved, Dims, FactorRule
 from autoshard.trace.rules.iteration_space import WHOLE, IterationSpace
@@ -19,6 +20,13 @@ def _is_rounded(leaf: Leaf) -> bool:
     """Whether a product demands no more than the device's default precision of either operand."""
     precision = leaf.params["precision"]
     return precision is None or precision == (jax.lax.Precision.DEFAULT,) * 2
+
+
+def _narrowed_bytes(leaf: Leaf) -> int | None:
+    """Bytes of an element of what a product's algorithm multiplies; None if it names none."""
+    preset = leaf.params["precision"]
+    types = preset.supported_lhs_types if isinstance(preset, jax.lax.DotAlgorithmPreset) else None
+    return min((np.dtype(t).itemsize for t in types), default=None) if types else None
 
 
 def dot_general(leaf: Leaf) -> FactorRule:
@@ -47,6 +55,7 @@ def dot_general(leaf: Leaf) -> FactorRule:
         flops=_flops_per_multiply_add(lhs.dtype) * contracted * result.size,
         is_heavy=True,
         is_rounded=_is_rounded(leaf),
+        narrowed_bytes=_narrowed_bytes(leaf),
     )
 
 

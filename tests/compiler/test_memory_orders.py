@@ -1,0 +1,72 @@
+"""Orders of dimensions in memory, and what is turned around: derived by hand, as in programs of XLA:GPU."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autoshard.compiler.analysis import analyse
+from autoshard.compiler.dimension_orders import lies_in
+from autoshard.trace.trace import trace
+
+
+def bf16(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+QUERY, KEY = bf16(2, 64, 8, 4, 32), bf16(2, 64, 8, 32)  # examples, positions, heads, in which four queries share a key
+
+
+def grouped(query, key, value):
+    """Scores in float32, as in most public implementations; products over examples and heads."""
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk", query, key).astype(jnp.float32)
+    weights = jax.nn.softmax(scores, axis=-1)
+    return jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(value.dtype), value)
+
+
+def ungrouped(query, key, value):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1).astype(value.dtype), value)
+
+
+def of_jax(query, key, value):
+    return jax.nn.dot_product_attention(query.reshape(2, 64, 32, 32), key, value, implementation="xla")
+
+
+def gradients(attention):
+    return jax.grad(lambda *args: jnp.sum(attention(*args).astype(jnp.float32) ** 2), argnums=(0, 1, 2))
+
+
+def turned(f, *args):
+    """The name, dtype and shape of what is turned, and how it lies then."""
+    graph = trace(f, args).graph
+    made_by = {r: o.name for o in graph.operations for r in o.results}
+    found = analyse(graph).live.turned
+    return [(made_by[v], graph.values[v].dtype, graph.values[v].shape, order) for v, order in found.items()]
+
+
+def test_the_gradient_of_grouped_attention_is_turned_as_its_scores_lie():
+    """Scores are made as (batch, heads, keys, queries, group), their gradient as (.., group, queries, keys)."""
+    scores = (2, 8, 4, 64, 64)
+    assert turned(gradients(grouped), QUERY, KEY, KEY) == [("convert_element_type", "float32", scores, (0, 1, 4, 3, 2))]
+
+
+def test_where_one_kernel_reads_both_nothing_is_turned():
+    def f(query, key, other):
+        return jnp.tanh(jnp.einsum("bqhgd,bkhd->bhgqk", query, key)) * other
+
+    assert turned(f, QUERY, KEY, bf16(2, 8, 4, 64, 64)) == []
+
+
+@pytest.mark.parametrize("attention", [ungrouped, of_jax])
+def test_rows_that_lie_together_are_not_turned(attention):
+    """Products store rows or columns together, as is read; JAX's own attention has keys innermost everywhere."""
+    query = bf16(2, 64, 8, 32) if attention is ungrouped else QUERY
+    assert turned(gradients(attention), query, KEY, KEY) == []
+
+
+def test_what_lies_in_order_needs_no_copy():
+    batch_rows_columns = ((0,), frozenset({(1, 2), (3,)}))
+    assert lies_in(None, (0, 1, 2)) and not lies_in(None, (0, 2, 1))
+    assert lies_in(batch_rows_columns, (0, 1, 2, 3)) and lies_in(batch_rows_columns, (0, 3, 1, 2))
+    assert not lies_in(batch_rows_columns, (0, 2, 1, 3))
+    assert lies_in(batch_rows_columns, None)  # not known: nothing is counted
