@@ -151,6 +151,7 @@ LAWS = (
     Law("reduce_scatter_combiner: sums wait for each other", {"compiler.partial_sums.combined_until": _fresh(dict)}),
     Law("early_products: sums that are waited for", {"compiler.analysis.awaited_sums": _fresh(dict)}),
     Law("live_buffers: slices outlive the whole", {"compiler.live_buffers._Shortening._shorten": _itself(None)}),
+    Law("made_first: what others wait for", {"compiler.backends.made_first": _fresh(dict)}),
     Law("live_buffers: long reductions are apart", {"compiler.live_buffers._Shortening._is_apart": _itself(False)}),
     Law("operand_copies: tables whose ids are there", {"compiler.operand_copies._there_at_once": _itself(frozenset())}),
     Law(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from autoshard.compiler.collective_combiner import CombinedCollectives, combined_collectives
 from autoshard.compiler.collective_dtypes import moved_itemsizes, rounding_operations
 from autoshard.compiler.def_use import DefUse, def_use
-from autoshard.compiler.early_products import awaited_sums, early_products
+from autoshard.compiler.early_products import EarlyProduct, awaited_sums, early_products
 from autoshard.compiler.live_ranges import LiveRanges, live_ranges
 from autoshard.compiler.reduce_scatter_combiner import reduce_scatter_order
 from autoshard.graph.computations import Computation, all_computations, entry_computation
@@ -31,6 +31,7 @@ class ProgramAnalysis:
       reduce_scatter_order: The groups that sum to gradients, in the order in which they are combined.
       moved_itemsizes: For each value, the bytes of an element as it is moved.
       rounding: The operations that need what they read no more precisely than products do.
+      early_products: Those that could be made before the next product that reads one of their operands, by operation.
       awaited_sums: The products whose sums are waited for; see `early_products.py`.
     """
 
@@ -48,6 +49,7 @@ class ProgramAnalysis:
     reduce_scatter_order: tuple[int, ...]
     moved_itemsizes: tuple[int, ...]
     rounding: frozenset[int]
+    early_products: Mapping[int, EarlyProduct]
     awaited_sums: Mapping[int, int]
 
 
@@ -72,6 +74,7 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         reduce_scatter_order=reduce_scatter_order(chains, groups, gradients),
         moved_itemsizes=moved_itemsizes(graph),
         rounding=rounding_operations(graph),
+        early_products={product.instruction.leaf.index: product for product in early},
         awaited_sums=awaited_sums(graph, early),
     )
 

@@ -16,6 +16,7 @@ from autoshard.compiler.collective_dtypes import rounded_itemsize
 from autoshard.compiler.emitted_collectives import EmittedCollectives, emitted
 from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.live_buffers import shortened
+from autoshard.compiler.made_first import made_first
 from autoshard.compiler.operand_copies import operand_copies
 from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.partial_sums import partial_sums
@@ -73,7 +74,7 @@ class XlaCpu:
 
     def live_buffers(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray) -> LiveBuffers:
         """See `Compiler`."""
-        return live_buffers(uses, *shortened(solved, uses, sizes_bytes))
+        return live_buffers(uses, *shortened(solved, uses, sizes_bytes, made_first(solved, self.ordering)))
 
     def reserved_bytes(self, solved: SolvedProgram, held: LiveBuffers) -> float:
         """See `Compiler`."""

@@ -128,7 +128,12 @@ def _is_made_first(planned: PlannedGraph, product: EarlyProduct, workspace_bytes
     ending_bytes = sum(
         planned.shard_bytes(instruction.operand(slot), read_as[slot]) for slot in product.ending if slot in read_as
     )
-    return ending_bytes > _partial_bytes(planned, instruction) + workspace_bytes
+    return frees_more(ending_bytes, _partial_bytes(planned, instruction), workspace_bytes)
+
+
+def frees_more(ending_bytes: float, partial_bytes: float, workspace_bytes: float) -> bool:
+    """Whether the operands that end with a product take more than its partial sum and its workspace."""
+    return ending_bytes > partial_bytes + workspace_bytes
 
 
 def partial_axes(planned: PlannedGraph, product: Instruction) -> frozenset[str]:

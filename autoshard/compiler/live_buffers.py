@@ -5,7 +5,7 @@ The solver counts a value until its last reader is done, since only a solution t
 
 import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,22 +20,24 @@ programs do so with up to 32, and not with 64.
 
 
 def shortened(
-    solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray
+    solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray, made_first: Mapping[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(spans, bytes) of all buffers, as far as the solved program needs them.
 
     Where heavy kernels read slices of a value, XLA takes these as soon as nothing else needs the whole one, since its
     schedule for least memory does first what frees most. A pointwise result that nothing needs whole is computed inside
     its slices (`PriorityFusion`). Where a value is gathered for a reader, what is computed from the copy later needs
-    the pieces no more.
+    the pieces no more. And what a product reads that others wait for is made for it, not in one kernel with what is
+    made of values behind these others.
 
     Args:
       solved: The program. uses: Its buffers. sizes_bytes: [n] of each; 0 where there is none.
+      made_first: The products that are made first, by operation, each with its group (`made_first.py`).
 
     Returns:
       int64 [n, 2], the first operation of each buffer and the one after its last; and [n] bytes.
     """
-    return _Shortening(solved, uses, sizes_bytes).shortened()
+    return _Shortening(solved, uses, sizes_bytes).shortened(made_first)
 
 
 class _Shortening:
@@ -66,19 +68,38 @@ class _Shortening:
         self.buffer_of = {value: found[0] for value, found in by_value.items() if len(found) == 1}
         self.moved = self._moved()
 
-    def shortened(self) -> tuple[np.ndarray, np.ndarray]:
-        """(spans, bytes) of all buffers, as far as the solved program needs them."""
+    def shortened(self, made_first: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """(spans, bytes) of all buffers, as far as the solved program needs them; `made_first` as above."""
         for value in self.moved:
             is_made = value in self.buffer_of and self.chains.producer[value] is not None
             is_made = is_made and self.sizes_bytes[self.buffer_of[value]] > 0  # else it lies on the host
             if is_made and value not in self.chains.outputs:
                 self._shorten(value, self.buffer_of[value])
+        for product in made_first:
+            self._make_first(product, made_first)
         if all(map(self._is_apart, self.analysis.live.added_reductions)):
             for value, stop in self.analysis.live.apart_stop.items():
                 if value in self.buffer_of:
                     k = self.buffer_of[value]
                     self.spans[k, 1] = min(stop, self.spans[k, 1])
         return self.spans, self.sizes_bytes
+
+    def _make_first(self, product: int, made_first: Mapping[int, int]) -> None:
+        """Makes a product that was to run later where the program does, and what it reads before it."""
+        delayed = self.analysis.live.delayed[product]
+        for k in self.partial[made_first[product]]:
+            if self.spans[k, 0] == delayed:
+                self.spans[k] = product, product + 1
+            elif self.spans[k, 0] == delayed + 1:
+                self.spans[k, 0] = product + 1
+        for value in self.chains.graph.operations[product].operands:
+            made = None if value is None else self.chains.producer[value]
+            if value is None or made is None or value not in self.buffer_of:
+                continue
+            k, readers = self.buffer_of[value], [c.index for c, _ in self.chains.consumers[value]]
+            if made.index < self.spans[k, 0]:
+                until = max(readers) + 1 if made_first.keys() >= set(readers) else int(self.spans[k, 1])
+                self.spans[k] = made.index, until
 
     def _is_apart(self, operation: int) -> bool:
         """Whether a reduction sums too many elements on a device to be part of the kernel that adds two of them."""

@@ -14,30 +14,35 @@ def made_together(chains: DefUse, fusion: Fusion, gradients: Set[int]) -> dict[i
 
     Kernels that read one value and do not wait for each other become one kernel of several results
     (`MultiOutputFusion`), which holds all it reads and all it makes. The gradients of a gated layer's two branches are
-    made together, as soon as what they are made of is there. What only weight gradients read is not waited for: the
-    activation of a layer that is computed again in the backward pass is made together with its gradient; but with its
-    hyperbolic tangent, which is there as soon as it can be, if that is stored.
+    made together, as soon as what they are made of is there; those of the first layer, too, which only weight gradients
+    read. What only these read is not waited for: the activation of a layer that is computed again in the backward pass
+    is made together with its gradient; but with its hyperbolic tangent, which is there as soon as it can be, if that is
+    stored.
     """
     values, region, fused, sources = chains.graph.values, chains.region, fusion.fused, fusion.sources
     stored = [v for v in sources if not fused[v] and values[v].shape]
     alike = lambda value: [s for s in sources[value] if values[s].shape == values[value].shape]
     moved: dict[int, int] = {}
     first: dict[int, int] = {}  # for each source, when the latest kernel that makes what is waited for runs
+    unwaited: dict[int, int] = {}  # the same of kernels that make what only weight gradients read
     waited = lambda value: (
         value in chains.outputs
         or not all([r is None or r in gradients for c, _ in chains.consumers[value] for r in c.results])
     )
-    for value in stored:
+
+    def join(value: int, kernels: dict[int, int]) -> None:
+        """Has a value made with an earlier one of the same source, if what it is made of is there; notes its kernel."""
         own = chains.made_by(value).index
-        if not waited(value) or value in gradients:
-            continue
         there = max(map(chains.defined_at, sources[value]), default=own)
         for s in alike(value):
-            at = first.get(s, -1)
+            at = kernels.get(s, -1)
             if there < at and chains.loop_nest[at] == chains.loop_nest[own] and region[own] - region[at] <= _NEAR:
                 moved[value] = min(at, moved.get(value, own))
-        for s in alike(value):
-            first[s] = moved.get(value, own)
+        kernels.update(dict.fromkeys(alike(value), moved.get(value, own)))
+
+    for value in stored:
+        if waited(value) and value not in gradients:
+            join(value, first)
     for value in stored:
         own = chains.made_by(value).index
         if waited(value) or not chains.consumers[value] or not fusion.fetched.isdisjoint(sources[value]):
@@ -45,6 +50,8 @@ def made_together(chains: DefUse, fusion: Fusion, gradients: Set[int]) -> dict[i
         at = max((first.get(s, 0) for s in alike(value)), default=0)
         if at > own and chains.loop_nest[at] == chains.loop_nest[own]:
             moved[value] = at
+        else:
+            join(value, unwaited)
     return moved
 
 

@@ -46,7 +46,7 @@ def held(formulated, mesh_of, solved):
         sizes = [piece(own) if v == y else 0.0 for v in values(f)]
         moved = [f.flows[u.edge].value == y and targets[u.edge] != own for u in f.problem.edge_usages]
         sizes += [piece(targets[u.edge]) * m for u, m in zip(f.problem.edge_usages, moved, strict=True)]
-        spans, sizes = shortened(solved(f, layouts, targets), f.buffers, np.array(sizes))
+        spans, sizes = shortened(solved(f, layouts, targets), f.buffers, np.array(sizes), {})
         rows = [(int(a), int(b), float(s)) for (a, b), s in zip(spans, sizes, strict=True) if s and a < b]
         num = sum(1 for v, (a, b) in zip(values(f), spans, strict=False) if v == y and a < b)
         return rows[:num], sorted(rows[num:])
@@ -87,5 +87,5 @@ def test_reductions_of_many_elements_are_not_made_by_the_kernel_that_adds_them(
     products = [o.results[0] for o in f.program.graph.operations if o.name == "dot_general"]
     layouts = {v: ROWS if v in products else ALL for v in range(len(f.program.graph.values))}
     targets = [layouts[flow.value] for flow in f.flows]
-    spans, _ = shortened(solved(f, layouts, targets), f.buffers, np.ones(len(f.buffers)))
+    spans, _ = shortened(solved(f, layouts, targets), f.buffers, np.ones(len(f.buffers)), {})
     assert [int(spans[values(f).index(v), 1]) for v in products] == until

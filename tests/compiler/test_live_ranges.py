@@ -178,6 +178,19 @@ def test_what_one_kernel_reads_for_two_results_ends_with_it():
     assert both.start < first.index < both.stop
 
 
+def test_gradients_that_only_weight_gradients_read_are_made_together():
+    """Of the branches of a first gated layer: the second is made with the first, before the product that reads that."""
+
+    def gradients(a, b, d, h, k, x):
+        of_a, of_b = x.T @ (d * k), x.T @ (d * jnp.sqrt(h) * k)
+        return a - of_a, b - of_b
+
+    graph = trace(gradients, [SQUARE] * 6, donate_argnums=(0, 1)).graph
+    first, second = [o for o in graph.operations if o.name == "dot_general"]
+    made = {life.value: life for life in analyse(graph).live.ranges}
+    assert made[second.operands[1]].start <= made[first.operands[1]].start < first.index < made[second.operands[1]].stop
+
+
 @pytest.mark.parametrize("is_read_later", [False, True])
 def test_of_two_products_that_which_frees_more_is_made_first(is_read_later):
     """Of the backward pass of attention: p, 64 x 64, ends before the gradient of as many elements is made, since the
