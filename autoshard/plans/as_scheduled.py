@@ -12,10 +12,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from autoshard.garbage import collection_paused
 from autoshard.planner.build import Formulation, branched
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.ties import settle_ties
-from autoshard.planner.timeline import asked_for
 from autoshard.plans.master_problem import MasterProblem, tying_decision
 from autoshard.plans.pricing import ROUNDS, Priced, Series, Timed, priced
 from autoshard.solver.options import ROUNDING
@@ -28,9 +28,8 @@ _BRANCH_ROUNDS = 6
 """How many prices are tried at most in each branch."""
 
 
-_POLISHINGS, _POLISHED_GAP = 2, 0.1
-"""How often a plan is sought at the end that is made of all that are known, as long as each shortens the step by this
-share of the gap wanted."""
+_POLISHED_GAP = 0.1
+"""By which share of the gap wanted a plan must be faster that is made of all known ones at the end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +49,7 @@ class Scheduled:
     is_left: bool = False
 
 
+@collection_paused()
 def solved_as_scheduled(
     formulation: Formulation,
     hint: Sequence[int] | None,
@@ -75,6 +75,7 @@ def solved_as_scheduled(
     return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left)
 
 
+@collection_paused()
 def solved_with_less(
     before: Scheduled, formulation: Formulation, hint: Sequence[int], relative_gap: float, series: Series, rounds: int
 ) -> Scheduled:
@@ -121,9 +122,9 @@ def _solved(
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
     if least.bound.bound < best.step_s * (1 - relative_gap):
         best = _polished(master, best, relative_gap)
-    choices, step_s = best.choices, asked_for(best.formulation, best.choices).step_s
+    choices, step_s = best.choices, best.step_s
     settled = settle_ties(best.formulation, choices)
-    settled_s = asked_for(best.formulation, settled).step_s
+    settled_s = step_s if settled == choices else master.step_s(settled)
     if settled_s <= step_s * (1 + ROUNDING):  # what costs the same at prices need not take the same time
         choices, step_s = settled, min(settled_s, step_s)
     certificate = as_scheduled(least.bound, step_s, relative_gap)
@@ -134,14 +135,8 @@ def _solved(
 
 def _polished(master: MasterProblem, best: Timed, relative_gap: float) -> Timed:
     """The fastest plan of those that known ones make, looked at layer by layer."""
-    for _ in range(_POLISHINGS):
-        made = master.fastest(best.step_s, _POLISHED_GAP * relative_gap, apart=True)
-        if made is None:
-            break
-        shortened, best = 1 - made.step_s / best.step_s, Timed(best.formulation, made.choices, made.step_s)
-        if shortened < _POLISHED_GAP * relative_gap:
-            break
-    return best
+    made = master.fastest(best.step_s, _POLISHED_GAP * relative_gap, apart=True)
+    return best if made is None else Timed(best.formulation, made.choices, made.step_s)
 
 
 def with_ties_settled(formulation: Formulation, found: Solution) -> Solution:
