@@ -12,7 +12,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from autoshard.garbage import collection_paused
 from autoshard.planner.build import Formulation, branched
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.ties import settle_ties
@@ -49,7 +48,6 @@ class Scheduled:
     is_left: bool = False
 
 
-@collection_paused()
 def solved_as_scheduled(
     formulation: Formulation,
     hint: Sequence[int] | None,
@@ -75,7 +73,6 @@ def solved_as_scheduled(
     return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left)
 
 
-@collection_paused()
 def solved_with_less(
     before: Scheduled, formulation: Formulation, hint: Sequence[int], relative_gap: float, series: Series, rounds: int
 ) -> Scheduled:

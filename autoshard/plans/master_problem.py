@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import numpy as np
 
 from autoshard.cost.exposure import Stretch
+from autoshard.garbage import collection_paused
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import OwnTimes, StepTimes
 from autoshard.plans.known_plan import KnownPlan, Made, Sparse, sparse
@@ -46,7 +47,7 @@ _Solved = tuple[MasterProgram, Relaxed | None]
 _MOST_APART = 500
 """Stretches that are alike are not looked at one by one where there are more options than this even together."""
 
-_LOOKS, _LOOKS_APART = 4, 2
+_LOOKS, _LOOKS_APART = 4, 1
 """How often a plan is sought at most, each time with the stretches and instants that the one before lacked; and where
 stretches are looked at one by one."""
 
@@ -144,6 +145,7 @@ class MasterProblem:
         made = [column.made for column in self._columns.values()]
         return min((m for m in made if m is not None), key=lambda m: m.step_s, default=None)
 
+    @collection_paused()
     def mixture(self) -> Mixture | None:
         """The best mixture of all plans; None if even mixtures exceed the budget."""
         alike, found = _alike(self._times.tabulated, list(self._columns.values())), None
@@ -186,6 +188,7 @@ class MasterProblem:
             program.undecided(relaxed),
         )
 
+    @collection_paused()
     def fastest(self, to_beat_s: float, relative_gap: float, apart: bool = False) -> Made | None:
         """A plan that is made of known ones; None if none is found that is faster than `to_beat_s`.
 
@@ -213,7 +216,8 @@ class MasterProblem:
                 enough_s = relaxed.value_s * (1 + relative_gap)
                 is_close = any(c.made is not None and c.step_s <= enough_s for c in found)
                 lack = [self._count(c.stretches, c.exceeded) for c in found]
-                if is_close or not any(lack) or len(found) > 1 and not apart:
+                is_enough = look > 0 or any(c.made is not None for c in found)
+                if is_close or not any(lack) or len(found) > 1 and is_enough and not apart:
                     break  # several were dived for, which takes long
         return best
 

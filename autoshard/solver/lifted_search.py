@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autoshard.garbage import collection_paused
 from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
@@ -230,6 +231,7 @@ def search_lifted(search: Search, start: LiftedStart | None = None) -> None:
                 break
 
 
+@collection_paused()
 def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | None:
     """Proves a bound by folding.
 
