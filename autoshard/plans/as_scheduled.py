@@ -87,7 +87,7 @@ def solved_with_less(
     master = before.plans.with_budget(formulation.problem.capacity)
     master.add(hint)  # it takes little more than there is: most of its parts can stay
     known = master.fastest_known()
-    made = master.fastest(math.inf if known is None else known.step_s, 0.1 * relative_gap) or known
+    made = master.fastest(math.inf if known is None else known.step_s, 0.1 * relative_gap, apart=True) or known
     if made is not None:
         certificate = as_scheduled(before.solution.certificate, made.step_s, relative_gap)
         if certificate.status is Status.OPTIMAL:
