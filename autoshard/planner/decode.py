@@ -3,6 +3,7 @@
 import bisect
 import collections
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
@@ -23,7 +24,7 @@ from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather, is_sent
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import Choice, scatter_order
-from autoshard.planner.estimate import Estimate
+from autoshard.planner.estimate import Estimate, MemoryItem
 from autoshard.planner.peak import counted_bytes, peak
 from autoshard.planner.solution_reader import SolutionReader
 from autoshard.planner.timeline import Timeline, asked_for_by, timeline
@@ -278,35 +279,45 @@ def _loop_shardings(operation: Operation, reader: SolutionReader, slots: _Slots)
         table[operation.equation][operation.slot] = reader.entries(value, reader.layout[value])
 
 
-def memory_needed(f: Formulation, picks: Sequence[int]) -> tuple[float, float]:
-    """(bytes alive at the peak, bytes reserved with the gaps between) of the solution `picks` on each device."""
-    solved = SolutionReader(f, picks).solved()
-    held = _held_as_compiled(f, picks, solved, f.compiler.emitted(solved))
-    return peak(f, held)[0], f.compiler.reserved_bytes(solved, held)
-
-
-def _held_as_compiled(
-    f: Formulation, picks: Sequence[int], solved: SolvedProgram, emitted: EmittedCollectives
-) -> LiveBuffers:
-    """What is there when, less the copies of flows whose gathers the compiler does not make."""
-    moves = zip(solved.moves, emitted.moves, strict=True)
-    spared = {n for n, (move, left) in enumerate(moves) if len(left) < len(move.collectives)}
-    return f.compiler.live_buffers(solved, f.buffers, counted_bytes(f, picks, spared))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A solution as the compiler has it: when what runs, and when what is in memory.
+    """A solution as the compiler has it: when what runs, and when what is in memory; worked out when it is asked for.
 
     Attributes:
-      reader: The solution. times: Its timeline. held: Its buffers.
-      reserved_bytes: What must be there for the program to run, with the gaps that stay between buffers.
+      reader: The solution. picks: One choice per node. solved: Its program.
+      emitted: The collectives that count. as_compiled: See `evaluate`.
     """
 
     reader: SolutionReader
-    times: Timeline
-    held: LiveBuffers
-    reserved_bytes: float
+    picks: tuple[int, ...]
+    solved: SolvedProgram
+    emitted: EmittedCollectives
+    as_compiled: bool
+
+    @functools.cached_property
+    def times(self) -> Timeline:
+        """Its timeline."""
+        return timeline(self.reader, self.solved, self.emitted, self.as_compiled)
+
+    @functools.cached_property
+    def held(self) -> LiveBuffers:
+        """Its buffers, less the copies of flows whose gathers the compiler does not make."""
+        f = self.reader.f
+        if not self.as_compiled:
+            return live_buffers(f.buffers, spans_of(f.buffers), counted_bytes(f, self.picks))
+        moves = zip(self.solved.moves, self.emitted.moves, strict=True)
+        spared = {n for n, (move, left) in enumerate(moves) if len(left) < len(move.collectives)}
+        return f.compiler.live_buffers(self.solved, f.buffers, counted_bytes(f, self.picks, spared))
+
+    @functools.cached_property
+    def reserved_bytes(self) -> float:
+        """What must be there for the program to run, with the gaps that stay between buffers."""
+        return self.reader.f.compiler.reserved_bytes(self.solved, self.held)
+
+    @functools.cached_property
+    def peak(self) -> tuple[float, str, tuple[MemoryItem, ...]]:
+        """The most memory alive at once, where, and what it is made of."""
+        return peak(self.reader.f, self.held)
 
     @property
     def compute_order(self) -> list[int]:
@@ -322,7 +333,7 @@ class Evaluation:
     @property
     def estimate(self) -> Estimate:
         """Its figures."""
-        times, (peak_bytes, peak_at, memory) = self.times, peak(self.reader.f, self.held)
+        times, (peak_bytes, peak_at, memory) = self.times, self.peak
         return Estimate(
             times.step_s,
             times.compute_s,
@@ -351,12 +362,7 @@ def evaluate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> 
     reader = SolutionReader(f, picks)
     solved = reader.solved()
     emitted = (f.compiler.emitted if as_compiled else requested)(solved)
-    times = timeline(reader, solved, emitted, as_compiled)
-    if as_compiled:
-        held = _held_as_compiled(f, picks, solved, emitted)
-    else:
-        held = live_buffers(f.buffers, spans_of(f.buffers), counted_bytes(f, picks))
-    return Evaluation(reader, times, held, f.compiler.reserved_bytes(solved, held))
+    return Evaluation(reader, tuple(picks), solved, emitted, as_compiled)
 
 
 def estimate(f: Formulation, picks: Sequence[int], as_compiled: bool = True) -> Estimate:

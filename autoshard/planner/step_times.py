@@ -174,12 +174,16 @@ class StepTimes:
         owner, start, stop, part = self._windows
         sent_s = part * times.hideable_s[owner]
         sent = np.flatnonzero(sent_s > 0)
-        start, stop = start[sent], stop[sent]
-        # only where kernels take time, or something begins or ends, does anything happen
-        at = np.unique(np.concatenate([np.flatnonzero(kernels_s > 0), start, stop]))
+        # what has the same window is as good as one
+        windows, of = np.unique(start[sent] * (self.num_operations + 1) + stop[sent], return_inverse=True)
+        start, stop = np.divmod(windows, self.num_operations + 1)
+        # and kernels between two ends of windows as one kernel
+        at = np.unique(np.concatenate([start, stop]))
         at = at[at < self.num_operations]
-        places = (np.searchsorted(at, start).tolist(), np.searchsorted(at, stop).tolist(), sent_s[sent].tolist())
-        found = exposure(kernels_s[at].tolist(), [Hideable(*c) for c in zip(*places, strict=True)], self.share)
+        between_s = np.add.reduceat(kernels_s, at) if len(at) else kernels_s[:0]
+        places = np.searchsorted(at, start).tolist(), np.searchsorted(at, stop).tolist()
+        sums_s = np.bincount(of, sent_s[sent], len(windows)).tolist()
+        found = exposure(between_s.tolist(), [Hideable(*c) for c in zip(*places, sums_s, strict=True)], self.share)
         ends = [*at.tolist(), self.num_operations]
         return tuple((ends[first], ends[last]) for first, last in found.stretches), found.total_s
 

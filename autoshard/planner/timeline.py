@@ -123,13 +123,6 @@ def asked_for_by(reader: SolutionReader) -> Timeline:
     return timeline(reader, solved, requested(solved), as_compiled=False)
 
 
-def as_emitted(f: Formulation, picks: Sequence[int]) -> Timeline:
-    """The timeline of the solution `picks` with the collectives that the compiler makes of all groups together."""
-    reader = SolutionReader(f, picks)
-    solved = reader.solved()
-    return timeline(reader, solved, f.compiler.emitted(solved), as_compiled=True)
-
-
 def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedCollectives, as_compiled: bool) -> Timeline:
     """The timeline of a solution.
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from autoshard.planner.build import Formulation, branched
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.ties import settle_ties
-from autoshard.planner.timeline import asked_for
 from autoshard.plans.master_problem import MasterProblem, tying_decision
 from autoshard.plans.pricing import ROUNDS, Priced, Series, Timed, priced
 from autoshard.solver.options import ROUNDING
@@ -28,9 +27,8 @@ _BRANCH_ROUNDS = 6
 """How many prices are tried at most in each branch."""
 
 
-_POLISHINGS, _POLISHED_GAP = 2, 0.1
-"""How often a plan is sought at the end that is made of all that are known, as long as each shortens the step by this
-share of the gap wanted."""
+_POLISHED_GAP = 0.1
+"""By which share of the gap wanted a plan must be faster that is made of all known ones at the end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def solved_with_less(
     master = before.plans.with_budget(formulation.problem.capacity)
     master.add(hint)  # it takes little more than there is: most of its parts can stay
     known = master.fastest_known()
-    made = master.fastest(math.inf if known is None else known.step_s, 0.1 * relative_gap) or known
+    made = master.fastest(math.inf if known is None else known.step_s, 0.1 * relative_gap, apart=True) or known
     if made is not None:
         certificate = as_scheduled(before.solution.certificate, made.step_s, relative_gap)
         if certificate.status is Status.OPTIMAL:
@@ -121,9 +119,9 @@ def _solved(
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
     if least.bound.bound < best.step_s * (1 - relative_gap):
         best = _polished(master, best, relative_gap)
-    choices, step_s = best.choices, asked_for(best.formulation, best.choices).step_s
+    choices, step_s = best.choices, best.step_s
     settled = settle_ties(best.formulation, choices)
-    settled_s = asked_for(best.formulation, settled).step_s
+    settled_s = step_s if settled == choices else master.step_s(settled)
     if settled_s <= step_s * (1 + ROUNDING):  # what costs the same at prices need not take the same time
         choices, step_s = settled, min(settled_s, step_s)
     certificate = as_scheduled(least.bound, step_s, relative_gap)
@@ -134,14 +132,8 @@ def _solved(
 
 def _polished(master: MasterProblem, best: Timed, relative_gap: float) -> Timed:
     """The fastest plan of those that known ones make, looked at layer by layer."""
-    for _ in range(_POLISHINGS):
-        made = master.fastest(best.step_s, _POLISHED_GAP * relative_gap, apart=True)
-        if made is None:
-            break
-        shortened, best = 1 - made.step_s / best.step_s, Timed(best.formulation, made.choices, made.step_s)
-        if shortened < _POLISHED_GAP * relative_gap:
-            break
-    return best
+    made = master.fastest(best.step_s, _POLISHED_GAP * relative_gap, apart=True)
+    return best if made is None else Timed(best.formulation, made.choices, made.step_s)
 
 
 def with_ties_settled(formulation: Formulation, found: Solution) -> Solution:

@@ -9,8 +9,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from autoshard.garbage import collection_paused
 from autoshard.planner.build import Formulation
-from autoshard.planner.decode import memory_needed
+from autoshard.planner.decode import Evaluation, evaluate
 from autoshard.planner.estimate import Estimate
 from autoshard.solver.problem import Solution, Status
 
@@ -21,13 +22,15 @@ TRIES = 3
 """How often a problem is solved again. Each time what exceeds the budget is taken off; gaps seldom grow meanwhile."""
 
 
+@collection_paused()
 def with_gaps(
     formulation: Formulation,
     first: Solution,
     relative_gap: float,
     solve: Callable[[Formulation, Sequence[int]], Solution] | None,
-) -> tuple[Solution, bool]:
-    """`first`, or a solution found under a tighter limit whose gaps fit as well; and whether they do.
+) -> tuple[Solution, bool, Evaluation | None]:
+    """`first`, or a solution found under a tighter limit whose gaps fit as well; whether they do; and the solution as
+    the compiler has it, None where there is no limit.
 
     Its bound stays that of the problem as it was: no plan whose peak fits costs less, and so none with gaps either. If
     no solution fits, the one that exceeds the budget least is taken.
@@ -40,14 +43,15 @@ def with_gaps(
     """
     budget_bytes = formulation.problem.capacity
     if budget_bytes is None:
-        return first, True
-    found = best = first
+        return first, True, None
+    found, best, of_best = first, first, None
     fits = False
     limit_bytes, least_bytes = budget_bytes, math.inf
     for _ in range(TRIES + 1):
-        peak_bytes, reserved_bytes = memory_needed(formulation, found.chosen)
+        evaluation = evaluate(formulation, found.chosen)
+        peak_bytes, reserved_bytes = evaluation.peak[0], evaluation.reserved_bytes
         if reserved_bytes < least_bytes:
-            best, least_bytes = found, reserved_bytes
+            best, of_best, least_bytes = found, evaluation, reserved_bytes
         fits = reserved_bytes <= budget_bytes + NEGLIGIBLE_BYTES
         if fits or solve is None:
             break
@@ -59,12 +63,12 @@ def with_gaps(
         if found.choices is None:
             break
     if best is first:
-        return first, fits
+        return first, fits, of_best
     cost, bound = best.certificate.objective, first.certificate.bound
     gap = (cost - bound) / abs(cost) if cost else 0.0
     status = Status.OPTIMAL if gap <= relative_gap else Status.FEASIBLE
     certificate = dataclasses.replace(first.certificate, status=status, objective=cost, gap=gap)
-    return Solution(best.choices, certificate), fits
+    return Solution(best.choices, certificate), fits, of_best
 
 
 def fits(estimate: Estimate, budget_bytes: float) -> bool:

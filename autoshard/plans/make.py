@@ -18,7 +18,7 @@ from autoshard.interrupts import stop_on_signals
 from autoshard.planner.asked import Asked
 from autoshard.planner.build import Formulation
 from autoshard.planner.close import close_choices
-from autoshard.planner.decode import decode, evaluate
+from autoshard.planner.decode import Evaluation, decode, evaluate
 from autoshard.planner.obeyed import obeyed
 from autoshard.planner.profile import step_profile
 from autoshard.planner.program import Program, prepare
@@ -111,6 +111,7 @@ def plan_found(posed: Posed, found: Found) -> ProgramPlan:
         warnings=found.warnings,
         hardware=question.hardware,
         asked=question.asked,
+        evaluation=found.evaluated,
     )
     own = tuple(host_warnings(question.options, formulation, plan.estimate))
     return dataclasses.replace(plan, warnings=(*plan.warnings, *own))
@@ -300,6 +301,7 @@ def plan_of_choices(
     warnings: tuple[str, ...] = (),
     hardware: Slice | None = None,
     asked: Asked | None = None,
+    evaluation: Evaluation | None = None,
 ) -> ProgramPlan:
     """The plan that a vector of choices says.
 
@@ -307,6 +309,7 @@ def plan_of_choices(
       traced: The program. formulation: Its problem on one mesh. choices: One of each node of the problem.
       hardware: The slice whose devices were put in order; None where they were not.
       asked: What annotated blocks ask for.
+      evaluation: The choices as the compiler has them, where that is known already.
       All others: What the plan tells besides; see `ProgramPlan`.
     """
     graph, logical = traced.graph, formulation.mesh
@@ -345,7 +348,7 @@ def plan_of_choices(
     )
     warnings += indivisible(graph, logical)
     warnings += not_held(graph, logical)
-    evaluation = evaluate(formulation, choices)
+    evaluation = evaluation or evaluate(formulation, choices)
     figures = evaluation.estimate
     if budget_bytes is not None:
         warnings += tuple(filter(None, [excess(figures, budget_bytes)]))

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import numpy as np
 
 from autoshard.cost.exposure import Stretch
+from autoshard.garbage import collection_paused
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import OwnTimes, StepTimes
 from autoshard.plans.known_plan import KnownPlan, Made, Sparse, sparse
@@ -40,11 +41,15 @@ _SLIGHT = 1e-4
 Copies = tuple[Stretch, ...]
 """All stretches over the same operations, in one layer each."""
 
+_Solved = tuple[MasterProgram, Relaxed | None]
+"""A master problem, and its solution over the reals; None if there is none."""
+
 _MOST_APART = 500
 """Stretches that are alike are not looked at one by one where there are more options than this even together."""
 
-_LOOKS = 4
-"""How often a plan is sought at most, each time with the stretches and instants that the one before lacked."""
+_LOOKS, _LOOKS_APART = 4, 1
+"""How often a plan is sought at most, each time with the stretches and instants that the one before lacked; and where
+stretches are looked at one by one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class MasterProblem:
         self._stretches: dict[Copies, int] = {self._whole: 0}  # mixtures in a row that they did not bind
         self._instants: dict[int, None] = {}
         self._amounts: dict[tuple[bytes, Copies | int], Sparse] = {}
+        self._looks = _LOOKS  # at each mixture
+        self._mixed: dict[tuple[bytes, ...], _Solved] = {}  # the latest mixture of plans that are all alike, by them
 
     @property
     def _whole(self) -> Copies:
@@ -128,23 +135,32 @@ class MasterProblem:
         self._stretches.update(other._stretches)
         self._instants.update(other._instants)
 
+    def step_s(self, choices: Sequence[int]) -> float:
+        """The time of a plan's step."""
+        times = self._times.of(np.asarray(choices, np.int64))
+        return float(times.least_s.sum()) + self._times.exposed(times)[1]
+
     def fastest_known(self) -> Made | None:
         """The fastest of the plans that were added and fit."""
         made = [column.made for column in self._columns.values()]
         return min((m for m in made if m is not None), key=lambda m: m.step_s, default=None)
 
+    @collection_paused()
     def mixture(self) -> Mixture | None:
         """The best mixture of all plans; None if even mixtures exceed the budget."""
         alike, found = _alike(self._times.tabulated, list(self._columns.values())), None
-        for _ in range(_LOOKS):
+        for look in range(self._looks):
             program, before_s = self._program(alike), -math.inf if found is None else found.step_s
             relaxed = program.relaxed()
             if relaxed is None:
                 return None
+            self._mixed = {tuple(self._columns): (program, relaxed)} if len(alike) == 1 else {}
             found = self._mixture(program, relaxed)
             binding = {self._times.copies_of(stretch) for _, stretch in found.weights.stretches}
             lacks = self._count(*self._bounds(*program.mixed(relaxed))[1:])
-            if not lacks or found.step_s <= before_s * (1 + _SLIGHT):
+            if look and found.step_s <= before_s * (1 + _SLIGHT):  # then those that follow need no more than one
+                self._looks = 1
+            if not lacks or self._looks == 1:
                 self._forget(binding)
                 break
         return found
@@ -172,33 +188,37 @@ class MasterProblem:
             program.undecided(relaxed),
         )
 
+    @collection_paused()
     def fastest(self, to_beat_s: float, relative_gap: float, apart: bool = False) -> Made | None:
         """A plan that is made of known ones; None if none is found that is faster than `to_beat_s`.
 
         Args:
           relative_gap: How far from the fastest of them it may be.
           apart: Whether stretches that are alike are looked at one by one, which takes longer. Together, a layer that
-            waits is made up for by another that need not, which holds for mixtures and for no plan.
+            waits is made up for by another that need not, which holds for mixtures and for no plan. Where that is too
+            much, plans are dived for more often.
         """
         best, known = None, list(self._columns.values())
         for columns in _alike(self._times.tabulated, known) if known else ():
-            looks = 0 if len(columns) == 1 else 1 if apart else _LOOKS
-            if apart and looks and self._program([columns]).num_options > _MOST_APART:
-                looks = 0
-            for _ in range(looks):
-                program = self._program([columns], apart)
-                relaxed = program.relaxed()
+            if len(columns) == 1:
+                continue
+            one_by_one = apart and self._program([columns]).num_options <= _MOST_APART
+            for look in range(_LOOKS_APART if one_by_one else _LOOKS):
+                mixed = None if look or apart else self._mixed.get(tuple([column.key for column in columns]))
+                program, relaxed = mixed or self._relaxed(columns, one_by_one)
                 if relaxed is None or relaxed.value_s >= to_beat_s * (1 - relative_gap):
                     break
-                found = [self._column(choices) for choices in program.integral(relaxed, relative_gap, to_beat_s, apart)]
+                found = program.integral(relaxed, relative_gap, to_beat_s, one_by_one)
+                found = [self._column(choices) for choices in {own.tobytes(): own for own in found}.values()]
                 for column in found:
                     if column.made is not None and column.step_s < to_beat_s:
                         best, to_beat_s = column.made, column.step_s
                 enough_s = relaxed.value_s * (1 + relative_gap)
                 is_close = any(c.made is not None and c.step_s <= enough_s for c in found)
                 lack = [self._count(c.stretches, c.exceeded) for c in found]
-                if is_close or len(found) > 1 or not any(lack):  # several were dived for, which takes long
-                    break
+                is_enough = look > 0 or any(c.made is not None for c in found)
+                if is_close or not any(lack) or len(found) > 1 and is_enough and not apart:
+                    break  # several were dived for, which takes long
         return best
 
     def _column(self, choices: np.ndarray) -> KnownPlan:
@@ -252,6 +272,11 @@ class MasterProblem:
             covered=np.unique(covered, axis=1),  # what is waited for where the same is covered is as good anywhere
             limits=np.repeat([0.0, 1.0], [len(kinds), len(instants)]),
         )
+
+    def _relaxed(self, columns: Sequence[KnownPlan], apart: bool) -> "_Solved":
+        """The master problem of plans that are alike, and its solution over the reals; `apart` as for `fastest`."""
+        program = self._program([columns], apart)
+        return program, program.relaxed()
 
     def _row(self, of: Copies | int, column: KnownPlan) -> Sparse:
         """What a plan's owners wait within stretches, in seconds, or use at an instant, in shares of the budget."""

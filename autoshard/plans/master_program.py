@@ -107,9 +107,9 @@ class Group:
     def made(self, taken: np.ndarray) -> np.ndarray:
         """The plan in which so many parts of their kind take each option; int64 [decisions]."""
         choices = self.plans[0].copy()
-        for kind, parts in enumerate(self.kinds):
-            options = np.flatnonzero(self.kind == kind)
-            counts = np.round(taken[options]).astype(np.int64)
+        numbers = np.round(taken).astype(np.int64)
+        for parts, options in zip(self.kinds, self._options(), strict=True):
+            counts = numbers[options]
             # spread over the parts, so that neighbours differ
             places = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
             spread = np.repeat(options, counts)[np.argsort(places, kind="stable")]
@@ -117,6 +117,11 @@ class Group:
                 own = self.parts[part]
                 choices[own] = self.plans[self.followed[option][n], own]
         return choices
+
+    def _options(self) -> list[np.ndarray]:
+        """The options of each kind, which stand one after another."""
+        ends = np.searchsorted(self.kind, np.arange(len(self.kinds) + 1))
+        return [np.arange(*own) for own in itertools.pairwise(ends.tolist())]
 
     def rounded(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A mixture in integers, and how sure it is of that: the parts of a kind that need not be rounded go first, to
@@ -167,8 +172,9 @@ class Group:
     def undecided(self, taken: np.ndarray, whole: float) -> np.ndarray:
         """Whether parts of the kind of each decision take several options that differ in it; bool [decisions]."""
         found = np.zeros(self.plans.shape[1], bool)
-        for kind, parts in enumerate(self.kinds):
-            options = np.flatnonzero((self.kind == kind) & (taken >= _SHARED * whole)).tolist()
+        is_taken = taken >= _SHARED * whole
+        for parts, own_options in zip(self.kinds, self._options(), strict=True):
+            options = own_options[is_taken[own_options]].tolist()
             for n, part in enumerate(parts if len(options) > 1 else ()):
                 own = self.parts[part]
                 plans = self.plans[[self.followed[option][n] for option in options]][:, own]
@@ -323,7 +329,14 @@ class MasterProgram:
         """The solution over the reals between limits of the variables; None if there is none."""
         bounds = np.stack(np.broadcast_arrays(least, most, of.cost_s)[:2], axis=1)
         found = linprog(
-            of.cost_s, A_ub=of.rows, b_ub=of.limits, A_eq=of.equal, b_eq=of.sums, bounds=bounds, method="highs"
+            of.cost_s,
+            A_ub=of.rows,
+            b_ub=of.limits,
+            A_eq=of.equal,
+            b_eq=of.sums,
+            bounds=bounds,
+            method="highs-ds",
+            options={"presolve": False},  # rows are few and dense, with nothing to presolve
         )
         if found.x is None:
             return None

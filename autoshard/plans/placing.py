@@ -10,11 +10,11 @@ from the plan. No round can make the plan worse, and the rounds end when none ma
 from collections.abc import Sequence
 
 from autoshard.cluster import CollectiveKind, LogicalMesh, Slice
+from autoshard.garbage import collection_paused
 from autoshard.placement.flows import Flow, flow_of, joined_flows, total_s
 from autoshard.placement.place import place
-from autoshard.planner.build import Formulation
+from autoshard.planner.decode import Evaluation
 from autoshard.planner.estimate import CommunicationItem, Estimate
-from autoshard.planner.timeline import as_emitted
 from autoshard.plans.placement_summary import PlacementSummary
 
 MOST_ROUNDS = 3
@@ -32,16 +32,15 @@ def flows_of(communication: Sequence[CommunicationItem], mesh: LogicalMesh) -> t
     )
 
 
-def better_order(
-    hardware: Slice, formulation: Formulation, choices: Sequence[int], relative_gap: float
-) -> LogicalMesh | None:
+@collection_paused()
+def better_order(hardware: Slice, evaluation: Evaluation, relative_gap: float) -> LogicalMesh | None:
     """The mesh of a plan with its devices in an order under which the plan's traffic takes less; None where that cannot
     save more than a share `relative_gap` of the step.
     """
-    mesh = formulation.mesh
+    mesh = evaluation.reader.f.mesh
     if len({level.link for axis in mesh.axes for level in axis.levels}) < 2 and hardware.uneven is None:
         return None  # all devices are equally far from each other
-    times = as_emitted(formulation, choices)
+    times = evaluation.times
     if times.comm_s - times.hidden_s <= relative_gap * times.step_s:
         return None
     flows = flows_of(times.communication, mesh)

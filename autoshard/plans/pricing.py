@@ -167,10 +167,12 @@ def priced(
         plans = () if found.choices is None else (found.choices,)
         plans = plans if found.relaxed is None else found.relaxed.choices
         is_new = any([master.add(plan) for plan in plans])
+        mixture = master.mixture() if plans else None
         made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
         if best is None and made is None and found.relaxed is not None:  # memory is tight: it takes a search to fit it
             found = series.solve(at, hint=start, relative_gap=gap, share=share)
             is_new = found.choices is not None and master.add(found.choices)
+            mixture = master.mixture() if is_new else mixture
         made = _faster(made, master.fastest_known(), best, _MADE_GAP * relative_gap)
         if made is not None:
             best = Timed(at, made.choices, made.step_s)
@@ -179,8 +181,8 @@ def priced(
             prices = {} if found.relaxed is None else found.relaxed.prices
         own = found.certificate.capacity_price  # some problems are solved without prices
         price = max((p for p in (price, own) if p is not None), key=lambda p: p.bound, default=None)
-        mixture = master.mixture() if plans and best is not None else None
         if mixture is None or best is None:
+            mixture = None
             break
         to_beat_s = min(to_beat_s, best.step_s)
         enough_s = bound.bound + relative_gap * to_beat_s

@@ -16,6 +16,7 @@ from autoshard.interrupts import StopRequest
 from autoshard.placement.candidates import candidate_meshes
 from autoshard.placement.place import listed_mesh
 from autoshard.planner.build import Formulation, whole
+from autoshard.planner.decode import Evaluation, evaluate
 from autoshard.planner.labels import labels_of
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.timeline import asked_for
@@ -72,17 +73,25 @@ class Found:
       best: The problem of the best mesh, and its solution; None if no mesh has one.
       candidates: What became of each mesh.
       warnings: What the user should know about the search.
+      evaluation: The best as the compiler has it; None where the search did not ask.
     """
 
     best: tuple[Formulation, Solution] | None
     candidates: tuple[MeshCandidate, ...]
     warnings: tuple[str, ...]
+    evaluation: Evaluation | None = None
 
     @property
     def winner(self) -> tuple[Formulation, Solution]:
         """The problem of the best mesh, and its solution, of which there must be one."""
         assert self.best is not None, self.candidates
         return self.best
+
+    @property
+    def evaluated(self) -> Evaluation:
+        """The best as the compiler has it."""
+        formulation, chosen = self.winner
+        return self.evaluation or evaluate(formulation, chosen.chosen)
 
     @property
     def cost_s(self) -> float:
@@ -133,16 +142,16 @@ def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, sto
     for _ in range(MOST_ROUNDS):
         if question.hardware is None or found.best is None or stop.requested:
             break
-        formulation, chosen = found.best
-        mesh = better_order(question.hardware, formulation, chosen.chosen, question.options.relative_gap)
+        found = dataclasses.replace(found, evaluation=found.evaluated)
+        mesh = better_order(question.hardware, found.evaluated, question.options.relative_gap)
         if mesh is None:
             break
-        again = search_meshes(question, [mesh], None, stop, after=(formulation, chosen))
+        again = search_meshes(question, [mesh], None, stop, after=found.best)
         candidates = (*found.candidates, *again.candidates)
         if again.best is None or again.cost_s >= found.cost_s:
             found = dataclasses.replace(found, candidates=candidates)
             break
-        found = dataclasses.replace(found, best=again.best, candidates=candidates)
+        found = dataclasses.replace(again, candidates=candidates, warnings=found.warnings)
     return _without_left(question, meshes, found, stop)
 
 
@@ -158,16 +167,16 @@ def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Foun
         return found
     to_beat_s = question.to_beat_s if is_best else min(question.to_beat_s, cutoff)
     again = search_meshes(dataclasses.replace(question, to_beat_s=to_beat_s), meshes, None, stop)
-    best = again.best if is_best or again.best is not None else found.best
-    return dataclasses.replace(found, best=best, candidates=(*again.candidates, *others))
+    kept = again if is_best or again.best is not None else found
+    return dataclasses.replace(kept, candidates=(*again.candidates, *others), warnings=found.warnings)
 
 
 def _has_better_order(question: Question, timed: Timed) -> bool:
     """Whether a plan would be faster with the devices of its mesh in another order."""
     if question.hardware is None:
         return False
-    formulation = whole(timed.formulation)
-    return better_order(question.hardware, formulation, timed.choices, question.options.relative_gap) is not None
+    evaluation = evaluate(timed.formulation, timed.choices)
+    return better_order(question.hardware, evaluation, question.options.relative_gap) is not None
 
 
 def search_meshes(
@@ -192,6 +201,7 @@ def search_meshes(
     options = question.options
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
+    of_best: Evaluation | None = None
     # those of the best plan: what binds on one mesh mostly binds on another
     weights: StretchWeights | None = None if after is None else after[0].overlap.weights
     fits = False  # whether it does with its gaps
@@ -254,23 +264,25 @@ def search_meshes(
         if scheduled is not None and scheduled.is_left:
             bound_s, step_s = found.certificate.bound, found.certificate.objective
             candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
-            best, weights = (whole(formulation), found), formulation.overlap.weights
+            best, of_best, weights = (whole(formulation), found), None, formulation.overlap.weights
             continue
+        evaluation = None
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
             again = None
             if scheduled is not None:
                 gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
                 again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
                 again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
-            found, own_fits = with_gaps(formulation, found, options.relative_gap, again)
+            found, own_fits, evaluation = with_gaps(formulation, found, options.relative_gap, again)
         certificate = found.certificate
         step_s = certificate.objective if found.choices is not None else None
         bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
         candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
         if found.choices is not None and _is_better(found, own_fits, best, fits):
-            best, fits, weights = (whole(formulation), found), own_fits, formulation.overlap.weights
+            best, of_best = (whole(formulation), found), evaluation
+            fits, weights = own_fits, formulation.overlap.weights
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
-    return Found(best, tuple(candidates), warnings)
+    return Found(best, tuple(candidates), warnings, of_best)
 
 
 def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:

@@ -27,7 +27,6 @@ from jax.sharding import PartitionSpec
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import ConfigError
 from autoshard.interrupts import StopRequest, stop_on_signals
-from autoshard.planner.decode import memory_needed
 from autoshard.plans.gaps import are_within
 from autoshard.plans.make import Posed, Request, plan_found, plan_posed, pose, starting_layouts, traced_program
 from autoshard.plans.no_plan import looks_up, no_plan_error
@@ -287,8 +286,9 @@ class _Form:
         question = self.posed.question
         needed_bytes, is_fit = None, False
         if found.best is not None:
-            peak_bytes, needed_bytes = memory_needed(found.best[0], found.best[1].chosen)
-            is_fit = are_within(peak_bytes, needed_bytes, question.budget_bytes)
+            found = dataclasses.replace(found, evaluation=found.evaluated)
+            needed_bytes = found.evaluated.reserved_bytes
+            is_fit = are_within(found.evaluated.peak[0], needed_bytes, question.budget_bytes)
         return _Attempt(
             self.variant, keep, count, self.step, self.posed, found, question.to_beat_s, needed_bytes, is_fit
         )

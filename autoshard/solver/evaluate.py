@@ -78,7 +78,9 @@ def peak_if(problem: Problem, amount: Callable[[np.ndarray], float]) -> tuple[fl
     start = np.array([usage.start for usage in usages])
     stop = np.array([usage.stop for usage in usages])
     instants, position = np.unique(np.concatenate([start, stop]), return_inverse=True)
-    amounts = np.array([float(amount(usage.amounts)) for usage in usages])
+    of_table = {id(usage.amounts): usage.amounts for usage in usages}  # equal arrays are often one object
+    known = {key: float(amount(amounts)) for key, amounts in of_table.items()}
+    amounts = np.array([known[id(usage.amounts)] for usage in usages])
     steps = np.zeros(len(instants))
     np.add.at(steps, position[: len(start)], amounts)
     np.subtract.at(steps, position[len(start) :], amounts)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.garbage import collection_paused
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.solver.driver import solve
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE, evaluate, peak_if
@@ -96,6 +97,7 @@ def least_capacity(
     return LeastCapacity(low, high, best, instant, _alive(problem, best, instant))
 
 
+@collection_paused()
 def exceeds(problem: Problem, options: SolverOptions, stop: StopRequest) -> bool | None:
     """Whether every solution takes more than the capacity; None if not known. Where copies fold, a bound is all that is
     sought.

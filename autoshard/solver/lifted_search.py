@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autoshard.garbage import collection_paused
 from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
@@ -161,15 +162,15 @@ class _LiftedSearch:
         self.search.offer(whole.tolist(), phase)
         return True
 
-    def count_exceeded(self, whole: np.ndarray) -> bool:
-        """Lets the worst instants count at which choices exceed the capacity; whether there are any."""
+    def count_exceeded(self, whole: np.ndarray) -> float:
+        """Lets the worst instants count at which choices exceed the capacity; by how much they do, 0 if they fit."""
         problem = self.search.problem
         if problem.capacity is None or not self.columns.instants:
-            return False
+            return 0.0
         usage = usage_over_time(problem, self.columns, whole)
         peaks = worst_instants(usage, problem.capacity * (1 + CAPACITY_TOLERANCE))
         self.exceeded.update(peaks)
-        return bool(peaks)
+        return float(usage[peaks[0]]) - problem.capacity if peaks else 0.0
 
     def offer_repaired(self, bands: int, whole: np.ndarray, phase: str) -> bool:
         """Offers choices; as long as they exceed the capacity, repairs them as those of the quotient problem.
@@ -230,6 +231,7 @@ def search_lifted(search: Search, start: LiftedStart | None = None) -> None:
                 break
 
 
+@collection_paused()
 def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | None:
     """Proves a bound by folding.
 
@@ -241,6 +243,7 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
     """
     state = _LiftedSearch(search, start or LiftedStart())
     found, before = (), -np.inf
+    is_priced = any(state.start.prices.get(t, 0.0) > 0 for t in state.start.binding)  # by problems before
     for _ in range(RELAXED_CUTS):
         quotient = state.quotient(0)
         climbed = None if quotient is None else state.climb(quotient)
@@ -249,7 +252,10 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
         whole = quotient.expanded(climbed.choices)
         found = tuple(tuple(own.tolist()) for own in (whole, *map(quotient.expanded, climbed.decoded)))
         enough = RELAXED_GAIN * search.options.wanted_gap * abs(climbed.value)
-        if not state.count_exceeded(whole) or search.done() or climbed.value - before < enough:
+        exceeded = state.count_exceeded(whole)
+        # what more instants can gain is what they exceed the capacity by, at about the prices of those that count
+        gain = exceeded * sum(state.start.prices.get(t, 0.0) for t in state.start.binding) if is_priced else np.inf
+        if not exceeded or search.done() or min(climbed.value - before, gain) < enough:
             break
         before = climbed.value
     state.prove()

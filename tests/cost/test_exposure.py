@@ -1,5 +1,6 @@
 """The schedule on two streams against derivations by hand, and against its formula by brute force."""
 
+import collections
 import itertools
 import random
 
@@ -47,6 +48,29 @@ def best_of_all(kernels_s, collectives, share):
             if all(one[1] <= next_[0] and one != next_ for one, next_ in itertools.pairwise(chosen)):
                 best = max(best, of_stretches(kernels_s, collectives, share, chosen))
     return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_kernels_between_ends_are_as_one_and_collectives_with_one_window_too(seed):
+    """So that the time of a step is known without looking at each kernel."""
+    rng = random.Random(seed)
+    n = rng.randint(2, 30)
+    kernels_s = [float(rng.randint(0, 4)) for _ in range(n)]
+    windows = [sorted((rng.randint(0, n), rng.randint(0, n))) for _ in range(rng.randint(1, 6))]
+    collectives = [Hideable(*rng.choice(windows), float(rng.randint(1, 9))) for _ in range(rng.randint(1, 12))]
+    found = exposure(kernels_s, collectives, 0.5)
+    ends = sorted({e for c in collectives for e in (c.start, c.stop)})
+    joined_s = [sum(kernels_s[one:other]) for one, other in itertools.pairwise([*ends, n])]
+    sums_s: dict[tuple[int, int], float] = collections.defaultdict(float)
+    for c in collectives:
+        sums_s[c.start, c.stop] += c.time_s
+    together = exposure(
+        joined_s, [Hideable(ends.index(i), ends.index(k), time_s) for (i, k), time_s in sums_s.items()], 0.5
+    )
+    assert together.total_s == pytest.approx(found.total_s)
+    ends.append(n)
+    stretches = [(ends[i], ends[k]) for i, k in together.stretches]
+    assert of_stretches(kernels_s, collectives, 0.5, stretches) == pytest.approx(found.total_s)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -82,6 +82,25 @@ def test_the_fastest_plan_is_that_of_all_that_can_be_made(problem, apart):
                 assert master.fastest(found.step_s * (1 - 1e-3), 1e-9) is None
 
 
+def test_from_the_mixture_the_same_plan_is_found(problem):
+    """Its program is not made again, though it does not know of the stretches and instants that the mixture lacks."""
+    rng = np.random.default_rng(5)
+    for n in range(12):
+        base, other, changed = plans_apart(problem, rng, 5)
+        made = list(all_made(problem, base, other, changed))
+        budget = (None, 1.001 * sorted(peak for *_, peak in made)[len(made) // 2])[n % 2]
+        fitting = [step_s for _, step_s, peak in made if budget is None or peak <= budget]
+        master = MasterProblem(StepTimes(problem), budget)
+        master.add(base), master.add(other)
+        mixture = master.mixture()
+        found = [p for p in (master.fastest(np.inf, 1e-9), master.fastest_known()) if p is not None]
+        if mixture is None:  # even mixtures exceed the budget
+            continue
+        step_s = min(p.step_s for p in found)
+        assert mixture.step_s <= step_s * (1 + 1e-6)
+        assert min(fitting) * (1 - 1e-9) <= step_s <= min(fitting) * 1.002
+
+
 def test_no_plan_takes_less_than_the_mixture_at_its_prices(problem):
     """By duality: least + what is waited for by weight + what is used by price, less the budget's, is at least that."""
     rng = np.random.default_rng(1)
