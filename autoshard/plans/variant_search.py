@@ -5,7 +5,7 @@ keeping everything in more and more micro-batches until that fits the memory: th
 gathers and reductions that run once in each and mostly hide. Policies that are the same for all layers follow, each in
 as many micro-batches as come into question, and mixtures of two policies, of which the first k layers recompute more
 than the others, with k halved in. The search ends where a plan is as fast as keeping everything would be in unlimited
-memory.
+memory; where layers have loops with products, as any of these policies would be, since these can be faster there.
 
 Where nothing is asked of it (`PlanOptions`, None), the step is planned as it is written, and other forms are tried only
 where that does not fit, where it recomputes something, or where its certificate tells that more memory would gain; in
@@ -379,6 +379,8 @@ def _search_forms(tries: "_Tries", space: Space) -> str:
     if not (tries.all and forms.keeps_all_as_written):
         tries.take(forms.policy(Keep.ALL, first), Keep.ALL, first)
     tries.reach_s = _reach_s(tries.all[-1], stop)
+    if forms.has_loops:
+        tries.reach_s = _reach_of_all_s(tries, forms, first)
     if tries.is_settled:
         return forms.note or "Keeping everything fits the memory, and no more memory would make it faster."
     counts = _until_all_is_kept(tries, space, forms)
@@ -394,6 +396,20 @@ def _search_forms(tries: "_Tries", space: Space) -> str:
     if tries.is_settled:
         return forms.note or "The best is as fast as keeping everything would be in memory without limit."
     return forms.note or "No form that was tried is faster."
+
+
+def _reach_of_all_s(tries: "_Tries", forms: "_Forms", count: int | None) -> float | None:
+    """No form in `count` micro-batches takes less, whatever the memory, be it one that recomputes."""
+    reach_s = tries.reach_s
+    for keep in forms.recomputing:
+        if tries.stop.requested or reach_s is None:
+            return reach_s
+        policy = forms.policy(keep, count)
+        form = tries.task.pose(policy, count, None)
+        bound_s = _free_bound_s(form.posed, reach_s, tries.stop)
+        reach_s = reach_s if bound_s is None else min(reach_s, bound_s)
+        tries.posed[policy, count] = form
+    return reach_s
 
 
 def _try_policies(tries: "_Tries", forms: "_Forms", counts: Sequence[int | None], first: int | None) -> None:
@@ -421,6 +437,7 @@ class _Forms:
 
     Attributes:
       note: Why there are no policies, where they are wanted. has_checkpoints: Whether the step says what is recomputed.
+      has_loops: Whether recomputing can be faster than keeping, in any memory (`Layers.has_loops`).
       recomputing: The policies that recompute.
     """
 
@@ -430,6 +447,7 @@ class _Forms:
         self._layers = {} if first is None else {space.counts[0]: first}
         self._has_layers = first is not None and bool(first.runs)
         self.has_checkpoints = first is not None and self._has_layers and first.has_checkpoints
+        self.has_loops = self._has_layers and first is not None and first.has_loops
         self.note = ""
         if first is not None and not first.runs:
             self.note = (
@@ -528,8 +546,8 @@ def _is_hopeless(kept: _Attempt, stop: StopRequest) -> bool:
 
 
 def _reach_s(kept: _Attempt, stop: StopRequest) -> float | None:
-    """No plan that keeps everything takes less, whatever the memory; recomputing only adds to that, and so do
-    micro-batches."""
+    """No plan that keeps everything takes less, whatever the memory; recomputing only adds to that, unless layers have
+    loops, and so do micro-batches."""
     question, meshes = kept.posed.question, kept.posed.meshes
     if math.isinf(question.budget_bytes):
         return kept.bound_s
@@ -538,7 +556,19 @@ def _reach_s(kept: _Attempt, stop: StopRequest) -> float | None:
         price = kept.found.winner[1].certificate.capacity_price
         if price is not None and price.per_unit == 0:
             return price.bound
+    return _free_bound_s(kept.posed, None, stop)
+
+
+def _free_bound_s(posed: Posed, to_beat_s: float | None, stop: StopRequest) -> float | None:
+    """No plan of a form takes less, whatever the memory; no more than what it has to beat is of interest."""
+    question, meshes = posed.question, posed.meshes
     options = dataclasses.replace(question.options, relative_gap=max(question.options.relative_gap, _REACH_GAP))
-    free = dataclasses.replace(question, budget_bytes=math.inf, schedule=schedule, to_beat_s=math.inf, options=options)
+    free = dataclasses.replace(
+        question,
+        budget_bytes=math.inf,
+        schedule=question.schedules(meshes[0].device_type)[0],
+        to_beat_s=math.inf if to_beat_s is None else to_beat_s,
+        options=options,
+    )
     found = search_meshes(free, meshes, None, stop)
     return min((c.bound_s for c in found.candidates), default=None)

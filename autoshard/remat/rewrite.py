@@ -20,13 +20,21 @@ import jax.extend.core as jex
 
 from autoshard.errors import PlanMismatchError
 from autoshard.module_params import loss_of_arrays
-from autoshard.remat.layers import find_runs, is_loop_of_layers
+from autoshard.remat.layers import find_runs, is_heavy, is_loop_of_layers
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy
 from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.inline import inlined
 from autoshard.trace.rules.attention import FUSED
 from autoshard.trace.rules.products import PRODUCTS
-from autoshard.trace.walk import is_checkpoint, nested_programs, open_jaxpr, scan_counts, variables
+from autoshard.trace.walk import (
+    EquationKind,
+    is_checkpoint,
+    kind_of,
+    nested_programs,
+    open_jaxpr,
+    scan_counts,
+    variables,
+)
 from autoshard.train_step import TrainStep
 
 
@@ -71,11 +79,14 @@ class Layers:
       runs: Its layers.
       has_checkpoints: Whether it says itself what layers recompute.
       has_batched_products: Whether a layer has products that are not with weights, such as attention's.
+      has_loops: Whether a layer has products in loops, such as attention in blocks. What these keep they write to
+        memory, one iteration after another, which can take longer than making it again.
     """
 
     runs: tuple[LayerRun, ...]
     has_checkpoints: bool
     has_batched_products: bool
+    has_loops: bool = False
 
 
 @assume_cudnn()
@@ -96,7 +107,17 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
     closed = inlined(as_written, opens_checkpoints=True)
     runs = find_runs(closed.jaxpr)
     own = [e for r in runs for e in closed.jaxpr.eqns[r.start : r.stop]]
-    return Layers(runs, _has_checkpointed_layers(as_written), any(_holds(e, _is_batched) for e in own))
+    within = [
+        inner
+        for e in own
+        for inner in ((i for n in nested_programs(e) for i in open_jaxpr(n).eqns) if is_loop_of_layers(e) else (e,))
+    ]
+    return Layers(
+        runs,
+        _has_checkpointed_layers(as_written),
+        any(_holds(e, _is_batched) for e in own),
+        any(_holds(e, _is_loop_of_products) for e in within),
+    )
 
 
 def _has_checkpointed_layers(closed: jex.ClosedJaxpr) -> bool:
@@ -284,6 +305,10 @@ def _has_batch(params: Any) -> bool:
 def _is_batched(equation: jex.JaxprEqn) -> bool:
     name = equation.primitive.name
     return name in FUSED or name == "dot_general" and _has_batch(equation.params)
+
+
+def _is_loop_of_products(equation: jex.JaxprEqn) -> bool:
+    return kind_of(equation) in (EquationKind.SCAN, EquationKind.WHILE) and is_heavy(equation)
 
 
 def _holds(equation: jex.JaxprEqn, test: Callable[[jex.JaxprEqn], bool]) -> bool:

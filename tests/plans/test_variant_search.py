@@ -160,6 +160,37 @@ def test_enough_memory_ends_the_search_at_once_even_where_the_program_is_checkpo
     )
 
 
+def attention_in_blocks(x, w):
+    """Blocks of queries one after another, each computed again in the backward pass with its softmax."""
+    q, k, v = (x @ w[name] for name in "qkv")
+
+    @jax.checkpoint
+    def run(_, block):
+        weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", block, k))
+        return None, jnp.einsum("bqk,bkd->bqd", weights, v)
+
+    _, attended = jax.lax.scan(run, None, q.reshape(len(x), 8, -1, WIDTH).swapaxes(0, 1))
+    return x + attended.swapaxes(0, 1).reshape(x.shape)
+
+
+def test_where_layers_have_loops_a_form_that_recomputes_less_of_them_is_found_in_any_memory():
+    """A softmax that keeps its maxima and sums is spared two passes over the scores, and takes no more memory.
+
+    As XLA:GPU compiles them the two forms take 6.65 and 5.90 ms by replay.
+    """
+    step = TrainStep(loss_of(attention_in_blocks), optax.sgd(1e-3))
+    state = jax.eval_shape(lambda: step.init([{n: jnp.zeros((WIDTH, WIDTH)) for n in "qkv"}] * LAYERS))
+    batch = {k: jax.ShapeDtypeStruct((64, 2048, WIDTH), jnp.float32) for k in "xy"}
+    cluster = CLUSTER.with_name("h100x8.yaml")
+    request = {"cluster": cluster, "mesh": {"data": 8}, "donate_argnums": 0, "memory_budget_bytes": math.inf}
+    written, searched = (autoshard.plan(step, state, batch, options=o, **request) for o in (AS_WRITTEN, SEARCH))
+    layers = layers_of(step, state, batch)
+    assert layers.has_loops and not layers_of(STEP, STATE, BATCH_SHAPES).has_loops
+    assert searched.choice.variant.policy == uniform(layers.runs, Keep.ALL_BUT_LARGEST)
+    assert searched.estimate.step_s < 0.9 * written.estimate.step_s
+    assert searched.estimate.peak_bytes <= 1.01 * written.estimate.peak_bytes
+
+
 def test_a_model_without_layers_is_left_alone_and_told_so():
     def loss_fn(params, batch, key):
         return jnp.mean((jnp.tanh(batch["x"] @ params["up"]) @ params["down"] - batch["y"]) ** 2), {}
