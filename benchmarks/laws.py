@@ -141,6 +141,7 @@ LAWS = (
         "dimension_orders: copies in other orders",
         {"compiler.live_ranges.copies_in_other_orders": _itself(OrderCopies({}, ()))},
     ),
+    Law("memory_orders: what is turned around", {"compiler.fusion.turned_values": _fresh(dict)}),
     Law("list_scheduler: freeing first", {"compiler.live_ranges.freeing_first": _itself(FreeingFirst({}, {}))}),
     Law("softmax: stored exponentials", {"compiler.backends.stored_exponentials": _itself(())}),
     Law("workspaces: of products", {"compiler.backends.product_workspaces": _itself(())}),
