@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence, Set
 
 from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
-from autoshard.compiler.dimension_orders import read_orders
-from autoshard.compiler.memory_orders import Order, turned_values
+from autoshard.compiler.dimension_orders import lies_in, read_orders
+from autoshard.compiler.memory_orders import Order, memory_orders, turned_values
 from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
@@ -25,8 +25,9 @@ _MOST_KERNELS = 6
 """Up to how many kernels that read a value are told apart; more are as many."""
 
 _WORTH_A_LAUNCH = 1.02
-"""How many times the bytes must be that are moved less by a kernel that stores a value, since its launch takes time,
-too: both gradients of grouped scores, as their products need them, move as much if they are made of one."""
+"""How many times more must be moved without a kernel that stores a value, since its launch takes time, too. Making the
+gradient of grouped scores in both orders that products need moves as much if it is stored before and if not. Where it
+lies in neither, it is stored: each kernel would have to turn all that it is made of."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,14 +124,15 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
                     can_fuse[value] = all(
                         [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in chains.consumers[value]]
                     )
-    computed = _computed(chains, can_fuse, fusible, free)
-    turned = turned_values(chains, pointwise, computed.fused)
+    orders = memory_orders(chains, pointwise, {})
+    computed = _computed(chains, can_fuse, fusible, free, orders)
+    turned = turned_values(chains, pointwise, orders, computed.fused)
     if turned:
         kernels = _kernels(chains, can_fuse, _between_sums(chains))
         turned = {value: order for value, order in turned.items() if len(kernels[value]) > 1}
         for value in turned:
             can_fuse[value] = False
-        computed = _computed(chains, can_fuse, fusible, free)
+        computed = _computed(chains, can_fuse, fusible, free, memory_orders(chains, pointwise, turned))
     fused = computed.fused
     added: set[int] = set()
     for operation in graph.operations:
@@ -143,8 +145,10 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
     return Fusion(fused, computed.sources, frozenset(added), computed.fetched, turned)
 
 
-def _computed(chains: DefUse, can_fuse: Sequence[int], fusible: Sequence[bool], free: Set[int]) -> _Computed:
-    """Decides which of the values that can be computed inside their readers are."""
+def _computed(
+    chains: DefUse, can_fuse: Sequence[int], fusible: Sequence[bool], free: Set[int], orders: Sequence[Order | None]
+) -> _Computed:
+    """Decides which of the values that can be computed inside their readers are; `orders`: how all lie in memory."""
     graph, region = chains.graph, chains.region
     size = lambda value: graph.values[value].size_bytes
     kernels = _kernels(chains, can_fuse, region)
@@ -179,10 +183,18 @@ def _computed(chains: DefUse, can_fuse: Sequence[int], fusible: Sequence[bool], 
             if num > 1 and not is_alias(operation) and value not in free:
                 if is_key_or_random(operation) and kernels[value] != {region[operation.index]}:
                     continue
-                if sum(map(size, own)) * (num - 1) > _WORTH_A_LAUNCH * size(value) * (num + 1):
+                worth = 1 / _WORTH_A_LAUNCH if _lies_in_no_order(chains, value, orders) else _WORTH_A_LAUNCH
+                if sum(map(size, own)) * (num - 1) > worth * size(value) * (num + 1):
                     continue
             fused[value] = True
     return _Computed(kernels, fused, sources, frozenset(fetched))
+
+
+def _lies_in_no_order(chains: DefUse, value: int, orders: Sequence[Order | None]) -> bool:
+    """Whether products need the transposition of a value in several orders, of which it lies in none."""
+    turned = [r for c, _ in chains.consumers[value] if c.name == "transpose" for r in c.results if r is not None]
+    wanted = [(r, read_orders(chains, r)) for r in turned]
+    return any(len(own) > 1 and not any(lies_in(one, orders[r]) for one in own) for r, own in wanted)
 
 
 def _is_fetched(chains: DefUse, value: int, sources: Set[int], costly_bytes: int, num: int) -> bool:

@@ -48,14 +48,17 @@ def memory_orders(chains: DefUse, pointwise: Sequence[bool], turned: Mapping[int
     return orders
 
 
-def turned_values(chains: DefUse, pointwise: Sequence[bool], fused: Sequence[int]) -> dict[int, Order | None]:
+def turned_values(
+    chains: DefUse, pointwise: Sequence[bool], orders: Sequence[Order | None], fused: Sequence[int]
+) -> dict[int, Order | None]:
     """The values that are turned around and then stored, where several kernels need them; and how they lie then.
 
     Args:
       chains: The program. pointwise: For each operation, whether it is (`pointwise_operations`).
-      fused: For each value, whether its readers would compute it if nothing were turned.
+      orders: How all values lie if none is turned.
+      fused: For each value, whether its readers would compute it if none were.
     """
-    orders, found = memory_orders(chains, pointwise, {}), dict[int, Order | None]()
+    found: dict[int, Order | None] = {}
     for operation in chains.graph.operations:
         meeting = _meeting(chains, operation, orders) if pointwise[operation.index] else None
         value = None if meeting is None else _shared(chains, meeting.turns, orders, fused, pointwise)
