@@ -7,6 +7,9 @@ step and to memory does not depend on the other parts (`master_program.py`).
 Stretches, each with its copies in other layers, and instants are added as plans that are found need more of them. Some
 decisions tie nearly all others, such as the layout of activations between layers: plans that differ there make one huge
 part. Integral solutions are therefore sought among plans that agree on those.
+
+Plans are made by programs while prices are sought (`fastest`), and by a search that runs the schedule itself at the
+end, or where there is less memory (`improved`, `part_search.py`).
 """
 
 import dataclasses
