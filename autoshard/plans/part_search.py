@@ -18,7 +18,7 @@ from autoshard.plans.master_program import parts_and_slots
 from autoshard.solver.primal.schedule_search import anneal
 
 _MOVES = 12_000
-"""How many are tried. Of GPT-3 with 24 layers five times as many make the step shorter by 0.1 %."""
+"""How many are tried. With 24 and 96 layers of GPT-3, twice as many change the step by less than 0.1 %, either way."""
 
 _HOTTEST, _COLDEST = 1e-4, 1e-5
 """By which share of the step a move may make it longer, at first and at last, to be accepted with probability 1 / e."""
