@@ -36,6 +36,32 @@ class OwnTimes:
     hideable_s: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Places:
+    """The schedule of some plans: kernels between ends of windows, and windows, ascending by stop.
+
+    Attributes:
+      starts, stops: int64 [windows]; the numbers of the ends between which each lies. num_ends: How many there are.
+      kernels, sent: The owners of kernels, and of parts of what is sent. part: Which share of the owner's each is.
+      place: int64; after which end each of `kernels` runs, then in which window, counted behind ends, `sent` is sent.
+    """
+
+    starts: np.ndarray
+    stops: np.ndarray
+    num_ends: int
+    kernels: np.ndarray
+    sent: np.ndarray
+    part: np.ndarray
+    place: np.ndarray
+
+    def entries(self, times: OwnTimes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What a plan adds: owners, places, amounts in seconds; none that are 0."""
+        owner = np.concatenate([self.kernels, self.sent])
+        amount = np.concatenate([times.kernels_s[self.kernels], self.part * times.hideable_s[self.sent]])
+        some = amount != 0
+        return owner[some], self.place[some], amount[some]
+
+
 class StepTimes:
     """Times the plans of a problem whose collectives hide. The problem is priced when the first plan is timed.
 
@@ -186,6 +212,27 @@ class StepTimes:
         found = exposure(between_s.tolist(), [Hideable(*c) for c in zip(*places, sums_s, strict=True)], self.share)
         ends = [*at.tolist(), self.num_operations]
         return tuple((ends[first], ends[last]) for first, last in found.stretches), found.total_s
+
+    def schedule(self, plans: Sequence[OwnTimes]) -> "Places":
+        """Where what plans add to the schedule is; for all plans of which no other owners send than of these."""
+        owner, start, stop, part = self._windows
+        sends = np.any([times.hideable_s > 0 for times in plans], axis=0)
+        sent = np.flatnonzero(sends[owner])
+        windows, of = np.unique(stop[sent] * (self.num_operations + 1) + start[sent], return_inverse=True)
+        stop, start = np.divmod(windows, self.num_operations + 1)
+        at = np.unique(np.concatenate([start, stop]))
+        at = at[at < self.num_operations]
+        after = np.searchsorted(at, self._place, side="right") - 1
+        nodes = np.flatnonzero(after >= 0)
+        return Places(
+            starts=np.searchsorted(at, start),
+            stops=np.searchsorted(at, stop),
+            num_ends=len(at),
+            kernels=nodes,
+            sent=owner[sent],
+            place=np.concatenate([after[nodes], len(at) + of]),
+            part=part[sent],
+        )
 
     def _within(self, stretches: tuple[Stretch, ...]) -> tuple[np.ndarray, np.ndarray]:
         """How many of some stretches the parts of an owner's collectives lie within, and its kernels."""

@@ -27,10 +27,6 @@ _BRANCH_ROUNDS = 6
 """How many prices are tried at most in each branch."""
 
 
-_POLISHED_GAP = 0.1
-"""By which share of the gap wanted a plan must be faster that is made of all known ones at the end."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scheduled:
     """The best solution of a problem as scheduled.
@@ -87,7 +83,7 @@ def solved_with_less(
     master = before.plans.with_budget(formulation.problem.capacity)
     master.add(hint)  # it takes little more than there is: most of its parts can stay
     known = master.fastest_known()
-    made = master.fastest(math.inf if known is None else known.step_s, 0.1 * relative_gap, apart=True) or known
+    made = master.improved(hint, math.inf if known is None else known.step_s) or known
     if made is not None:
         certificate = as_scheduled(before.solution.certificate, made.step_s, relative_gap)
         if certificate.status is Status.OPTIMAL:
@@ -118,7 +114,7 @@ def _solved(
         return Scheduled(root.best.formulation, Solution(root.best.choices, certificate), master, is_left=True)
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
     if least.bound.bound < best.step_s * (1 - relative_gap):
-        best = _polished(master, best, relative_gap)
+        best = _improved(master, best)
     choices, step_s = best.choices, best.step_s
     settled = settle_ties(best.formulation, choices)
     settled_s = step_s if settled == choices else master.step_s(settled)
@@ -130,9 +126,9 @@ def _solved(
     return Scheduled(best.formulation, Solution(choices, certificate), master)
 
 
-def _polished(master: MasterProblem, best: Timed, relative_gap: float) -> Timed:
-    """The fastest plan of those that known ones make, looked at layer by layer."""
-    made = master.fastest(best.step_s, _POLISHED_GAP * relative_gap, apart=True)
+def _improved(master: MasterProblem, best: Timed) -> Timed:
+    """The fastest plan of those that known ones make, as far as a search from the best finds it."""
+    made = master.improved(best.choices, best.step_s)
     return best if made is None else Timed(best.formulation, made.choices, made.step_s)
 
 

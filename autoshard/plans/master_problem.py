@@ -7,6 +7,9 @@ step and to memory does not depend on the other parts (`master_program.py`).
 Stretches, each with its copies in other layers, and instants are added as plans that are found need more of them. Some
 decisions tie nearly all others, such as the layout of activations between layers: plans that differ there make one huge
 part. Integral solutions are therefore sought among plans that agree on those.
+
+Plans are made by programs while prices are sought (`fastest`), and by a search that runs the schedule itself at the
+end, or where there is less memory (`improved`, `part_search.py`).
 """
 
 import dataclasses
@@ -22,6 +25,7 @@ from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import OwnTimes, StepTimes
 from autoshard.plans.known_plan import KnownPlan, Made, Sparse, sparse
 from autoshard.plans.master_program import Group, MasterProgram, Relaxed, parts_of
+from autoshard.plans.part_search import annealed, part_options
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.reduce.columns import worst_instants
 from autoshard.solver.tabulated import Tabulated, Taken
@@ -44,12 +48,11 @@ Copies = tuple[Stretch, ...]
 _Solved = tuple[MasterProgram, Relaxed | None]
 """A master problem, and its solution over the reals; None if there is none."""
 
-_MOST_APART = 500
-"""Stretches that are alike are not looked at one by one where there are more options than this even together."""
+_LOOKS = 4
+"""How often a plan is sought at most, each time with the stretches and instants that the one before lacked."""
 
-_LOOKS, _LOOKS_APART = 4, 1
-"""How often a plan is sought at most, each time with the stretches and instants that the one before lacked; and where
-stretches are looked at one by one."""
+_SEARCHES = 2
+"""Likewise of searches part by part, which end where memory is exceeded only at instants that did not count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -189,26 +192,25 @@ class MasterProblem:
         )
 
     @collection_paused()
-    def fastest(self, to_beat_s: float, relative_gap: float, apart: bool = False) -> Made | None:
+    def fastest(self, to_beat_s: float, relative_gap: float) -> Made | None:
         """A plan that is made of known ones; None if none is found that is faster than `to_beat_s`.
+
+        Stretches that are alike are looked at together: a layer that waits is made up for by another that need not,
+        which holds for mixtures and for no plan. `improved` looks at each.
 
         Args:
           relative_gap: How far from the fastest of them it may be.
-          apart: Whether stretches that are alike are looked at one by one, which takes longer. Together, a layer that
-            waits is made up for by another that need not, which holds for mixtures and for no plan. Where that is too
-            much, plans are dived for more often.
         """
         best, known = None, list(self._columns.values())
         for columns in _alike(self._times.tabulated, known) if known else ():
             if len(columns) == 1:
                 continue
-            one_by_one = apart and self._program([columns]).num_options <= _MOST_APART
-            for look in range(_LOOKS_APART if one_by_one else _LOOKS):
-                mixed = None if look or apart else self._mixed.get(tuple([column.key for column in columns]))
-                program, relaxed = mixed or self._relaxed(columns, one_by_one)
+            for look in range(_LOOKS):
+                mixed = None if look else self._mixed.get(tuple([column.key for column in columns]))
+                program, relaxed = mixed or self._relaxed(columns)
                 if relaxed is None or relaxed.value_s >= to_beat_s * (1 - relative_gap):
                     break
-                found = program.integral(relaxed, relative_gap, to_beat_s, one_by_one)
+                found = program.integral(relaxed, relative_gap, to_beat_s)
                 found = [self._column(choices) for choices in {own.tobytes(): own for own in found}.values()]
                 for column in found:
                     if column.made is not None and column.step_s < to_beat_s:
@@ -217,9 +219,39 @@ class MasterProblem:
                 is_close = any(c.made is not None and c.step_s <= enough_s for c in found)
                 lack = [self._count(c.stretches, c.exceeded) for c in found]
                 is_enough = look > 0 or any(c.made is not None for c in found)
-                if is_close or not any(lack) or len(found) > 1 and is_enough and not apart:
+                if is_close or not any(lack) or len(found) > 1 and is_enough:
                     break  # several were dived for, which takes long
         return best
+
+    @collection_paused()
+    def improved(self, choices: Sequence[int], to_beat_s: float) -> Made | None:
+        """A plan that is made of known ones, sought from one of them by the exact time of the step; None if none is
+        found that is faster than `to_beat_s`.
+
+        Args:
+          choices: Of the plan to begin with, which may exceed the budget.
+        """
+        self.add(choices)
+        key = np.asarray(choices, np.int64).tobytes()
+        for columns in _alike(self._times.tabulated, list(self._columns.values())):
+            own = [column.key for column in columns]
+            if key in own and len(own) > 1:
+                return self._improved(columns, own.index(key), to_beat_s)
+        return None
+
+    def _improved(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float) -> Made | None:
+        """`improved` of plans that are alike, from one of them."""
+        taken = None
+        for _ in range(_SEARCHES):
+            each = [functools.partial(self._row, instant) for instant in self._instants]
+            options = part_options(self._times, columns, each)
+            taken = annealed(options, self._times.share, options.option[first] if taken is None else taken)
+            found = self._column(options.made(taken))
+            if found.made is not None:
+                return found.made if found.step_s < to_beat_s else None
+            if not self._count((), found.exceeded):
+                break
+        return None
 
     def _column(self, choices: np.ndarray) -> KnownPlan:
         times, taken = self._times.of(choices), self._times.tabulated.taken(choices)
@@ -255,11 +287,9 @@ class MasterProblem:
         self._instants.update(dict.fromkeys(exceeded))
         return len(self._stretches) + len(self._instants) > before
 
-    def _program(self, alike: Sequence[Sequence[KnownPlan]], apart: bool = False) -> MasterProgram:
-        """The master problem of plans, in groups that agree on what ties; `apart` as for `fastest`."""
+    def _program(self, alike: Sequence[Sequence[KnownPlan]]) -> MasterProgram:
+        """The master problem of plans, in groups that agree on what ties."""
         tabulated, kinds, instants = self._times.tabulated, list(self._stretches), list(self._instants)
-        if apart:
-            kinds = [(stretch,) for copies in kinds for stretch in copies]
         each = [functools.partial(self._row, of) for of in (*kinds, *instants)]
         ends = np.unique([end for copies in kinds for stretch in copies for end in stretch])
         covered = np.zeros((len(kinds) + len(instants), len(ends) - 1))
@@ -273,9 +303,9 @@ class MasterProblem:
             limits=np.repeat([0.0, 1.0], [len(kinds), len(instants)]),
         )
 
-    def _relaxed(self, columns: Sequence[KnownPlan], apart: bool) -> "_Solved":
-        """The master problem of plans that are alike, and its solution over the reals; `apart` as for `fastest`."""
-        program = self._program([columns], apart)
+    def _relaxed(self, columns: Sequence[KnownPlan]) -> "_Solved":
+        """The master problem of plans that are alike, and its solution over the reals."""
+        program = self._program([columns])
         return program, program.relaxed()
 
     def _row(self, of: Copies | int, column: KnownPlan) -> Sparse:

@@ -48,13 +48,9 @@ _DIGITS = 9
 _NODES, _LIMIT_S = 500, 2.0
 """Most nodes of the search for an integer program, and most time, which hardly any takes."""
 
-_NODES_AT_LENGTH, _LONG = 200, 4
-"""Likewise of one that is solved at length, which is larger; and how much longer it may take, which none should."""
-
-_MOST_OPTIONS, _MOST_AT_LENGTH = 300, 2000
-"""Integer programs of more options are not solved but dived into, and at length not looked at. At 8,000 options, of
-GPT-3, branch and bound had nothing in 2 s and 7.13 s a step in 20, where four dives found 6.82 in 3.7; of its first 24
-layers, at 2,000 options, 1.443 s in 8.8 s, and dives 1.447 in 0.3."""
+_MOST_OPTIONS = 300
+"""Integer programs of more options are not solved but dived into. At 8,000 options, of GPT-3, branch and bound had
+nothing in 2 s and 7.13 s a step in 20, where four dives found 6.82 in 3.7."""
 
 _DIVES = 4
 """How often a part of what was rounded is settled."""
@@ -87,14 +83,8 @@ class Group:
         """Takes plans, and what gives the amounts of owners in each row."""
         self._columns = columns
         self.plans = np.stack([column.choices for column in columns])
-        part_of = parts_of(tabulated, self.plans)
-        num_parts = int(part_of.max()) + 1
-        order = np.argsort(part_of, kind="stable")
-        ends = np.searchsorted(part_of[order], np.arange(num_parts + 1))
-        self.parts = [order[start:stop] for start, stop in itertools.pairwise(ends.tolist())]
-        source, target = tabulated.columns.source, tabulated.columns.target
-        # if both ends of an edge are in a part, it is the same
-        self._slot = slot = 1 + np.concatenate([part_of, np.maximum(part_of[source], part_of[target])])
+        self.parts, self._slot = parts_and_slots(tabulated, self.plans)
+        num_parts, slot = len(self.parts), self._slot
         amounts = np.empty((2 + len(each), len(columns), 1 + num_parts))
         for k, column in enumerate(columns):
             for r, row in enumerate((lambda c: c.least_s, lambda c: c.sent_s, *each)):
@@ -257,31 +247,23 @@ class MasterProgram:
     covered: np.ndarray
     limits: np.ndarray
 
-    @property
-    def num_options(self) -> int:
-        """What there is to choose from in all groups."""
-        return sum(len(group.kind) for group in self.groups)
-
     def relaxed(self) -> Relaxed | None:
         """The solution over the reals; None if there is none."""
         return self._solved(self._matrices(0.0))
 
-    def integral(
-        self, relaxed: Relaxed, relative_gap: float, to_beat_s: float, at_length: bool = False
-    ) -> list[np.ndarray]:
+    def integral(self, relaxed: Relaxed, relative_gap: float, to_beat_s: float) -> list[np.ndarray]:
         """Plans of one group, int64 [decisions] each: the fastest that is made of the known ones, within a gap, or some
         good ones where that one takes long to find; none if none is found.
 
         Args:
           relaxed: The solution over the reals.
           to_beat_s: No plan is of use that takes as long.
-          at_length: Whether an integer program that is not huge is solved, at whatever length.
         """
         (group,) = self.groups
         matrices = self._matrices(_SENT)
         matrices = dataclasses.replace(matrices, limits=matrices.limits * (1 - _MARGIN))
-        if len(group.kind) > (_MOST_AT_LENGTH if at_length else _MOST_OPTIONS):
-            return [] if at_length else list(self._dived(group, relaxed, matrices, to_beat_s))
+        if len(group.kind) > _MOST_OPTIONS:
+            return list(self._dived(group, relaxed, matrices, to_beat_s))
         num_free, rows = self.covered.shape[1], matrices.rows
         found = milp(
             matrices.cost_s,
@@ -290,11 +272,7 @@ class MasterProgram:
                 LinearConstraint(matrices.equal, matrices.sums, matrices.sums),  # pyright: ignore[reportArgumentType]
             ],
             integrality=np.concatenate([np.ones(len(matrices.cost_s) - num_free), np.zeros(num_free)]),
-            options={
-                "mip_rel_gap": relative_gap,
-                "node_limit": _NODES_AT_LENGTH if at_length else _NODES,
-                "time_limit": _LONG * _LIMIT_S if at_length else _LIMIT_S,
-            },
+            options={"mip_rel_gap": relative_gap, "node_limit": _NODES, "time_limit": _LIMIT_S},
         )
         return [] if found.x is None else [group.made(self._by_group(found.x)[0][1:])]
 
@@ -381,6 +359,19 @@ class MasterProgram:
         at, of, values = (np.concatenate(each) for each in zip(*entries, strict=True))
         equal = csr_array((values, (at, of)), shape=(row, len(cost_s)))
         return _Matrices(cost_s, rows, self.limits, equal, np.concatenate([np.ones(1), np.zeros(row - 1)]))
+
+
+def parts_and_slots(tabulated: Tabulated, plans: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """The decisions of each part of some plans, int64 [plans, decisions], and for each owner the number of its part,
+    counted from 1; 0 where all plans agree; int64 [owners]."""
+    part_of = parts_of(tabulated, plans)
+    num_parts = int(part_of.max()) + 1
+    order = np.argsort(part_of, kind="stable")
+    ends = np.searchsorted(part_of[order], np.arange(num_parts + 1))
+    source, target = tabulated.columns.source, tabulated.columns.target
+    # if both ends of an edge are in a part, it is the same
+    slot = 1 + np.concatenate([part_of, np.maximum(part_of[source], part_of[target])])
+    return [order[start:stop] for start, stop in itertools.pairwise(ends.tolist())], slot
 
 
 def parts_of(tabulated: Tabulated, plans: np.ndarray) -> np.ndarray:

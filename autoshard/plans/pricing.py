@@ -61,6 +61,11 @@ _STALLED, _PATIENCE = 0.02, 3
 """Weights are good enough where so many rounds one after another move the best bound and the best mixture by less than
 this share of what lies between the bound and the fastest plan."""
 
+_MIXED, _MIXED_ROUNDS = 0.15, 3
+"""What better weights can still gain is no more than what lies between the bound and the best mixture: where that is
+less than this share of what lies between the bound and the fastest plan, only better plans help, which are made of
+those that are known; asked after so many rounds."""
+
 _MADE_GAP = 0.3
 """How far from the fastest plan that is made of known ones the one found may be, as a share of the gap wanted."""
 
@@ -192,7 +197,8 @@ def priced(
         moved_s = math.inf if before is None else sum(abs(a - b) for a, b in zip(now, before, strict=True))
         has_moved = not math.isfinite(bound.bound) or moved_s >= _STALLED * (to_beat_s - bound.bound)
         stalled = 0 if has_moved else stalled + 1
-        if n > 1 and (stalled == _PATIENCE or is_settled(mixture)):
+        is_mixed = n >= _MIXED_ROUNDS and mixture.step_s - bound.bound <= _MIXED * (to_beat_s - bound.bound)
+        if n > 1 and (is_mixed or stalled == _PATIENCE or is_settled(mixture)):
             break
         if not is_asked and n >= _KNOWN and bound.bound >= (1 - _KNOWN_GAP) * best.step_s:
             is_asked = True

@@ -43,6 +43,7 @@ from autoshard.solver.primal.local_search import (
     least_usage_labels,
     repair_within,
 )
+from autoshard.solver.primal.schedule_search import anneal
 from autoshard.solver.primal.tree_moves import improve_trees
 from autoshard.solver.problem import Problem
 
@@ -152,9 +153,14 @@ _TREES = Stage(
         Kernel(improve_trees, (_GRAPH, _INTS, _FLOATS, _FLOATS, _FLOATS, int64, int64, int64, _FLOATS)),
     ),
 )
-SHARES = ((_CORE, _PRICES), (_MESSAGES, _REPAIR, _TREES))
+_ADDS, _WINDOWS = (_FLOATS, _INTS, _INTS, _FLOATS, float64[:, ::1]), (_INTS, _INTS, _INTS, int64)
+_SCHEDULES = Stage(
+    "schedules",
+    (Kernel(anneal, (*_ADDS, *_WINDOWS, float64, float64, _INTS, _INTS, _INTS, _FLOATS)),),
+)
+SHARES = ((_CORE, _PRICES), (_MESSAGES, _REPAIR, _TREES, _SCHEDULES))
 """What each child compiles, in this order."""
-ALWAYS, WITHIN_CAPACITY, SELDOM = (_CORE, _MESSAGES), (_PRICES, _REPAIR), (_TREES,)
+ALWAYS, WITHIN_CAPACITY, SELDOM = (_CORE, _MESSAGES), (_PRICES, _REPAIR), (_TREES, _SCHEDULES)
 """What every problem needs, what most need whose capacity may be exceeded, and what few need."""
 
 

@@ -1,0 +1,141 @@
+"""Local search over the parts of known plans, by the exact time of the step.
+
+The programs of `master_program.py` know few of the stretches in which kernels can wait, so that what they round waits
+elsewhere. Here the schedule itself (`cost/exposure.py`) is run for every move: one part follows another plan. A move
+that makes the step longer is accepted the less likely, the longer and the later (simulated annealing; Kirkpatrick,
+Gelatt and Vecchi, Optimization by simulated annealing, 1983). A schedule is cut short as soon as it tells that its move
+is refused. What exceeds the memory at the instants that count is paid for.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autoshard.planner.step_times import StepTimes
+from autoshard.plans.known_plan import KnownPlan, Sparse
+from autoshard.plans.master_program import parts_and_slots
+from autoshard.solver.primal.schedule_search import anneal
+
+_MOVES = 12_000
+"""How many are tried. With 24 and 96 layers of GPT-3, twice as many change the step by less than 0.1 %, either way."""
+
+_HOTTEST, _COLDEST = 1e-4, 1e-5
+"""By which share of the step a move may make it longer, at first and at last, to be accepted with probability 1 / e."""
+
+_PENALTY = 2.0
+"""What exceeding the budget costs: the share of it, in steps."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartOptions:
+    """What the parts of some plans can do, and what that adds to the schedule and to memory.
+
+    Attributes:
+      plans: int64 [plans, decisions]; their choices. parts: The decisions of each part, which no two plans share.
+      plan: int64 [options]; the plan that a part follows with each. part: int64 [options]; the part that it is of.
+      option: int64 [plans, parts]; which option each plan takes.
+      starts, stops: int64 [windows]; the ends between which each lies, ascending by stop. num_ends: How many ends.
+      least_s: float64 [options + 1]; the time without what is waited for; at last of what all plans share.
+      entry: int64 [options + 2]; where the entries of each begin. place, amount: int64 and float64 [entries]; what is
+        added to the kernels after an end, or, behind these, to what is sent in a window.
+      used: float64 [options + 1, instants]; in shares of the budget.
+    """
+
+    plans: np.ndarray
+    parts: Sequence[np.ndarray]
+    plan: np.ndarray
+    part: np.ndarray
+    option: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+    num_ends: int
+    least_s: np.ndarray
+    entry: np.ndarray
+    place: np.ndarray
+    amount: np.ndarray
+    used: np.ndarray
+
+    def made(self, taken: np.ndarray) -> np.ndarray:
+        """The plan whose parts take these options; int64 [decisions]."""
+        choices = self.plans[0].copy()
+        for own, plan in zip(self.parts, self.plan[taken].tolist(), strict=True):
+            choices[own] = self.plans[plan, own]
+        return choices
+
+
+def part_options(
+    times: StepTimes, columns: Sequence[KnownPlan], each: Sequence[Callable[[KnownPlan], Sparse]]
+) -> PartOptions:
+    """What the parts of some plans can do.
+
+    Args:
+      times: Of the problem. columns: The plans.
+      each: What the owners of a plan use at an instant, in shares of the budget.
+    """
+    plans = np.stack([column.choices for column in columns])
+    parts, slot = parts_and_slots(times.tabulated, plans)
+    option = np.zeros((len(plans), len(parts)), np.int64)
+    plan: list[int] = []
+    part: list[int] = []
+    for p, own in enumerate(parts):
+        number: dict[bytes, int] = {}
+        for k, row in enumerate(plans[:, own]):
+            option[k, p] = number.setdefault(row.tobytes(), len(plan))
+            if option[k, p] == len(plan):
+                plan.append(k)
+                part.append(p)
+    followed, slots = np.array([*plan, 0], np.int64), np.array([*part, -1], np.int64) + 1
+    schedule = times.schedule([column.times for column in columns])
+    places = schedule.num_ends + len(schedule.starts)
+    least_s, used = np.zeros(len(slots)), np.zeros((len(slots), len(each)))
+    entries: list[tuple[np.ndarray, np.ndarray]] = [(slots[:0], least_s[:0])] * len(slots)
+    for k, column in enumerate(columns):
+        own = np.flatnonzero(followed == k)
+        least_s[own] = _of_slots(slot, column.least_s, len(parts))[slots[own]]
+        for i, row in enumerate(each):
+            used[own, i] = _of_slots(slot, row(column), len(parts))[slots[own]]
+        owner, place, amount = schedule.entries(column.times)
+        keys, at = np.unique(slot[owner] * places + place, return_inverse=True)
+        sums = np.bincount(at, amount, len(keys))
+        ends = np.searchsorted(keys, np.arange(len(parts) + 2) * places)
+        for o in own.tolist():
+            within = slice(ends[slots[o]], ends[slots[o] + 1])
+            entries[o] = keys[within] % places, sums[within]
+    return PartOptions(
+        plans=plans,
+        parts=parts,
+        plan=followed[:-1],
+        part=slots[:-1] - 1,
+        option=option,
+        starts=schedule.starts,
+        stops=schedule.stops,
+        num_ends=schedule.num_ends,
+        least_s=least_s,
+        entry=np.cumsum([0, *(len(place) for place, _ in entries)]),
+        place=np.concatenate([place for place, _ in entries]),
+        amount=np.concatenate([amount for _, amount in entries]),
+        used=used,
+    )
+
+
+def _of_slots(slot: np.ndarray, amounts: Sparse, num_parts: int) -> np.ndarray:
+    """What is added by what all plans share, and by each part; float64 [1 + parts]."""
+    owners, own = amounts
+    return np.bincount(slot[owners], own, 1 + num_parts)
+
+
+def annealed(options: PartOptions, share: float, start: np.ndarray) -> np.ndarray:
+    """The best that a search found; int64 [parts], the option of each part.
+
+    Args:
+      options: What parts can do. share: What collectives make use of, of a kernel's time.
+      start: Where the search begins.
+    """
+    generator = np.random.default_rng(0)
+    option = generator.integers(len(options.plan), size=_MOVES)
+    cooling = _HOTTEST * (_COLDEST / _HOTTEST) ** (np.arange(_MOVES) / _MOVES)
+    patience = -np.log1p(-generator.random(_MOVES)) * cooling
+    adds = options.least_s, options.entry, options.place, options.amount, options.used
+    windows = options.starts, options.stops, np.argsort(options.starts, kind="stable"), options.num_ends
+    return anneal(*adds, *windows, share, _PENALTY, start, options.part[option], option, patience)
