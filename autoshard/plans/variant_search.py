@@ -164,7 +164,8 @@ def plan_variants(
         schedule = last.question.schedules(last.meshes[0].device_type)[-1]
         question = dataclasses.replace(last.question, schedule=schedule, to_beat_s=math.inf)
         error = no_plan_error(question, last.meshes, any(looks_up(a.posed.question) for a in tried))
-        raise type(error)(f"{error} {tries.uncut}") if tries.uncut else error
+        of_last = f"These figures are of the form that was tried last: {tried[-1].variant}." if len(tried) > 1 else ""
+        raise type(error)(" ".join(part for part in (str(error), of_last, tries.uncut) if part))
     if options.compile_check or options.adaptive:
         unbeaten = dataclasses.replace(best.posed.question, to_beat_s=math.inf)
         plan = answer(best.step)(dataclasses.replace(best.posed, question=unbeaten))
