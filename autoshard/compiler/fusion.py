@@ -39,14 +39,16 @@ class Fusion:
       sources: For each result of a pointwise operation, the stored values that it is made of.
       added: The values among `fused` that are reductions, or names of these, in the kernel that adds two of them.
       fetched: The values that are stored since computing them again takes long.
-      turned: Those that are stored since several kernels need them in another order, and that (`memory_orders.py`).
+      turned: Those that are stored since several kernels need them in another order of dimensions.
+      orders: In which each value lies in memory (`memory_orders.py`).
     """
 
     fused: Sequence[int]
     sources: Mapping[int, frozenset[int]]
     added: frozenset[int]
     fetched: frozenset[int]
-    turned: Mapping[int, Order | None]
+    turned: frozenset[int]
+    orders: Sequence[Order | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
         turned = {value: order for value, order in turned.items() if len(kernels[value]) > 1}
         for value in turned:
             can_fuse[value] = False
-        computed = _computed(chains, can_fuse, fusible, free, memory_orders(chains, pointwise, turned))
+        orders = memory_orders(chains, pointwise, turned)
+        computed = _computed(chains, can_fuse, fusible, free, orders)
     fused = computed.fused
     added: set[int] = set()
     for operation in graph.operations:
@@ -142,7 +145,7 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
                 added.update(v for term in terms for v in term)
     for value in added:
         fused[value] = True
-    return Fusion(fused, computed.sources, frozenset(added), computed.fetched, turned)
+    return Fusion(fused, computed.sources, frozenset(added), computed.fetched, frozenset(turned), orders)
 
 
 def _computed(

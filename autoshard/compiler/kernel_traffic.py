@@ -15,7 +15,6 @@ from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import lies_in, read_order
 from autoshard.compiler.live_ranges import LiveRanges
-from autoshard.compiler.memory_orders import memory_orders
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.reduced_rows import fetched_for, reduced_row, reduced_rows
 from autoshard.cost.compute import LONG_ROW
@@ -71,7 +70,6 @@ class Traffic:
         self._chains, self._live, self._pointwise = chains, live, pointwise
         self._stored = live.stored | chains.outputs
         self._rows = reduced_rows(chains, live)
-        self._orders = memory_orders(chains, pointwise, live.turned)
         self._copied, self._other_orders = self._read_by_products()
         self._passes = self._row_passes()
 
@@ -206,7 +204,7 @@ class Traffic:
     def _lies_in_rows(self, operation: Operation) -> bool:
         """Whether the last dimensions that a reduction reads are the innermost ones in memory."""
         (source,) = [o for o in operation.operands[:1] if o is not None] or (None,)
-        order = None if source is None else self._orders[source]
+        order = None if source is None else self._live.orders[source]
         count = sum(any(operation.rule.factors[f].reduction for f in dim) for dim in operation.rule.operands[0])
         return order is None or not count or {*order[-count:]} == {*range(len(order))[-count:]}
 
@@ -235,7 +233,7 @@ class Traffic:
                     copied.add((operation.index, value))
                 known.add(order)
                 if is_written_so:
-                    needed[made_by.index][order] = lies_in(order, self._orders[value])
+                    needed[made_by.index][order] = lies_in(order, self._live.orders[value])
         others = {
             o: _OtherOrders(len(lie) - 1, 0 if any(lie.values()) else len(lie) - 1)
             for o, lie in needed.items()

@@ -42,7 +42,8 @@ class LiveRanges:
         only if the sum is partial (`constant_fills.py`).
       delayed: The products that run later than where the program does them, and when (`multi_output_fusion.py`).
       together: The values that one kernel makes with others, and at which operation (`multi_output_fusion.py`).
-      turned: The values that are stored in another order of dimensions, and that (`memory_orders.py`).
+      turned: The values that are stored in another order of dimensions than they are made in. orders: How each lies in
+        memory (`memory_orders.py`).
     """
 
     ranges: tuple[LiveRange, ...]
@@ -58,7 +59,8 @@ class LiveRanges:
     late_fills: Mapping[int, bool]
     delayed: Mapping[int, int]
     together: Mapping[int, int]
-    turned: Mapping[int, Order | None]
+    turned: frozenset[int]
+    orders: Sequence[Order | None]
 
 
 def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int]) -> list[int]:
@@ -154,6 +156,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         delayed=delayed,
         together=together,
         turned=fusion.turned,
+        orders=fusion.orders,
     )
 
 

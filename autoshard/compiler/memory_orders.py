@@ -88,7 +88,7 @@ def _order(
 def _alike(chains: DefUse, operation: Operation) -> list[int]:
     """The operands that have the shape of what an operation makes."""
     values = chains.graph.values
-    shapes = {values[r].shape for r in operation.results if r is not None}
+    shapes = [values[r].shape for r in operation.results if r is not None]
     return [o for o in operation.operands if o is not None and values[o].shape in shapes]
 
 
@@ -120,6 +120,8 @@ def _meeting(chains: DefUse, operation: Operation, orders: Sequence[Order | None
 
     What was made first stays; in a loop what lies as it is written, as what the loop reads and writes does.
     """
+    if len(operation.operands) < 2:
+        return None
     known = {o: order for o in _alike(chains, operation) if (order := orders[o])}
     if len({order[-1] for order in known.values()}) < 2:
         return None

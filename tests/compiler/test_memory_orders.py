@@ -40,8 +40,8 @@ def turned(f, *args):
     """The name, dtype and shape of what is turned, and how it lies then."""
     graph = trace(f, args).graph
     made_by = {r: o.name for o in graph.operations for r in o.results}
-    found = analyse(graph).live.turned
-    return [(made_by[v], graph.values[v].dtype, graph.values[v].shape, order) for v, order in found.items()]
+    live = analyse(graph).live
+    return [(made_by[v], graph.values[v].dtype, graph.values[v].shape, live.orders[v]) for v in live.turned]
 
 
 def test_the_gradient_of_grouped_attention_is_turned_as_its_scores_lie():
