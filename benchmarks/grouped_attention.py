@@ -136,7 +136,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--form", choices=FORMS, help="this one alone, and write nothing")
     arguments = parser.parse_args()
-    lines = [_HEAD]
+    title = "Grouped attention as planned and as compiled for H100s (`python benchmarks/grouped_attention.py`).\n"
+    lines = [title, _HEAD]
     print(_HEAD)
     for form in [arguments.form] if arguments.form else FORMS:
         for backward in BACKWARD:

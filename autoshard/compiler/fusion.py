@@ -53,9 +53,8 @@ class Fusion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Computed:
-    """`kernels`: For each value, those that need it. `fused`, `sources` and `fetched` are those of `Fusion`."""
+    """`fused`, `sources` and `fetched` of `Fusion`."""
 
-    kernels: Sequence[frozenset[int]]
     fused: bytearray
     sources: Mapping[int, frozenset[int]]
     fetched: frozenset[int]
@@ -190,7 +189,7 @@ def _computed(
                 if sum(map(size, own)) * (num - 1) > worth * size(value) * (num + 1):
                     continue
             fused[value] = True
-    return _Computed(kernels, fused, sources, frozenset(fetched))
+    return _Computed(fused, sources, frozenset(fetched))
 
 
 def _lies_in_no_order(chains: DefUse, value: int, orders: Sequence[Order | None]) -> bool:

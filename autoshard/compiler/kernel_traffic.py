@@ -139,7 +139,8 @@ class Traffic:
             count = max((waits[o][0] for o in inside), default=0)
             of_exponentials = operation.name in _EXPONENTIALS or any(waits[o][1] for o in inside)
             results = [r for r in operation.results if r is not None]
-            is_long = math.prod(reduced_row(operation)) > LONG_ROW and self._lies_in_rows(operation)
+            row = reduced_row(operation)
+            is_long = math.prod(row) > LONG_ROW and self._lies_together(operation.operands[0], len(row))
             is_inside = any(r in self._rows or r in self._live.made_of for r in results)
             is_maximum = operation.name == "reduce_max"
             if is_long and (count or is_inside or is_maximum):
@@ -201,12 +202,10 @@ class Traffic:
         readers = [c for r in operation.results if r is not None for c, _ in self._chains.consumers[r]]
         return (made_by is not None and made_by.name in PRODUCTS) or all(c.name in PRODUCTS for c in readers)
 
-    def _lies_in_rows(self, operation: Operation) -> bool:
-        """Whether the last dimensions that a reduction reads are the innermost ones in memory."""
-        (source,) = [o for o in operation.operands[:1] if o is not None] or (None,)
-        order = None if source is None else self._live.orders[source]
-        count = sum(any(operation.rule.factors[f].reduction for f in dim) for dim in operation.rule.operands[0])
-        return order is None or not count or {*order[-count:]} == {*range(len(order))[-count:]}
+    def _lies_together(self, value: int | None, count: int) -> bool:
+        """Whether the last `count` dimensions of a value are the innermost ones in memory."""
+        order = None if value is None else self._live.orders[value]
+        return order is None or {*order[-count:]} == {*range(len(order))[-count:]}
 
     def _read_by_products(self) -> tuple[frozenset[tuple[int, int]], dict[int, _OtherOrders]]:
         """What XLA:GPU does for products that need their operands in another order of dimensions.

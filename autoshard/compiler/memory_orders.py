@@ -61,8 +61,10 @@ def turned_values(
     found: dict[int, Order | None] = {}
     for operation in chains.graph.operations:
         meeting = _meeting(chains, operation, orders) if pointwise[operation.index] else None
-        value = None if meeting is None else _shared(chains, meeting.turns, orders, fused, pointwise)
-        if meeting is not None and value is not None and fused[value]:
+        if meeting is None:
+            continue
+        value = _shared(chains, meeting.turns, orders, fused, pointwise)
+        if value is not None and fused[value]:
             found[value] = orders[meeting.stays]
     return found
 
@@ -95,12 +97,12 @@ def _alike(chains: DefUse, operation: Operation) -> list[int]:
 def _transposed(chains: DefUse, operation: Operation, source: int, orders: Sequence[Order | None]) -> Order | None:
     """How a transposition lies. A product stores its rows or its columns together, whichever lies as it is read."""
     before, made_by = orders[source], chains.producer[source]
+    if before is None:
+        return None
     left, taken = list(enumerate(operation.rule.operands[0])), list[int]()
     for dim in operation.rule.results[0]:
         at = next(n for n, (_, other) in enumerate(left) if other == dim)
         taken.append(left.pop(at)[0])
-    if before is None:
-        return None
     lies = lambda order: tuple(taken.index(d) for d in order)
     ways = [before, _exchanged(made_by)] if made_by is not None and made_by.name == "dot_general" else [before]
     return next((lies(way) for way in ways if lies(way) == tuple(range(len(taken)))), lies(before))

@@ -200,33 +200,37 @@ class StepTimes:
         owner, start, stop, part = self._windows
         sent_s = part * times.hideable_s[owner]
         sent = np.flatnonzero(sent_s > 0)
-        # what has the same window is as good as one
-        windows, of = np.unique(start[sent] * (self.num_operations + 1) + stop[sent], return_inverse=True)
-        start, stop = np.divmod(windows, self.num_operations + 1)
-        # and kernels between two ends of windows as one kernel
-        at = np.unique(np.concatenate([start, stop]))
-        at = at[at < self.num_operations]
+        at, starts, stops, of = self._joined(start[sent], stop[sent])
         between_s = np.add.reduceat(kernels_s, at) if len(at) else kernels_s[:0]
-        places = np.searchsorted(at, start).tolist(), np.searchsorted(at, stop).tolist()
-        sums_s = np.bincount(of, sent_s[sent], len(windows)).tolist()
-        found = exposure(between_s.tolist(), [Hideable(*c) for c in zip(*places, sums_s, strict=True)], self.share)
+        windows = starts.tolist(), stops.tolist(), np.bincount(of, sent_s[sent], len(starts)).tolist()
+        found = exposure(between_s.tolist(), [Hideable(*c) for c in zip(*windows, strict=True)], self.share)
         ends = [*at.tolist(), self.num_operations]
         return tuple((ends[first], ends[last]) for first, last in found.stretches), found.total_s
+
+    def _joined(self, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What has the same window is as good as one, and kernels between two ends of windows are as good as one.
+
+        Returns:
+          The operations at which windows end or begin; the numbers of those between which each window lies, ascending
+          by stop; and the window of each of what is sent.
+        """
+        windows, of = np.unique(stop * (self.num_operations + 1) + start, return_inverse=True)
+        stops, starts = np.divmod(windows, self.num_operations + 1)
+        at = np.unique(np.concatenate([starts, stops]))
+        at = at[at < self.num_operations]
+        return at, np.searchsorted(at, starts), np.searchsorted(at, stops), of
 
     def schedule(self, plans: Sequence[OwnTimes]) -> "Places":
         """Where what plans add to the schedule is; for all plans of which no other owners send than of these."""
         owner, start, stop, part = self._windows
         sends = np.any([times.hideable_s > 0 for times in plans], axis=0)
         sent = np.flatnonzero(sends[owner])
-        windows, of = np.unique(stop[sent] * (self.num_operations + 1) + start[sent], return_inverse=True)
-        stop, start = np.divmod(windows, self.num_operations + 1)
-        at = np.unique(np.concatenate([start, stop]))
-        at = at[at < self.num_operations]
+        at, starts, stops, of = self._joined(start[sent], stop[sent])
         after = np.searchsorted(at, self._place, side="right") - 1
         nodes = np.flatnonzero(after >= 0)
         return Places(
-            starts=np.searchsorted(at, start),
-            stops=np.searchsorted(at, stop),
+            starts=starts,
+            stops=stops,
             num_ends=len(at),
             kernels=nodes,
             sent=owner[sent],
