@@ -37,10 +37,13 @@ then pays its share of what is paid once (`joined`).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
-from autoshard.cluster import AxisLevel, CollectiveKind, DeviceType, MeshAxis
+import numpy as np
+
+from autoshard.cluster import AxisLevel, CollectiveKind, DeviceType, MeasuredCollective, MeshAxis
 from autoshard.cluster.room import within_room
 from autoshard.cluster.wiring import joined_parts
 from autoshard.cost.compute import kernel_s
@@ -129,14 +132,21 @@ def _measured_as_one(levels: list[AxisLevel]) -> list[AxisLevel]:
     return merged
 
 
+@functools.lru_cache(maxsize=4096)
+def _rings_with_figures(
+    kind: CollectiveKind, axes: tuple[MeshAxis, ...]
+) -> tuple[tuple[AxisLevel, MeasuredCollective], ...]:
+    """`rings`, each with what this kind of collective takes there."""
+    return tuple((level, level.link.figures(kind, level.size)) for level in rings(axes))
+
+
 def _ring(
     kind: CollectiveKind, axes: Sequence[MeshAxis], whole_bytes: float, passes: int, is_inner: bool = False
 ) -> Collective:
     fixed_s = sending_s = separate_s = wire_bytes = 0.0
     buffer_bytes = whole_bytes
-    for level in rings(axes):
+    for level, figures in _rings_with_figures(kind, tuple(axes)):
         n = level.size
-        figures = level.link.figures(kind, n)
         if is_inner and figures.inner_bytes_per_s is not None:
             sending_s += whole_bytes / figures.inner_bytes_per_s
         sent = sent_share(kind, n) * whole_bytes
@@ -171,7 +181,7 @@ def reduce_scatter(axes: Sequence[MeshAxis], partial_bytes: float, is_inner: boo
 def all_reduce(axes: Sequence[MeshAxis], partial_bytes: float) -> Collective:
     """Every device starts with a partial sum of `partial_bytes` and ends with the whole sum."""
     ring = _ring(CollectiveKind.ALL_REDUCE, axes, partial_bytes, 2)
-    levels = rings(axes)
+    levels = [level for level, _ in _rings_with_figures(CollectiveKind.ALL_REDUCE, tuple(axes))]
     if not levels or not _has_trees(levels[-1]):
         return ring
     slowest, link = levels[-1].size, levels[-1].link
@@ -206,10 +216,9 @@ def all_to_all(axes: Sequence[MeshAxis], local_bytes: float) -> Collective:
     fixed_s = sending_s = separate_s = wire_bytes = 0.0
     reach, all_devices = 1, math.prod(axis.size for axis in axes)  # devices within reach so far, and in the end
     levels = _levels(axes)
-    for level in rings(axes):
+    for level, figures in _rings_with_figures(CollectiveKind.ALL_TO_ALL, tuple(axes)):
         wider = reach * level.size
         sent = (wider - reach) / all_devices * local_bytes
-        figures = level.link.figures(CollectiveKind.ALL_TO_ALL, level.size)
         hops_s = (level.size - 1) * figures.latency_s
         fixed_s += hops_s
         separate_s += hops_s * figures.separate_share
@@ -268,14 +277,14 @@ def with_fixed(collective: Collective, fixed_s: float) -> Collective:
     return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)
 
 
-def joined_share(buffer_bytes: float, num_joined: int) -> float:
+def joined_share(buffer_bytes: np.ndarray | float, num_joined: int) -> np.ndarray:
     """The share of its latencies and launch that a collective of `buffer_bytes` pays where the compiler joins up to
-    `num_joined` of its kind into collectives of up to `COMBINED_BYTES`.
+    `num_joined` of its kind into collectives of up to `COMBINED_BYTES`; for each of several as an array.
     """
-    return min(1.0, max(buffer_bytes / COMBINED_BYTES, 1 / num_joined))
+    return np.minimum(1.0, np.maximum(buffer_bytes / COMBINED_BYTES, 1 / num_joined))
 
 
 def joined(collective: Collective, num_joined: int) -> Collective:
     """The collective as one of `num_joined` that the compiler joins; see `joined_share`."""
-    share = joined_share(collective.buffer_bytes, num_joined)
+    share = float(joined_share(collective.buffer_bytes, num_joined))
     return changed(collective, lambda c: with_fixed(c, c.separate_s + (c.fixed_s - c.separate_s) * share))

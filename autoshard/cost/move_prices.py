@@ -55,7 +55,7 @@ class MovePrices:
         moves = np.concatenate([before[rows], after[columns]], axis=1)
         keys, inverse = _distinct(self._patterns(shape, moves))
         of_key = [self._of_key(tuple(key)) for key in keys.tolist()]
-        seconds = np.array([sum(p.seconds(size_bytes, num_joined) for p in prices) for prices in of_key])
+        seconds = _seconds(of_key, size_bytes, num_joined)
         return seconds[inverse].reshape(len(sources), len(targets))
 
     def _patterns(self, shape: tuple[int, ...], moves: np.ndarray) -> np.ndarray:
@@ -124,11 +124,17 @@ class _Price(NamedTuple):
     s_per_byte: float
     buffer_share: float
 
-    def seconds(self, size_bytes: float, num_joined: int | None) -> float:
-        """The time for a tensor of `size_bytes`."""
-        share = 1.0 if num_joined is None else joined_share(self.buffer_share * size_bytes, num_joined)
-        fixed_s = self.separate_s + (self.fixed_s - self.separate_s) * share
-        return fixed_s + self.s_per_byte * size_bytes
+
+def _seconds(moves: Sequence[tuple[_Price, ...]], size_bytes: float, num_joined: int | None) -> np.ndarray:
+    """float64 [moves]: the time of each for a tensor of `size_bytes`."""
+    steps = [len(prices) for prices in moves]
+    rows = np.array([price for prices in moves for price in prices], np.float64).reshape(-1, len(_Price._fields))
+    fixed_s, separate_s, s_per_byte, buffer_share = rows.T
+    if num_joined is not None:
+        share = joined_share(buffer_share * size_bytes, num_joined)
+        fixed_s = separate_s + (fixed_s - separate_s) * share
+    each_s = fixed_s + s_per_byte * size_bytes
+    return np.bincount(np.repeat(np.arange(len(moves)), steps), weights=each_s, minlength=len(moves))
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.graph.layout import Layout, shard_bytes
+from autoshard.graph.layout import WHOLE, Layout, shard_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,6 +23,27 @@ class LayoutColumn:
     def shard_bytes(self, size_bytes: float, axis_sizes: Sequence[int]) -> np.ndarray:
         """[K] what a tensor of `size_bytes` takes on one device under each choice, on a mesh of these sizes."""
         return np.array([shard_bytes(size_bytes, layout, axis_sizes) for layout in self.layouts])[self.of_choice]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MoveKinds:
+    """What kind of move leads from each of some layouts to each of others; bool [sources, targets].
+
+    Attributes:
+      moved: They differ. sent: It takes a collective (`layout.is_sent`). gathered: It gathers (`layout.is_gather`).
+    """
+
+    moved: np.ndarray
+    sent: np.ndarray
+    gathered: np.ndarray
+
+    @classmethod
+    def between(cls, sources: Sequence[Layout], targets: Sequence[Layout]) -> "MoveKinds":
+        """Those of all pairs."""
+        before, after = np.array(sources)[:, None, :], np.array(targets)[None, :, :]
+        differs, is_split = before != after, before != WHOLE
+        gathered = is_split & (after == WHOLE)
+        return cls(differs.any(axis=2), (is_split & differs).any(axis=2), gathered.any(axis=2))
 
 
 class LayoutColumns:

@@ -29,7 +29,6 @@ All costs are seconds per call of the program on one device; all memory is bytes
 import dataclasses
 import itertools
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -49,8 +48,8 @@ from autoshard.cost.lookups import Lookups
 from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind
-from autoshard.graph.layout import Layout, is_gather, is_sent, shard_bytes
-from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns
+from autoshard.graph.layout import Layout, shard_bytes
+from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns, MoveKinds
 from autoshard.planner.allowed import (
     ArgumentDecision,
     Decision,
@@ -111,6 +110,7 @@ class Formulation:
       branch: Of decisions whose choices a search has cut, those that are left.
       updates: The updates whose state may lie in the memory of the host; empty where nothing may.
       residuals: The residuals that may lie there; None where none may.
+      prices: Of moves on the mesh, as far as they are known.
     """
 
     program: Program
@@ -129,6 +129,7 @@ class Formulation:
     branch: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     updates: tuple[StateUpdate, ...] = ()
     residuals: HostResiduals | None = None
+    prices: MovePrices = dataclasses.field(repr=False, compare=False)
 
     @property
     def all_residuals(self) -> tuple[Residual, ...]:
@@ -172,6 +173,7 @@ class _Builder:
         schedule: Schedule,
         updates: Sequence[StateUpdate] = (),
         residuals: Sequence[Residual] = (),
+        prices: MovePrices | None = None,
     ):
         self.program, self.mesh, self.graph = program, mesh, program.graph
         self.layouts, self.tables, self.decisions = layouts, tables, decisions
@@ -183,7 +185,7 @@ class _Builder:
             for w, access in enumerate(group.writes):
                 self.definition[access.value] = (self.first_group + group.index, w)
         self.columns = LayoutColumns()
-        self.prices = MovePrices(mesh)
+        self.prices = prices or MovePrices(mesh)
         self.compiler = compiler_of(mesh.device_type, schedule)
         self.moves: dict[tuple, _Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
@@ -398,12 +400,10 @@ class _Builder:
         size_bytes = float(math.prod(tensor.shape) * flow.itemsize_bytes)
         costs = self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, num_alike)
         costs = flow.trips * costs
+        kinds = MoveKinds.between(own.layouts, column.layouts)
         if max(makings, places) > 1:
-            often = [[makings if is_gather(s, t) else places for t in column.layouts] for s in own.layouts]
-            costs = costs * np.array(often)
-        moved, sent = (
-            np.array([[how(s, t) for t in column.layouts] for s in own.layouts], bool) for how in (operator.ne, is_sent)
-        )
+            costs = costs * np.where(kinds.gathered, makings, places)
+        moved, sent = kinds.moved, kinds.sent
         copy_bytes = np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
         if flow.is_narrowed:  # what is sent becomes the result, which is counted as a value
             moved, sent = moved & ~sent, sent & False
@@ -493,6 +493,7 @@ def formulate(
         instants=memory.instants,
         updates=updates,
         residuals=host_residuals,
+        prices=builder.prices,
     )
 
 
@@ -501,7 +502,15 @@ def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
     """The same problem with other weights of stretches: the costs of its nodes and edges change."""
     overlap = dataclasses.replace(f.overlap, weights=weights)
     builder = _Builder(
-        f.program, f.mesh, f.argument_layouts, f.tables, f.decisions, overlap, f.schedule, residuals=f.all_residuals
+        f.program,
+        f.mesh,
+        f.argument_layouts,
+        f.tables,
+        f.decisions,
+        overlap,
+        f.schedule,
+        residuals=f.all_residuals,
+        prices=f.prices,
     )
     builder.own_s.update(f.within_s)
     edges = (

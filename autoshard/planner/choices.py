@@ -19,7 +19,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.compiler.two_stage_sums import FIRST_ROWS, is_in_stages
-from autoshard.cost.collectives import Collective, all_reduce, changed, launched, ordered, permute, reduce_scatter
+from autoshard.cost.collectives import Collective, launched
 from autoshard.cost.compute import COLUMN_ROWS, MOST_ROWS, columns_s, flops_s, kernel_s, transposing_s
 from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import MOST_KEYS, Exchange, Lookups, exchange_of, scattered
@@ -38,6 +38,7 @@ from autoshard.graph.layout import (
 from autoshard.planner.group_shapes import GroupShape, Kernel, RegionCollective, RegionKernels, RegionWork, Table
 from autoshard.planner.in_pieces import Pieces, price, product_of, ways_in_pieces
 from autoshard.planner.region_collectives import region_collective
+from autoshard.planner.sum_prices import SumPrices
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ def choice_table(
     writing = tuple(dict.fromkeys(dims for dims, _, _ in shape.writes))
     look_up = None if shape.table is None else shape.table.look_up
     product = None if in_pieces.decompose == "never" else product_of(shape)
+    sums = SumPrices(mesh)
     rows: dict[tuple, _Row] = {}
     for assignment, exchanged, scatters in _ways(shape, sizes, lookups):
         reads = {dims: _layout(dims, assignment, exchanged, look_up) for dims in reading}
@@ -140,7 +142,7 @@ def choice_table(
         for scatter in scatters:
             choice = Choice(assignment, scatter, exchanged)
             key = (*reads.values(), *(_merge(layout, scatter) for layout in local.values()))
-            row = _Row(choice, compute_s, flops, *_resolve(shape, choice, local, mesh, sizes, exchange), exchange)
+            row = _Row(choice, compute_s, flops, *_resolve(shape, choice, local, mesh, sizes, exchange, sums), exchange)
             best = rows.get(key)
             if best is None or row.cost_s < best.cost_s:
                 rows[key] = row
@@ -446,6 +448,7 @@ def _resolve(
     mesh: LogicalMesh,
     sizes: tuple[int, ...],
     exchange: Exchange | None,
+    sums: SumPrices,
 ) -> tuple[tuple[Collective, ...], float]:
     """The collectives that exchange and that sum partial results, and the bytes of the partial result before a
     reduce-scatter.
@@ -457,12 +460,13 @@ def _resolve(
     ]
     steps: list[Collective] = []
     if exchange is not None:
-        steps += exchange.collectives([mesh.axes[a] for a in choice.exchanged])
+        steps += [launched(c, mesh.device_type) for c in exchange.collectives([mesh.axes[a] for a in choice.exchanged])]
     if not summed:
-        return tuple(launched(c, mesh.device_type) for c in steps), 0.0
+        return tuple(steps), 0.0
     extra_bytes = 0.0
     scattered = [a for a in summed if choice.scatter[a] != WHOLE]
     reduced = [a for a in summed if choice.scatter[a] == WHOLE]
+    pace = mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s if shape.is_scalar_sum else None
     # several writes of equal dimensions are the terms of one sum, reduced once, as the last of them
     results = shape.writes[-1:] if len(local) == 1 else shape.writes
     for dims, size_bytes, extents in results:
@@ -471,25 +475,20 @@ def _resolve(
             extra_bytes += left_bytes
         together = [axes for axes in ([a for a in s if sizes[a] > 1] for s in scatter_order(choice.scatter)) if axes]
         if shape.is_summed_at_once and exchange is None and len(together) + bool(reduced) > 1:
-            steps.append(all_reduce([mesh.axes[a] for a in summed], left_bytes))
+            steps.append(sums.all_reduce(summed, left_bytes, pace))
             left_bytes /= math.prod(sizes[a] for a in scattered)
         else:
             for number, axes in enumerate(together):
                 dim = choice.scatter[axes[0]]
-                scatter = reduce_scatter([mesh.axes[a] for a in axes], left_bytes, inner_dims(extents)[dim])
                 is_in_order = number == 0 and not ordered_dims(extents, local[dims], sizes)[dim]
-                steps.append(scatter if is_in_order else ordered(scatter, mesh.device_type))
+                steps.append(sums.reduce_scatter(axes, left_bytes, inner_dims(extents)[dim], is_in_order, pace))
                 left_bytes /= math.prod(sizes[a] for a in axes)
             if reduced:
-                steps.append(all_reduce([mesh.axes[a] for a in reduced], left_bytes))
+                steps.append(sums.all_reduce(reduced, left_bytes, pace))
         split = [a for a, n in enumerate(sizes) if n > 1]
         if shifted := out_of_order(local[dims], _merge(local[dims], choice.scatter), split):
-            steps.append(permute([mesh.axes[a] for a in shifted], left_bytes))
-    if shape.is_scalar_sum:
-        slowest = mesh.axes[summed[0]].levels[-1].link.bandwidth_bytes_per_s
-        at_pace = lambda c: dataclasses.replace(c, time_s=c.fixed_s + c.wire_bytes / slowest, separate_s=0.0)
-        steps = [changed(c, at_pace) for c in steps]
-    return tuple(launched(c, mesh.device_type) for c in steps), extra_bytes
+            steps.append(sums.permute(shifted, left_bytes, pace))
+    return tuple(steps), extra_bytes
 
 
 def satisfies(layout: Layout, fixed: FixedLayout, axis_names: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from autoshard.planner.build import Formulation, branched
+from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.ties import settle_ties
 from autoshard.plans.master_problem import MasterProblem, tying_decision
@@ -35,12 +36,14 @@ class Scheduled:
       formulation: The problem in whose branch, and at whose prices, it was found.
       solution: Has no choices if none was found.
       plans: All that are known; None where nothing hides.
+      weights: Those that bound best; None where nothing hides.
       is_left: Whether it was left for another problem.
     """
 
     formulation: Formulation
     solution: Solution
     plans: MasterProblem | None
+    weights: StretchWeights | None
     is_left: bool = False
 
 
@@ -64,7 +67,7 @@ def solved_as_scheduled(
     """
     if formulation.overlap.weights is None:
         found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
-        return Scheduled(formulation, with_ties_settled(formulation, found), None)
+        return Scheduled(formulation, with_ties_settled(formulation, found), None, None)
     master = MasterProblem(StepTimes(formulation), formulation.problem.capacity)
     return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left)
 
@@ -87,7 +90,7 @@ def solved_with_less(
     if made is not None:
         certificate = as_scheduled(before.solution.certificate, made.step_s, relative_gap)
         if certificate.status is Status.OPTIMAL:
-            return Scheduled(formulation, Solution(made.choices, certificate), master)
+            return Scheduled(formulation, Solution(made.choices, certificate), master, before.weights)
         hint = made.choices
     return _solved(formulation, hint, relative_gap, series, master, rounds)
 
@@ -108,10 +111,11 @@ def _solved(
         formulation, hint, relative_gap, series, master, rounds, to_beat_s=to_beat_s, is_settled=ties, is_left=is_left
     )
     if root.best is None or root.bound.bound >= to_beat_s * (1 - relative_gap):  # none, or none that is of use
-        return Scheduled(root.formulation, root.found, master)
+        return Scheduled(root.formulation, root.found, master, root.formulation.overlap.weights)
     if root.is_left:
         certificate = as_scheduled(root.bound, root.best.step_s, relative_gap)
-        return Scheduled(root.best.formulation, Solution(root.best.choices, certificate), master, is_left=True)
+        left = Solution(root.best.choices, certificate)
+        return Scheduled(root.best.formulation, left, master, root.formulation.overlap.weights, is_left=True)
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
     if least.bound.bound < best.step_s * (1 - relative_gap):
         best = _improved(master, best)
@@ -123,7 +127,7 @@ def _solved(
     certificate = as_scheduled(least.bound, step_s, relative_gap)
     # with more memory another branch may be the one that bounds least
     certificate = dataclasses.replace(certificate, capacity_price=root.bound.capacity_price)
-    return Scheduled(best.formulation, Solution(choices, certificate), master)
+    return Scheduled(best.formulation, Solution(choices, certificate), master, least.formulation.overlap.weights)
 
 
 def _improved(master: MasterProblem, best: Timed) -> Timed:

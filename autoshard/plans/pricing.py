@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 from autoshard.cost.exposure import Stretch
 from autoshard.planner.build import Formulation
-from autoshard.planner.overlap import StretchWeights
+from autoshard.planner.overlap import StretchWeights, first_weights
 from autoshard.plans.master_problem import Made, MasterProblem, Mixture
 from autoshard.solver.problem import Certificate, Solution
 
@@ -46,6 +46,10 @@ never more exactly than half of what is wanted, so that the other half is left t
 
 _UNSETTLED, _SETTLED = 0.6, 0.8
 """How much of the way to the weights of the best mixture is gone: more where the plans found last were known."""
+
+_NEAR, _NEAR_ROUNDS = 0.3, 2
+"""The same in so many first rounds that begin with the weights that bounded best on another mesh: these are near the
+best, and a mixture of the few plans that are known by then tells little (with 0.6 GPT-3 took 1.6 times as long)."""
 
 _SLIGHT = 0.02
 """Prices of memory below this share of the highest are left out: each instant that counts takes time."""
@@ -159,6 +163,7 @@ def priced(
         master.add(hint)
     known = master.fastest_known()
     best = None if known is None else Timed(at, known.choices, known.step_s)
+    is_near = known is None and centre != first_weights(master.times.num_operations)
     bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
     enough, gap, stalled, is_asked = 0.5 * relative_gap, _FIRST_GAP, 0, False
     elsewhere_s = to_beat_s
@@ -207,6 +212,8 @@ def priced(
         before = now
         gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0)
         way = _UNSETTLED if is_new else _SETTLED
+        if is_near and n < _NEAR_ROUNDS:
+            way = _NEAR
         following = _between(prices, mixture.prices, way)
         highest = max(following.values(), default=0.0)
         series.price({instant: p for instant, p in following.items() if p >= _SLIGHT * highest})

@@ -226,8 +226,9 @@ def search_meshes(
             work_limit=options.work_limit,
         )
         too_small: bool | None = False  # what was found on a mesh with the same axes fits on this one
+        is_asked_first = best is None  # where there is a plan, the bounds of most meshes settle them
         if solution is None and after is None and formulation.problem.capacity is not None:
-            too_small = exceeds(formulation.problem, limits.part(LEAST_SHARE), stop)
+            too_small = exceeds(formulation.problem, limits.part(LEAST_SHARE), stop) if is_asked_first else None
         if too_small:
             candidates.append(MeshCandidate(axes, None, math.inf, NO_MEMORY, str(mesh)))
             continue
@@ -250,8 +251,8 @@ def search_meshes(
                 any_cost = dataclasses.replace(tell, cutoff=math.inf)
                 aside = functools.partial(solve_one, tell=any_cost)
                 first = choices_of_joined_axes(question, formulation, limits, aside)
-            question_left = functools.partial(_is_too_small, limits=limits, stop=stop) if too_small is None else None
-            series = _Series(limits, solve_one, question_left)
+            question_left = functools.partial(_is_too_small, limits=limits, stop=stop, is_asked=is_asked_first)
+            series = _Series(limits, solve_one, question_left if too_small is None else None)
             elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
             is_left = functools.partial(_has_better_order, question) if leaves else lambda _: False
             scheduled = solved_as_scheduled(
@@ -264,7 +265,7 @@ def search_meshes(
         if scheduled is not None and scheduled.is_left:
             bound_s, step_s = found.certificate.bound, found.certificate.objective
             candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
-            best, of_best, weights = (whole(formulation), found), None, formulation.overlap.weights
+            best, of_best, weights = (whole(formulation), found), None, scheduled.weights
             continue
         evaluation = None
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
@@ -280,7 +281,8 @@ def search_meshes(
         candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
         if found.choices is not None and _is_better(found, own_fits, best, fits):
             best, of_best = (whole(formulation), found), evaluation
-            fits, weights = own_fits, formulation.overlap.weights
+            fits = own_fits
+            weights = formulation.overlap.weights if scheduled is None else scheduled.weights
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
     return Found(best, tuple(candidates), warnings, of_best)
 
@@ -304,10 +306,17 @@ def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopReque
     return Found(None, tuple(candidates), ())
 
 
-def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest) -> bool:
-    """Whether a search proves, in a small part of the limits, that no solution fits the capacity."""
+def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest, is_asked: bool) -> bool:
+    """Whether a search proves, in a small part of the limits, that no solution fits the capacity.
+
+    Args:
+      is_asked: Whether it was asked in short (`exceeds`) before, in vain.
+    """
     if problem.capacity is None:
         return False
+    short = None if is_asked else exceeds(problem, limits.part(LEAST_SHARE), stop)
+    if short is not None:
+        return short
     least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)
     return least.bound > problem.capacity * (1 + CAPACITY_TOLERANCE)
 

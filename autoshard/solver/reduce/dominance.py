@@ -61,11 +61,11 @@ def undominated_labels(network: Network, node: int) -> np.ndarray:
         if difference is None:
             possible &= own[:, None] == own[None, :]
             continue
-        worse = worse + times * difference[own[:, None], own[None, :]]
+        worse += times * _at(difference, own)
         for demand in factor.demands:
             amounts = demand.amounts if factor.i == node else demand.amounts.T
             less = (amounts[:, None, :] <= amounts[None, :, :]).all(axis=2)
-            possible &= less[own[:, None], own[None, :]]
+            possible &= _at(less, own)
     dominates = possible & (worse <= 0)
     np.fill_diagonal(dominates, False)
     keep = np.ones(count, bool)
@@ -74,6 +74,11 @@ def undominated_labels(network: Network, node: int) -> np.ndarray:
             keep[x] = False
     network.memo[memo] = keep
     return keep
+
+
+def _at(square: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """[y, x]: the entry of a matrix over rows of a table for each pair of labels, which have the rows `own`."""
+    return square.take(own, axis=0).take(own, axis=1)
 
 
 def _row_differences(network: Network, table: np.ndarray) -> np.ndarray | None:
