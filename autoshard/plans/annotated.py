@@ -112,7 +112,7 @@ def _no_axes(blocks: Sequence[Block], meshes: Sequence[LogicalMesh], given: Mapp
     way = f"mesh={{{example}}}"
     if given is not None:
         way = f"{way} instead, or none"
-    elif len(sizes) == 3:
+    elif len(sizes) == 3 and all(len(mesh.axes) < 3 for mesh in meshes):
         way = f"{way}, or PlanOptions(max_mesh_axes=3)"
     return (
         f"Each annotation is carried by mesh axes of its own, whose sizes multiply to its degree, but {_shown(meshes)} "

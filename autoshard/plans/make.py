@@ -31,7 +31,15 @@ from autoshard.plans.options import PlanOptions
 from autoshard.plans.placing import placement_summary
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
-from autoshard.plans.search import NO_MEMORY, NOT_FASTER, Found, logical_meshes, search, several_meshes
+from autoshard.plans.search import (
+    NO_MEMORY,
+    NOT_FASTER,
+    Found,
+    logical_meshes,
+    search,
+    searched_and_further,
+    several_meshes,
+)
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import KeptTrace, Trace, trace
@@ -62,14 +70,20 @@ class Posed:
     """A question, and what its answer needs besides.
 
     Attributes:
-      question: What is to be planned. meshes: The logical meshes that may be taken. origin: Of the plan.
+      question: What is to be planned. meshes: The logical meshes that are searched. origin: Of the plan.
       solution: A file that solves the problem of the only mesh; None to solve the problem here.
+      further: The meshes that the search may come by after these.
     """
 
     question: Question
     meshes: Sequence[LogicalMesh]
     origin: Origin
     solution: str | os.PathLike[str] | None = None
+    further: Sequence[LogicalMesh] = ()
+
+    def on(self, mesh: LogicalMesh) -> "Posed":
+        """The same on one mesh alone."""
+        return dataclasses.replace(self, meshes=[mesh], further=())
 
 
 def best_of(posed: Posed) -> Found:
@@ -80,7 +94,7 @@ def best_of(posed: Posed) -> Found:
       NotFasterError: There is none that costs less than what it had to beat.
     """
     with stop_on_signals() as stop:
-        found = search(posed.question, posed.meshes, posed.solution, stop)
+        found = search(posed.question, posed.meshes, posed.solution, stop, posed.further)
     if found.best is None:
         if stop.requested:
             raise KeyboardInterrupt
@@ -263,13 +277,16 @@ def pose(
     if restrict is None:  # a baseline does what its own strategy says
         refuse_stages(traced.graph)
         asked, meshes = asked_on(program, meshes, mesh)
+    meshes, further = searched_and_further(meshes, options)
     if solution is not None and len(meshes) > 1:
         raise MeshError(several_meshes("A solution", meshes))
     placed = hardware if options.device_order == "sought" else None
     question = Question(
         traced, program, budget_bytes, pins, options, restrict, started, start, hardware=placed, asked=asked
     )
-    return Posed(question, meshes, Origin(name, cluster.name, donate_argnums, configuration), solution)
+    if restrict is not None or solution is not None:
+        further = ()
+    return Posed(question, meshes, Origin(name, cluster.name, donate_argnums, configuration), solution, further)
 
 
 def budget_of(device: DeviceType, memory_budget_bytes: float | None, options: PlanOptions) -> float:

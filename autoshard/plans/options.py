@@ -30,7 +30,9 @@ class PlanOptions:
         plan's buffers do not fit, half as much again. What is found by the clock may differ from run
         to run.
       relative_gap: A plan is called optimal when it is proven to be within this share of the optimum.
-      max_mesh_axes: With `mesh=None`, logical meshes of up to this many axes are searched (at most 3).
+      max_mesh_axes: With `mesh=None`, all logical meshes of up to this many axes are searched (at most 3). None: all of
+        up to two axes, and of those of three the ones around the best, as long as one is faster
+        (`plans/search.py`).
       memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context, code and
         buffers of collectives, the next batch, and what its allocator cannot use. Gaps between the plan's own buffers
         are predicted, and count against the budget.
@@ -88,7 +90,7 @@ class PlanOptions:
 
     time_limit_s: float = 300.0
     relative_gap: float = 5e-3
-    max_mesh_axes: int = 2
+    max_mesh_axes: int | None = None
     memory_reserve: float = 0.1
     schedule: Schedule | None = None
     overlap: float = 1.0

@@ -28,6 +28,7 @@ from autoshard.plans.as_scheduled import (
     with_ties_settled,
 )
 from autoshard.plans.gaps import with_gaps
+from autoshard.plans.mesh_steps import MeshSteps
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.pins import as_spec
 from autoshard.plans.placing import MOST_ROUNDS, better_order
@@ -57,11 +58,18 @@ LEAST_SHARE = 0.03
 _AT_ONCE_GAP = 0.05
 """How exactly a bound is sought that is to tell no more than whether a mesh is out of the question."""
 
+_WORTH_A_WALK, _MOST_WALKED, _LONGEST_WALK = 0.01, 12, 2.0
+"""Meshes of more axes are walked over where a plan takes more than this share beyond its kernels; how many at most, and
+in how many times the time that all before took: choices. From data=128, tensor=8 of GPT-3 on 1,024 H100, ten are."""
+
+MOST_AXES, _FEW_AXES = 3, 2
+"""Of meshes that come into question, the most axes; and of those that are all searched, if nothing else is asked."""
+
 _AS_LONG = 1.5
 """How much longer than the longest before a problem may take, whatever its share of the time left."""
 
 NO_MEMORY, NOT_TRIED, NOT_FASTER = "does not fit the memory", "not tried: stopped", "cannot beat the best"
-LEFT = "another order is faster"
+LEFT, PASSED_BY = "another order is faster", "passed by: nothing faster was found soon"
 """Verdicts on a mesh."""
 
 
@@ -74,12 +82,16 @@ class Found:
       candidates: What became of each mesh.
       warnings: What the user should know about the search.
       evaluation: The best as the compiler has it; None where the search did not ask.
+      weights: Those of stretches that bound best on its mesh; None where nothing hides.
+      fits: Whether the best fits with the gaps between its buffers.
     """
 
     best: tuple[Formulation, Solution] | None
     candidates: tuple[MeshCandidate, ...]
     warnings: tuple[str, ...]
     evaluation: Evaluation | None = None
+    weights: StretchWeights | None = None
+    fits: bool = False
 
     @property
     def winner(self) -> tuple[Formulation, Solution]:
@@ -101,11 +113,15 @@ class Found:
     def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
         """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
         own = self.winner[1].certificate
-        open_bounds = [c.bound_s for c in self.candidates if c.verdict != NO_MEMORY]
-        bound = min([own.objective, *open_bounds])
+        bound = min([own.objective, *open_bounds_s(self.candidates)])
         gap = (own.objective - bound) / own.objective if own.objective else 0.0
         status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
+
+
+def open_bounds_s(candidates: Sequence[MeshCandidate]) -> list[float]:
+    """The bounds of meshes that might still hold a better plan, as far as a proof is about them."""
+    return [c.bound_s for c in candidates if c.verdict not in (NO_MEMORY, PASSED_BY)]
 
 
 def search(
@@ -113,11 +129,18 @@ def search(
     meshes: Sequence[LogicalMesh],
     solution: str | os.PathLike[str] | None,
     stop: StopRequest,
+    further: Sequence[LogicalMesh] = (),
 ) -> Found:
     """The outcome under the first schedule under which a plan fits the memory (`PlanOptions.schedule`).
 
     Nothing hides under a later schedule that does not under an earlier one: what cannot beat the best there is not
     tried again.
+
+    Args:
+      question, meshes: What is to be planned, and the meshes that are all searched.
+      solution: A file that solves the problem of the only mesh; None to solve the problems here.
+      stop: Asks to end.
+      further: Meshes of which those are searched that a walk from the best mesh comes by (`_walked`).
 
     Raises:
       FileFormatError: If `solution` is none of the problem.
@@ -127,10 +150,71 @@ def search(
         asked = dataclasses.replace(question, schedule=schedule)
         found = search_meshes(asked, meshes, solution, stop, leaves=len(meshes) == 1)
         if found.best is not None or solution is not None or stop.requested:
-            return found if solution is not None else _placed(asked, meshes, found, stop)
+            return found if solution is not None else gone_on(asked, meshes, found, further, stop)
         if all(c.verdict == NOT_FASTER for c in found.candidates):
             return found
     return found
+
+
+def gone_on(
+    question: Question,
+    meshes: Sequence[LogicalMesh],
+    found: Found,
+    further: Sequence[LogicalMesh],
+    stop: StopRequest,
+) -> Found:
+    """The outcome after a search went on from `meshes` to `further` ones, and put the devices of the best in order."""
+    return _placed(question, meshes, _walked(question, found, further, stop), stop)
+
+
+def _walked(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
+    """The outcome after a walk over `further` meshes from the best so far: each mesh a step from it is searched, and is
+    the best from then on if it is faster by more than the wanted gap.
+
+    It ends where no step gains, where kernels alone would take nearly as long on the mesh that it begins with, and
+    after `_LONGEST_WALK` times as long as all that was before. A mesh that is neither faster nor out of the question by
+    then is passed by: the proof is not about it.
+    """
+    if found.best is None or not further or _gain_s(found.best[0], found.cost_s) < _WORTH_A_WALK * found.cost_s:
+        return found
+    options, now_s = question.options, time.perf_counter()
+    until_s = math.inf if options.work_limit is not None else now_s + _LONGEST_WALK * (now_s - question.started)
+    steps, last, tried = MeshSteps(further), None, {str(found.best[0].mesh)}
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for step, mesh in steps.of(found.winner[0].mesh, last):
+            left_s = until_s - time.perf_counter()
+            if stop.requested or left_s <= 0 or len(tried) > _MOST_WALKED:
+                return found
+            if str(mesh) in tried:
+                continue
+            tried.add(str(mesh))
+            to_beat_s = min(question.to_beat_s, found.cost_s * (1 - options.relative_gap))
+            limited = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, 0.5 * left_s))
+            asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited)
+            again = search_meshes(asked, [mesh], None, stop, weights=found.weights)
+            is_moving = again.best is not None and again.fits >= found.fits and again.cost_s < found.cost_s
+            own = again.candidates if is_moving else tuple(_passed_by(c, to_beat_s) for c in again.candidates)
+            candidates = (*found.candidates, *own)
+            if is_moving:
+                found, last = dataclasses.replace(again, candidates=candidates, warnings=found.warnings), step
+                break
+            found = dataclasses.replace(found, candidates=candidates)
+    return found
+
+
+def _passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:
+    """What became of a mesh that a walk does not go to."""
+    if candidate.verdict == NO_MEMORY or candidate.bound_s >= to_beat_s:
+        return candidate
+    return dataclasses.replace(candidate, verdict=PASSED_BY)
+
+
+def _gain_s(formulation: Formulation, cost_s: float) -> float:
+    """What a plan takes beyond kernels that are each as fast as any choice on its mesh makes them."""
+    groups = formulation.program.groups
+    return cost_s - sum(g.trips * t.compute_s.min() for g, t in zip(groups, formulation.tables, strict=True))
 
 
 def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
@@ -186,6 +270,7 @@ def search_meshes(
     stop: StopRequest,
     after: tuple[Formulation, Solution] | None = None,
     leaves: bool = False,
+    weights: StretchWeights | None = None,
 ) -> Found:
     """Solves the problem of each mesh, or reads its solution from a file.
 
@@ -194,6 +279,7 @@ def search_meshes(
       after: A problem on a mesh with the same axes, and a solution of it to begin with; without one, each mesh begins
         where `plans/starts.py` says.
       leaves: Whether to leave a mesh as soon as its plans tell that they are faster with its devices in another order.
+      weights: Of stretches, to begin with: those that bounded best elsewhere; None: those of `after`, or the first.
 
     Raises:
       FileFormatError: If `solution` is none of the problem.
@@ -203,7 +289,8 @@ def search_meshes(
     best: tuple[Formulation, Solution] | None = None
     of_best: Evaluation | None = None
     # those of the best plan: what binds on one mesh mostly binds on another
-    weights: StretchWeights | None = None if after is None else after[0].overlap.weights
+    is_alone = len(meshes) == 1 and weights is None
+    weights = after[0].overlap.weights if weights is None and after is not None else weights
     fits = False  # whether it does with its gaps
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
@@ -247,7 +334,7 @@ def search_meshes(
             elif question.start is not None:
                 first, why_not = starting_choices(question, formulation, limits, stop)
                 started.append(why_not)
-            elif question.restrict is None and len(meshes) == 1:  # else simpler meshes are searched themselves
+            elif question.restrict is None and is_alone:  # else simpler meshes are searched themselves
                 any_cost = dataclasses.replace(tell, cutoff=math.inf)
                 aside = functools.partial(solve_one, tell=any_cost)
                 first = choices_of_joined_axes(question, formulation, limits, aside)
@@ -284,7 +371,7 @@ def search_meshes(
             fits = own_fits
             weights = formulation.overlap.weights if scheduled is None else scheduled.weights
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
-    return Found(best, tuple(candidates), warnings, of_best)
+    return Found(best, tuple(candidates), warnings, of_best, weights, fits)
 
 
 def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:
@@ -448,8 +535,8 @@ def logical_meshes(
     pins: Mapping[str, PartitionSpec] | None,
     options: PlanOptions,
 ) -> list[LogicalMesh]:
-    """The given mesh, that of the program's own regions, or all that are to be searched: those that have the axes that
-    pins and annotations name.
+    """The given mesh, that of the program's own regions, or all of up to as many axes as are wanted (three, unless
+    `PlanOptions.max_mesh_axes` says less): those that have the axes that pins and annotations name.
 
     Raises:
       MeshError: If the mesh does not fit the devices or the regions, or none has the named axes.
@@ -458,10 +545,11 @@ def logical_meshes(
     in_turn = options.device_order == "listed"
     if mesh is not None:
         return [_as_listed(hardware, hardware.logical_mesh(mesh)) if in_turn else hardware.logical_mesh(mesh)]
+    most_axes = MOST_AXES if options.max_mesh_axes is None else options.max_mesh_axes
     if in_turn:
-        every = [_as_listed(hardware, m) for m in hardware.logical_meshes(options.max_mesh_axes)]
+        every = [_as_listed(hardware, m) for m in hardware.logical_meshes(most_axes)]
     else:
-        every = list(candidate_meshes(hardware, options.max_mesh_axes))
+        every = list(candidate_meshes(hardware, most_axes))
     meshes = sorted(every, key=lambda m: _unlikeliness(m, hardware))
     fixed = [a.fixed for a in graph.arguments]
     fixed += [l for o in graph.operations for l in (*(o.fixed_operands or ()), *(o.fixed_results or ()))]
@@ -476,6 +564,18 @@ def logical_meshes(
             "they mean."
         )
     return fitting
+
+
+def searched_and_further(
+    meshes: Sequence[LogicalMesh], options: PlanOptions
+) -> tuple[Sequence[LogicalMesh], Sequence[LogicalMesh]]:
+    """Of the meshes that may be taken, those that are all searched, and those that a walk may come by: where
+    `PlanOptions.max_mesh_axes` leaves it open, those of few axes, and the others.
+    """
+    few = [m for m in meshes if len(m.axes) <= _FEW_AXES]
+    if options.max_mesh_axes is not None or not few:
+        return meshes, ()
+    return few, [m for m in meshes if len(m.axes) > _FEW_AXES]
 
 
 def _as_listed(hardware: Slice, mesh: LogicalMesh) -> LogicalMesh:

@@ -33,7 +33,16 @@ from autoshard.plans.no_plan import looks_up, no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_of, report
-from autoshard.plans.search import NO_MEMORY, NOT_FASTER, Found, ruled_out, search, search_meshes
+from autoshard.plans.search import (
+    NO_MEMORY,
+    NOT_FASTER,
+    Found,
+    gone_on,
+    open_bounds_s,
+    ruled_out,
+    search,
+    search_meshes,
+)
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
 from autoshard.plans.variant_space import Space, why_no_mean_of
 from autoshard.remat.policy import RECOMPUTING, Keep, RematPolicy, first_layers, uniform
@@ -93,7 +102,7 @@ class _Attempt:
     @property
     def bound_s(self) -> float:
         """No plan of the form costs less; +inf if none fits."""
-        open_bounds = [c.bound_s for c in self.found.candidates if c.verdict != NO_MEMORY]
+        open_bounds = open_bounds_s(self.found.candidates)
         if not self.has_plan and math.isfinite(self.to_beat_s):
             open_bounds.append(self.to_beat_s)  # an earlier schedule may have been ruled out there
         return min(open_bounds, default=math.inf)
@@ -155,6 +164,7 @@ def plan_variants(
     task = _Task(step, tuple(args), cluster, options, donate_argnums, starting_layouts(start), request, started)
     with stop_on_signals() as stop:
         tries, note = _tried(task, space, stop)
+        tries.go_on()
     tried = tries.all
     best = min(tried, key=lambda a: (a.cost_s, not a.has_plan))
     if not best.has_plan:
@@ -344,6 +354,18 @@ class _Tries:
         self.posed.pop((policy, count), None)
         self._add(form.attempted(keep, count, found))
         return True
+
+    def go_on(self) -> None:
+        """Searches further meshes for the best form; all forms are tried on the same few."""
+        own = self.best
+        if own is None or not own.has_plan or self.stop.requested:
+            return
+        posed, schedule = own.posed, own.found.winner[0].schedule
+        question = dataclasses.replace(posed.question, schedule=schedule)
+        found = gone_on(question, posed.meshes, own.found, posed.further, self.stop)
+        if found is not own.found:
+            self.best = _Form(own.variant, own.step, posed).attempted(own.keep, own.count, found)
+            self.all[self.all.index(own)] = self.best
 
     def _add(self, own: _Attempt) -> _Attempt:
         self.all.append(own)

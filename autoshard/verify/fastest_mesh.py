@@ -19,7 +19,7 @@ from autoshard.plans.confirmation import ReplayedMesh
 from autoshard.plans.make import Posed
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_text, report
-from autoshard.plans.search import NO_MEMORY, NOT_TRIED
+from autoshard.plans.search import NO_MEMORY, NOT_TRIED, PASSED_BY
 from autoshard.verify.closed_loop import plan_confirmed, proven_of
 from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import devices_for, options_for
@@ -70,9 +70,10 @@ def _near(posed: Posed, first: ProgramPlan) -> list[LogicalMesh]:
     axes is not priced; then the fastest.
     """
     limit_s = (1 + NEAR) * first.certificate.objective
-    others = [c for c in first.candidates if c.axes != first.axes and c.verdict not in (NO_MEMORY, NOT_TRIED)]
+    out = NO_MEMORY, NOT_TRIED, PASSED_BY
+    others = [c for c in first.candidates if c.axes != first.axes and c.verdict not in out]
     least_s = {c.hardware: c.bound_s if c.step_s is None else c.step_s for c in others}
-    near = [m for m in posed.meshes if str(m) in least_s and least_s[str(m)] <= limit_s]
+    near = [m for m in (*posed.meshes, *posed.further) if str(m) in least_s and least_s[str(m)] <= limit_s]
     near.sort(key=lambda m: (len(m.axes) > 1, least_s[str(m)]))
     return near[: posed.question.options.compile_check_meshes - 1]
 
@@ -80,7 +81,7 @@ def _near(posed: Posed, first: ProgramPlan) -> list[LogicalMesh]:
 def _confirmed_on(mesh: LogicalMesh, posed: Posed, fn: Callable[..., Any], args: Sequence[Any]) -> ProgramPlan | None:
     """The plan of one mesh that the compiler confirms, or the nearest to that; None if none is found again."""
     try:
-        return plan_confirmed(dataclasses.replace(posed, meshes=[mesh]), fn, args)
+        return plan_confirmed(posed.on(mesh), fn, args)
     except (MemoryBudgetError, SolverError):
         return None
 
