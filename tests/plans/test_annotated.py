@@ -225,11 +225,11 @@ def test_degrees_that_the_devices_lack_show_both_lines():
     assert "`split(3)`" in error(split(3)(plain)) and "product divides 8" in error(split(3)(plain))
 
 
-def test_nestings_that_need_more_axes_say_which():
+def test_nestings_that_need_more_axes_get_them_or_say_which():
     nested = replicate(2)(split(2)(plain))
-    text = error(nested)
+    text = error(nested, options={"max_mesh_axes": 2})
     assert "PlanOptions(max_mesh_axes=3)" in text and 'mesh={"axis0": 2, "axis1": 2, "axis2": 2}' in text
-    plan = planned(step_of(nested), options={"max_mesh_axes": 3})
+    plan = planned(step_of(nested))
     assert sorted(plan.mesh_axes.values()) == [2, 2, 2]
     assert [len(o.axes) for o in plan.obeyed] == [1, 1] and plan.obeyed[0].axes != plan.obeyed[1].axes
     assert "mesh 8" in error(nested, mesh={"data": 8})

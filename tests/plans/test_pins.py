@@ -89,6 +89,6 @@ def test_plans_obey_pins(train, shapes, cluster):
 def test_pins_choose_among_meshes(train, shapes, cluster):
     plan = autoshard.plan(train, *shapes(), cluster=cluster, pins={"batch.x": P("data", "tensor")})
     assert plan.in_specs[1]["x"] == P("data", "tensor")
-    assert all({a for a, _ in c.axes} == {"data", "tensor"} for c in plan.candidates)
+    assert all({a for a, _ in c.axes} >= {"data", "tensor"} for c in plan.candidates)
     with pytest.raises(MeshError, match="\\['model'\\]"):
         autoshard.plan(train, *shapes(), cluster=cluster, pins={"batch.x": P("model")})
