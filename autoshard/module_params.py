@@ -2,13 +2,11 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 from flax import nnx
-
-from autoshard.errors import StageError
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -70,46 +68,3 @@ class ModuleParams(Mapping[Any, Any]):
         """For JAX: the parameters whose entries are these."""
         names, graphdef = told
         return cls(graphdef, dict(zip(names, entries, strict=True)))
-
-
-@dataclasses.dataclass(frozen=True)
-class LossOfModule:
-    """A loss that takes a module, `(module, batch, rng) -> (loss, aux)`, as one of its parameters and mutable state."""
-
-    loss_fn: Callable[..., Any]
-    takes_arrays: ClassVar[bool] = True
-
-    @property
-    def __name__(self) -> str:
-        return getattr(self.loss_fn, "__name__", "loss_fn")
-
-    def __call__(self, params: ModuleParams, mutable: Any, batch: Any, key: jax.Array) -> Any:
-        """(loss, (new mutable state, aux)).
-
-        Raises:
-          StageError: The loss leaves something in the module that was not there.
-        """
-        module = params.module(mutable)
-        loss, aux = self.loss_fn(module, batch, key)
-        _, _, rest = nnx.split(module, nnx.Param, ...)
-        after = nnx.to_pure_dict(rest)
-        before, now = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (dict(mutable), after))
-        if before.keys() != now.keys():
-            path = next(iter(before.keys() ^ now.keys()))
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise StageError(
-                f"The loss of a TrainStep leaves its module as it is made, but `{self.__name__}` "
-                f"{'adds' if path in now else 'removes'} `{name}` of {type(module).__name__}. Take what is sown out of "
-                "the module before the loss returns: nnx.pop(module, nnx.Intermediate)."
-            )
-        return loss, (after, aux)
-
-
-def loss_of_arrays(loss_fn: Callable[..., Any], params: Any) -> Callable[..., Any]:
-    """A loss as one that takes arrays: itself, unless it takes the module whose parameters are given.
-
-    A function that has made that of another says so by `takes_arrays`.
-    """
-    if not isinstance(params, ModuleParams) or getattr(loss_fn, "takes_arrays", False):
-        return loss_fn
-    return LossOfModule(loss_fn)

@@ -10,6 +10,7 @@ is not closed, a planner can cut the loss into stages, share the batch out in un
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,7 +20,8 @@ import optax
 from flax import nnx, struct
 
 from autoshard.errors import StageError
-from autoshard.module_params import ModuleParams, loss_of_arrays
+from autoshard.loss_function import loss_and_aux, loss_of_arrays
+from autoshard.module_params import ModuleParams
 
 Metrics = dict[str, jax.Array]
 
@@ -74,11 +76,14 @@ class TrainStep:
     """A training step: `(state, batch) -> (state, metrics)`.
 
     Attributes:
-      loss_fn: `(params, batch, rng) -> (loss, aux)`, or with `has_mutable` `(params, mutable, batch, rng) -> (loss,
-        (mutable, aux))`. `loss` is a scalar, a mean over the batch; `aux` a dict of scalars, means too, or None.
-        `batch` is a pytree whose leaves have the examples as their first dimension. `rng` is a key; each micro-batch
-        has its own. Where the state was made from a Flax NNX module, `loss_fn` takes that in place of `params`, and
-        what it changes in it - averages, random numbers - is part of the mutable state.
+      loss_fn: `(params, batch) -> loss`, as for `jax.value_and_grad`, or `(params, batch, rng) -> (loss, aux)`; `rng`
+        and `aux` may each be left out. With `has_mutable`: `(params, mutable, batch, rng) -> (loss, (mutable, aux))`,
+        where `rng` may be left out. `loss` is a scalar, a mean over the batch; `aux` a dict of scalars, means too, or
+        None. `batch` is a pytree whose leaves have the examples as their first dimension. `rng` is a key; each
+        micro-batch has its own. It is given to the argument behind `batch`, an optional one too; where there is none,
+        to one that is taken by keyword alone and named `rng` or `key`. Where the state was made from a Flax NNX module,
+        `loss_fn` takes that in place of `params`, and what it changes in it - averages, random numbers - is part of
+        the mutable state.
       optimizer: Any Optax transformation.
       has_mutable: Whether the model has state of its own, such as batch norm's averages.
       scaling: Scales the loss, and leaves out steps with infinite gradients; None: neither.
@@ -122,26 +127,33 @@ class TrainStep:
         return dataclasses.replace(self, parts=tuple(sizes))
 
     def of_arrays(self, params: Any) -> "TrainStep":
-        """The same step with a `loss_fn` that takes arrays; itself unless `params` are those of a module."""
-        if not isinstance(params, ModuleParams):
-            return self
-        return dataclasses.replace(self, loss_fn=loss_of_arrays(self.loss_fn, params), has_mutable=True)
+        """The same step with a `loss_fn` that takes arrays, and a key by position.
+
+        It is made once, so that JAX finds what it traced of the loss before.
+
+        Raises:
+          StageError: `loss_fn` takes other arguments than `TrainStep` says.
+        """
+        return self._of_module if isinstance(params, ModuleParams) else self._of_params
+
+    @functools.cached_property
+    def _of_params(self) -> "TrainStep":
+        return dataclasses.replace(self, loss_fn=loss_of_arrays(self.loss_fn, False, self.has_mutable))
+
+    @functools.cached_property
+    def _of_module(self) -> "TrainStep":
+        return dataclasses.replace(self, loss_fn=loss_of_arrays(self.loss_fn, True, False), has_mutable=True)
 
     def objective(self, params: Any, mutable: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, tuple[Any, Metrics]]:
         """(loss, (new mutable state, metrics)) of a micro-batch.
 
         Raises:
-          StageError: `loss_fn` does not return what `TrainStep` says.
+          StageError: `loss_fn` does not take or return what `TrainStep` says.
         """
         step = self.of_arrays(params)
         returned = step.loss_fn(params, mutable, batch, key) if step.has_mutable else step.loss_fn(params, batch, key)
-        what = "(loss, (mutable, aux))" if self.has_mutable else "(loss, aux)"
-        if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise StageError(f"`loss_fn` of a TrainStep must return {what}; received {type(returned).__name__}.")
-        loss, aux = returned
+        loss, aux = loss_and_aux(returned, step.has_mutable)
         if step.has_mutable:
-            if not (isinstance(aux, tuple) and len(aux) == 2):
-                raise StageError(f"`loss_fn` of a TrainStep must return {what}; received (loss, {type(aux).__name__}).")
             mutable, aux = aux
         if not (aux is None or isinstance(aux, Mapping)):
             raise StageError(

@@ -17,6 +17,7 @@ FLOORS = (
         "folders",
         "garbage",
         "interrupts",
+        "loss_function",
         "module_params",
         "pictures",
         "printing",

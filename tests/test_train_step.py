@@ -1,6 +1,7 @@
 """A training step in micro-batches is the step over the whole batch, with each micro-batch's own random numbers."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -114,7 +115,10 @@ def test_a_batch_without_examples_can_be_run_whole_only():
 @pytest.mark.parametrize(
     ("returned", "has_mutable", "message"),
     [
-        (lambda x: x.mean(), False, r"must return \(loss, aux\)"),
+        (lambda x: {"loss": x.mean()}, False, r"must return the loss, or \(loss, aux\); received dict"),
+        (lambda x: (x.mean(), {}, {}), False, r"must return the loss, or \(loss, aux\); received tuple"),
+        (lambda x: x.mean(1), False, r"`loss` has shape \[8\]"),
+        (lambda x: x.mean(), True, r"must return \(loss, \(mutable, aux\)\); received"),
         (lambda x: (x.mean(), {}), True, r"must return \(loss, \(mutable, aux\)\)"),
         (lambda x: (x.mean(), ({}, {}, {})), True, "received .loss, tuple"),
         (lambda x: (x, {}), False, r"`loss` has shape \[8, 3\]"),
@@ -124,6 +128,152 @@ def test_a_batch_without_examples_can_be_run_whole_only():
 )
 def test_what_a_loss_may_not_return(returned, has_mutable, message):
     step = TrainStep(lambda params, *rest: returned(BATCH["x"] * params), optax.sgd(0.1), has_mutable)
+    with pytest.raises(StageError, match=message):
+        step(step.init(jnp.float32(1.0)), BATCH)
+
+
+def noisy_loss(params: Any, batch: Any, rng: Any) -> jax.Array:
+    return loss_fn(params, batch, None)[0] + params["b"][0] * (0.0 if rng is None else jax.random.normal(rng))
+
+
+def setting_kept(params: Any, batch: Any, *, train: bool = True) -> Any:
+    assert train is True
+    return loss_fn(params, batch, None)[0], None
+
+
+def positional_too(params: Any, batch: Any, rng: Any = None, *, key: str = "y") -> jax.Array:
+    return noisy_loss(params, {"x": batch["x"], "y": batch[key]}, rng)
+
+
+@functools.wraps(lambda params, batch: ...)
+def adapted(params: Any, batch: Any, rng: Any) -> jax.Array:
+    return noisy_loss(params, batch, rng)
+
+
+class Losses:
+    """Losses that are methods."""
+
+    def plain(self, params: Any, batch: Any) -> jax.Array:
+        return noisy_loss(params, batch, None)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def noisy(self, params: Any, batch: Any, rng: Any) -> jax.Array:
+        return noisy_loss(params, batch, rng)
+
+    __call__ = plain
+
+
+class Untold:
+    """What its arguments are cannot be read."""
+
+    __signature__ = 0
+
+    def __call__(self, params: Any, batch: Any, rng: Any) -> jax.Array:
+        return noisy_loss(params, batch, rng)
+
+
+quiet: Any = lambda params, batch: noisy_loss(params, batch, None)
+WITHOUT_RNG = {
+    "loss alone": quiet,
+    "with aux": lambda params, batch: loss_fn(params, batch, None),
+    "a setting by keyword": setting_kept,
+    "any keywords": lambda params, batch, **settings: noisy_loss(params, batch, settings.get("rng")),
+    "jitted": jax.jit(quiet),
+    "checkpointed": jax.checkpoint(quiet),
+    "jitted by Flax": nnx.jit(quiet),
+    "rng set already": functools.partial(noisy_loss, rng=None),
+    "method": Losses().plain,
+    "callable": Losses(),
+}
+WITH_RNG = {
+    "loss alone": noisy_loss,
+    "optional": positional_too,
+    "by keyword": lambda params, batch, *, rng: noisy_loss(params, batch, rng),
+    "key, by optional keyword": lambda params, batch, *, train=True, key=None: noisy_loss(params, batch, key),
+    "any arguments": lambda *args: noisy_loss(*args),
+    "jitted": jax.jit(noisy_loss),
+    "jitted, by keyword": jax.jit(lambda params, batch, *, key: noisy_loss(params, batch, key)),
+    "wrapper with arguments of its own": adapted,
+    "jitted wrapper": jax.jit(adapted),
+    "jitted method": Losses().noisy,
+    "arguments that cannot be read": Untold(),
+}
+
+
+@pytest.mark.parametrize("parts", [None, (4, 4), (5, 3)])
+@pytest.mark.parametrize(
+    ("loss", "has_rng"),
+    [*((loss, False) for loss in WITHOUT_RNG.values()), *((loss, True) for loss in WITH_RNG.values())],
+    ids=[*(f"{name}, no rng" for name in WITHOUT_RNG), *(f"{name}, rng" for name in WITH_RNG)],
+)
+def test_rng_and_aux_may_be_left_out(loss, has_rng, parts):
+    """The step is that of `(params, batch, rng) -> (loss, aux)`."""
+    whole = lambda params, batch, rng: (noisy_loss(params, batch, rng if has_rng else None), {})
+    own, written_out = (TrainStep(fn, optax.sgd(0.1, momentum=0.9), parts=parts) for fn in (loss, whole))
+    state = written_out.init(PARAMS, jax.random.key(3))
+    (found, metrics), (expected, expected_metrics) = own(state, BATCH), written_out(state, BATCH)
+    close((found.params, found.opt_state), (expected.params, expected.opt_state))
+    close(metrics["loss"], expected_metrics["loss"])
+    assert set(metrics) == {"loss", *(("hits", "examples") if loss is WITHOUT_RNG["with aux"] else ())}
+
+
+@pytest.mark.parametrize("parts", [None, (4, 4), (5, 3)])
+def test_rng_may_be_left_out_beside_mutable_state(parts):
+    def loss(params, mutable, batch):
+        return quiet(params, batch), ({"count": mutable["count"] + 1}, {"count": mutable["count"]})
+
+    whole = lambda params, mutable, batch, rng: loss(params, mutable, batch)
+    own, written_out = (TrainStep(fn, optax.sgd(0.1), has_mutable=True, parts=parts) for fn in (loss, whole))
+    state = own.init(PARAMS, mutable={"count": jnp.float32(2.0)})
+    (found, metrics), (expected, expected_metrics) = own(state, BATCH), written_out(state, BATCH)
+    close((found.params, found.mutable, metrics), (expected.params, expected.mutable, expected_metrics))
+
+
+def test_a_loss_in_the_whole_form_is_called_itself():
+    """So that its programs stay the same, and JAX finds them."""
+    for loss in (loss_fn, noisy_loss, positional_too, adapted, Untold()):
+        assert TrainStep(loss, optax.sgd(0.1)).of_arrays(PARAMS).loss_fn is loss
+
+
+def test_what_stands_for_a_loss_is_found_again():
+    """JAX finds what it traced of a function that is still there, or equal to one."""
+    traced = []
+
+    def loss(params, batch):
+        traced.append(batch)
+        return quiet(params, batch)
+
+    step, key = TrainStep(loss, optax.sgd(0.1)), jax.random.key(0)
+    for _ in range(2):
+        jax.make_jaxpr(step.of_arrays(PARAMS).loss_fn)(PARAMS, BATCH, key)
+    assert len(traced) == 1 and step.in_parts((4, 4)).of_arrays(PARAMS).loss_fn == step.of_arrays(PARAMS).loss_fn
+
+
+def test_a_loss_without_rng_is_planned_in_stages():
+    loss = lambda params, batch: quiet(params[1], batch | {"x": jnp.tanh(batch["x"] @ params[0])})
+    step = TrainStep(loss, optax.sgd(0.1))
+    state, stages = step.init([jnp.eye(3), PARAMS]), autoshard.StageOptions(num_stages=2, num_micro_batches=2)
+    plan = autoshard.plan(step, state, BATCH, stages=stages, options=autoshard.PlanOptions(time_limit_s=5))
+    assert isinstance(plan, autoshard.StagedPlan) and [len(p.stages) for p in plan.arrangement.pipelines] == [2]
+    (found, metrics), (expected, expected_metrics) = plan.jit(step)(state, BATCH), step.in_parts((4, 4))(state, BATCH)
+    close((found.params, metrics), (expected.params, expected_metrics))
+
+
+@pytest.mark.parametrize(
+    ("loss", "has_mutable", "message"),
+    [
+        (lambda p: p, False, r"takes \(params, batch, rng\) or \(params, batch\); received <lambda>\(p\)\. Put all"),
+        (
+            lambda params, mutable, batch, rng: params,
+            False,
+            r"\(params, mutable, batch, rng\)\..*for a loss of \(params, mutable",
+        ),
+        (lambda params, batch, *, scale: params, False, r"\*, scale\)\..*functools.partial"),
+        (lambda params, batch: params, True, r"takes \(params, mutable, batch, rng\) or \(params, mutable, batch\)"),
+    ],
+)
+def test_what_a_loss_may_not_take(loss, has_mutable, message):
+    step = TrainStep(loss, optax.sgd(0.1), has_mutable)
     with pytest.raises(StageError, match=message):
         step(step.init(jnp.float32(1.0)), BATCH)
 
@@ -200,6 +350,24 @@ def test_a_module_is_trained_on_a_mesh_as_flax_trains_it():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     close_enough = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
     jax.tree.map(close_enough, as_arrays(state.module), as_arrays(net))
+
+
+@pytest.mark.parametrize("parts", [None, (16, 16), (12, 20)])
+def test_the_loss_of_a_module_may_leave_out_rng_and_aux(parts):
+    step, init = module_step()
+    step = step if parts is None else step.in_parts(parts)
+    short = dataclasses.replace(step, loss_fn=lambda net, batch: module_loss(net, batch, None)[0])
+    (found, metrics), (expected, expected_metrics) = (own(init(0), MODULE_BATCH) for own in (short, step))
+    close((found.params, as_arrays(found.module)), (expected.params, as_arrays(expected.module)))
+    close(metrics, expected_metrics)
+    runs = layers_of(short, init(0), MODULE_BATCH).runs
+    again, _ = rematerialised(short, uniform(runs, Keep.INPUTS))(init(0), MODULE_BATCH)
+    close((again.params, as_arrays(again.module)), (expected.params, as_arrays(expected.module)))
+    of_three = dataclasses.replace(step, loss_fn=lambda net, batch: (jnp.mean(net(batch["x"])), {}, {}))
+    with pytest.raises(StageError, match=r"must return the loss, or \(loss, aux\); received tuple"):
+        of_three(init(0), MODULE_BATCH)
+    with pytest.raises(StageError, match=r"takes \(module, batch, rng\) or \(module, batch\); received .*\(net\)"):
+        dataclasses.replace(step, loss_fn=lambda net: 0.0)(init(0), MODULE_BATCH)
 
 
 def test_a_module_is_trained_in_stages_as_on_one_device():

@@ -19,7 +19,8 @@ import jax
 import jax.extend.core as jex
 
 from autoshard.errors import PlanMismatchError
-from autoshard.module_params import loss_of_arrays
+from autoshard.loss_function import loss_of_arrays
+from autoshard.module_params import ModuleParams
 from autoshard.remat.layers import find_runs, is_heavy, is_loop_of_layers
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy
 from autoshard.trace.absent_cudnn import assume_cudnn
@@ -61,7 +62,8 @@ class Loss:
         Raises:
           PlanMismatchError: It has not the layers that the policy speaks of.
         """
-        closed, out_tree = opened(loss_of_arrays(self.loss_fn, args[0]), args)
+        takes_module, has_mutable = isinstance(args[0], ModuleParams), len(args) == 4
+        closed, out_tree = opened(loss_of_arrays(self.loss_fn, takes_module, has_mutable), args)
         num_params = len(jax.tree.leaves(args[0]))
         return jax.tree.unflatten(out_tree, _run(closed, self.policy, jax.tree.leaves(args), num_params))
 

@@ -17,6 +17,7 @@ _LIBRARIES = (
     "/autoshard/trace/",
     "/autoshard/tables/",
     "/autoshard/train_step",
+    "/autoshard/loss_function",
     "/autoshard/module_params",
     "/numpy/",
     "/chex/",

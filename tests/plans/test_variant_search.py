@@ -104,6 +104,16 @@ def test_the_step_stays_the_same(mesh):
     jax.tree.map(close, (found.params, found.opt_state, found_metrics), (expected.params, expected.opt_state, metrics))
 
 
+def test_a_loss_without_rng_and_aux_gets_the_plan_of_one_with_them(tight):
+    step = TrainStep(lambda params, batch: STEP.loss_fn(params, batch, None)[0], STEP.optimizer)
+    plan = planned(step, share=0.7)
+    assert plan.choice == tight.choice and plan.equations == tight.equations
+    data = {k: jnp.ones((BATCH, WIDTH)) * scale for k, scale in (("x", 0.1), ("y", 1.0))}
+    (found, metrics), (expected, _) = plan.jit(step)(plan.init(init), data), jax.jit(STEP)(init(), data)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), found.params, expected.params)
+    assert list(metrics) == ["loss"]
+
+
 def test_what_is_chosen_fits_and_is_the_fastest_considered(tight):
     budget = tight.budget_bytes
     assert budget is not None and tight.choice is not None

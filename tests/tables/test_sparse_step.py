@@ -85,6 +85,13 @@ def test_three_steps_over_rows_equal_those_over_whole_tables(seed, name, rows, o
     assert largest_difference(whole, over_rows) < 1e-5
 
 
+def test_a_loss_without_rng_and_aux_is_cut_too():
+    step = autoshard.TrainStep(lambda params, batch: loss_fn(params, batch, None)[0], EXACT["adagrad"])
+    state, batch = step.init(params_of()), batch_of(np.random.default_rng(0))
+    (whole, _), (over_rows, metrics) = step(state, batch), sparse_step(step, state, batch)(state, batch)
+    assert largest_difference(whole, over_rows) < 1e-5 and list(metrics) == ["loss"]
+
+
 @pytest.mark.parametrize("name", sorted(LAZY))
 def test_a_lazy_update_is_that_of_whole_tables_where_rows_are_read_and_nothing_elsewhere(name):
     rows = 6
