@@ -1,8 +1,10 @@
 """Steps from one logical mesh to others: a prime factor of the size of one axis moves to another axis.
 
 A mesh without one of the axes has it with size 1, in front of the last: `data=128, tensor=8` is 128 x 1 x 8, one step
-from 64 x 2 x 8. Where the devices of a mesh are in an order of their own, sizes are taken from the largest down, since
-such meshes are told apart by their sizes alone (`placement/candidates.py`).
+from 64 x 2 x 8. Of meshes that are the same up to the names of their axes one is listed (`Slice.logical_meshes`); where
+the one a step leads to is not, those take its place of which two axes side by side have changed places. Where the
+devices of a mesh are in an order of their own, sizes are taken from the largest down, since such meshes are told apart by
+their sizes alone (`placement/candidates.py`).
 """
 
 import math
@@ -42,8 +44,15 @@ class MeshSteps:
             factor = _least_prime(sizes[i])
             moved = list(sizes)
             moved[i], moved[j] = moved[i] // factor, moved[j] * factor
-            for other in self._by_sizes.get(tuple(moved) if self._is_in_order else _descending(moved), ()):
+            for other in self._with_sizes(tuple(moved) if self._is_in_order else _descending(moved)):
                 yield (i, j), other
+
+    def _with_sizes(self, sizes: tuple[int, ...]) -> list[LogicalMesh]:
+        found = self._by_sizes.get(sizes, [])
+        if found or not self._is_in_order:
+            return found
+        swapped = {(*sizes[:k], sizes[k + 1], sizes[k], *sizes[k + 2 :]) for k in range(len(sizes) - 1)}
+        return [mesh for other in sorted(swapped) for mesh in self._by_sizes.get(other, ())]
 
 
 def _descending(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -3,16 +3,25 @@
 import math
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from autoshard.cluster import Slice, load
+import autoshard
+from autoshard import PlanOptions
+from autoshard.cluster import Slice
+from autoshard.compiler.schedule import Schedule
+from autoshard.plans.make import load_cluster
+from autoshard.plans.mesh_steps import MeshSteps
+from autoshard.plans.program_plan import MeshCandidate
+from autoshard.plans.search import NOT_FASTER, NOT_TRIED, PASSED_BY, open_bounds_s
 
-H100 = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x1024.yaml"
+CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 
 
 @pytest.fixture(scope="module")
 def hardware() -> Slice:
-    return load(H100).slices()[0]
+    return load_cluster(CLUSTERS / "h100x1024.yaml").slices()[0]
 
 
 def steps_of(hardware, shape, like=None):
@@ -31,7 +40,8 @@ def test_a_step_moves_one_prime_factor(hardware):
 
 
 def test_steps_lead_from_fewer_axes_and_never_back(hardware):
-    assert {shape for _, shape in steps_of(hardware, (128, 8))} == {(64, 2, 8), (128, 2, 4)}
+    # 128 x 2 x 4 is not listed: it is the same as 128 x 4 x 2 by other names
+    assert {shape for _, shape in steps_of(hardware, (128, 8))} == {(64, 2, 8), (128, 4, 2), (2, 128, 4)}
     assert [step for step, _ in steps_of(hardware, (32, 4, 8), like=(2, 1))][0] == (2, 1)
     assert steps_of(hardware, (1024,)) == []  # two axes lie between
 
@@ -45,3 +55,42 @@ def test_all_meshes_of_three_axes_can_be_reached(hardware):
                 reached.add(shape)
                 waiting.append(shape)
     assert reached == every
+
+
+def step(params, x):
+    loss = lambda p: jnp.mean((x + jnp.tanh(x @ p["up"]) @ p["down"]).astype(jnp.float32) ** 2)
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def planned(batch, **options):
+    weights = {"up": (2048, 8192), "down": (8192, 2048)}
+    params = {k: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for k, shape in weights.items()}
+    options = PlanOptions(cache=False, schedule=Schedule.LEAST_MEMORY, **options)
+    x = jax.ShapeDtypeStruct((batch, 2048), jnp.bfloat16)
+    room = {"memory_budget_bytes": math.inf, "donate_argnums": 0}
+    return autoshard.plan(step, params, x, cluster=CLUSTERS / "h100x64.yaml", options=options, **room)
+
+
+def test_a_walk_from_two_axes_finds_three_that_are_faster():
+    few, default, every = (planned(4096, max_mesh_axes=most) for most in (2, None, 3))
+    assert len(few.axes) == 2 and len(default.axes) == 3 == len(every.axes)
+    assert default.certificate.objective < (1 - PlanOptions().relative_gap) * few.certificate.objective
+    assert default.certificate.objective >= every.certificate.bound
+    meshes = [c.axes for c in default.candidates]
+    assert meshes[: len(few.candidates)] == [c.axes for c in few.candidates] and len(set(meshes)) == len(meshes)
+    best_s = {c.axes: c.step_s for c in every.candidates if c.step_s is not None}
+    assert all(c.bound_s <= best_s[c.axes] * (1 + 1e-9) for c in default.candidates if c.axes in best_s)
+    assert default.certificate.bound <= default.certificate.objective
+
+
+def test_there_is_no_walk_where_kernels_take_all_the_time():
+    plan = planned(2**26)
+    assert max(len(c.axes) for c in plan.candidates) == 2
+
+
+def test_a_proof_is_not_about_meshes_that_were_passed_by():
+    axes = (("data", 8),)
+    settled, passed = MeshCandidate(axes, None, 2.0, NOT_FASTER), MeshCandidate(axes, 3.0, 0.0, PASSED_BY)
+    assert open_bounds_s([settled, passed]) == [2.0]
+    assert open_bounds_s([settled, MeshCandidate(axes, None, 0.0, NOT_TRIED)]) == [2.0, 0.0]
