@@ -2,9 +2,9 @@
 
 A mesh without one of the axes has it with size 1, in front of the last: `data=128, tensor=8` is 128 x 1 x 8, one step
 from 64 x 2 x 8. Of meshes that are the same up to the names of their axes one is listed (`Slice.logical_meshes`); where
-the one a step leads to is not, those take its place of which two axes side by side have changed places. Where the
-devices of a mesh are in an order of their own, sizes are taken from the largest down, since such meshes are told apart by
-their sizes alone (`placement/candidates.py`).
+the one a step leads to is not, those take its place of which two axes side by side have changed places. Where devices
+of a mesh are in an order of their own, sizes are taken from the largest down, since such meshes are told apart by their
+sizes alone (`placement/candidates.py`).
 """
 
 import math

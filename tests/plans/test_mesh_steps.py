@@ -10,6 +10,7 @@ import pytest
 import autoshard
 from autoshard import PlanOptions
 from autoshard.cluster import Slice
+from autoshard.cluster.slices import AXIS_NAMES
 from autoshard.compiler.schedule import Schedule
 from autoshard.plans.make import load_cluster
 from autoshard.plans.mesh_steps import MeshSteps
@@ -25,10 +26,9 @@ def hardware() -> Slice:
 
 
 def steps_of(hardware, shape, like=None):
-    names = ("data", "fsdp", "tensor")
-    meshes = [m for m in hardware.logical_meshes(3) if len(m.axes) == 3]
-    at = hardware.logical_mesh(dict(zip(names if len(shape) == 3 else ("data", "tensor"), shape, strict=True)))
-    return [(step, mesh.shape) for step, mesh in MeshSteps(meshes).of(at, like)]
+    meshes = hardware.logical_meshes(3)
+    at = hardware.logical_mesh(dict(zip(AXIS_NAMES[len(shape) - 1], shape, strict=True)))
+    return [(step, mesh.shape) for step, mesh in MeshSteps([m for m in meshes if len(m.axes) == 3]).of(at, like)]
 
 
 def test_a_step_moves_one_prime_factor(hardware):
