@@ -1,6 +1,6 @@
 """How long planning takes, from the traced function to the plan: GPT-3 175B with every layer unrolled, 1,024 H100.
 
-    python benchmarks/whole_models.py            # the table: 24 and 96 layers, two and three mesh axes, all meshes
+    python benchmarks/whole_models.py            # the table: 24 and 96 layers, two and three mesh axes, meshes searched
     python benchmarks/whole_models.py --layers 96 --mesh data=128,tensor=8
     python benchmarks/whole_models.py --model linen --layers 96     # Flax Linen's own layers (foreign/large.py)
 
@@ -85,9 +85,9 @@ def measure(model: str, layers: int, mesh: str) -> Row:
     def tell(progress: autoshard.PlanProgress) -> None:
         stages.setdefault(progress.stage.split()[0], progress.elapsed_s)
 
-    axes, most_axes = None, 2
+    axes, most_axes = None, None
     if mesh.startswith("all"):
-        most_axes = int(mesh.partition(":")[2] or most_axes)
+        most_axes = int(mesh[4:]) if mesh[4:] else None
     else:
         axes = {name: int(size) for name, size in (a.split("=") for a in mesh.split(","))}
     options = autoshard.PlanOptions(on_progress=tell, cache=False, max_mesh_axes=most_axes)
@@ -141,7 +141,9 @@ def main() -> None:
     parser.add_argument("--model", choices=BATCH, default="own", help="the zoo's GPT, or one in plain Flax Linen")
     parser.add_argument("--layers", type=int, help="plan this many layers only")
     parser.add_argument(
-        "--mesh", default="data=128,tensor=8", help="with --layers: axis=size,..., all, or all:3 (three axes)"
+        "--mesh",
+        default="data=128,tensor=8",
+        help="with --layers: axis=size,..., all (as by default), or all:2 or all:3 (all of so many axes)",
     )
     parser.add_argument("--json", action="store_true", help="print the row as JSON")
     arguments = parser.parse_args()
