@@ -58,9 +58,10 @@ LEAST_SHARE = 0.03
 _AT_ONCE_GAP = 0.05
 """How exactly a bound is sought that is to tell no more than whether a mesh is out of the question."""
 
-_WORTH_A_WALK, _MOST_WALKED, _LONGEST_WALK = 0.01, 12, 2.0
-"""Meshes of more axes are walked over where a plan takes more than this share beyond its kernels; how many at most, and
-in how many times the time that all before took: choices. From data=128, tensor=8 of GPT-3 on 1,024 H100, ten are."""
+_LEAST_WALKED, _WORTH_A_WALK, _MOST_WALKED, _LONGEST_WALK = 16, 0.01, 12, 2.0
+"""Meshes of more axes are walked over for at least so many devices (eight have one such mesh), and where a plan takes
+more than this share beyond its kernels; how many at most, and in how many times the time that all before took: choices.
+From data=128, tensor=8 of GPT-3 on 1,024 H100, ten are."""
 
 MOST_AXES, _FEW_AXES = 3, 2
 """Of meshes that come into question, the most axes; and of those that are all searched, if nothing else is asked."""
@@ -173,13 +174,32 @@ def _walked(question: Question, found: Found, further: Sequence[LogicalMesh], st
 
     It ends where no step gains, where kernels alone would take nearly as long on the mesh that it begins with, and
     after `_LONGEST_WALK` times as long as all that was before. A mesh that is neither faster nor out of the question by
-    then is passed by: the proof is not about it.
+    then is passed by: the proof is not about it. Nobody walks among few devices.
     """
-    if found.best is None or not further or _gain_s(found.best[0], found.cost_s) < _WORTH_A_WALK * found.cost_s:
+    if found.best is None or not further or further[0].num_devices < _LEAST_WALKED:
         return found
+    if _gain_s(found.winner[0], found.cost_s) < _WORTH_A_WALK * found.cost_s:
+        return found
+    best = _walk(question, found, further, stop)
+    is_proven = best.winner[1].certificate.gap <= question.options.relative_gap
+    return best if is_proven or best.winner[0].mesh is found.winner[0].mesh else _proven(question, best, stop)
+
+
+def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
+    """The outcome after the mesh of the best was searched again, with as much time as is allowed."""
+    mesh = found.winner[0].mesh
+    again = search_meshes(question, [mesh], None, stop, after=found.best, weights=found.weights)
+    if again.best is None or again.cost_s > found.cost_s or again.fits < found.fits:
+        return found
+    others = tuple(c for c in found.candidates if c.hardware != str(mesh))
+    return dataclasses.replace(again, candidates=(*others, *again.candidates), warnings=found.warnings)
+
+
+def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
+    """`_walked`, once it is known that a walk is worth it, and as far as it is proven on the way."""
     options, now_s = question.options, time.perf_counter()
     until_s = math.inf if options.work_limit is not None else now_s + _LONGEST_WALK * (now_s - question.started)
-    steps, last, tried = MeshSteps(further), None, {str(found.best[0].mesh)}
+    steps, last, tried = MeshSteps(further), None, {str(found.winner[0].mesh)}
     is_moving = True
     while is_moving:
         is_moving = False
