@@ -5,11 +5,11 @@
     python benchmarks/zoo_plans.py --table               # the tables of what is in the results file
 
 A case is a file of configs/ and a cluster, planned from shapes in a process of its own, so that its memory is its own.
-The plan searches all meshes of up to `--axes` axes within the devices' memory. One configuration of each family
-(`COMPARED`) is also planned under every strategy of `autoshard.baselines` that applies to it, each on its usual meshes
-(one axis; for a mix, the best tensor axis inside a node); a strategy counts where it keeps to the memory. Results go to
-benchmarks/results/zoo_plans.jsonl, one line a case, and the table to benchmarks/results/zoo_plans.md. `--axes 3` keeps
-files of its own.
+The plan searches meshes as by default, or all of up to `--axes` axes, within the devices' memory. One configuration of
+each family (`COMPARED`) is also planned under every strategy of `autoshard.baselines` that applies to it, each on its
+usual meshes (one axis; for a mix, the best tensor axis inside a node); a strategy counts where it keeps to the memory.
+Results go to benchmarks/results/zoo_plans.jsonl, one line a case, and the table to benchmarks/results/zoo_plans.md.
+`--axes 3` keeps files of its own.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def cases() -> list[str]:
     return [f"{name}@{cluster}" for name in names for cluster in CLUSTERS]
 
 
-def measure(case: str, with_strategies: bool, most_axes: int, time_limit_s: float) -> Record:
+def measure(case: str, with_strategies: bool, most_axes: int | None, time_limit_s: float) -> Record:
     """Plans a case in this process."""
     from autoshard import PlanOptions, baselines
     from autoshard.errors import AutoshardError
@@ -214,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="plan these cases only: parts of names such as llama_70b@h100x64")
     parser.add_argument("--no-strategies", action="store_true", help="the plan alone")
-    parser.add_argument("--axes", type=int, default=2, help="search meshes of up to this many axes")
+    parser.add_argument("--axes", type=int, help="search all meshes of up to this many axes; else as by default")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a solve")
     parser.add_argument("--out", type=pathlib.Path, help="the results file")
     parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
@@ -226,14 +226,15 @@ def main() -> None:
         record = measure(arguments.here, with_strategies, arguments.axes, arguments.time_limit)
         print(json.dumps(dataclasses.asdict(record)))
         return
-    suffix = "" if arguments.axes == 2 else f"_{arguments.axes}_axes"
+    suffix = "" if arguments.axes is None else f"_{arguments.axes}_axes"
     out = arguments.out or RESULTS / f"zoo_plans{suffix}.jsonl"
     records = read(out)
     for case in () if arguments.table else cases():
         is_asked = not arguments.only or any(part in case for part in arguments.only)
         if not is_asked or case in records and not arguments.again:
             continue
-        passed = ["--axes", str(arguments.axes), "--time-limit", str(arguments.time_limit)]
+        passed = ["--time-limit", str(arguments.time_limit)]
+        passed += [] if arguments.axes is None else ["--axes", str(arguments.axes)]
         passed += ["--no-strategies"] * arguments.no_strategies
         done = subprocess.run([sys.executable, __file__, "--here", case, *passed], stdout=subprocess.PIPE, text=True)
         if done.returncode:

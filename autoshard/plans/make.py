@@ -23,23 +23,17 @@ from autoshard.planner.obeyed import obeyed
 from autoshard.planner.profile import step_profile
 from autoshard.planner.program import Program, prepare
 from autoshard.plans.annotated import asked_on, refuse_stages
+from autoshard.plans.found import NO_MEMORY, NOT_FASTER, Found
 from autoshard.plans.gaps import excess
 from autoshard.plans.host_memory import host_warnings, require_host_link
 from autoshard.plans.indivisible import indivisible, not_held
+from autoshard.plans.logical_meshes import logical_meshes, searched_and_further, several_meshes
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.placing import placement_summary
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
-from autoshard.plans.search import (
-    NO_MEMORY,
-    NOT_FASTER,
-    Found,
-    logical_meshes,
-    search,
-    searched_and_further,
-    several_meshes,
-)
+from autoshard.plans.search import search
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import KeptTrace, Trace, trace

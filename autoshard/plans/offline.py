@@ -18,10 +18,10 @@ from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, MeshError
 from autoshard.planner.build import Formulation
 from autoshard.planner.program import prepare
+from autoshard.plans.logical_meshes import several_meshes
 from autoshard.plans.make import load_cluster, pose
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
-from autoshard.plans.search import several_meshes
 from autoshard.solver.io.problem_file import ProblemFile, write_problem_file
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import trace

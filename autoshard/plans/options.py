@@ -32,7 +32,7 @@ class PlanOptions:
       relative_gap: A plan is called optimal when it is proven to be within this share of the optimum.
       max_mesh_axes: With `mesh=None`, all logical meshes of up to this many axes are searched (at most 3). None: all of
         up to two axes, and on 16 devices or more, of those of three, the ones around the best, as long as one is faster
-        (`plans/search.py`).
+        (`autoshard/plans/mesh_walk.py`).
       memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context, code and
         buffers of collectives, the next batch, and what its allocator cannot use. Gaps between the plan's own buffers
         are predicted, and count against the budget.

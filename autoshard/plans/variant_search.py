@@ -27,22 +27,15 @@ from jax.sharding import PartitionSpec
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import ConfigError
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.plans.found import NO_MEMORY, NOT_FASTER, Found, open_bounds_s
 from autoshard.plans.gaps import are_within
 from autoshard.plans.make import Posed, Request, plan_found, plan_posed, pose, starting_layouts, traced_program
+from autoshard.plans.mesh_search import ruled_out, search_meshes
 from autoshard.plans.no_plan import looks_up, no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_of, report
-from autoshard.plans.search import (
-    NO_MEMORY,
-    NOT_FASTER,
-    Found,
-    gone_on,
-    open_bounds_s,
-    ruled_out,
-    search,
-    search_meshes,
-)
+from autoshard.plans.search import gone_on, search
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
 from autoshard.plans.variant_space import Space, why_no_mean_of
 from autoshard.remat.policy import RECOMPUTING, Keep, RematPolicy, first_layers, uniform

@@ -36,11 +36,12 @@ from autoshard.planner.choices import Choice
 from autoshard.planner.program import Program
 from autoshard.plans.as_scheduled import as_scheduled
 from autoshard.plans.confirmation import CompiledOtherwise, Confirmation
+from autoshard.plans.found import Found
 from autoshard.plans.gaps import NEGLIGIBLE_BYTES
 from autoshard.plans.make import Posed, best_of, plan_found
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import Axes, Question, Restrict, axes_of, report
-from autoshard.plans.search import Found, search
+from autoshard.plans.search import search
 from autoshard.plans.text import layout_text
 from autoshard.printing import amount
 from autoshard.solver.options import ROUNDING

@@ -16,10 +16,10 @@ from autoshard.cluster import LogicalMesh
 from autoshard.errors import MemoryBudgetError, SolverError
 from autoshard.execution.candidates import CandidateFigures
 from autoshard.plans.confirmation import ReplayedMesh
+from autoshard.plans.found import NO_MEMORY, NOT_TRIED, PASSED_BY
 from autoshard.plans.make import Posed
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_text, report
-from autoshard.plans.search import NO_MEMORY, NOT_TRIED, PASSED_BY
 from autoshard.verify.closed_loop import plan_confirmed, proven_of
 from autoshard.verify.compile import compile_step
 from autoshard.verify.devices import devices_for, options_for

@@ -12,10 +12,10 @@ from autoshard import PlanOptions
 from autoshard.cluster import Slice
 from autoshard.cluster.slices import AXIS_NAMES
 from autoshard.compiler.schedule import Schedule
+from autoshard.plans.found import NOT_FASTER, NOT_TRIED, PASSED_BY, open_bounds_s
 from autoshard.plans.make import load_cluster
 from autoshard.plans.mesh_steps import MeshSteps
 from autoshard.plans.program_plan import MeshCandidate
-from autoshard.plans.search import NOT_FASTER, NOT_TRIED, PASSED_BY, open_bounds_s
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 

@@ -19,8 +19,8 @@ from autoshard.planner.step_times import StepTimes
 from autoshard.planner.timeline import asked_for
 from autoshard.plans.as_scheduled import solved_as_scheduled
 from autoshard.plans.master_problem import MasterProblem, tying_decision
+from autoshard.plans.mesh_search import _Series
 from autoshard.plans.pricing import priced
-from autoshard.plans.search import _Series
 from autoshard.solver import SolverOptions, Status, evaluate, solve
 from autoshard.solver.problem import Certificate, Solution
 

@@ -18,7 +18,7 @@ from autoshard.errors import ConfigError, MemoryBudgetError, PlanMismatchError
 from autoshard.interrupts import StopRequest
 from autoshard.plans.apply import check
 from autoshard.plans.make import load_cluster, plan_posed, pose, traced_program
-from autoshard.plans.search import ruled_out
+from autoshard.plans.mesh_search import ruled_out
 from autoshard.plans.variant_search import plan_variants
 from autoshard.plans.variant_space import space_of
 from autoshard.remat.policy import Keep, uniform

@@ -1,0 +1,67 @@
+"""What became of the search for a plan: the best over all meshes, and a verdict on each."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from autoshard.planner.build import Formulation
+from autoshard.planner.decode import Evaluation, evaluate
+from autoshard.planner.overlap import StretchWeights
+from autoshard.plans.options import PlanOptions
+from autoshard.plans.program_plan import MeshCandidate
+from autoshard.solver.options import ROUNDING
+from autoshard.solver.problem import Certificate, Solution, Status
+
+NO_MEMORY, NOT_TRIED, NOT_FASTER = "does not fit the memory", "not tried: stopped", "cannot beat the best"
+LEFT, PASSED_BY = "another order is faster", "passed by: nothing faster was found soon"
+"""Verdicts on a mesh."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """The outcome over all meshes.
+
+    Attributes:
+      best: The problem of the best mesh, and its solution; None if no mesh has one.
+      candidates: What became of each mesh.
+      warnings: What the user should know about the search.
+      evaluation: The best as the compiler has it; None where the search did not ask.
+      weights: Those of stretches that bound best on its mesh; None where nothing hides.
+      fits: Whether the best fits with the gaps between its buffers.
+    """
+
+    best: tuple[Formulation, Solution] | None
+    candidates: tuple[MeshCandidate, ...]
+    warnings: tuple[str, ...]
+    evaluation: Evaluation | None = None
+    weights: StretchWeights | None = None
+    fits: bool = False
+
+    @property
+    def winner(self) -> tuple[Formulation, Solution]:
+        """The problem of the best mesh, and its solution, of which there must be one."""
+        assert self.best is not None, self.candidates
+        return self.best
+
+    @property
+    def evaluated(self) -> Evaluation:
+        """The best as the compiler has it."""
+        formulation, chosen = self.winner
+        return self.evaluation or evaluate(formulation, chosen.chosen)
+
+    @property
+    def cost_s(self) -> float:
+        """Of the best plan, as the solver counts it."""
+        return self.winner[1].certificate.objective
+
+    def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
+        """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
+        own = self.winner[1].certificate
+        bound = min([own.objective, *open_bounds_s(self.candidates)])
+        gap = (own.objective - bound) / own.objective if own.objective else 0.0
+        status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
+        return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
+
+
+def open_bounds_s(candidates: Sequence[MeshCandidate]) -> list[float]:
+    """The bounds of meshes that might still hold a better plan, as far as a proof is about them."""
+    return [c.bound_s for c in candidates if c.verdict not in (NO_MEMORY, PASSED_BY)]

@@ -1,0 +1,333 @@
+"""The search over some logical meshes: one problem a mesh, solved in turn, each with the best plan so far to beat."""
+
+import dataclasses
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from autoshard.cluster import LogicalMesh
+from autoshard.interrupts import StopRequest
+from autoshard.planner.build import Formulation, whole
+from autoshard.planner.decode import Evaluation, evaluate
+from autoshard.planner.labels import labels_of
+from autoshard.planner.overlap import StretchWeights
+from autoshard.planner.timeline import asked_for
+from autoshard.plans.as_scheduled import (
+    Scheduled,
+    as_scheduled,
+    solved_as_scheduled,
+    solved_with_less,
+    with_ties_settled,
+)
+from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found
+from autoshard.plans.gaps import with_gaps
+from autoshard.plans.placing import better_order
+from autoshard.plans.pricing import Timed
+from autoshard.plans.program_plan import MeshCandidate
+from autoshard.plans.question import Question, axes_of, axes_text, report
+from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
+from autoshard.solver.cached import solve_cached
+from autoshard.solver.driver import solve
+from autoshard.solver.evaluate import CAPACITY_TOLERANCE
+from autoshard.solver.io.solution_cache import SolutionCache, default_cache
+from autoshard.solver.io.solution_file import read_solution
+from autoshard.solver.least_capacity import exceeds, least_capacity
+from autoshard.solver.lifted_start import LiftedStart
+from autoshard.solver.options import ROUNDING, Progress, SolverOptions
+from autoshard.solver.problem import Certificate, Problem, Solution, Status
+
+AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP, AGAIN_MORE = 3, 0.5, 0.05, 1.25
+"""How many problems are solved at most, in which share of the time limit, and how exactly, whenever gaps do not fit: a
+plan is good enough whose gap is so much larger than that of the plan before."""
+
+LEAST_SHARE = 0.03
+"""The share of the limits of a mesh in which it is asked first whether anything fits the memory."""
+
+_AT_ONCE_GAP = 0.05
+"""How exactly a bound is sought that is to tell no more than whether a mesh is out of the question."""
+
+_AS_LONG = 1.5
+"""How much longer than the longest before a problem may take, whatever its share of the time left."""
+
+
+def search_meshes(
+    question: Question,
+    meshes: Sequence[LogicalMesh],
+    solution: str | os.PathLike[str] | None,
+    stop: StopRequest,
+    after: tuple[Formulation, Solution] | None = None,
+    leaves: bool = False,
+    weights: StretchWeights | None = None,
+) -> Found:
+    """Solves the problem of each mesh, or reads its solution from a file.
+
+    Args:
+      question, meshes, solution, stop: As for `search`.
+      after: A problem on a mesh with the same axes, and a solution of it to begin with; without one, each mesh begins
+        where `plans/starts.py` says.
+      leaves: Whether to leave a mesh as soon as its plans tell that they are faster with its devices in another order.
+      weights: Of stretches, to begin with: those that bounded best elsewhere; None: those of `after`, or the first.
+
+    Raises:
+      FileFormatError: If `solution` is none of the problem.
+    """
+    options = question.options
+    cache = default_cache() if options.cache else None
+    best: tuple[Formulation, Solution] | None = None
+    of_best: Evaluation | None = None
+    # those of the best plan: what binds on one mesh mostly binds on another
+    is_alone = len(meshes) == 1 and weights is None
+    weights = after[0].overlap.weights if weights is None and after is not None else weights
+    fits = False  # whether it does with its gaps
+    candidates: list[MeshCandidate] = []
+    started: list[str | None] = []
+    for n, mesh in enumerate(meshes, 1):
+        axes = axes_of(mesh)
+        if stop.requested:
+            candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED, str(mesh)))
+            continue
+        # a mesh that could win by less than the wanted gap is not worth its time
+        cutoff = question.to_beat_s
+        if best is not None and fits:
+            cutoff = min(cutoff, best[1].certificate.objective * (1 - options.relative_gap))
+        tell = _Teller(question, f"solve {n}/{len(meshes)}", axes_text(axes), cutoff)
+        tell.begin()
+        formulation = question.formulation(mesh, weights=weights)
+        limits = SolverOptions(
+            time_limit_s=options.time_limit_s,
+            relative_gap=options.relative_gap,
+            seed=options.seed,
+            work_limit=options.work_limit,
+        )
+        too_small: bool | None = False  # what was found on a mesh with the same axes fits on this one
+        is_asked_first = best is None  # where there is a plan, the bounds of most meshes settle them
+        if solution is None and after is None and formulation.problem.capacity is not None:
+            too_small = exceeds(formulation.problem, limits.part(LEAST_SHARE), stop) if is_asked_first else None
+        if too_small:
+            candidates.append(MeshCandidate(axes, None, math.inf, NO_MEMORY, str(mesh)))
+            continue
+        solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
+        scheduled = None
+        if solution is not None:
+            found = with_ties_settled(formulation, read_solution(solution, formulation.problem))
+            if formulation.overlap.weights is not None:
+                step_s = asked_for(formulation, found.chosen).step_s
+                certificate = as_scheduled(found.certificate, step_s, options.relative_gap)
+                found = dataclasses.replace(found, certificate=certificate)
+        else:
+            first = None
+            if after is not None:
+                first = same_choices(formulation, after[0], after[1].chosen)
+            elif question.start is not None:
+                first, why_not = starting_choices(question, formulation, limits, stop)
+                started.append(why_not)
+            elif question.restrict is None and is_alone:  # else simpler meshes are searched themselves
+                any_cost = dataclasses.replace(tell, cutoff=math.inf)
+                aside = functools.partial(solve_one, tell=any_cost)
+                first = choices_of_joined_axes(question, formulation, limits, aside)
+            question_left = functools.partial(_is_too_small, limits=limits, stop=stop, is_asked=is_asked_first)
+            series = _Series(limits, solve_one, question_left if too_small is None else None)
+            elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
+            is_left = functools.partial(_has_better_order, question) if leaves else lambda _: False
+            scheduled = solved_as_scheduled(
+                formulation, first, options.relative_gap, series, to_beat_s=elsewhere_s, is_left=is_left
+            )
+            formulation, found = scheduled.formulation, scheduled.solution
+            if found.certificate.bound >= cutoff:
+                found = dataclasses.replace(found, choices=None)
+        own_fits = False
+        if scheduled is not None and scheduled.is_left:
+            bound_s, step_s = found.certificate.bound, found.certificate.objective
+            candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
+            best, of_best, weights = (whole(formulation), found), None, scheduled.weights
+            continue
+        evaluation = None
+        if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
+            again = None
+            if scheduled is not None:
+                gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
+                again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
+                again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
+            found, own_fits, evaluation = with_gaps(formulation, found, options.relative_gap, again)
+        certificate = found.certificate
+        step_s = certificate.objective if found.choices is not None else None
+        bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
+        candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
+        if found.choices is not None and _is_better(found, own_fits, best, fits):
+            best, of_best = (whole(formulation), found), evaluation
+            fits = own_fits
+            weights = formulation.overlap.weights if scheduled is None else scheduled.weights
+    warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
+    return Found(best, tuple(candidates), warnings, of_best, weights, fits)
+
+
+def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:
+    """The outcome, if the first bound of every mesh shows that it cannot beat `question.to_beat_s`, whatever the
+    memory; None if not."""
+    free = dataclasses.replace(question, budget_bytes=math.inf)
+    limits = SolverOptions(
+        time_limit_s=LEAST_SHARE * question.options.time_limit_s,
+        relative_gap=_AT_ONCE_GAP,
+        is_bound_enough=True,
+        work_limit=question.options.work_limit,
+    )
+    candidates = []
+    for mesh in meshes:
+        bound_s = solve(free.formulation(mesh).problem, limits, stop=stop).certificate.bound
+        if stop.requested or bound_s < question.to_beat_s:
+            return None
+        candidates.append(MeshCandidate(axes_of(mesh), None, bound_s, NOT_FASTER, str(mesh)))
+    return Found(None, tuple(candidates), ())
+
+
+def _has_better_order(question: Question, timed: Timed) -> bool:
+    """Whether a plan would be faster with the devices of its mesh in another order."""
+    if question.hardware is None:
+        return False
+    evaluation = evaluate(timed.formulation, timed.choices)
+    return better_order(question.hardware, evaluation, question.options.relative_gap) is not None
+
+
+def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest, is_asked: bool) -> bool:
+    """Whether a search proves, in a small part of the limits, that no solution fits the capacity.
+
+    Args:
+      is_asked: Whether it was asked in short (`exceeds`) before, in vain.
+    """
+    if problem.capacity is None:
+        return False
+    short = None if is_asked else exceeds(problem, limits.part(LEAST_SHARE), stop)
+    if short is not None:
+        return short
+    least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)
+    return least.bound > problem.capacity * (1 + CAPACITY_TOLERANCE)
+
+
+def _is_better(found: Solution, own_fits: bool, best: tuple[Formulation, Solution] | None, fits: bool) -> bool:
+    """Whether a solution takes the place of the best one: one that fits with its gaps before one that does not."""
+    if best is None or own_fits != fits:
+        return best is None or own_fits
+    return found.certificate.objective < best[1].certificate.objective
+
+
+def _solved(
+    formulation: Formulation,
+    limits: SolverOptions,
+    cache: SolutionCache | None,
+    tell: "_Teller",
+    stop: StopRequest,
+    hint: Sequence[int] | None = None,
+    start: LiftedStart | None = None,
+    to_beat_s: float = math.inf,
+) -> Solution:
+    """The solution of one problem; one without choices if it cannot win, or cannot beat `to_beat_s`."""
+    tell = dataclasses.replace(tell, cutoff=min(tell.cutoff, to_beat_s))
+    try:
+        return solve_cached(
+            formulation.problem, limits, cache, lambda: labels_of(formulation), tell.progress, stop, hint, start
+        )
+    except _CannotWin as hopeless:
+        p = hopeless.progress
+        return Solution(None, Certificate(Status.UNKNOWN, math.inf, p.bound, math.inf, p.elapsed_s))
+
+
+class _Series:
+    """Solves problems that differ in their costs one after another, each from where the one before ended.
+
+    All have one time limit together, or each the same limit of work. None has less time than it takes, as those before
+    tell, while there is time left: a problem that is cut short tells nothing.
+    """
+
+    def __init__(
+        self,
+        limits: SolverOptions,
+        solve_one: Callable[..., Solution],
+        is_too_small: Callable[[Problem], bool] | None = None,
+    ):
+        """Starts the clock.
+
+        Args:
+          limits: Of all together. solve_one: As `_solved`, given its formulation, limits, hint and start.
+          is_too_small: Whether the capacity is proven to be too small for any solution. Asked before the first search
+            for one: many problems are settled by their bounds. None: something is known to fit.
+        """
+        self._limits, self._solve_one, self._is_too_small = limits, solve_one, is_too_small
+        self._until = limits.deadline()
+        self._start = LiftedStart()
+        self._longest_s = 0.0  # that a problem took
+
+    def solve(
+        self,
+        formulation: Formulation,
+        *,
+        hint: Sequence[int] | None,
+        relative_gap: float,
+        share: float,
+        is_bound_enough: bool = False,
+        to_beat_s: float = math.inf,
+    ) -> Solution:
+        """See `plans/pricing.py`, `Series`."""
+        if self._is_too_small is not None and not is_bound_enough:
+            is_too_small, self._is_too_small = self._is_too_small(formulation.problem), None
+            if is_too_small:
+                return Solution(None, Certificate(Status.INFEASIBLE, math.inf, math.inf, math.inf, 0.0))
+        limits = dataclasses.replace(self._part(relative_gap, share), is_bound_enough=is_bound_enough)
+        began = time.perf_counter()
+        found = self._solve_one(formulation, limits, hint=hint, start=self._start, to_beat_s=to_beat_s)
+        self._longest_s = max(self._longest_s, time.perf_counter() - began)
+        return found
+
+    def price(self, prices: Mapping[int, float]) -> None:
+        """See `plans/pricing.py`, `Series`."""
+        self._start.restart(prices)
+
+    def _part(self, relative_gap: float, share: float) -> SolverOptions:
+        limits = dataclasses.replace(self._limits, relative_gap=relative_gap)
+        if limits.work_limit is not None:
+            return limits
+        left_s = max(self._until - time.perf_counter(), 0.0)
+        return dataclasses.replace(limits, time_limit_s=min(max(share * left_s, _AS_LONG * self._longest_s), left_s))
+
+
+def _solved_again(
+    formulation: Formulation, hint: Sequence[int], before: Scheduled, relative_gap: float, series: _Series
+) -> Solution:
+    """The solution of a problem with a tighter limit than one that was solved `before`."""
+    return solved_with_less(before, formulation, hint, relative_gap, series, AGAIN_ROUNDS).solution
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Teller:
+    """Passes the solver's progress on, and stops a solve that cannot win."""
+
+    question: Question
+    stage: str
+    mesh: str
+    cutoff: float
+
+    def begin(self) -> None:
+        report(self.question.options, self.question.started, self.stage, self.mesh)
+
+    def progress(self, p: Progress) -> None:
+        detail = f"{self.mesh}: {p.phase}"
+        report(self.question.options, self.question.started, self.stage, detail, p.objective, p.bound)
+        if p.bound >= self.cutoff < math.inf:
+            raise _CannotWin(p)
+
+
+class _CannotWin(Exception):
+    """Stops a solve whose bound shows that its mesh cannot beat the best plan so far by more than the wanted gap."""
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self.progress = progress
+
+
+def _verdict(solution: Solution, cutoff: float) -> str:
+    if solution.choices is not None:
+        return solution.certificate.status.value
+    if solution.certificate.bound >= cutoff < math.inf:
+        return NOT_FASTER
+    return {Status.INFEASIBLE: NO_MEMORY}.get(solution.certificate.status, "nothing found in time")

@@ -1,0 +1,89 @@
+"""The walk over logical meshes of more axes, from the best of few."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+from autoshard.cluster import LogicalMesh
+from autoshard.interrupts import StopRequest
+from autoshard.planner.build import Formulation
+from autoshard.plans.found import NO_MEMORY, PASSED_BY, Found
+from autoshard.plans.mesh_search import search_meshes
+from autoshard.plans.mesh_steps import MeshSteps
+from autoshard.plans.program_plan import MeshCandidate
+from autoshard.plans.question import Question
+
+_LEAST_WALKED, _WORTH_A_WALK, _MOST_WALKED, _LONGEST_WALK = 16, 0.01, 12, 2.0
+"""Meshes of more axes are walked over for at least so many devices (eight have one such mesh), and where a plan takes
+more than this share beyond its kernels; how many at most, and in how many times the time that all before took: choices.
+From data=128, tensor=8 of GPT-3 on 1,024 H100, ten are."""
+
+
+def walked(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
+    """The outcome after a walk over `further` meshes from the best so far: each mesh a step from it is searched, and is
+    the best from then on if it is faster by more than the wanted gap.
+
+    It ends where no step gains, where kernels alone would take nearly as long on the mesh that it begins with, and
+    after `_LONGEST_WALK` times as long as all that was before. A mesh that is neither faster nor out of the question by
+    then is passed by: the proof is not about it. Nobody walks among few devices.
+    """
+    if found.best is None or not further or further[0].num_devices < _LEAST_WALKED:
+        return found
+    if _gain_s(found.winner[0], found.cost_s) < _WORTH_A_WALK * found.cost_s:
+        return found
+    best = _walk(question, found, further, stop)
+    is_proven = best.winner[1].certificate.gap <= question.options.relative_gap
+    return best if is_proven or best.winner[0].mesh is found.winner[0].mesh else _proven(question, best, stop)
+
+
+def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
+    """The outcome after the mesh of the best was searched again, with as much time as is allowed."""
+    mesh = found.winner[0].mesh
+    again = search_meshes(question, [mesh], None, stop, after=found.best, weights=found.weights)
+    if again.best is None or again.cost_s > found.cost_s or again.fits < found.fits:
+        return found
+    others = tuple(c for c in found.candidates if c.hardware != str(mesh))
+    return dataclasses.replace(again, candidates=(*others, *again.candidates), warnings=found.warnings)
+
+
+def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
+    """`walked`, once it is known that a walk is worth it, and as far as it is proven on the way."""
+    options, now_s = question.options, time.perf_counter()
+    until_s = math.inf if options.work_limit is not None else now_s + _LONGEST_WALK * (now_s - question.started)
+    steps, last, tried = MeshSteps(further), None, {str(found.winner[0].mesh)}
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for step, mesh in steps.of(found.winner[0].mesh, last):
+            left_s = until_s - time.perf_counter()
+            if stop.requested or left_s <= 0 or len(tried) > _MOST_WALKED:
+                return found
+            if str(mesh) in tried:
+                continue
+            tried.add(str(mesh))
+            to_beat_s = min(question.to_beat_s, found.cost_s * (1 - options.relative_gap))
+            limited = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, 0.5 * left_s))
+            asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited)
+            again = search_meshes(asked, [mesh], None, stop, weights=found.weights)
+            is_moving = again.best is not None and again.fits >= found.fits and again.cost_s < found.cost_s
+            own = again.candidates if is_moving else tuple(_passed_by(c, to_beat_s) for c in again.candidates)
+            candidates = (*found.candidates, *own)
+            if is_moving:
+                found, last = dataclasses.replace(again, candidates=candidates, warnings=found.warnings), step
+                break
+            found = dataclasses.replace(found, candidates=candidates)
+    return found
+
+
+def _passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:
+    """What became of a mesh that a walk does not go to."""
+    if candidate.verdict == NO_MEMORY or candidate.bound_s >= to_beat_s:
+        return candidate
+    return dataclasses.replace(candidate, verdict=PASSED_BY)
+
+
+def _gain_s(formulation: Formulation, cost_s: float) -> float:
+    """What a plan takes beyond kernels that are each as fast as any choice on its mesh makes them."""
+    groups = formulation.program.groups
+    return cost_s - sum(g.trips * t.compute_s.min() for g, t in zip(groups, formulation.tables, strict=True))
