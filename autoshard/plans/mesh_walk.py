@@ -41,10 +41,14 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
     """The outcome after the mesh of the best was searched again, with as much time as is allowed."""
     mesh = found.winner[0].mesh
     again = search_meshes(question, [mesh], None, stop, after=found.best, weights=found.weights)
-    if again.best is None or again.cost_s > found.cost_s or again.fits < found.fits:
-        return found
-    others = tuple(c for c in found.candidates if c.hardware != str(mesh))
-    return dataclasses.replace(again, candidates=(*others, *again.candidates), warnings=found.warnings)
+    own, others = [], []
+    for candidate in found.candidates:
+        (own if candidate.hardware == str(mesh) else others).append(candidate)
+    is_better = again.best is not None and again.cost_s <= found.cost_s and again.fits >= found.fits
+    bound_s = max(c.bound_s for c in (*own, *again.candidates))
+    kept = dataclasses.replace((again.candidates if is_better else own)[-1], bound_s=bound_s)
+    best = again if is_better else found
+    return dataclasses.replace(best, candidates=(*others, kept), warnings=found.warnings)
 
 
 def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:

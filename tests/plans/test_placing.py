@@ -13,7 +13,8 @@ from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup, PairSpeeds, 
 from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.module import parse
 from autoshard.placement.level_bytes import level_bytes
-from autoshard.plans import pricing, search
+from autoshard.plans import mesh_search, pricing, search
+from autoshard.plans.found import LEFT, NOT_FASTER
 from autoshard.plans.placing import flows_of
 from autoshard.verify.level_traffic import level_traffic
 
@@ -162,12 +163,12 @@ def test_a_mesh_is_left_for_another_order_and_searched_to_the_end_if_need_be(mon
     monkeypatch.setattr(pricing, "_KNOWN", 0)
     monkeypatch.setattr(pricing, "_KNOWN_GAP", 1.0)
     if is_wrong:
-        monkeypatch.setattr(search, "_has_better_order", lambda *_: True)
+        monkeypatch.setattr(mesh_search, "_has_better_order", lambda *_: True)
         monkeypatch.setattr(search, "better_order", lambda *_: None)
         whole = planned(cluster)
     found = planned(cluster)
     verdicts = {c.verdict for c in found.candidates}
-    assert bool(verdicts & {search.LEFT, search.NOT_FASTER}) == (not is_wrong)
+    assert bool(verdicts & {LEFT, NOT_FASTER}) == (not is_wrong)
     assert found.certificate.bound <= found.estimate.step_s * (1 + 1e-9)
     assert found.certificate.bound <= min(c.bound_s for c in found.candidates) * (1 + 1e-9)
     assert found.estimate.step_s == pytest.approx(min(c.step_s for c in found.candidates if c.step_s), rel=1e-6)
