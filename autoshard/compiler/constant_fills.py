@@ -29,12 +29,30 @@ def late_fills(chains: DefUse, made_in: Mapping[int, int]) -> dict[int, bool]:
     return found
 
 
+def late_stacks(chains: DefUse) -> frozenset[int]:
+    """The operations that stack results of scans in buffers that execution fills when the scan's operands are there:
+    large ones of scans that are in no other loop.
+
+    Left alone, XLA fills all buffers of one type at once, when the first scan of a program begins: of layers that are
+    computed again, each with a scan, the stacks of all would take memory from then on.
+    """
+    values = chains.graph.values
+    return frozenset(
+        o.index
+        for o in chains.graph.operations
+        if o.kind is OperationKind.SCAN_STACK
+        and len(chains.loop_nest[o.index]) == 1
+        and values[o.result()].size_bytes >= _LARGE_BYTES
+        and not values[o.result()].dtype.startswith("key")
+    )
+
+
 def constant_fills(
     chains: DefUse, free: Set[int], gradients: Set[int], made_in: Mapping[int, int], late: Collection[int] = ()
 ) -> dict[int, int]:
     """For each value whose buffer is filled with a constant before something is written into it, the operation at which
-    that happens: results of scatters into constants that are not in `late` (`late_fills`), and the stacked outputs
-    of loops.
+    that happens: results of scatters into constants, and the stacked outputs of loops, but for those in `late`
+    (`late_fills`, `late_stacks`).
 
     XLA's schedule for least memory takes first what waits for nothing: the zeros to which the gradients of a look-up
     are added are mostly there as soon as the product from which the first gradient comes. And one kernel makes all

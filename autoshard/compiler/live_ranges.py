@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from autoshard.compiler.aliasing import aliases, scattered_into, sums_in_place
-from autoshard.compiler.constant_fills import constant_fills, late_fills
+from autoshard.compiler.constant_fills import constant_fills, late_fills, late_stacks
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import copies_in_other_orders
 from autoshard.compiler.fusion import fuse
@@ -40,6 +40,7 @@ class LiveRanges:
         end that are longer for it, if each of them is a kernel of its own.
       late_fills: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`constant_fills.py`).
+      late_stacks: The stacks of scans that execution fills when the scan begins.
       delayed: The products that run later than where the program does them, and when (`multi_output_fusion.py`).
       together: The values that one kernel makes with others, and at which operation (`multi_output_fusion.py`).
       turned: The values that are stored in another order of dimensions than they are made in. orders: How each lies in
@@ -57,6 +58,7 @@ class LiveRanges:
     added_reductions: tuple[int, ...]
     apart_stop: Mapping[int, int]
     late_fills: Mapping[int, bool]
+    late_stacks: frozenset[int]
     delayed: Mapping[int, int]
     together: Mapping[int, int]
     turned: frozenset[int]
@@ -123,8 +125,8 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     for operation, at in delayed.items():
         for v in together.keys() & set(graph.operations[operation].operands):
             until[v] = max(until[v], at + 1)
-    late = late_fills(chains, scattered)
-    fills = constant_fills(chains, free, gradients, scattered, late)
+    late, stacks = late_fills(chains, scattered), late_stacks(chains)
+    fills = constant_fills(chains, free, gradients, scattered, late.keys() | stacks)
     stops = _stops(chains, until, root)
     reordered = freeing_first(chains, stops, root, gradients | weights)
     stops.update(reordered.stops)
@@ -153,6 +155,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         added_reductions=tuple(o.index for o in graph.operations if is_added(o)),
         apart_stop={l.value: apart[l.value] for l in made if apart[l.value] < l.stop},
         late_fills=late,
+        late_stacks=stacks,
         delayed=delayed,
         together=together,
         turned=fusion.turned,

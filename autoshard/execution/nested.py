@@ -9,6 +9,7 @@ import jax.extend.core as jex
 from jax.sharding import Mesh
 
 from autoshard.errors import MeshError
+from autoshard.execution.late_stacks import scan_with_late_stacks
 from autoshard.execution.placement import Placed, Placement, known_layouts
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
@@ -46,6 +47,9 @@ class Nested:
                 return self._call(equation, operands, plan, number + 1)
             case EquationKind.SCAN:
                 programs = self._scan(equation, operands, plan, number + 1)
+                if plan.late_stacks:
+                    results = scan_with_late_stacks(equation, programs["jaxpr"], values, plan.late_stacks)
+                    return [Placed(r, None) for r in results]
             case EquationKind.WHILE:
                 programs = self._while(equation, operands, plan, numbers)
             case _:

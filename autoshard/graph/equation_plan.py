@@ -112,6 +112,7 @@ class EquationPlan:
       materialized: Result slots that are stored before anything reads them.
       row_major: Operand slots that are kept row by row in memory.
       row_major_copies: Operand slots whose copies, where they are gathered for the equation, are stored row by row.
+      late_stacks: Of a scan, the result slots that it stacks in buffers which are filled when its operands are there.
       narrows_first: Whether it converts its operand to a smaller type where that lies, and the result is moved.
       is_transposed_at_once: Whether the result has no layout of its own, but gets that of the transposition behind it.
       exchange: Of a look-up, or a scatter-add: what devices exchange. It then runs by shards; all operands are named,
@@ -142,6 +143,7 @@ class EquationPlan:
     materialized: tuple[int, ...] = ()
     row_major: tuple[int, ...] = ()
     row_major_copies: tuple[int, ...] = ()
+    late_stacks: tuple[int, ...] = ()
     narrows_first: bool = False
     is_transposed_at_once: bool = False
     exchange: IndexExchange | None = None

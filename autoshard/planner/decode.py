@@ -110,6 +110,7 @@ class _Slots:
         self.results: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
         self.body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
         self.delayed: dict[int, set[int]] = collections.defaultdict(set)
+        self.late_stacks: dict[int, set[int]] = collections.defaultdict(set)
         self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
         self.exchange: dict[int, IndexExchange] = {}
         self.pieces: dict[int, ProductPieces] = {}
@@ -124,10 +125,13 @@ class _Slots:
             delayed = tuple(sorted(self.delayed[n])) if n in self.delayed else ()
             scatters = self.scatters.get(n, ())
             exchange, pieces, narrows = self.exchange.get(n), self.pieces.get(n), n in self.narrowing
+            stacks = tuple(sorted(self.late_stacks[n])) if n in self.late_stacks else ()
             fields = listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters
-            key = *fields, exchange, pieces, narrows
+            key = *fields, exchange, pieces, narrows, stacks
             if key not in shared:
-                shared[key] = EquationPlan(*fields, exchange=exchange, pieces=pieces, narrows_first=narrows)
+                shared[key] = EquationPlan(
+                    *fields, exchange=exchange, pieces=pieces, narrows_first=narrows, late_stacks=stacks
+                )
             rows[n] = shared[key]
         return rows
 
@@ -277,6 +281,8 @@ def _loop_shardings(operation: Operation, reader: SolutionReader, slots: _Slots)
             value, table = operation.results[0], slots.results
     if value is not None and reader.graph.values[value].shape:
         table[operation.equation][operation.slot] = reader.entries(value, reader.layout[value])
+    if operation.index in reader.f.program.analysis.live.late_stacks:
+        slots.late_stacks[operation.equation].add(operation.slot)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.layout import SpecEntries
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 
-VERSION = 21
+VERSION = 22
 """Changes whenever a file written before could be misread."""
 
 STAGED_FORMAT = "autoshard-staged-plan"
