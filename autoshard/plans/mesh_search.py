@@ -77,8 +77,8 @@ def search_meshes(
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
     of_best: Evaluation | None = None
-    # those of the best plan: what binds on one mesh mostly binds on another
     is_alone = len(meshes) == 1 and weights is None
+    # those of the best plan: what binds on one mesh mostly binds on another
     weights = after[0].overlap.weights if weights is None and after is not None else weights
     fits = False  # whether it does with its gaps
     candidates: list[MeshCandidate] = []

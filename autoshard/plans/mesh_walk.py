@@ -41,9 +41,8 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
     """The outcome after the mesh of the best was searched again, with as much time as is allowed."""
     mesh = found.winner[0].mesh
     again = search_meshes(question, [mesh], None, stop, after=found.best, weights=found.weights)
-    own, others = [], []
-    for candidate in found.candidates:
-        (own if candidate.hardware == str(mesh) else others).append(candidate)
+    own = [c for c in found.candidates if c.hardware == str(mesh)]
+    others = [c for c in found.candidates if c.hardware != str(mesh)]
     is_better = again.best is not None and again.cost_s <= found.cost_s and again.fits >= found.fits
     bound_s = max(c.bound_s for c in (*own, *again.candidates))
     kept = dataclasses.replace((again.candidates if is_better else own)[-1], bound_s=bound_s)

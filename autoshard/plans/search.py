@@ -40,7 +40,9 @@ def search(
         asked = dataclasses.replace(question, schedule=schedule)
         found = search_meshes(asked, meshes, solution, stop, leaves=len(meshes) == 1)
         if found.best is not None or solution is not None or stop.requested:
-            return found if solution is not None else gone_on(asked, meshes, found, further, stop)
+            if solution is not None:
+                return found
+            return _placed(asked, meshes, walked(asked, found, further, stop), stop)
         if all(c.verdict == NOT_FASTER for c in found.candidates):
             return found
     return found
@@ -53,8 +55,10 @@ def gone_on(
     further: Sequence[LogicalMesh],
     stop: StopRequest,
 ) -> Found:
-    """The outcome after a search went on from `meshes` to `further` ones, and put the devices of the best in order."""
-    return _placed(question, meshes, walked(question, found, further, stop), stop)
+    """The outcome after a search over `meshes`, which is done, went on to `further` ones; the devices of a new best are
+    put in order."""
+    beyond = walked(question, found, further, stop)
+    return beyond if beyond.best is found.best else _placed(question, meshes, beyond, stop)
 
 
 def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:

@@ -157,7 +157,8 @@ def plan_variants(
     task = _Task(step, tuple(args), cluster, options, donate_argnums, starting_layouts(start), request, started)
     with stop_on_signals() as stop:
         tries, note = _tried(task, space, stop)
-        tries.go_on()
+        if not (options.compile_check or options.adaptive):  # else the best form is searched again
+            tries.go_on()
     tried = tries.all
     best = min(tried, key=lambda a: (a.cost_s, not a.has_plan))
     if not best.has_plan:
