@@ -114,21 +114,21 @@ def loaded(name: str, is_open: bool) -> Loaded:
     if name in FOREIGN:
         subject = FOREIGN[name].make()
         args = (subject.state, subject.batch)
-        return Loaded(subject.step, args, lambda: tuple(_random(a, n) for n, a in enumerate(args)))
+        return Loaded(subject.step, args, lambda: tuple(random_arrays(a, n) for n, a in enumerate(args)))
     program = PROGRAMS[name]
     batch = max(1, program.batch // SHARES)
     if program.config is None:
         args = gpt.train_arguments(gpt.Sizes(batch=batch))
-        return Loaded(gpt.train_step(), args, lambda: tuple(_random(a, n) for n, a in enumerate(args)))
+        return Loaded(gpt.train_step(), args, lambda: tuple(random_arrays(a, n) for n, a in enumerate(args)))
     more = ("plan.remat=search",) if is_open else ()
     config = program.loaded(SHARES, f"data.batch_size={batch}", *more)
     functions = train_functions(config)
     args = arguments(config, functions)
-    make_rest = lambda: (_random(a, n) for n, a in enumerate(args[1:]))
+    make_rest = lambda: (random_arrays(a, n) for n, a in enumerate(args[1:]))
     return Loaded(functions.step, args, lambda: (jax.jit(functions.init)(0), *make_rest()))
 
 
-def _random(shapes: Any, seed: int) -> Any:
+def random_arrays(shapes: Any, seed: int) -> Any:
     """Arrays of these shapes: small numbers, or ids below 1,000."""
     leaves, tree = jax.tree_util.tree_flatten(shapes)
 

@@ -116,6 +116,12 @@ class KernelFormsSchema(Schema):
     """The same, where something is stored for each element."""
     window_step_s: Number
     """An addition of a windowed sum within a step."""
+    row_pass_bytes: Number | None = None
+    """Bytes of a softmax up to which the factor holds; of larger ones it is less."""
+    unaligned_factor: Number = 1.0
+    """Of a product, one of whose matrices has rows that do not begin at multiples of 16 bytes."""
+    unaligned_sum_factor: Number = 1.0
+    """The same, where it sums along such rows."""
 
 
 class DeviceTypeSchema(Schema):

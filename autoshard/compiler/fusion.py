@@ -16,10 +16,10 @@ from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
 
-_COSTLY_BYTES = {"tanh": 20, "erf": 40}
+_COSTLY_BYTES = {"tanh": 20, "erf": 40, "erfc": 40}
 """What XLA:GPU takes for functions for which a GPU has no unit: as long as moving so many bytes for each element. Read
 off programs for H100: a layer of `gelu` keeps its tanh where values have 2 bytes, and computes it twice where they have
-4; it keeps its erf in either case. Both hold if tanh is worth 18 to 24 bytes, and erf more than 24."""
+4; it keeps its erf or erfc in either case. All hold if tanh is worth 18 to 24 bytes, and these more than 24."""
 
 _MOST_KERNELS = 6
 """Up to how many kernels that read a value are told apart; more are as many."""
@@ -101,7 +101,9 @@ def _sums(operation: Operation) -> bool:
     return not operation.rule.is_heavy and any(f.reduction and f.size > 1 for f in operation.rule.factors)
 
 
-def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Mapping[int, int]) -> Fusion:
+def fuse(
+    chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Mapping[int, int], changed: Set[int]
+) -> Fusion:
     """Decides for each value whether it is stored.
 
     A pointwise result that only fusible operations read is not, if one kernel needs it, or if the kernels that need it
@@ -113,18 +115,18 @@ def fuse(chains: DefUse, pointwise: Sequence[bool], free: Set[int], in_place: Ma
     Args:
       chains: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.
       in_place: Results that an operand's buffer receives; these are stored there (`aliasing.sums_in_place`).
+      changed: Values that others are scattered into where they are stored (`aliasing.scattered_into`).
     """
     graph = chains.graph
     can_fuse = bytearray(len(graph.values))
-    held = chains.outputs | _held_by_barriers(graph)
+    held = chains.outputs | _held_by_barriers(graph) | changed
     fusible = _fusible(graph, pointwise)
     for operation in graph.operations:
         if fusible[operation.index]:
             for value in operation.results:
                 if value is not None and value not in held and value not in in_place:
-                    can_fuse[value] = all(
-                        [c.kind is OperationKind.EQUATION and not c.rule.is_heavy for c, _ in chains.consumers[value]]
-                    )
+                    can_fuse[value] = all([_computes_operand(c, value) for c, _ in chains.consumers[value]])
+    _keep_what_is_stored_under_another_name(graph, can_fuse)
     orders = memory_orders(chains, pointwise, {})
     computed = _computed(chains, can_fuse, fusible, free, orders)
     turned = turned_values(chains, pointwise, orders, computed.fused)
@@ -225,6 +227,21 @@ def _fusible(graph: Graph, pointwise: Sequence[bool]) -> list[bool]:
             given.update(r for r in operation.results if r is not None)
         fusible.append(is_pointwise or (operation.name == "gather" and operation.operands[0] not in given))
     return fusible
+
+
+def _keep_what_is_stored_under_another_name(graph: Graph, can_fuse: bytearray) -> None:
+    """Takes back that values are computed by their readers which are read under another name by what does not."""
+    for operation in reversed(graph.operations):
+        if is_alias(operation):
+            for operand, result in zip(operation.operands, operation.results, strict=False):
+                if operand is not None and result is not None and not can_fuse[result]:
+                    can_fuse[operand] = False
+
+
+def _computes_operand(operation: Operation, value: int) -> bool:
+    """Whether an operation can compute a value that it reads: a gather does so for the elements that it takes."""
+    is_taken_from = operation.name == "gather" and operation.operands[0] == value
+    return operation.kind is OperationKind.EQUATION and (is_taken_from or not operation.rule.is_heavy)
 
 
 def _held_by_barriers(graph: Graph) -> frozenset[int]:

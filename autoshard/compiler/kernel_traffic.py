@@ -31,7 +31,7 @@ class KernelTraffic:
     Attributes:
       fetched_bytes: For each read of the group, what is fetched of it, unsharded.
       moves: For each write, how often it is stored or fetched whole: 0 where the group does not store it.
-      launches: How many kernels they are.
+      launches: How many kernels they are; each part of what is split is made by one of its own.
       row_passes: Of the kernel that waits longest, the reductions of long rows that its results wait for one after
         another, where it takes exponentials of these rows: 2 for a softmax. 0 where there are none.
     """
@@ -104,6 +104,7 @@ class Traffic:
             for n, access in enumerate(group.reads):  # a literal is not fetched
                 fetched[n] += times_moved * graph.values[access.value].size_bytes
             launches += is_copied
+        launches += sum(max(sum(r in self._stored for r in o.results) - 1, 0) for o in operations if o.name == "split")
         moves = [0 if a.value in partly_written else self._moves(a, fetches) for a in group.writes]
         passes = max((self._passes[o.index] for o in operations if self._is_stored(o)), default=0)
         return KernelTraffic(tuple(fetched), tuple(moves), launches, passes)

@@ -114,7 +114,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     graph = chains.graph
     free = free_values(graph, pointwise)
     in_place, scattered = sums_in_place(chains, free), scattered_into(chains, free)
-    fusion = fuse(chains, pointwise, free, in_place)
+    fusion = fuse(chains, pointwise, free, in_place, frozenset(scattered.values()))
     root = _roots({**aliases(graph), **in_place, **scattered})
     together = made_together(chains, fusion, gradients)
     delayed = delayed_products(chains, together)

@@ -20,10 +20,11 @@ more, and gradients of kernels are slower than others, since they sum over all i
 
 import enum
 import math
+from collections.abc import Iterable
 
 import jax.numpy as jnp
 
-from autoshard.cluster import DeviceType
+from autoshard.cluster import DeviceType, KernelForms
 from autoshard.graph.graph import Attention
 
 FUNCTIONS = frozenset(
@@ -49,6 +50,10 @@ ATTENTION_SHARE, ATTENTION_GRADIENT_SHARE = 0.52, 0.5
 elements: with a causal mask 484, 518 and 529 TFLOP/s forward at 2,048, 4,096 and 8,192 positions, without one 465, 499
 and 518 backward (617, 609 and 600 forward), and 315 and 305 at 512 (Shah et al. 2024, FlashAttention-3,
 arXiv:2407.08608, read from the charts of figures 5 and 6). Only what a mask leaves counts as arithmetic."""
+
+ALIGNMENT_BYTES = 16
+"""What rows of matrices begin at multiples of where matrix units are to run at their rate (NVIDIA, Matrix
+Multiplication Background User's Guide, DU-09799-001, section 2.2)."""
 
 LONG_ROW = 256
 """Rows of more elements than that prolong a softmax (`KernelForms.row_pass_factor`); those of a ViT, of 256, do not."""
@@ -146,12 +151,39 @@ def kernel_s(
       columns_s: What the threads that sum columns take one after another (`columns_s`).
     """
     launch_s, measured = launches * device.launch_overhead_s, device.measured
-    prolonged = 1.0 if device.kernel_forms is None else device.kernel_forms.row_pass_factor**row_passes
+    prolonged = 1.0 + _waiting_share(device.kernel_forms, row_passes, moved_bytes / max(launches, 1))
     if measured is None:
         return launch_s + max(arithmetic_s, prolonged * moved_bytes / device.memory_bytes_per_s, columns_s)
     memory_s = prolonged * moved_bytes / measured.memory_bytes_per_s.at(moved_bytes / max(launches, 1))
     exposed_s = (1 - measured.hidden_share) * min(arithmetic_s, memory_s)
     return launch_s + max(arithmetic_s, memory_s, columns_s) + exposed_s
+
+
+def _waiting_share(forms: KernelForms | None, row_passes: int, size_bytes: float) -> float:
+    """By which part of it a kernel of `size_bytes` takes longer than these, for the rows that it waits for."""
+    if forms is None or row_passes == 0:
+        return 0.0
+    share = forms.row_pass_factor**row_passes - 1.0
+    if forms.row_pass_bytes is None or size_bytes <= forms.row_pass_bytes:
+        return share
+    return share * math.sqrt(forms.row_pass_bytes / size_bytes)
+
+
+def unaligned_factor(device: DeviceType, dtype: str, rows: Iterable[tuple[float, bool]]) -> float:
+    """By how much a product is prolonged since rows of its matrices do not begin at multiples of `ALIGNMENT_BYTES`.
+
+    Args:
+      rows: Of both operands and the result, how many elements lie together, and whether the product sums along them.
+        Shorter rows than that do not count.
+    """
+    forms = device.kernel_forms
+    if forms is None:
+        return 1.0
+    row_bytes = [(elements * jnp.dtype(dtype).itemsize, is_summed) for elements, is_summed in rows]
+    unaligned = [is_summed for size, is_summed in row_bytes if size > ALIGNMENT_BYTES and size % ALIGNMENT_BYTES]
+    if not unaligned:
+        return 1.0
+    return forms.unaligned_sum_factor if any(unaligned) else forms.unaligned_factor
 
 
 def columns_s(device: DeviceType, steps: float, is_storing: bool, window_additions: float) -> float:

@@ -11,6 +11,7 @@ from autoshard.graph.graph import Attention
 from autoshard.hlo.module import Array, HloModule, Instruction, Run
 
 _LHS_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_RHS_CONTRACTED = re.compile(r'rhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _LHS_BATCH = re.compile(r'lhs_batch_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -124,6 +125,25 @@ def least_dim(run: Run) -> float:
     batches, inner = math.prod(_sizes(run, _LHS_BATCH) or ()), math.prod(summed)
     rows = math.prod(lhs.dims) // (batches * inner)
     return min(rows, inner, math.prod(instruction.result[0].dims) // (batches * rows))
+
+
+def rows_in_memory(run: Run) -> list[tuple[float, bool]]:
+    """Of both operands of a matrix product and of its result, how many elements lie together in memory, and whether
+    the product sums along them; empty for others."""
+    instruction = run.instruction
+    if instruction.opcode != "dot" and not _target(instruction).startswith("__cublas$"):
+        return []
+    summed = (
+        {int(d) for d in re.findall(r"\d+", found.group(1))} if (found := one.search(instruction.attributes)) else set()
+        for one in (_LHS_CONTRACTED, _RHS_CONTRACTED)
+    )
+    arrays = [(_array(run, slot), dims) for slot, dims in enumerate(summed)]
+    arrays.append((instruction.result[0], set()))
+    return [
+        (array.dims[array.innermost], array.innermost % len(array.dims) in dims)
+        for array, dims in arrays
+        if array is not None and array.dims
+    ]
 
 
 def is_library_product(instruction: Instruction) -> bool:

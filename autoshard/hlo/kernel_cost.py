@@ -17,6 +17,7 @@ from autoshard.hlo.flops import (
     is_library_product,
     least_dim,
     products_within,
+    rows_in_memory,
 )
 from autoshard.hlo.kernel_forms import column_steps, row_passes
 from autoshard.hlo.module import Computation, HloModule, Instruction, Run, dtype_name
@@ -53,7 +54,8 @@ def _product_s(device: DeviceType, run: Run) -> float:
         work = compute.Work.KERNEL_GRADIENT if is_kernel_gradient(run) else compute.Work.CONVOLUTION
     elif (attention := attention_of(run.instruction)) is not None:
         work = compute.attention_work(attention)
-    return compute.flops_s(device, flops_of(run), dtype, work, least_dim=least_dim(run))
+    prolonged = compute.unaligned_factor(device, dtype, rows_in_memory(run))
+    return prolonged * compute.flops_s(device, flops_of(run), dtype, work, least_dim=least_dim(run))
 
 
 def kernel_bytes(module: HloModule, computation: Computation, instruction: Instruction) -> float:

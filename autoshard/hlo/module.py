@@ -23,7 +23,7 @@ _BITS = {
 }
 """Bits of the element types whose names do not tell them; `f8e4m3fn` and `u32` tell theirs."""
 
-_ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\]")
+_ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{(\d+))?")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+)\s*(?:\(.*\))?.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -39,10 +39,15 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Array:
-    """The type of one array: element type and dimensions."""
+    """The type of one array: element type and dimensions.
+
+    Attributes:
+      innermost: The dimension whose elements lie together in memory, where the text tells; else the last one.
+    """
 
     dtype: str
     dims: tuple[int, ...]
+    innermost: int = dataclasses.field(default=-1, compare=False)
 
     @property
     def size_bytes(self) -> float:
@@ -257,7 +262,10 @@ def _instruction(name: str, text: str) -> Instruction:
     return Instruction(
         name,
         rest[:opening],
-        tuple(Array(d, tuple(int(n.lstrip("<=")) for n in dims.split(",") if n)) for d, dims in _ARRAY.findall(kind)),
+        tuple(
+            Array(dtype, tuple(int(n.lstrip("<=")) for n in dims.split(",") if n), int(innermost or -1))
+            for dtype, dims, innermost in _ARRAY.findall(kind)
+        ),
         tuple(_NAME.findall(inside)),
         tuple(called),
         int(trips.group(1)) if trips else None,

@@ -20,7 +20,7 @@ import numpy as np
 from autoshard.cluster import LogicalMesh
 from autoshard.compiler.two_stage_sums import FIRST_ROWS, is_in_stages
 from autoshard.cost.collectives import Collective, launched
-from autoshard.cost.compute import COLUMN_ROWS, MOST_ROWS, columns_s, flops_s, kernel_s, transposing_s
+from autoshard.cost.compute import COLUMN_ROWS, MOST_ROWS, columns_s, flops_s, kernel_s, transposing_s, unaligned_factor
 from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import MOST_KEYS, Exchange, Lookups, exchange_of, scattered
 from autoshard.cost.reshard import inner_dims, ordered_dims, out_of_order
@@ -397,7 +397,9 @@ def _compute(
         here = kernel.flops / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in kernel.own)
         total_flops += here
         least = _least_dim(shape.factors, kernel.sides, assignment, sizes)
-        arithmetic_s += flops_s(mesh.device_type, here, kernel.dtype, kernel.work, kernel.count, least)
+        rows = _rows(shape.factors, kernel, assignment, sizes)
+        prolonged = unaligned_factor(mesh.device_type, kernel.dtype, rows)
+        arithmetic_s += prolonged * flops_s(mesh.device_type, here, kernel.dtype, kernel.work, kernel.count, least)
     if exchange is not None:
         is_update = shape.table is not None and shape.table.is_update
         moved, launches = exchange.moved_bytes(is_update=is_update), shape.launches + exchange.launches
@@ -431,6 +433,14 @@ def _least_dim(
 ) -> float:
     """The least dimension of a product on one device; infinite for other work."""
     return min((_local_size(factors, side, assignment, sizes) for side in sides), default=math.inf)
+
+
+def _rows(
+    factors: Sequence[Factor], product: Kernel, assignment: Assignment, sizes: tuple[int, ...]
+) -> list[tuple[float, bool]]:
+    """Of each matrix of a product, how many elements lie together on one device, and whether it sums along them."""
+    summed = product.sides[-1] if product.rows else ()
+    return [(_local_size(factors, row, assignment, sizes), {*row} <= {*summed}) for row in product.rows]
 
 
 def _local_size(

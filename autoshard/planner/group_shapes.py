@@ -22,6 +22,8 @@ class Kernel:
       own: Their factors. dtype: Of their first operand. work: What they compute.
       sides: Of matrix products, the factors of the rows, of the columns, and of what is summed; of convolutions, those
         of the input channels of the kernel.
+      rows: Of matrix products, the factors of what lies together in memory of both operands and of the result, if all
+        lie as they are written.
       flops: All of them together, unsharded. count: How many operations they are.
     """
 
@@ -29,6 +31,7 @@ class Kernel:
     dtype: str
     work: Work
     sides: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]
     flops: float
     count: int
 
@@ -259,9 +262,9 @@ def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Val
     for operation, factor_map in zip(operations, group.factor_maps, strict=True):
         if not operation.rule.flops:
             continue
-        work, sides = work_of(operation.name), ()
+        work, sides, rows = work_of(operation.name), (), ()
         if operation.name == "dot_general":
-            sides = _sides(operation, factor_map)
+            sides, rows = _sides(operation, factor_map), _rows(operation, factor_map)
         elif (convolved := operation.rule.convolved) is not None:
             sides = (tuple(factor_map[f] for f in convolved.channels),)
             work = Work.KERNEL_GRADIENT if convolved.is_kernel_gradient else work
@@ -272,10 +275,11 @@ def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Val
             _dtype_of(operation.operands, values),
             work,
             sides,
+            rows,
             operation.rule.flops,
             1,
         )
-        key = one.own, one.dtype, one.work, one.sides
+        key = one.own, one.dtype, one.work, one.sides, one.rows
         known = kernels.get(key)
         kernels[key] = (
             one
@@ -293,6 +297,12 @@ def _sides(operation: Operation, factor_map: Sequence[int]) -> tuple[tuple[int, 
     )
     sides = ((left & result) - right, (right & result) - left, (left & right) - result)
     return tuple(tuple(sorted(factor_map[f] for f in side)) for side in sides)
+
+
+def _rows(operation: Operation, factor_map: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The group's factors of the last dimension of each matrix of a product."""
+    matrices = (*operation.rule.operands[:2], operation.rule.results[0])
+    return tuple(tuple(factor_map[f] for f in dims[-1]) for dims in matrices if dims)
 
 
 def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:
