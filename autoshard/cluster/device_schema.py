@@ -122,6 +122,8 @@ class KernelFormsSchema(Schema):
     """Of a product, one of whose matrices has rows that do not begin at multiples of 16 bytes."""
     unaligned_sum_factor: Number = 1.0
     """The same, where it sums along such rows."""
+    short_rows_factor: Number = 1.0
+    """Of a kernel that stores rows of few elements of what lies in another order of dimensions."""
 
 
 class DeviceTypeSchema(Schema):

@@ -19,7 +19,7 @@ from autoshard.hlo.flops import (
     products_within,
     rows_in_memory,
 )
-from autoshard.hlo.kernel_forms import column_steps, row_passes
+from autoshard.hlo.kernel_forms import column_steps, row_passes, stores_short_rows
 from autoshard.hlo.module import Computation, HloModule, Instruction, Run, dtype_name
 from autoshard.hlo.needed_elements import SLICES, UPDATES, needed_elements, returned_by, size_of
 
@@ -39,6 +39,8 @@ def kernel_s(device: DeviceType, module: HloModule, computation: Computation, in
     run = Run(computation, instruction, 1.0, None)
     arithmetic_s = math.fsum(_product_s(device, product) for product in products_within(module, run))
     moved_bytes = kernel_bytes(module, computation, instruction)
+    if device.kernel_forms is not None and stores_short_rows(module, instruction):
+        moved_bytes *= device.kernel_forms.short_rows_factor
     passes, columns = row_passes(module, instruction), column_steps(module, instruction)
     columns_s = 0.0
     if columns is not None:

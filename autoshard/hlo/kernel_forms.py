@@ -13,6 +13,9 @@ from autoshard.hlo.needed_elements import evaluations, returned_by, size_of, win
 
 _TRITON = '"__triton"'
 """The kind of fusion that XLA:GPU makes of rows and their reductions (`SoftmaxRewriterTriton`)."""
+SHORT_ROW = 8
+"""Elements. Of what an H100 transposed in kernels of their own, rows of 4 took 4.1 times as long as their bytes, and rows
+of 64 and more 0.9 to 1.1 times (`benchmarks/results/gpu-steps.md`)."""
 _NAMES = ("bitcast", "reshape", "convert", "copy")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 
@@ -68,6 +71,29 @@ def column_steps(module: HloModule, instruction: Instruction) -> ColumnSteps | N
         any(size_of(r) >= elements for r in roots),
         window_additions / elements,
     )
+
+
+def stores_short_rows(module: HloModule, instruction: Instruction) -> bool:
+    """Whether a fusion stores rows of fewer than `SHORT_ROW` elements of what lies in another order of dimensions.
+
+    XLA:GPU transposes longer ones tile by tile (`kInput` fusions), and these element by element.
+    """
+    if instruction.opcode != "fusion" or "kind=kLoop" not in instruction.attributes:
+        return False
+    body = module.computations[instruction.called[0]]
+    return any(_has_short_rows(body, _behind_names(body, root)) for root in returned_by(body))
+
+
+def _has_short_rows(body: Computation, root: Instruction) -> bool:
+    """Whether an instruction makes other rows than it reads, short ones, by a transposition."""
+    if root.opcode != "transpose" or root.operands[0] not in body.instructions:
+        return False
+    (made,), (read, *_) = root.result, body.instructions[root.operands[0]].result
+    order = _DIMENSIONS.search(root.attributes)
+    before = [int(d) for d in order.group(1).split(",") if d] if order else []
+    if not before or made.dims[made.innermost] >= SHORT_ROW:
+        return False
+    return before[made.innermost] != read.innermost % len(read.dims)
 
 
 def _behind_names(body: Computation, instruction: Instruction) -> Instruction:
