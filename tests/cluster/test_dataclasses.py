@@ -61,15 +61,15 @@ def test_kernels_reach_a_share_of_the_memory_s_rate():
     assert chip.memory_bandwidth_bytes_per_s == 1e9 and chip.memory_bytes_per_s == 0.75e9
 
 
-@pytest.mark.parametrize("field", ["row_pass_factor", "column_step_s", "stored_column_step_s", "window_step_s"])
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(KernelForms)])
 def test_forms_of_kernels_refuse(field):
     forms = KernelForms(1.5, 1e-7, 1e-6, 1e-8)
     for value in (-1.0, math.inf, "1"):
         with pytest.raises(ClusterError):
             dataclasses.replace(forms, **{field: value})
-    if field == "row_pass_factor":
-        with pytest.raises(ClusterError, match="at least 1"):
-            dataclasses.replace(forms, row_pass_factor=0.9)
+    if field.endswith("_factor"):
+        with pytest.raises(ClusterError, match=f"{field} must be at least 1"):
+            dataclasses.replace(forms, **{field: 0.9})
 
 
 @pytest.mark.parametrize(

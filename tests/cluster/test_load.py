@@ -335,6 +335,7 @@ def test_damaged_bytes_load_or_are_refused(tmp_path, position, count, new):
 
 
 NUMBER = st.floats(1e-12, 1e18)
+FACTOR = st.floats(1.0, 9.0)
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda text: text.strip())
 LINKS = st.builds(Link, latency_s=NUMBER, bandwidth_bytes_per_s=NUMBER, level=st.just(0), source=NAME)
 
@@ -353,7 +354,8 @@ LINKS = st.builds(Link, latency_s=NUMBER, bandwidth_bytes_per_s=NUMBER, level=st
         matmul_efficiency=st.floats(0.01, 1.0),
         memory_efficiency=st.floats(0.01, 1.0),
         convolution_efficiency=st.none() | st.floats(0.01, 1.0),
-        kernel_forms=st.none() | st.builds(KernelForms, st.floats(1.0, 9.0), NUMBER, NUMBER, NUMBER),
+        kernel_forms=st.none()
+        | st.builds(KernelForms, FACTOR, NUMBER, NUMBER, NUMBER, st.none() | NUMBER, FACTOR, FACTOR, FACTOR),
         product_workspace_bytes=st.integers(0, 2**30),
     ),
     counts=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),

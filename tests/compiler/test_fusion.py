@@ -21,6 +21,45 @@ def test_rows_are_looked_up_where_they_are_read(is_parameter):
     assert (rows in analyse(graph).live.stored) == is_parameter
 
 
+@pytest.mark.parametrize("is_found", [True, False])
+def test_what_a_gather_takes_elements_of_is_computed_there(is_found):
+    """Scores of a product, in float32: the kernel that takes one of each row converts it. A product of its own reads
+    what is stored.
+    """
+
+    def f(x, w, labels):
+        scores = (x @ w).astype(jnp.float32)[:-1]
+        found = jnp.take_along_axis(scores, labels[:, None], axis=-1) if is_found else scores @ scores.T
+        return jnp.max(scores, axis=-1) - found[:, 0]
+
+    bf16 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    graph = trace(f, (bf16(65, 128), bf16(128, 256), jax.ShapeDtypeStruct((64,), jnp.int32))).graph
+    scores = next(o.results[0] for o in graph.operations if o.name == "slice")
+    assert (scores in analyse(graph).live.stored) != is_found
+
+
+def test_what_others_are_scattered_into_is_stored():
+    """The gradient of rows that are looked up in an activation joins that of another use: it is added where that is."""
+
+    def f(x, w, at):
+        y = jnp.tanh(x @ w)
+        return jnp.sum(y[at] ** 2) + jnp.sum(jnp.sin(y) ** 2)
+
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    graph = trace(jax.grad(f), (f32(512, 128), f32(128, 256), jax.ShapeDtypeStruct((64,), jnp.int32))).graph
+    (scattered,) = (o.results[0] for o in graph.operations if o.name == "scatter-add")
+    live = analyse(graph).live
+    assert live.root[scattered] in live.stored and graph.values[live.root[scattered]].shape == (512, 256)
+
+
+@pytest.mark.parametrize("name", [jnp.copy, lambda y: y.reshape(128, 32)], ids=["copied", "reshaped"])
+def test_what_a_product_reads_under_another_name_is_stored(name):
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    graph = trace(lambda x, w: name(x * 2.0) @ w[: name(x).shape[1]], (f32(64, 64), f32(64, 64))).graph
+    (doubled,) = (o.results[0] for o in graph.operations if o.name == "mul")
+    assert doubled in analyse(graph).live.stored
+
+
 @pytest.mark.parametrize("is_summed", [True, False])
 def test_a_hyperbolic_tangent_is_stored_for_three_kernels(is_summed):
     """What the first product reads is made of it, and so is the result: two kernels. Where the product reads the
@@ -49,8 +88,9 @@ def cast(x):
         (jnp.tanh, jnp.float32, False),  # 2 (4 + 4 + 4) = 24
         (cast, jnp.bfloat16, True),  # 2 (4 + 2 + 2) = 16
         (jax.lax.erf, jnp.float32, True),  # 40 bytes to compute one again
+        (jax.lax.erfc, jnp.float32, True),  # likewise
     ],
-    ids=["narrow", "wide", "cast", "erf"],
+    ids=["narrow", "wide", "cast", "erf", "erfc"],
 )
 def test_what_takes_longer_to_compute_again_than_to_fetch_is_stored(function, dtype, is_stored):
     """Two kernels read it: that in front of the second product and that of the result."""
@@ -62,7 +102,7 @@ def test_what_takes_longer_to_compute_again_than_to_fetch_is_stored(function, dt
 
     square = jax.ShapeDtypeStruct((64, 64), dtype)
     graph = trace(f, (square, square)).graph
-    (value,) = (o.results[0] for o in graph.operations if o.name in ("tanh", "erf"))
+    (value,) = (o.results[0] for o in graph.operations if o.name in ("tanh", "erf", "erfc"))
     assert (value in analyse(graph).live.stored) == is_stored
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.cluster import AxisLevel, DeviceType, KernelForms, Link, MeshAxis
 from autoshard.cost.collectives import launched, permute
-from autoshard.cost.compute import Work, columns_s, flops_s, kernel_s
+from autoshard.cost.compute import Work, columns_s, flops_s, kernel_s, unaligned_factor
 
 DEVICE = DeviceType(
     "test",
@@ -56,6 +56,32 @@ def test_forms_of_kernels_prolong_them_where_they_were_measured():
     assert columns_s(own, 64, is_storing=False, window_additions=0) == pytest.approx(64e-7)
     assert columns_s(own, 64, is_storing=True, window_additions=3) == pytest.approx(64 * (1e-6 + 3e-8))
     assert columns_s(DEVICE, 64, is_storing=True, window_additions=3) == 0
+
+
+def test_what_rows_add_to_a_large_kernel_grows_with_the_root_of_its_bytes():
+    """Up to 1e9 bytes 1.5 x 1.5 times the bytes' time; of 4e9, that adds 1.25 / 2 of it. Per kernel, not together."""
+    forms = KernelForms(1.5, 1e-7, 1e-6, 1e-8, row_pass_bytes=1e9)
+    own = dataclasses.replace(DEVICE, kernel_forms=forms)
+    assert kernel_s(own, 0.0, 1e9, launches=1, row_passes=2) == pytest.approx(2e-6 + 2.25e-3)
+    assert kernel_s(own, 0.0, 4e9, launches=1, row_passes=2) == pytest.approx(2e-6 + (1 + 1.25 / 2) * 4e-3)
+    assert kernel_s(own, 0.0, 4e9, launches=4, row_passes=2) == pytest.approx(8e-6 + 2.25 * 4e-3)
+    assert kernel_s(own, 0.0, 4e9, launches=1) == pytest.approx(2e-6 + 4e-3)
+
+
+def test_rows_that_begin_at_no_multiple_of_16_bytes_prolong_a_product():
+    """Of bfloat16, 8 elements are 16 bytes; of float32, 4. Rows of no more than that do not count."""
+    forms = KernelForms(1.5, 1e-7, 1e-6, 1e-8, unaligned_factor=1.25, unaligned_sum_factor=2.5)
+    own = dataclasses.replace(DEVICE, kernel_forms=forms)
+    aligned, odd, odd_sum = (1024, False), (1023, False), (1023, True)
+    assert unaligned_factor(own, "bfloat16", [aligned, aligned, (8, True)]) == 1
+    assert unaligned_factor(own, "bfloat16", [aligned, odd, aligned]) == 1.25
+    assert unaligned_factor(own, "bfloat16", [odd, odd_sum, aligned]) == 2.5
+    assert (
+        unaligned_factor(own, "bfloat16", [(1020, True)]) == 2.5
+        and unaligned_factor(own, "float32", [(1020, True)]) == 1
+    )
+    assert unaligned_factor(own, "bfloat16", [(3, True)]) == 1
+    assert unaligned_factor(DEVICE, "bfloat16", [odd_sum]) == 1
 
 
 def test_a_collective_is_launched_like_any_kernel():

@@ -209,6 +209,74 @@ def test_reductions_that_wait_for_each_other_prolong_a_softmax_of_long_rows():
     assert root_s(plain, softmax(512)) == pytest.approx(1e-6 + whole_s(512))
 
 
+def test_a_larger_softmax_waits_less():
+    """16 MB are read and written: with 4 MB up to which the factor holds, it adds half as much."""
+    forms = dataclasses.replace(GPU.kernel_forms, row_pass_bytes=4096 * 512 * 4 / 2)
+    own = dataclasses.replace(GPU, kernel_forms=forms)
+    assert root_s(own, softmax(512)) == pytest.approx(1e-6 + (1 + 1.25 / 2) * 2 * 4096 * 512 * 4 / 1e12)
+
+
+def product(left: str, right: str, out: str, dims: str) -> HloModule:
+    """A product of two matrices of bfloat16, given as sizes and layouts."""
+    entry = f"""
+        ENTRY %main (x: bf16[4096,4096], y: bf16[4096,4096]) -> bf16[4096,4096] {{
+          %x = bf16{left} parameter(0)
+          %y = bf16{right} parameter(1)
+          ROOT %z = bf16{out} dot(%x, %y), {dims}
+        }}"""
+    return module_of(entry)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "out", "dims", "factor"),
+    [
+        ("[4096,4096]{1,0}", "[4096,4096]{1,0}", "[4096,4096]{1,0}", (1, 0), 1.0),
+        ("[4096,4095]{1,0}", "[4095,4096]{1,0}", "[4096,4096]{1,0}", (1, 0), 3.0),  # summed along rows of the first
+        ("[4096,4095]{0,1}", "[4095,4096]{1,0}", "[4096,4096]{1,0}", (1, 0), 1.0),  # whose columns lie together
+        ("[4096,4095]{0,1}", "[4095,4096]{0,1}", "[4096,4096]{1,0}", (1, 0), 3.0),  # along columns of the second
+        ("[4096,4096]{1,0}", "[4096,4095]{1,0}", "[4096,4095]{1,0}", (1, 0), 1.5),
+        ("[4095,4096]{1,0}", "[4096,4096]{1,0}", "[4095,4096]{1,0}", (1, 0), 1.0),
+        ("[4095,4096]{1,0}", "[4096,4096]{1,0}", "[4095,4096]{0,1}", (1, 0), 1.5),
+    ],
+)
+def test_a_product_whose_rows_are_not_aligned_takes_longer(left, right, out, dims, factor):
+    """4,095 elements of bfloat16 are no multiple of 16 bytes; what counts is how they lie in memory."""
+    forms = dataclasses.replace(GPU.kernel_forms, unaligned_factor=1.5, unaligned_sum_factor=3.0)
+    own = dataclasses.replace(GPU, kernel_forms=forms)
+    written = f"lhs_contracting_dims={{{dims[0]}}}, rhs_contracting_dims={{{dims[1]}}}"
+    module = product(left, right, out, written)
+    assert root_s(own, module) == pytest.approx(1e-6 + factor * product_flops(module) / (0.8 * 8e12))
+    assert root_s(GPU, module) == pytest.approx(1e-6 + product_flops(module) / (0.8 * 8e12))
+
+
+@pytest.mark.parametrize(
+    ("kind", "out", "permutation", "is_slow"),
+    [
+        ("kLoop", "[64,512,4]{2,1,0}", "{0,2,1}", True),
+        ("kInput", "[64,512,4]{2,1,0}", "{0,2,1}", False),  # tile by tile
+        ("kLoop", "[64,512,4]{1,2,0}", "{0,2,1}", False),  # it lies as before
+        ("kLoop", "[4,64,512]{2,1,0}", "{1,0,2}", False),  # whole rows are moved
+    ],
+)
+def test_short_rows_of_what_lies_otherwise_take_longer_than_their_bytes(kind, out, permutation, is_slow):
+    """64 x 4 x 512 floats, read and written."""
+    forms = dataclasses.replace(GPU.kernel_forms, short_rows_factor=4.0)
+    own = dataclasses.replace(GPU, kernel_forms=forms)
+    fused = f"""
+        %fused (x: f32[64,4,512]) -> f32[] {{
+          %x = f32[64,4,512]{{2,1,0}} parameter(0)
+          %n = f32[64,4,512]{{2,1,0}} negate(%x)
+          ROOT %t = f32{out} transpose(%n), dimensions={permutation}
+        }}"""
+    entry = f"""
+        ENTRY %main (x: f32[64,4,512]) -> f32[] {{
+          %x = f32[64,4,512]{{2,1,0}} parameter(0)
+          ROOT %f = f32{out} fusion(%x), kind={kind}, calls=%fused
+        }}"""
+    module = module_of(entry, fused)
+    assert root_s(own, module) == pytest.approx(1e-6 + (4 if is_slow else 1) * 2 * 64 * 4 * 512 * 4 / 1e12)
+
+
 def column_sums(rows: int, root: str, out: str) -> HloModule:
     """The sums of columns of 64 floats, and what else `root` returns."""
     fused = f"""

@@ -236,6 +236,35 @@ def test_a_softmax_over_long_rows_takes_longer_than_its_bytes(formulated, mesh_o
         assert table.compute_s[whole] == pytest.approx(1e-6 + factor * 2 * 8 * 512 * 4 / 1e11)
 
 
+def test_a_product_is_prolonged_where_its_rows_are_not_aligned_on_a_device(formulated, mesh_of):
+    """Rows of 8 floats begin at multiples of 16 bytes, and so do halves of them; of 4, halves do not. The first product
+    sums along its rows, the second makes them.
+    """
+    forms = KernelForms(1.0, 0.0, 0.0, 0.0, unaligned_factor=2, unaligned_sum_factor=5)
+    mesh = dataclasses.replace(mesh_of(2), device_type=dataclasses.replace(mesh_of(2).device_type, kernel_forms=forms))
+    whole = lambda rows, columns, inner: 2.0 * rows * columns * inner / 1e12
+
+    def factors(fn, shapes, flops_s):
+        """Of the product whole, and of each way to split it."""
+        (table,) = formulated(fn, tuple(f32(*s) for s in shapes), mesh).tables
+        found = {}
+        for c, s in zip(table.choices, table.compute_s, strict=True):
+            ways = 1 if set(c.assignment) == {WHOLE} else 2
+            found[c.assignment] = round((s - 1e-6) / (flops_s / ways), 6)
+        return sorted(found.values())
+
+    rows = columns = 4096
+    summed = lambda inner: factors(
+        lambda x, y: jnp.einsum("ik,jk->ij", x, y), [(rows, inner), (columns, inner)], whole(rows, columns, inner)
+    )
+    assert summed(8192) == [1, 1, 1, 1]
+    assert summed(8200) == [1, 1, 1, 1]
+    assert summed(8196) == [1, 1, 1, 5]  # halves of its rows
+    assert summed(8197) == [5, 5, 5]
+    made = lambda columns: factors(jnp.matmul, [(rows, 8192), (8192, columns)], whole(rows, columns, 8192))
+    assert made(4096) == [1, 1, 1, 1] and made(4100) == [1, 1, 1, 2] and made(4101) == [2, 2, 2]
+
+
 def test_columns_are_summed_step_by_step_on_each_device(formulated, mesh_of):
     """960 rows are 30 steps, and 15 where two devices have half of them each. 2048 are summed in two kernels, the first
     of 256 rows at most, as are 1024 on each of two devices. More than 4096 rows are summed in parts by the compiler,

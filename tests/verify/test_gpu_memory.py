@@ -52,6 +52,35 @@ def test_memory_is_what_the_compiler_reserves(weights, num_layers, schedule, mon
     assert 0.97 * compiled_bytes <= plan.estimate.peak_bytes <= 1.1 * compiled_bytes
 
 
+def classifier(params, tokens):
+    """Gradient descent of a layer of exact `gelu` under a table, without what follows the last position."""
+
+    def loss(params):
+        table, up, down = params
+        h = table[tokens].astype(jnp.bfloat16)
+        h = h + jax.nn.gelu(h @ up.astype(jnp.bfloat16), approximate=False) @ down.astype(jnp.bfloat16)
+        scores = (h @ table.T.astype(jnp.bfloat16)).astype(jnp.float32)[:, :-1]
+        found = jnp.take_along_axis(jax.nn.log_softmax(scores), tokens[:, 1:, None], axis=-1)
+        return -found.mean()
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+
+@pytest.mark.skipif(not _is_installed("jax_plugins.xla_cuda13"), reason="the compiler for GPUs is not installed")
+@pytest.mark.parametrize("vocabulary", [8192, 256], ids=["scores", "activations"])
+def test_scores_are_there_in_the_type_that_a_product_made_them_in(vocabulary, monkeypatch):
+    """What is taken of each row of scores is computed of the product, to whose gradient it is then added in float32;
+    with few scores, activations fill the memory: each with its `erfc`."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    args = (f32(vocabulary, 512), f32(512, 2048), f32(2048, 512)), jax.ShapeDtypeStruct((64, 512), jnp.int32)
+    request = {"cluster": CLUSTER, "mesh": {"data": 8}, "donate_argnums": 0, "pins": {"tokens": P("data", None)}}
+    plan = autoshard.plan(classifier, *args, **request)
+    memory = plan.verify(classifier, *args, target="h100").compiled_memory
+    compiled_bytes = memory.argument_bytes + memory.output_bytes - memory.alias_bytes + memory.temporary_bytes
+    assert 0.97 * compiled_bytes <= plan.estimate.reserved_bytes <= 1.05 * compiled_bytes
+
+
 def rounds(weights, nodes, ends):
     """Gradient descent of rounds in which edges read one node and add to it."""
 
