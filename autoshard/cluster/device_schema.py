@@ -119,7 +119,7 @@ class KernelFormsSchema(Schema):
     row_pass_bytes: Number | None = None
     """Bytes of a softmax up to which the factor holds; of larger ones it is less."""
     unaligned_factor: Number = 1.0
-    """Of a product, one of whose matrices has rows that do not begin at multiples of 16 bytes."""
+    """Of a product without batches, one of whose matrices has rows that do not begin at multiples of 16 bytes."""
     unaligned_sum_factor: Number = 1.0
     """The same, where it sums along such rows."""
     short_rows_factor: Number = 1.0

@@ -20,8 +20,8 @@ class KernelForms:
       window_step_s: An addition of a windowed sum that is computed inside such a step.
       unaligned_factor: By how much a product is prolonged one of whose matrices has rows that do not begin at multiples
         of 16 bytes; at least 1. unaligned_sum_factor: The same, where the product sums along such rows.
-      short_rows_factor: By how much a kernel is prolonged that stores rows of few elements of what lies in another order
-        of dimensions; at least 1.
+      short_rows_factor: By how much a kernel is prolonged that stores rows of few elements of what lies in another
+        order of dimensions; at least 1.
     """
 
     row_pass_factor: float

@@ -129,9 +129,9 @@ def least_dim(run: Run) -> float:
 
 def rows_in_memory(run: Run) -> list[tuple[float, bool]]:
     """Of both operands of a matrix product and of its result, how many elements lie together in memory, and whether
-    the product sums along them; empty for others."""
+    the product sums along them; empty for batched products and for all else."""
     instruction = run.instruction
-    if instruction.opcode != "dot" and not _target(instruction).startswith("__cublas$"):
+    if instruction.opcode != "dot" and not _target(instruction).startswith("__cublas$") or _sizes(run, _LHS_BATCH):
         return []
     summed = (
         {int(d) for d in re.findall(r"\d+", found.group(1))} if (found := one.search(instruction.attributes)) else set()

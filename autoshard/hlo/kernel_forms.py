@@ -14,8 +14,8 @@ from autoshard.hlo.needed_elements import evaluations, returned_by, size_of, win
 _TRITON = '"__triton"'
 """The kind of fusion that XLA:GPU makes of rows and their reductions (`SoftmaxRewriterTriton`)."""
 SHORT_ROW = 8
-"""Elements. Of what an H100 transposed in kernels of their own, rows of 4 took 4.1 times as long as their bytes, and rows
-of 64 and more 0.9 to 1.1 times (`benchmarks/results/gpu-steps.md`)."""
+"""Elements. Of what an H100 transposed in kernels of their own, rows of 4 took 4.1 times as long as their bytes, and
+rows of 64 and more 0.9 to 1.1 times (`benchmarks/results/gpu-steps.md`)."""
 _NAMES = ("bitcast", "reshape", "convert", "copy")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 

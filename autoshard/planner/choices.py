@@ -397,7 +397,7 @@ def _compute(
         here = kernel.flops / math.prod(n for n, f in zip(sizes, assignment, strict=True) if f in kernel.own)
         total_flops += here
         least = _least_dim(shape.factors, kernel.sides, assignment, sizes)
-        rows = _rows(shape.factors, kernel, assignment, sizes)
+        rows = [(_local_size(shape.factors, row, assignment, sizes), is_summed) for row, is_summed in kernel.rows]
         prolonged = unaligned_factor(mesh.device_type, kernel.dtype, rows)
         arithmetic_s += prolonged * flops_s(mesh.device_type, here, kernel.dtype, kernel.work, kernel.count, least)
     if exchange is not None:
@@ -433,14 +433,6 @@ def _least_dim(
 ) -> float:
     """The least dimension of a product on one device; infinite for other work."""
     return min((_local_size(factors, side, assignment, sizes) for side in sides), default=math.inf)
-
-
-def _rows(
-    factors: Sequence[Factor], product: Kernel, assignment: Assignment, sizes: tuple[int, ...]
-) -> list[tuple[float, bool]]:
-    """Of each matrix of a product, how many elements lie together on one device, and whether it sums along them."""
-    summed = product.sides[-1] if product.rows else ()
-    return [(_local_size(factors, row, assignment, sizes), {*row} <= {*summed}) for row in product.rows]
 
 
 def _local_size(

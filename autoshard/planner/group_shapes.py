@@ -11,6 +11,7 @@ from autoshard.compiler.kernel_traffic import Traffic
 from autoshard.cost.compute import Work, attention_work, work_of
 from autoshard.graph.graph import Dims, Factor, Graph, LookUp, Operation, Value
 from autoshard.graph.groups import Group, map_dims
+from autoshard.graph.product_rows import Row, product_rows
 from autoshard.trace.rules.indexing import COMBINERS
 
 
@@ -22,8 +23,7 @@ class Kernel:
       own: Their factors. dtype: Of their first operand. work: What they compute.
       sides: Of matrix products, the factors of the rows, of the columns, and of what is summed; of convolutions, those
         of the input channels of the kernel.
-      rows: Of matrix products, the factors of what lies together in memory of both operands and of the result, if all
-        lie as they are written.
+      rows: Of matrix products without batches, the rows of the matrices (`graph/product_rows.py`).
       flops: All of them together, unsharded. count: How many operations they are.
     """
 
@@ -31,7 +31,7 @@ class Kernel:
     dtype: str
     work: Work
     sides: tuple[tuple[int, ...], ...]
-    rows: tuple[tuple[int, ...], ...]
+    rows: tuple[Row, ...]
     flops: float
     count: int
 
@@ -264,7 +264,9 @@ def _kernels(group: Group, operations: Sequence[Operation], values: Sequence[Val
             continue
         work, sides, rows = work_of(operation.name), (), ()
         if operation.name == "dot_general":
-            sides, rows = _sides(operation, factor_map), _rows(operation, factor_map)
+            sides = _sides(operation, factor_map)
+            own_rows = product_rows(operation.rule)
+            rows = tuple((tuple(factor_map[f] for f in row), is_summed) for row, is_summed in own_rows)
         elif (convolved := operation.rule.convolved) is not None:
             sides = (tuple(factor_map[f] for f in convolved.channels),)
             work = Work.KERNEL_GRADIENT if convolved.is_kernel_gradient else work
@@ -297,12 +299,6 @@ def _sides(operation: Operation, factor_map: Sequence[int]) -> tuple[tuple[int, 
     )
     sides = ((left & result) - right, (right & result) - left, (left & right) - result)
     return tuple(tuple(sorted(factor_map[f] for f in side)) for side in sides)
-
-
-def _rows(operation: Operation, factor_map: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The group's factors of the last dimension of each matrix of a product."""
-    matrices = (*operation.rule.operands[:2], operation.rule.results[0])
-    return tuple(tuple(factor_map[f] for f in dims[-1]) for dims in matrices if dims)
 
 
 def _dtype_of(operands: Sequence[int | None], values: Sequence[Value]) -> str:

@@ -34,6 +34,7 @@ from autoshard.plans.placing import placement_summary
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
 from autoshard.plans.search import search
+from autoshard.plans.unaligned import unaligned
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import KeptTrace, Trace, trace
@@ -361,6 +362,7 @@ def plan_of_choices(
     warnings += not_held(graph, logical)
     evaluation = evaluation or evaluate(formulation, choices)
     figures = evaluation.estimate
+    warnings += unaligned(graph, logical.device_type, logical.num_devices, figures.compute_s)
     if budget_bytes is not None:
         warnings += tuple(filter(None, [excess(figures, budget_bytes)]))
     near = tuple(CloseChoice(c.name, c.chosen, c.alternative, c.extra_s) for c in close_choices(formulation, choices))
