@@ -114,7 +114,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     graph = chains.graph
     free = free_values(graph, pointwise)
     in_place, scattered = sums_in_place(chains, free), scattered_into(chains, free)
-    fusion = fuse(chains, pointwise, free, in_place, frozenset(scattered.values()))
+    fusion = fuse(chains, pointwise, free, in_place, _changed(chains, scattered))
     root = _roots({**aliases(graph), **in_place, **scattered})
     together = made_together(chains, fusion, gradients)
     delayed = delayed_products(chains, together)
@@ -161,6 +161,14 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         turned=fusion.turned,
         orders=fusion.orders,
     )
+
+
+def _changed(chains: DefUse, scattered: Mapping[int, int]) -> frozenset[int]:
+    """The values that others are scattered into, but where the sum is a result: it is made in its place, as that of a
+    state that is updated.
+    """
+    sums = {value: chains.consumers[result][0][0].results[0] for result, value in scattered.items()}
+    return frozenset(value for value, total in sums.items() if total not in chains.outputs)
 
 
 def _not_in(fused: Sequence[int], values: Set[int]) -> list[bool]:

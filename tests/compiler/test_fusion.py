@@ -52,6 +52,18 @@ def test_what_others_are_scattered_into_is_stored():
     assert live.root[scattered] in live.stored and graph.values[live.root[scattered]].shape == (512, 256)
 
 
+def test_what_others_are_scattered_into_for_a_result_is_made_in_its_place():
+    """Momentum of a table: what is left of it is never there beside the new one."""
+
+    def f(momentum, at, rows):
+        return momentum * 0.9 + jnp.zeros_like(momentum).at[at].add(rows)
+
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    graph = trace(f, (f32(512, 64), jax.ShapeDtypeStruct((32,), jnp.int32), f32(32, 64)), (0,)).graph
+    (left,) = (o.results[0] for o in graph.operations if o.name == "mul")
+    assert left not in analyse(graph).live.stored
+
+
 @pytest.mark.parametrize("name", [jnp.copy, lambda y: y.reshape(128, 32)], ids=["copied", "reshaped"])
 def test_what_a_product_reads_under_another_name_is_stored(name):
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
