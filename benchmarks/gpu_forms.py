@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from gpu_steps import random_arrays, timed
+from by_hand.policies import POLICIES
+from gpu_steps import line, random_arrays, reserved_bytes, timed, tried
 
 import autoshard
 from autoshard import PlanOptions, TrainStep
@@ -32,7 +33,7 @@ from autoshard.api.program import Plan
 from autoshard.cluster import Cluster
 from autoshard.errors import MemoryBudgetError
 from autoshard.plans.step_variant import StepVariant
-from autoshard.remat.policy import Keep, uniform
+from autoshard.remat.policy import uniform
 from autoshard.remat.rewrite import layers_of
 from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
@@ -40,7 +41,6 @@ from autoshard.train.registry import train_functions
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
-POLICIES = {"nothing recomputed": Keep.ALL, "dots kept": Keep.WEIGHT_PRODUCTS, "all recomputed": Keep.INPUTS}
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 AS_WRITTEN = PlanOptions(remat="as_written", micro_batches="as_written", cache=False)
 PLANNED = "plan"
@@ -161,31 +161,21 @@ def measured(row: Row, out: pathlib.Path) -> Row:
     state = jax.jit(init)(0)
     started = time.perf_counter()
     if row.way == PLANNED:
-        compiled, state = tried(Plan.load(plan_file(row, out)).jit(step), state, rest)
+        trial, state = tried(Plan.load(plan_file(row, out)).jit(step), state, rest)
+        compiled = trial.chosen.compiled
     else:
         own = in_form(step, args, row.way, program.batch, row.num_micro_batches)
         compiled = jax.jit(own, donate_argnums=0).lower(state, *rest).compile()
     compile_s = time.perf_counter() - started
     step_s, _, _ = timed(compiled, state, rest)
-    memory = compiled.memory_analysis()
-    reserved_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return dataclasses.replace(
         row,
         device=jax.devices()[0].device_kind,
         jax=jax.__version__,
         step_s=step_s,
-        reserved_bytes=reserved_bytes - memory.alias_size_in_bytes,
+        reserved_bytes=reserved_bytes(compiled),
         compile_s=compile_s,
     )
-
-
-def tried(run: Any, state: Any, rest: list[Any]) -> tuple[Any, Any]:
-    """Steps until the fastest way to schedule the planned program is found; that program, and the state."""
-    while True:
-        state, _ = run(state, *rest)
-        (trial,) = run.trials
-        if trial.chosen is not None:
-            return trial.chosen.compiled, state
 
 
 def measure(folder: pathlib.Path, limit_s: float) -> None:
@@ -227,22 +217,18 @@ def table(rows: list[Row]) -> str:
     best = {p: min((r.step_s for r in ran if r.program == p and r.way != PLANNED), default=math.nan) for p in PROGRAMS}
     gains = [best[row.program] / row.step_s for row in ran if row.way == PLANNED and best[row.program] > 0]
     head = ("program", "way", "form", "step, ms", "predicted", "of measured", "reserved, GB", "predicted, GB")
-    lines = [_line(*head), "|" + " --- |" * len(head)]
+    lines = [line(*head), "|" + " --- |" * len(head)]
     for row in rows:
         memory = f"{row.reserved_bytes / 1e9:.1f}" if row.step_s else row.reason[:80] or "not run"
         shown = ("-", f"{row.planned_step_s * 1e3:.1f}", "-")
         if row.step_s:
             of_measured = f"{row.planned_step_s / row.step_s:.2f}"
             shown = (f"{row.step_s * 1e3:.1f}", f"{row.planned_step_s * 1e3:.1f}", of_measured)
-        lines.append(_line(row.program, row.way, row.form, *shown, memory, f"{row.planned_bytes / 1e9:.1f}"))
+        lines.append(line(row.program, row.way, row.form, *shown, memory, f"{row.planned_bytes / 1e9:.1f}"))
     if gains:
         mean = statistics.geometric_mean(gains)
         lines += ["", f"Over the best by hand: geometric mean {mean:.3f} of {len(gains)}, least {min(gains):.3f}."]
     return "\n".join(lines) + "\n"
-
-
-def _line(*entries: Any) -> str:
-    return "| " + " | ".join(map(str, entries)) + " |"
 
 
 def main() -> None:

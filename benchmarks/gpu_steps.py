@@ -209,23 +209,29 @@ def measure(name: str, way: str, cluster: Cluster, out: pathlib.Path) -> Measure
     else:
         plan = planned(program, cluster)
         started = time.perf_counter()
-        trial, state = _tried(plan.jit(program.step), state, rest)
+        trial, state = tried(plan.jit(program.step), state, rest)
         row = dataclasses.replace(row, compile_s=time.perf_counter() - started, **_of_plan(plan, trial))
         assert trial.chosen is not None
         compiled = trial.chosen.compiled
     with gzip.open(out / f"{row.name}.hlo.txt.gz", "wt") as file:
         file.write(compiled.as_text() or "")
     step_s, flowing_s, state = timed(compiled, state, rest)
-    memory, kernels = compiled.memory_analysis(), recorded(compiled, state, rest)
-    reserved_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    kernels = recorded(compiled, state, rest)
     return dataclasses.replace(
         row,
         step_s=step_s,
         flowing_s=flowing_s,
-        reserved_bytes=reserved_bytes - memory.alias_size_in_bytes,
+        reserved_bytes=reserved_bytes(compiled),
         busy_s=math.fsum(s for _, _, s in kernels),
         kernels=kernels,
     )
+
+
+def reserved_bytes(compiled: Any) -> float:
+    """What a compiled program needs, by XLA."""
+    memory = compiled.memory_analysis()
+    needed_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return needed_bytes - memory.alias_size_in_bytes
 
 
 def planned(program: Loaded, cluster: Cluster) -> Any:
@@ -234,7 +240,7 @@ def planned(program: Loaded, cluster: Cluster) -> Any:
     return autoshard.plan(program.step, *program.args, cluster=cluster, donate_argnums=0, options=search)
 
 
-def _tried(run: Any, state: Any, rest: Sequence[Any]) -> tuple[Trial, Any]:
+def tried(run: Any, state: Any, rest: Sequence[Any]) -> tuple[Trial, Any]:
     """Steps until the fastest way to schedule the program is found."""
     while True:
         state, _ = run(state, *rest)
@@ -318,17 +324,17 @@ def table(rows: Sequence[Measured], cluster: Cluster, folder: pathlib.Path) -> s
         "planned",
         "of them",
     )
-    lines = [_row(*head, "reserved, GB", "planned, GB"), "|" + " --- |" * (len(head) + 2)]
+    lines = [line(*head, "reserved, GB", "planned, GB"), "|" + " --- |" * (len(head) + 2)]
     for row in rows:
         if row.reason:
-            lines.append(_row(row.program, row.way, row.reason[:80], *["-"] * 8))
+            lines.append(line(row.program, row.way, row.reason[:80], *["-"] * 8))
             continue
         own_s = priced_s(row, device, folder)
         key = row.program, row.way == PLANNED
         if key not in predicted:
             predicted[key] = planned(loaded(*key), cluster).estimate.step_s
         lines.append(
-            _row(
+            line(
                 row.program,
                 f"{row.way}{f' ({row.form})' if row.form else ''}",
                 ms(row.step_s),
@@ -344,15 +350,16 @@ def table(rows: Sequence[Measured], cluster: Cluster, folder: pathlib.Path) -> s
         )
     tried = [(row, way) for row in rows for way in row.ways]
     if tried:
-        lines += ["", _row("program", "scheduled for", "replayed, ms", "timed, ms", "GB"), "|" + " --- |" * 5]
+        lines += ["", line("program", "scheduled for", "replayed, ms", "timed, ms", "GB"), "|" + " --- |" * 5]
         lines += [
-            _row(row.program, way.name, ms(way.replayed_s), ms(way.step_s), f"{way.reserved_bytes / 1e9:.2f}")
+            line(row.program, way.name, ms(way.replayed_s), ms(way.step_s), f"{way.reserved_bytes / 1e9:.2f}")
             for row, way in tried
         ]
     return "\n".join(lines) + "\n"
 
 
-def _row(*entries: Any) -> str:
+def line(*entries: Any) -> str:
+    """A row of a table in Markdown."""
     return "| " + " | ".join(map(str, entries)) + " |"
 
 

@@ -36,6 +36,7 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import yaml
+from by_hand.policies import POLICIES
 
 import autoshard
 from autoshard import PlanOptions, baselines
@@ -54,7 +55,6 @@ CONFIGS = ROOT / "configs"
 GAINS = ("gpt_6.7b", "gpt_13b", "llama_8b", "encoder_large", "encoder_decoder_3b", "vit_h14", "llama_70b")
 BATCHES = {"llama_8b": 128, "llama_70b": 128}  # of the configurations they would not fit by hand; a million tokens
 DEVICE_GB = (40.0, 80.0)
-POLICIES = {"nothing recomputed": Keep.ALL, "dots kept": Keep.WEIGHT_PRODUCTS, "all recomputed": Keep.INPUTS}
 VERIFIED = ("gpt", "llama", "encoder", "vit")
 SHARES = (1.0, 0.6, 0.4)
 MESH = {"data": 2, "tensor": 4}

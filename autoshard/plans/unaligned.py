@@ -31,6 +31,8 @@ def unaligned(graph: Graph, device: DeviceType, num_devices: int, compute_s: flo
     Args:
       graph: The program. device, num_devices: What it runs on. compute_s: What a step computes on one of them.
     """
+    if device.kernel_forms is None:
+        return ()
     found: dict[tuple[int, str], list[_Slow]] = {}
     for slow in _slow_products(graph, device, num_devices):
         found.setdefault((slow.row, slow.dtype), []).append(slow)
