@@ -10,9 +10,10 @@ from autoshard.cost.lookups import Lookups
 from autoshard.errors import AnnotationError, LayoutError
 from autoshard.graph.graph import FixedLayout, Operation
 from autoshard.graph.groups import Group, map_dims
-from autoshard.graph.layout import Layout, all_layouts
+from autoshard.graph.layout import Layout
 from autoshard.planner.asked import Asked, Demands, obeying
-from autoshard.planner.choices import Choice, ChoiceTable, choice_table, satisfies
+from autoshard.planner.choices import Choice, ChoiceTable, satisfies
+from autoshard.planner.mesh_prices import MeshPrices
 from autoshard.planner.program import Program
 
 
@@ -83,7 +84,7 @@ Decision = ArgumentDecision | GroupDecision | ResidualDecision
 
 def argument_choices(
     program: Program,
-    mesh: LogicalMesh,
+    prices: MeshPrices,
     pins: Sequence[FixedLayout | None],
     restrictions: Restrictions,
     may_be_in_host: Collection[int] = (),
@@ -95,17 +96,15 @@ def argument_choices(
     Raises:
       LayoutError: If none is left for an argument.
     """
+    mesh = prices.mesh
     names = mesh.axis_names
-    cache: dict[tuple[int, ...], tuple[tuple[Layout, ...], tuple[int, ...]]] = {}
-    doubled: dict[tuple[int, ...], tuple[Layout, ...]] = {}
+    all_rows: dict[int, tuple[int, ...]] = {}
     layouts, decisions = [], []
     for i, argument in enumerate(program.graph.arguments):
         value = program.graph.values[argument.value]
         shape = () if value.dtype.startswith("key") else value.shape
-        if shape not in cache:
-            legal = all_layouts(shape, mesh.shape)
-            cache[shape] = legal, tuple(range(len(legal)))
-        own, rows = cache[shape]
+        own = prices.layouts(shape)
+        rows = all_rows.setdefault(len(own), tuple(range(len(own))))
         if restrictions.argument is not None:
             rows = tuple(k for k in rows if restrictions.argument(i, own[k]))
         for fixed in (as_held(argument.fixed, value.shape, mesh), pins[i]):
@@ -120,7 +119,7 @@ def argument_choices(
         if not rows:
             raise LayoutError(f"The restrictions leave no layout for `{argument.name}` with shape {value.shape}.")
         if i in may_be_in_host:
-            layouts.append(doubled.setdefault(shape, (*own, *own)))
+            layouts.append(prices.layouts(shape, times=2))
             decisions.append(ArgumentDecision(i, (*rows, *(len(own) + k for k in rows)), len(own)))
         else:
             layouts.append(own)
@@ -139,7 +138,7 @@ def as_held(fixed: FixedLayout | None, shape: Sequence[int], mesh: LogicalMesh) 
 
 def group_choices(
     program: Program,
-    mesh: LogicalMesh,
+    prices: MeshPrices,
     restrictions: Restrictions,
     lookups: Lookups = Lookups(),  # noqa: B008 - frozen
     in_pieces: InPieces = InPieces(),  # noqa: B008 - frozen
@@ -147,16 +146,17 @@ def group_choices(
     """The choice table of every group, one object for groups of equal shape, and which rows of it are allowed.
 
     Args:
-      program, mesh, restrictions, lookups: As for `formulate`. in_pieces: As for `choice_table`.
+      program, prices, restrictions, lookups: As for `formulate`. in_pieces: As for `choice_table`.
 
     Raises:
       LayoutError: If none is left for a group.
     """
+    mesh = prices.mesh
     cache: dict[int, tuple[ChoiceTable, tuple[int, ...]]] = {}
     tables, decisions = [], []
     for group, shape in zip(program.groups, program.shapes, strict=True):
         if id(shape) not in cache:
-            table = choice_table(shape, mesh, lookups, in_pieces)
+            table = prices.table(shape, lookups, in_pieces)
             cache[id(shape)] = table, tuple(range(len(table.choices)))
         table, rows = cache[id(shape)]
         if restrictions.group is not None:

@@ -45,11 +45,10 @@ from autoshard.compiler.schedule import Schedule
 from autoshard.cost.host_copies import Offload, round_trips_s
 from autoshard.cost.in_pieces import Decompose, InPieces
 from autoshard.cost.lookups import Lookups
-from autoshard.cost.move_prices import MovePrices
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind
 from autoshard.graph.layout import Layout, shard_bytes
-from autoshard.graph.layout_columns import LayoutColumn, LayoutColumns, MoveKinds
+from autoshard.graph.layout_columns import LayoutColumn
 from autoshard.planner.allowed import (
     ArgumentDecision,
     Decision,
@@ -59,6 +58,7 @@ from autoshard.planner.allowed import (
     group_choices,
 )
 from autoshard.planner.choices import ChoiceTable
+from autoshard.planner.mesh_prices import MeshPrices, Move, MoveKind
 from autoshard.planner.overlap import Overlap, StretchWeights, counted_of_group, first_weights
 from autoshard.planner.program import Program
 from autoshard.planner.usages import ResidualEdge, usages_of
@@ -110,7 +110,7 @@ class Formulation:
       branch: Of decisions whose choices a search has cut, those that are left.
       updates: The updates whose state may lie in the memory of the host; empty where nothing may.
       residuals: The residuals that may lie there; None where none may.
-      prices: Of moves on the mesh, as far as they are known.
+      prices: On the mesh, as far as they are known.
     """
 
     program: Program
@@ -129,7 +129,7 @@ class Formulation:
     branch: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     updates: tuple[StateUpdate, ...] = ()
     residuals: HostResiduals | None = None
-    prices: MovePrices = dataclasses.field(repr=False, compare=False)
+    prices: MeshPrices = dataclasses.field(repr=False, compare=False)
 
     @property
     def all_residuals(self) -> tuple[Residual, ...]:
@@ -147,14 +147,6 @@ _BOTH = np.arange(2)
 """The classes of a residual's two choices: on the devices, and in the memory of the host."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Move:
-    """What all edges of one kind share: costs, and what a resharded copy takes (None if never any)."""
-
-    costs: np.ndarray
-    copies: CopySizes | None
-
-
 class _Builder:
     """Assembles the formulation step by step; `formulate` is its only user.
 
@@ -165,7 +157,7 @@ class _Builder:
     def __init__(
         self,
         program: Program,
-        mesh: LogicalMesh,
+        prices: MeshPrices,
         layouts: Sequence[tuple[Layout, ...]],
         tables: Sequence[ChoiceTable],
         decisions: Sequence[Decision],
@@ -173,9 +165,8 @@ class _Builder:
         schedule: Schedule,
         updates: Sequence[StateUpdate] = (),
         residuals: Sequence[Residual] = (),
-        prices: MovePrices | None = None,
     ):
-        self.program, self.mesh, self.graph = program, mesh, program.graph
+        self.program, self.mesh, self.graph = program, prices.mesh, program.graph
         self.layouts, self.tables, self.decisions = layouts, tables, decisions
         self.first_group = len(layouts)
         self.definition: dict[int, tuple[int, int | None]] = {
@@ -184,10 +175,9 @@ class _Builder:
         for group in program.groups:
             for w, access in enumerate(group.writes):
                 self.definition[access.value] = (self.first_group + group.index, w)
-        self.columns = LayoutColumns()
-        self.prices = prices or MovePrices(mesh)
-        self.compiler = compiler_of(mesh.device_type, schedule)
-        self.moves: dict[tuple, _Move] = {}
+        self.prices, self.columns = prices, prices.columns
+        self.compiler = compiler_of(self.mesh.device_type, schedule)
+        self.shared: dict[tuple[int, float], Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.copied_s: dict[tuple, np.ndarray] = {}
         self.overlap = overlap
@@ -376,39 +366,21 @@ class _Builder:
     def price_within(self, flow: Flow) -> None:
         """Adds what a group pays that reads its own value in other dimensions: a cost of each choice alone."""
         tensor, own, column = self.graph.values[flow.value], flow.defined_as, flow.read_as
-        seconds = self.prices.seconds(tensor.shape, float(tensor.size_bytes), own.layouts, column.layouts)
+        seconds = self.prices.moves.seconds(tensor.shape, float(tensor.size_bytes), own.layouts, column.layouts)
         extra = flow.trips * seconds[own.of_choice, column.of_choice]
         self.own_s[flow.target] = self.own_s.get(flow.target, 0.0) + extra
 
-    def move(self, flow: Flow) -> _Move:
+    def move(self, flow: Flow) -> Move:
         """What a flow costs, and what its copy takes; one object for flows alike."""
-        tensor, own, column = self.graph.values[flow.value], flow.defined_as, flow.read_as
-        terms = self.overlap.of_flow(flow.value, tensor.shape, flow.makings)
+        shape = self.graph.values[flow.value].shape
+        terms = self.overlap.of_flow(flow.value, shape, flow.makings)
         makings, places = len(flow.makings), len(flow.places)
-        kind = tensor.shape, flow.itemsize_bytes, flow.is_narrowed
-        key = *kind, id(own), id(column), flow.trips, makings, places, terms.num_alike
-        whole = self.moves.get(key) or self.moves.setdefault(key, self.whole_move(flow, terms.num_alike))
+        kind = MoveKind(shape, flow.itemsize_bytes, flow.is_narrowed, flow.trips, makings, places, terms.num_alike)
+        whole = self.prices.move(kind, flow.defined_as, flow.read_as)
         if terms.share == 1.0:
             return whole
-        shared = *key, terms.share
-        return self.moves.get(shared) or self.moves.setdefault(shared, _Move(terms.share * whole.costs, whole.copies))
-
-    def whole_move(self, flow: Flow, num_alike: int | None) -> _Move:
-        """`move`, where all of the time counts and the compiler joins `num_alike`."""
-        tensor, own, column = self.graph.values[flow.value], flow.defined_as, flow.read_as
-        makings, places = len(flow.makings), len(flow.places)
-        size_bytes = float(math.prod(tensor.shape) * flow.itemsize_bytes)
-        costs = self.prices.seconds(tensor.shape, size_bytes, own.layouts, column.layouts, num_alike)
-        costs = flow.trips * costs
-        kinds = MoveKinds.between(own.layouts, column.layouts)
-        if max(makings, places) > 1:
-            costs = costs * np.where(kinds.gathered, makings, places)
-        moved, sent = kinds.moved, kinds.sent
-        copy_bytes = np.array([shard_bytes(size_bytes, t, self.mesh.shape) for t in column.layouts])
-        if flow.is_narrowed:  # what is sent becomes the result, which is counted as a value
-            moved, sent = moved & ~sent, sent & False
-        copies = CopySizes(moved * copy_bytes, sent * copy_bytes) if moved.any() else None
-        return _Move(costs, copies)
+        key = id(whole), terms.share
+        return self.shared.get(key) or self.shared.setdefault(key, Move(terms.share * whole.costs, whole.copies))
 
 
 def _body_trips(graph: Graph) -> dict[int, float]:
@@ -433,6 +405,7 @@ def formulate(
     lookups: Lookups = Lookups(),  # noqa: B008 - frozen
     offload: Offload = "never",
     decompose: Decompose = "never",
+    prices: MeshPrices | None = None,
 ) -> Formulation:
     """Builds the problem of `program` on `mesh`.
 
@@ -448,6 +421,7 @@ def formulate(
       lookups: What is known of look-ups in tables.
       offload: What may lie in the memory of the host, if the mesh tells of one.
       decompose: Which products may run in pieces, beside the transfers of what they gather or scatter.
+      prices: What is known of prices on `mesh`; what is found is added. None if nothing is.
 
     Raises:
       LayoutError: If pins, annotations or restrictions leave a decision without any choice.
@@ -465,10 +439,12 @@ def formulate(
     host_residuals = HostResiduals(program.analysis) if offload in ("activations", "all") and has_host else None
     residuals = () if host_residuals is None else host_residuals.all
     may_be_in_host = {read.argument for update in updates for read in update.reads}
-    layouts, arguments = argument_choices(program, mesh, pins, restrictions, may_be_in_host)
-    tables, groups = group_choices(program, mesh, restrictions, lookups, InPieces(decompose, overlap if hides else 0.0))
+    prices = prices or MeshPrices(mesh)
+    layouts, arguments = argument_choices(program, prices, pins, restrictions, may_be_in_host)
+    in_pieces = InPieces(decompose, overlap if hides else 0.0)
+    tables, groups = group_choices(program, prices, restrictions, lookups, in_pieces)
     decisions = [*arguments, *groups, *(ResidualDecision(k) for k in range(len(residuals)))]
-    builder = _Builder(program, mesh, layouts, tables, decisions, hiding, schedule, updates, residuals)
+    builder = _Builder(program, prices, layouts, tables, decisions, hiding, schedule, updates, residuals)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()
     reads = builder.operand_reads(flows, copies)
@@ -493,7 +469,7 @@ def formulate(
         instants=memory.instants,
         updates=updates,
         residuals=host_residuals,
-        prices=builder.prices,
+        prices=prices,
     )
 
 
@@ -503,14 +479,13 @@ def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
     overlap = dataclasses.replace(f.overlap, weights=weights)
     builder = _Builder(
         f.program,
-        f.mesh,
+        f.prices,
         f.argument_layouts,
         f.tables,
         f.decisions,
         overlap,
         f.schedule,
         residuals=f.all_residuals,
-        prices=f.prices,
     )
     builder.own_s.update(f.within_s)
     edges = (

@@ -13,6 +13,7 @@ from autoshard.compiler.schedule import Schedule
 from autoshard.planner.allowed import Restrictions
 from autoshard.planner.asked import Asked
 from autoshard.planner.build import Formulation, formulate
+from autoshard.planner.mesh_prices import PricesOfMeshes
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.program import Program
 from autoshard.plans.options import PlanOptions, PlanProgress
@@ -40,6 +41,7 @@ class Question:
       lowered_bytes: Lower budgets of single meshes, by their axes (name, size), each under one schedule: where a
         compiled plan took more than
         was predicted.
+      prices: On the meshes of several questions; None where each is asked alone.
       hardware: The slice whose devices are put in order; None to keep the order of each mesh.
     """
 
@@ -56,6 +58,7 @@ class Question:
     lowered_bytes: Mapping[tuple[Schedule, Axes], float] = dataclasses.field(default_factory=dict)
     hardware: Slice | None = None
     asked: Asked | None = None
+    prices: PricesOfMeshes | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def budget_on(self, axes: Axes) -> float:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""
@@ -96,6 +99,7 @@ class Question:
             self.options.lookups,
             self.options.offload,
             self.options.decompose,
+            None if self.prices is None else self.prices.on(mesh),
         )
 
 

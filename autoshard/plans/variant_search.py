@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec
 from autoshard.cluster import Cluster, LogicalMesh
 from autoshard.errors import ConfigError
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.planner.mesh_prices import PricesOfMeshes
 from autoshard.plans.found import NO_MEMORY, NOT_FASTER, Found, open_bounds_s
 from autoshard.plans.gaps import are_within
 from autoshard.plans.make import Posed, Request, plan_found, plan_posed, pose, starting_layouts, traced_program
@@ -107,6 +108,11 @@ class _Attempt:
             return True
         price, budget_bytes = self.found.winner[1].certificate.capacity_price, self.posed.question.budget_bytes
         return price is not None and price.per_unit > 0 and price.per_unit * budget_bytes > WORTH * self.cost_s
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether it does not fit on any mesh, whatever it takes."""
+        return not self.is_fit and (self.has_plan or all(c.verdict == NO_MEMORY for c in self.found.candidates))
 
     @property
     def candidate(self) -> VariantCandidate:
@@ -225,6 +231,7 @@ class _Task:
     start: Mapping[str, PartitionSpec] | None
     request: Request
     started: float
+    prices: PricesOfMeshes = dataclasses.field(default_factory=PricesOfMeshes)
 
     def parts(self, count: int | None) -> tuple[int, ...] | None:
         """The micro-batches of the batch, equal in size."""
@@ -262,6 +269,7 @@ class _Task:
             donate_argnums=self.donate_argnums,
             **request,
         )
+        posed = dataclasses.replace(posed, question=dataclasses.replace(posed.question, prices=self.prices))
         return _Form(variant, step, posed).to_beat(best)
 
 
@@ -311,6 +319,7 @@ class _Tries:
     reach_s: float | None = None  # with everything kept, in memory without limit
     # questions of forms that are still to be tried
     posed: dict[tuple[RematPolicy | None, int | None], "_Form"] = dataclasses.field(default_factory=dict)
+    out: set[Keep] = dataclasses.field(default_factory=set)  # policies that cannot win, whatever the memory
     uncut: str = ""  # why no micro-batches were tried, where the loss may be another one in them
 
     @property
@@ -324,6 +333,11 @@ class _Tries:
     def is_over(self) -> bool:
         """Whether the search ends here."""
         return self.stop.requested or self.is_settled
+
+    def lacks_memory(self, keep: Keep, count: int | None) -> bool:
+        """Whether layers that all keep this are known not to fit in `count` micro-batches, since they did not in more,
+        which take less."""
+        return any(a.keep is keep and a.lacks_memory and (a.count or 1) >= (count or 1) for a in self.all)
 
     def take(
         self, policy: RematPolicy | None, keep: Keep | None, count: int | None, mesh: LogicalMesh | None = None
@@ -355,7 +369,7 @@ class _Tries:
         if own is None or not own.has_plan or self.stop.requested:
             return
         posed, schedule = own.posed, own.found.winner[0].schedule
-        question = dataclasses.replace(posed.question, schedule=schedule)
+        question = dataclasses.replace(posed.question, schedule=schedule, prices=None)  # of more axes, each asked once
         found = gone_on(question, posed.meshes, own.found, posed.further, self.stop)
         if found is not own.found:
             self.best = _Form(own.variant, own.step, posed).attempted(own.keep, own.count, found)
@@ -435,16 +449,15 @@ def _try_policies(tries: "_Tries", forms: "_Forms", counts: Sequence[int | None]
     Each is asked in the least number, `first`, whether it could win in any memory, again whenever the best plan is
     faster than when that was asked last.
     """
-    out: set[Keep] = set()
     asked_s: dict[Keep, float] = {}
     for count in counts:
         for keep in forms.recomputing:
-            if tries.is_over or keep in out:
+            if tries.is_over or keep in tries.out or tries.lacks_memory(keep, count):
                 continue
             if tries.best is not None and tries.best.cost_s < asked_s.get(keep, math.inf):
                 asked_s[keep] = tries.best.cost_s
                 if tries.rules_out(forms.policy(keep, first), keep, first):
-                    out.add(keep)
+                    tries.out.add(keep)
                     continue
             tries.take(forms.policy(keep, count), keep, count)
 
@@ -530,24 +543,45 @@ def _mix(layers: Layers, keep: Keep, count: int | None, mesh: LogicalMesh, tries
     if any(r.is_loop for r in runs):
         return
     order = [Keep.ALL, *(k for k in RECOMPUTING if k is not Keep.PRODUCTS or keep is Keep.PRODUCTS)]
-    keep = order[1] if keep is Keep.ALL else keep
+    is_best = keep is not Keep.ALL
+    keep = keep if is_best else order[1]
     at, total = order.index(keep), sum(r.count for r in runs)
     pairs = [(keep, order[k], total) for k in (at - 1, at - 2) if k >= 0]
     pairs += [(more, keep, 0) for more in order[at + 1 : at + 2]]
-    left = MOST_MIXTURES
+    until = len(tries.all) + MOST_MIXTURES
     for first, rest, number in pairs:
-        before, step = number, (total + 1) // 2
-        while step >= max(1, total // FINEST):
-            for other in (number - step, number + step):
-                if not 0 < other < total or not left or tries.is_over:
-                    continue
-                left -= 1
-                if tries.take(first_layers(runs, first, rest, other), None, count, mesh) is tries.best:
-                    number = other
-                    break
-            step //= 2
-        if number != before:
+        if tries.lacks_memory(first, count) or tries.out.issuperset((first, rest)):
+            continue  # what keeps more fits even less; and what is between two that cannot win cannot
+        take = lambda k, first=first, rest=rest: tries.take(first_layers(runs, first, rest, k), None, count, mesh)
+        if _halve(take, number, total, is_best, until, tries):
             return
+
+
+def _halve(take: Callable[[int], _Attempt], number: int, total: int, is_best: bool, until: int, tries: _Tries) -> bool:
+    """Seeks in how many layers to recompute more, by halves; returns whether the best form is such a mixture.
+
+    Args:
+      take: Tries a mixture. number: Where to begin: at 0 or `total` layers. is_best: Whether that is the best form.
+      until: As many forms may be tried in all.
+    """
+    gains, too_few, too_many, step = False, 0, total, (total + 1) // 2
+    while step >= max(1, total // FINEST):
+        for other in (number - step, number + step):
+            if not too_few < other < too_many or len(tries.all) >= until or tries.is_over:
+                continue
+            own = take(other)
+            if own is tries.best:
+                number, gains = other, True
+                break
+            if own.lacks_memory:
+                too_few = max(too_few, other)
+                number = max(number, other)
+            elif other > number:
+                too_many = other
+            elif not (is_best or gains):  # nothing is gained from `number` on
+                number = too_many = other
+        step //= 2
+    return gains
 
 
 def _is_hopeless(kept: _Attempt, stop: StopRequest) -> bool:

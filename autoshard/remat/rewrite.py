@@ -65,7 +65,7 @@ class Loss:
         takes_module, has_mutable = isinstance(args[0], ModuleParams), len(args) == 4
         closed, out_tree = opened(loss_of_arrays(self.loss_fn, takes_module, has_mutable), args)
         num_params = len(jax.tree.leaves(args[0]))
-        return jax.tree.unflatten(out_tree, _run(closed, self.policy, jax.tree.leaves(args), num_params))
+        return jax.tree.unflatten(out_tree, evaluated(closed, self.policy, jax.tree.leaves(args), num_params))
 
 
 def rematerialised(step: TrainStep, policy: RematPolicy) -> TrainStep:
@@ -98,15 +98,7 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
     Args:
       step: The step. state, batch: Its arguments, arrays or shapes.
     """
-    step = step.of_arrays(state.params)
-    params, mutable, part = jax.tree.map(_shape, (state.params, state.mutable, batch))
-    if step.parts is not None:
-        size = step.parts[0]
-        part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), part)
-    key = jax.eval_shape(step.key, state)
-    args = (params, mutable, part, key) if step.has_mutable else (params, part, key)
-    as_written = jax.make_jaxpr(step.loss_fn)(*args)
-    closed = inlined(as_written, opens_checkpoints=True)
+    as_written, closed = loss_of(step, state, batch)
     runs = find_runs(closed.jaxpr)
     own = [e for r in runs for e in closed.jaxpr.eqns[r.start : r.stop]]
     within = [
@@ -120,6 +112,20 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
         any(_holds(e, _is_batched) for e in own),
         any(_holds(e, _is_loop_of_products) for e in within),
     )
+
+
+def loss_of(step: TrainStep, state: Any, batch: Any) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
+    """The program of the loss of a step's micro-batch as it is written, and with its calls and checkpoints inlined;
+    arguments as of `layers_of`."""
+    step = step.of_arrays(state.params)
+    params, mutable, part = jax.tree.map(_shape, (state.params, state.mutable, batch))
+    if step.parts is not None:
+        size = step.parts[0]
+        part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), part)
+    key = jax.eval_shape(step.key, state)
+    args = (params, mutable, part, key) if step.has_mutable else (params, part, key)
+    as_written = jax.make_jaxpr(step.loss_fn)(*args)
+    return as_written, inlined(as_written, opens_checkpoints=True)
 
 
 def _has_checkpointed_layers(closed: jex.ClosedJaxpr) -> bool:
@@ -150,7 +156,7 @@ class _Span(NamedTuple):
     is_loop: bool = False
 
 
-def _run(closed: jex.ClosedJaxpr, policy: RematPolicy, args: Sequence[Any], num_params: int) -> list[Any]:
+def evaluated(closed: jex.ClosedJaxpr, policy: RematPolicy, args: Sequence[Any], num_params: int) -> list[Any]:
     """The results of a loss, its layers under `jax.checkpoint`; its first `num_params` arguments are parameters."""
     jaxpr, count = closed.jaxpr, len(closed.jaxpr.eqns)
     spans = _spans(policy)
