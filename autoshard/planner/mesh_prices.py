@@ -64,7 +64,7 @@ class MeshPrices:
 
     def table(self, shape: GroupShape, lookups: Lookups, in_pieces: InPieces) -> ChoiceTable:
         """The choices of a group of this shape."""
-        key = shape, lookups, in_pieces
+        key = shape, lookups, InPieces() if in_pieces.decompose == "never" else in_pieces
         if key not in self._tables:
             self._tables[key] = choice_table(shape, self.mesh, lookups, in_pieces)
         return self._tables[key]

@@ -12,7 +12,7 @@ import jax
 import jax.extend.core as jex
 
 from autoshard.remat.policy import Keep, LayerRun, uniform
-from autoshard.remat.rewrite import evaluated, loss_of
+from autoshard.remat.rewrite import evaluated, loss_arguments, loss_of
 from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.walk import variables
 from autoshard.train_step import TrainStep
@@ -24,12 +24,13 @@ class FewLayers:
 
     Attributes:
       closed: Its program, with calls and checkpoints inlined. runs: Its layers.
-      num_params: How many of its arguments are parameters.
+      num_params: How many of its arguments are parameters. args: Shapes of what it is called with.
     """
 
     closed: jex.ClosedJaxpr
     runs: tuple[LayerRun, ...]
     num_params: int
+    args: tuple[Any, ...]
 
     def gradients(self, keep: Keep, counts: Sequence[int]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
         """The gradients of the parameters that are left, and the shapes of arguments to call that with.
@@ -70,8 +71,9 @@ def few_layers_of(step: TrainStep, state: Any, batch: Any, runs: tuple[LayerRun,
     Args:
       step: The step. state, batch: Its arguments, arrays or shapes. runs: As `layers_of` has found them.
     """
+    args = loss_arguments(step, state, batch)
     _, closed = loss_of(step, state, batch)
-    return FewLayers(closed, runs, len(jax.tree.leaves(state.params)))
+    return FewLayers(closed, runs, len(jax.tree.leaves(state.params)), args)
 
 
 def _shortened(

@@ -117,15 +117,19 @@ def layers_of(step: TrainStep, state: Any, batch: Any) -> Layers:
 def loss_of(step: TrainStep, state: Any, batch: Any) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
     """The program of the loss of a step's micro-batch as it is written, and with its calls and checkpoints inlined;
     arguments as of `layers_of`."""
-    step = step.of_arrays(state.params)
+    loss_fn = step.of_arrays(state.params).loss_fn
+    as_written = jax.make_jaxpr(loss_fn)(*loss_arguments(step, state, batch))
+    return as_written, inlined(as_written, opens_checkpoints=True)
+
+
+def loss_arguments(step: TrainStep, state: Any, batch: Any) -> tuple[Any, ...]:
+    """The shapes with which the loss of a step's micro-batch is called; arguments as of `layers_of`."""
     params, mutable, part = jax.tree.map(_shape, (state.params, state.mutable, batch))
     if step.parts is not None:
         size = step.parts[0]
         part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), part)
     key = jax.eval_shape(step.key, state)
-    args = (params, mutable, part, key) if step.has_mutable else (params, part, key)
-    as_written = jax.make_jaxpr(step.loss_fn)(*args)
-    return as_written, inlined(as_written, opens_checkpoints=True)
+    return (params, mutable, part, key) if step.of_arrays(state.params).has_mutable else (params, part, key)
 
 
 def _has_checkpointed_layers(closed: jex.ClosedJaxpr) -> bool:
