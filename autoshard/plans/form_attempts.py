@@ -159,20 +159,18 @@ class Task:
         device = homogeneous_slice(self.cluster).device_type
         return budget_of(device, self.request.get("memory_budget_bytes"), self.options)
 
-    def bounds(self, layers: Layers, keeps: Sequence[Keep], count: int | None) -> FormBounds:
-        """What forms of the step take at least, told from a loss with few layers.
-
-        Args:
-          layers: Of the loss in `count` micro-batches. keeps: The policies.
-        """
+    def bounds(self, keeps: Sequence[Keep]) -> FormBounds:
+        """What forms of the step take at least, told from a loss of the whole batch with few layers; `keeps`: the
+        policies."""
         state, batch = self.args
-        parts = self.parts(count)
-        few = few_layers_of(self.step if parts is None else self.step.in_parts(parts), state, batch, layers.runs)
+        whole = dataclasses.replace(self.step, parts=None)
+        few = few_layers_of(whole, state, batch, layers_of(whole, state, batch).runs)
         ask = lambda keep: report(self.options, self.started, "bounds", keep.value)
         hardware, mesh, pins = homogeneous_slice(self.cluster), self.request.get("mesh"), self.request.get("pins")
         graph = trace(self.step.of_arrays(state.params).loss_fn, few.args).graph
         meshes, _ = searched_and_further(logical_meshes(graph, hardware, mesh, pins, self.options), self.options)
-        return FormBounds(few, keeps, state, meshes, self.prices, self.options, ask)
+        parts = len(self.step.parts or (1,))
+        return FormBounds(few, keeps, state, meshes, self.prices, self.options, parts, ask)
 
     def pose(self, policy: RematPolicy | None, count: int | None, best: Attempt | None) -> "Form":
         """The question of a form: the plan that beats `best` by more than the wanted gap."""

@@ -83,15 +83,18 @@ class FormBounds:
         meshes: Sequence[LogicalMesh],
         prices: PricesOfMeshes,
         options: PlanOptions,
+        parts: int = 1,
         report: Callable[[Keep], None] = lambda _: None,
     ):
         """Asks nothing yet.
 
         Args:
           few: The loss. keeps: The policies. state: Of the step. meshes: All that may be searched.
-          prices: On these; what is found is added. options: As for `plan`. report: Hears of each policy.
+          prices: On these; what is found is added. options: As for `plan`.
+          parts: Micro-batches of the step as it is written. report: Hears of each policy.
         """
         self.runs, self.keeps, self._report = few.runs, tuple(keeps), report
+        self._parts = parts
         self._few, self._meshes, self._prices, self._options = few, meshes, prices, options
         self._num_devices = meshes[0].num_devices
         self._state_bytes, self._param_bytes = _size_bytes(state), _size_bytes(state.params)
@@ -112,7 +115,7 @@ class FormBounds:
         may lie in that of the host."""
         if self._options.offload != "never":
             return 0.0
-        parts = count or 1
+        parts = count or self._parts
         sums_bytes = 0.0 if parts == 1 else self._param_bytes
         return (self._state_bytes + sums_bytes + self._amount(policy).stored_bytes / parts) / self._num_devices
 

@@ -57,7 +57,7 @@ class PlanOptions:
       remat: What the layers of a `TrainStep` of one program keep for their backward pass. "as_written": what the
         program says, `jax.checkpoint` included. "search": the fastest policy that fits the memory; `jax.checkpoint` in
         the program is then one candidate of several (`autoshard/plans/variant_search.py`). It takes a plan for each
-        form that is tried, up to a dozen and more where memory is short. None: as written, and searched where that does
+        form that is not passed over, two to six where memory is short. None: as written, and searched where that does
         not fit the memory, where it recomputes something, or where more memory would make the step faster.
       micro_batches: In how many micro-batches a `TrainStep` of one program runs its batch. "as_written": as the step
         says. A number: so many. "search": 1, 2, 4, ..., whatever is fastest. None: searched with `remat`, where the

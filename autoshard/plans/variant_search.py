@@ -1,19 +1,18 @@
 """The search for the form of a training step: what its layers recompute, and in how many micro-batches it runs.
 
-Each form is a program of its own, planned with the best plan so far to beat. Keeping everything comes first, then
-keeping everything in more and more micro-batches until that fits the memory: these keep fewer residuals at a time, for
-gathers and reductions that run once in each and mostly hide. Policies that are the same for all layers follow, each in
-as many micro-batches as come into question, and mixtures of two policies, of which the first k layers recompute more
-than the others, with k halved in. The search ends where a plan is as fast as keeping everything would be in unlimited
-memory; where layers have loops with products, as any of these policies would be, since these can be faster there.
+Each form is a program of its own, planned with the best plan so far to beat. In each number of micro-batches those come
+first whose kernels take least of all that may fit the memory, as `form_bounds.py` tells without tracing them; then, in
+the best number, policies that are the same for all layers, and the step as it is written. The search ends where a plan
+is as fast as keeping everything would be in unlimited memory; where layers have loops with products, as any of these
+policies would be, since these can be faster there.
 
 Where nothing is asked of it (`PlanOptions`, None), the step is planned as it is written, and other forms are tried only
 where that does not fit, where it recomputes something, or where its certificate tells that more memory would gain; in
 micro-batches, only where the loss is known to be a plain mean over examples (`graph/example_mean.py`).
 
 The proof: the bound of a plan is the least of all forms that were considered. A form whose bound shows that it cannot
-beat the best plan so far by more than the wanted gap is not solved to the end. Micro-batches only add to what a form
-takes where memory does not count: one that cannot win in any memory rules itself out in twice as many, and so on.
+beat the best plan so far by more than the wanted gap is not solved to the end. Micro-batches only add to the kernels of
+a form.
 """
 
 import dataclasses
@@ -224,7 +223,7 @@ class _Forms:
         if first is not None and first.runs:
             # without batched products all are with weights
             keeps = [k for k in Keep if k is not Keep.PRODUCTS or first.has_batched_products]
-            self.bounds = task.bounds(first, keeps, space.counts[0])
+            self.bounds = task.bounds(keeps)
 
     @property
     def keeps_all_as_written(self) -> bool:
@@ -235,10 +234,12 @@ class _Forms:
         """That all layers keep the same; None where there are none, or none may be changed."""
         return uniform(self._layers_of(count).runs, keep) if self._has_layers else None
 
-    def in_parts(self, policy: RematPolicy, count: int | None) -> RematPolicy:
-        """A policy for the layers of the loss in so many micro-batches, which may lie elsewhere in it."""
+    def in_parts(self, policy: RematPolicy, count: int | None) -> RematPolicy | None:
+        """A policy for the layers of the loss in so many micro-batches, which may lie elsewhere in it; None where they
+        are others."""
         runs = self._layers_of(count).runs
-        assert len(runs) == len(policy.runs)
+        if [run.count for run in runs] != [own.run.count for own in policy.runs]:
+            return None
         return RematPolicy(tuple(dataclasses.replace(p, run=run) for p, run in zip(policy.runs, runs, strict=True)))
 
     def _layers_of(self, count: int | None) -> Layers:
@@ -267,7 +268,8 @@ def _fill_memory(tries: Tries, space: Space, forms: _Forms, bounds: FormBounds) 
         if (policy, count) in tried or tries.is_over:
             return None
         tried.add((policy, count))
-        return tries.take(forms.in_parts(policy, count), count)
+        own = forms.in_parts(policy, count)
+        return None if own is None else tries.take(own, count)
 
     def is_best(count: int | None) -> bool:
         """Whether the best form so far is one in `count` micro-batches."""
