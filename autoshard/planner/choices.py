@@ -25,6 +25,7 @@ from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import MOST_KEYS, Exchange, Lookups, exchange_of, scattered
 from autoshard.cost.reshard import inner_dims, ordered_dims, out_of_order
 from autoshard.graph.graph import Dims, Factor, FixedLayout, LookUp
+from autoshard.graph.groups import Group
 from autoshard.graph.layout import (
     WHOLE,
     Assignment,
@@ -174,6 +175,11 @@ def choice_table(
         tuple(column("exchange")),
         inside,
     )
+
+
+def fastest_kernels_s(groups: Sequence[Group], tables: Sequence[ChoiceTable]) -> float:
+    """Seconds of all kernels of a program, each as fast as any of its choices makes it; `tables`: of `groups`."""
+    return sum(g.trips * float(t.compute_s.min()) for g, t in zip(groups, tables, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

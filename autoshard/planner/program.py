@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections.abc import Set
 
 import numpy as np
 
@@ -88,13 +89,19 @@ def _collective(operation: Operation, graph: Graph) -> RegionCollective:
 def _workspace_bytes(inside: Program) -> float:
     """The most that a region with this body holds at once, beside its operands and results."""
     graph = inside.graph
-    outside = {a.value for a in graph.arguments} | {o.value for o in graph.outputs}
+    outside = {*(a.value for a in graph.arguments), *(o.value for o in graph.outputs)}
+    return most_stored_bytes(inside, outside)
+
+
+def most_stored_bytes(program: Program, outside: Set[int | None]) -> float:
+    """The most that a program stores at once beside the values `outside`, all of it whole."""
+    graph = program.graph
     change = np.zeros(len(graph.operations) + 2)
-    for live in inside.analysis.live.ranges:
+    for live in program.analysis.live.ranges:
         if live.value not in outside:
             change[live.start] += graph.values[live.value].size_bytes
             change[live.stop] -= graph.values[live.value].size_bytes
-    for group, shape in zip(inside.groups, inside.shapes, strict=True):
+    for group, shape in zip(program.groups, program.shapes, strict=True):
         if shape.work is not None:
             change[group.operations[0]] += shape.work.workspace_bytes
             change[group.operations[0] + 1] -= shape.work.workspace_bytes

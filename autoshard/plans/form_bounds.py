@@ -24,8 +24,9 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.in_pieces import InPieces
+from autoshard.planner.choices import fastest_kernels_s
 from autoshard.planner.mesh_prices import PricesOfMeshes
-from autoshard.planner.program import Program, prepare
+from autoshard.planner.program import Program, most_stored_bytes, prepare
 from autoshard.plans.options import PlanOptions
 from autoshard.remat.few_layers import FewLayers
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy, RunPolicy
@@ -227,12 +228,13 @@ class FormBounds:
         assert found is not None  # `mixes`
         fn, args = found
         program = prepare(trace(fn, args, (), TraceOptions(self._options.while_trips)).graph)
-        return Amount(np.array([self._kernels_s(program, mesh) for mesh in self._meshes]), _most_stored_bytes(program))
+        stored_bytes = most_stored_bytes(program, {a.value for a in program.graph.arguments})
+        return Amount(np.array([self._kernels_s(program, mesh) for mesh in self._meshes]), stored_bytes)
 
     def _kernels_s(self, program: Program, mesh: LogicalMesh) -> float:
         prices, lookups = self._prices.on(mesh), self._options.lookups
         tables = [prices.table(shape, lookups, InPieces()) for shape in program.shapes]
-        return sum(g.trips * float(t.compute_s.min()) for g, t in zip(program.groups, tables, strict=True))
+        return fastest_kernels_s(program.groups, tables)
 
 
 def _fewer(run: LayerRun) -> int:
@@ -245,18 +247,6 @@ def _with_run(policy: RematPolicy, r: int, keep: Keep, count: int) -> RematPolic
     own = policy.runs[r]
     kept = (own.kept[0][0], own.run.count - count), (keep, count)
     return RematPolicy((*policy.runs[:r], RunPolicy(own.run, tuple(k for k in kept if k[1])), *policy.runs[r + 1 :]))
-
-
-def _most_stored_bytes(program: Program) -> float:
-    """The most that a program stores at once beside its arguments."""
-    graph = program.graph
-    arguments = {a.value for a in graph.arguments}
-    change = np.zeros(len(graph.operations) + 2)
-    for live in program.analysis.live.ranges:
-        if live.value not in arguments:
-            change[live.start] += graph.values[live.value].size_bytes
-            change[live.stop] -= graph.values[live.value].size_bytes
-    return float(change.cumsum().max())
 
 
 def _size_bytes(tree: Any) -> float:

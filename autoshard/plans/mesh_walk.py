@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation
+from autoshard.planner.choices import fastest_kernels_s
 from autoshard.plans.found import NO_MEMORY, PASSED_BY, Found
 from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_steps import MeshSteps
@@ -88,5 +89,4 @@ def _passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:
 
 def _gain_s(formulation: Formulation, cost_s: float) -> float:
     """What a plan takes beyond kernels that are each as fast as any choice on its mesh makes them."""
-    groups = formulation.program.groups
-    return cost_s - sum(g.trips * t.compute_s.min() for g, t in zip(groups, formulation.tables, strict=True))
+    return cost_s - fastest_kernels_s(formulation.program.groups, formulation.tables)

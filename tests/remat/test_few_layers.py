@@ -56,7 +56,7 @@ def test_gradients_are_those_of_a_model_with_so_few_layers(keep):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_layer_that_makes_what_no_other_makes_cannot_be_left_out():
+def test_what_only_the_last_layer_is_read_for_is_made_by_the_last_one_left():
     def odd(params, batch):
         x, kept = batch["x"], None
         for w in params["layers"]:
