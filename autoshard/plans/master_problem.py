@@ -23,9 +23,10 @@ from autoshard.cost.exposure import Stretch
 from autoshard.garbage import collection_paused
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import OwnTimes, StepTimes
+from autoshard.plans.crossed_plans import crossed_plans
 from autoshard.plans.known_plan import KnownPlan, Made, Sparse, sparse
 from autoshard.plans.master_program import Group, MasterProgram, Relaxed, parts_of
-from autoshard.plans.part_search import annealed, part_options
+from autoshard.plans.part_search import FROM_A_PLAN, FROM_A_ROUNDED, SHORT, PartOptions, annealed, part_options
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.reduce.columns import worst_instants
 from autoshard.solver.tabulated import Tabulated, Taken
@@ -51,7 +52,10 @@ _Solved = tuple[MasterProgram, Relaxed | None]
 _LOOKS = 4
 """How often a plan is sought at most, each time with the stretches and instants that the one before lacked."""
 
-_SEARCHES = 2
+_FAR = 0.015
+"""Plans are crossed only where their mixture takes less than the best by more than this share."""
+
+_SEARCHES = 3
 """Likewise of searches part by part, which end where memory is exceeded only at instants that did not count."""
 
 
@@ -241,17 +245,51 @@ class MasterProblem:
 
     def _improved(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float) -> Made | None:
         """`improved` of plans that are alike, from one of them."""
-        taken = None
+        columns, begins = self._crossed(columns, first)
+        cooling, taken = FROM_A_PLAN if len(begins) == 1 else FROM_A_ROUNDED, None
         for _ in range(_SEARCHES):
             each = [functools.partial(self._row, instant) for instant in self._instants]
             options = part_options(self._times, columns, each)
-            taken = annealed(options, self._times.share, options.option[first] if taken is None else taken)
+            if taken is None:
+                taken = self._begun(options, [options.option[followed, range(len(followed))] for followed in begins])
+            taken, _ = annealed(options, self._times.share, taken, cooling)
             found = self._column(options.made(taken))
             if found.made is not None:
                 return found.made if found.step_s < to_beat_s else None
             if not self._count((), found.exceeded):
                 break
         return None
+
+    def _begun(self, options: PartOptions, begins: Sequence[np.ndarray]) -> np.ndarray:
+        """The best that short searches find, if there is more than one place to begin a long one."""
+        if len(begins) == 1:
+            return begins[0]
+        found = [annealed(options, self._times.share, begin, SHORT) for begin in begins]
+        return min(found, key=lambda own: own[1])[0]
+
+    def _crossed(self, columns: Sequence[KnownPlan], first: int) -> tuple[Sequence[KnownPlan], list[np.ndarray]]:
+        """Plans that are alike, and where to begin a search: the plan that each part follows; int64 [parts] each.
+
+        The search begins with the plan `first`. Where the mixture is far from it and divides a part in which all layers
+        hang together, plans crossed there are added; with each of them the other parts follow what is best in the
+        mixture.
+        """
+        program, relaxed = self._relaxed(columns)
+        (group,) = program.groups
+        begins = [np.full(len(group.parts), first)]
+        if relaxed is None or relaxed.value_s >= columns[first].step_s * (1 - _FAR):
+            return columns, begins
+        most = max(range(len(group.parts)), key=lambda part: len(group.parts[part]))
+        shares = {plan: float(relaxed.taken[0][1 + option]) for option, plan in group.options_of(most).items()}
+        crossed = crossed_plans(self.tabulated, group.plans, group.parts[most], shares)
+        made = [column for column in map(self._column, crossed) if math.isfinite(column.step_s)]
+        for column in made:
+            self._count((), column.exceeded)
+        if made:
+            columns = [*columns, *made]
+            program = self._program([columns])
+            begins += program.rounded(most, range(len(columns) - len(made), len(columns)))
+        return columns, begins
 
     def _column(self, choices: np.ndarray) -> KnownPlan:
         times, taken = self._times.of(choices), self._times.tabulated.taken(choices)

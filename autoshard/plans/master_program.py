@@ -22,7 +22,7 @@ what was rounded settled, and so on (diving; Achterberg, Constraint integer prog
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import LinearConstraint, linprog, milp
@@ -97,21 +97,31 @@ class Group:
     def made(self, taken: np.ndarray) -> np.ndarray:
         """The plan in which so many parts of their kind take each option; int64 [decisions]."""
         choices = self.plans[0].copy()
-        numbers = np.round(taken).astype(np.int64)
+        for own, plan in zip(self.parts, self.plan_of_parts(taken).tolist(), strict=True):
+            choices[own] = self.plans[plan, own]
+        return choices
+
+    def plan_of_parts(self, taken: np.ndarray) -> np.ndarray:
+        """The plan that each part follows, if so many of their kind take each option; int64 [parts]."""
+        found, numbers = np.zeros(len(self.parts), np.int64), np.round(taken).astype(np.int64)
         for parts, options in zip(self.kinds, self._options(), strict=True):
             counts = numbers[options]
             # spread over the parts, so that neighbours differ
             places = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
             spread = np.repeat(options, counts)[np.argsort(places, kind="stable")]
             for n, (part, option) in enumerate(zip(parts, spread.tolist(), strict=True)):
-                own = self.parts[part]
-                choices[own] = self.plans[self.followed[option][n], own]
-        return choices
+                found[part] = self.followed[option][n]
+        return found
 
     def _options(self) -> list[np.ndarray]:
         """The options of each kind, which stand one after another."""
         ends = np.searchsorted(self.kind, np.arange(len(self.kinds) + 1))
         return [np.arange(*own) for own in itertools.pairwise(ends.tolist())]
+
+    def options_of(self, part: int) -> Mapping[int, int]:
+        """The options of a part that is alone of its kind, and the plan that it follows with each; none of another."""
+        kind = next(kind for kind, parts in enumerate(self.kinds) if part in parts)
+        return {int(o): self.followed[o][0] for o in self._options()[kind]} if len(self.kinds[kind]) == 1 else {}
 
     def rounded(self, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A mixture in integers, and how sure it is of that: the parts of a kind that need not be rounded go first, to
@@ -250,6 +260,20 @@ class MasterProgram:
     def relaxed(self) -> Relaxed | None:
         """The solution over the reals; None if there is none."""
         return self._solved(self._matrices(0.0))
+
+    def rounded(self, part: int, plans: Sequence[int]) -> list[np.ndarray]:
+        """Plans of the only group, rounded from the best mixtures in which a part, alone of its kind, follows each of
+        some plans: the plan that each part follows; int64 [parts] each. None where no mixture fits."""
+        (group,), matrices, found = self.groups, self._matrices(_SENT), []
+        matrices = dataclasses.replace(matrices, limits=matrices.limits * (1 - _MARGIN))
+        plan_of = group.options_of(part)
+        for option in (option for option, plan in plan_of.items() if plan in plans):
+            least, most = np.zeros(len(matrices.cost_s)), np.full(len(matrices.cost_s), np.inf)
+            most[[1 + other for other in plan_of]] = 0.0
+            least[1 + option] = most[1 + option] = 1.0
+            if (relaxed := self._solved(matrices, least, most)) is not None:
+                found.append(group.plan_of_parts(group.rounded(relaxed.taken[0][1:])[0]))
+        return found
 
     def integral(self, relaxed: Relaxed, relative_gap: float, to_beat_s: float) -> list[np.ndarray]:
         """Plans of one group, int64 [decisions] each: the fastest that is made of the known ones, within a gap, or some

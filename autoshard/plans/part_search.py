@@ -8,6 +8,7 @@ is refused. What exceeds the memory at the instants that count is paid for.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,19 +16,32 @@ import numpy as np
 from autoshard.planner.step_times import StepTimes
 from autoshard.plans.known_plan import KnownPlan, Sparse
 from autoshard.plans.master_program import parts_and_slots
+from autoshard.solver.primal.schedule_intervals import Intervals, intervals_of
 from autoshard.solver.primal.schedule_search import anneal
 
-_MOVES = 12_000
-"""How many are tried. With 24 and 96 layers of GPT-3, twice as many change the step by less than 0.1 %, either way."""
+_COLDEST = 1e-5
+"""By which share of the step a move may make it longer, at last, to be accepted with probability 1 / e."""
 
-_HOTTEST, _COLDEST = 1e-4, 1e-5
-"""By which share of the step a move may make it longer, at first and at last, to be accepted with probability 1 / e."""
-
-_PENALTY = 2.0
+PENALTY = 2.0
 """What exceeding the budget costs: the share of it, in steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Cooling:
+    """A search: how many moves are tried, and by which share of the step one may make it longer, at first, to be
+    accepted with probability 1 / e."""
+
+    moves: int
+    hottest: float
+
+
+FROM_A_PLAN, FROM_A_ROUNDED, SHORT = Cooling(20_000, 2e-5), Cooling(50_000, 4e-4), Cooling(6_000, 4e-4)
+"""From a plan whose parts were chosen together, which more heat only disturbs (GPT-3 with 96 layers: 6.717 s, and with
+4e-4 6.747); from one whose parts were rounded each by itself (the same in Linen: 4.114 s with 2e-5, and with 2e-4
+4.090); and to choose from which."""
+
+
+@dataclasses.dataclass(frozen=True)
 class PartOptions:
     """What the parts of some plans can do, and what that adds to the schedule and to memory.
 
@@ -55,6 +69,19 @@ class PartOptions:
     place: np.ndarray
     amount: np.ndarray
     used: np.ndarray
+
+    @functools.cached_property
+    def intervals(self) -> Intervals:
+        """Of the schedule."""
+        return intervals_of(self.starts, self.stops, self.num_ends)
+
+    @functools.cached_property
+    def reached(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the intervals that each option's entries reach begin, and these, ascending; int64 each."""
+        count = len(self.intervals.come)
+        keys = np.repeat(np.arange(len(self.least_s)), np.diff(self.entry)) * count
+        keys = np.unique(keys + self.intervals.reached(self.place, self.starts, self.num_ends))
+        return np.searchsorted(keys, np.arange(len(self.least_s) + 1) * count), keys % count
 
     def made(self, taken: np.ndarray) -> np.ndarray:
         """The plan whose parts take these options; int64 [decisions]."""
@@ -125,17 +152,21 @@ def _of_slots(slot: np.ndarray, amounts: Sparse, num_parts: int) -> np.ndarray:
     return np.bincount(slot[owners], own, 1 + num_parts)
 
 
-def annealed(options: PartOptions, share: float, start: np.ndarray) -> np.ndarray:
-    """The best that a search found; int64 [parts], the option of each part.
+def annealed(options: PartOptions, share: float, start: np.ndarray, cooling: Cooling) -> tuple[np.ndarray, float]:
+    """The best that a search found; int64 [parts], the option of each part. What it costs: its step and, where it
+    exceeds the budget at the instants that count, the penalty.
 
     Args:
       options: What parts can do. share: What collectives make use of, of a kernel's time.
-      start: Where the search begins.
+      start: Where the search begins. cooling: How it is sought.
     """
     generator = np.random.default_rng(0)
-    option = generator.integers(len(options.plan), size=_MOVES)
-    cooling = _HOTTEST * (_COLDEST / _HOTTEST) ** (np.arange(_MOVES) / _MOVES)
-    patience = -np.log1p(-generator.random(_MOVES)) * cooling
-    adds = options.least_s, options.entry, options.place, options.amount, options.used
-    windows = options.starts, options.stops, np.argsort(options.starts, kind="stable"), options.num_ends
-    return anneal(*adds, *windows, share, _PENALTY, start, options.part[option], option, patience)
+    moves, hottest = cooling.moves, cooling.hottest
+    option = generator.integers(len(options.plan), size=moves)
+    heat = hottest * (_COLDEST / hottest) ** (np.arange(moves) / moves)
+    patience = -np.log1p(-generator.random(moves)) * heat
+    cut = options.intervals
+    adds = options.least_s, options.entry, options.place, options.amount, options.used, *options.reached
+    windows = options.starts, options.stops, cut.by_start, cut.come, cut.first, cut.open_windows
+    ends = options.num_ends, cut.every
+    return anneal(*adds, *windows, *ends, share, PENALTY, start, options.part[option], option, patience)

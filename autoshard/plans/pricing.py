@@ -33,8 +33,8 @@ from autoshard.solver.problem import Certificate, Solution
 ROUNDS = 12
 """How many problems are solved at most."""
 
-_KNOWN, _KNOWN_GAP = 2, 0.2
-"""What plans are like is known after so many problems more, from one that is so close to the bound."""
+_KNOWN = ((1, 0.3), (2, 0.2))
+"""What plans are like may be known after so many problems more, from one that is so close to the bound."""
 
 _FIRST_SHARE, _LATER_SHARE = 0.5, 0.5
 """In which share of the time that is left the first problem is solved, since without a solution there is no other; and
@@ -153,8 +153,8 @@ def priced(
       rounds: How many prices are tried at most.
       to_beat_s: The step of the fastest plan elsewhere; with a bound that reaches it, the problem is settled.
       is_settled: Whether a mixture of plans is enough to know; asked from the third round on.
-      is_left: Whether the best plan so far tells that another problem is to be solved instead; asked once, when it is
-        known what plans are like.
+      is_left: Whether the best plan so far tells that another problem is to be solved instead; asked when it may be
+        known what plans are like, and once more when it is.
     """
     at = formulation
     centre = at.overlap.weights  # the weights that bounded best so far
@@ -165,7 +165,7 @@ def priced(
     best = None if known is None else Timed(at, known.choices, known.step_s)
     is_near = known is None and centre != first_weights(master.times.num_operations)
     bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
-    enough, gap, stalled, is_asked = 0.5 * relative_gap, _FIRST_GAP, 0, False
+    enough, gap, stalled, to_ask = 0.5 * relative_gap, _FIRST_GAP, 0, list(_KNOWN)
     elsewhere_s = to_beat_s
     for n in range(rounds + 1):
         share = _LATER_SHARE / max(rounds - n, 1) if n or best is not None else _FIRST_SHARE
@@ -205,8 +205,8 @@ def priced(
         is_mixed = n >= _MIXED_ROUNDS and mixture.step_s - bound.bound <= _MIXED * (to_beat_s - bound.bound)
         if n > 1 and (is_mixed or stalled == _PATIENCE or is_settled(mixture)):
             break
-        if not is_asked and n >= _KNOWN and bound.bound >= (1 - _KNOWN_GAP) * best.step_s:
-            is_asked = True
+        if to_ask and n >= to_ask[0][0] and bound.bound >= (1 - to_ask[0][1]) * best.step_s:
+            to_ask.pop(0)
             if is_left(best):
                 return Priced(bounded, bound, found, best, master, mixture, True)
         before = now

@@ -6,30 +6,67 @@ import numpy as np
 import pytest
 
 from autoshard.cost.exposure import Hideable, exposure
-from autoshard.solver.primal.schedule_search import anneal, waited_s
+from autoshard.solver.primal.schedule_intervals import intervals_of
+from autoshard.solver.primal.schedule_search import anneal
 from autoshard.solver.warm_up import SELDOM
 
-
-def random_windows(rng, num_ends):
-    """Starts and stops, ascending by stop, and the windows by rising start."""
-    ends = [sorted(rng.choice(num_ends + 1, 2, replace=False)) for _ in range(int(rng.integers(1, 12)))]
-    starts, stops = np.array(sorted(ends, key=lambda own: own[1]), np.int64).T
-    return np.ascontiguousarray(starts), np.ascontiguousarray(stops), np.argsort(starts, kind="stable")
+PENALTY = 100.0
 
 
-def test_kernels_wait_as_in_the_schedule_of_two_streams():
+class Parts:
+    """A schedule with random windows, and parts with as many options each, which add to it at random places."""
+
+    def __init__(self, rng, num_ends, num_windows, num_parts, num_options, share, used_most, places=3):
+        ends = [sorted(rng.choice(num_ends + 1, 2, replace=False)) for _ in range(num_windows)]
+        starts, stops = np.array(sorted(ends, key=lambda own: own[1]), np.int64).T
+        self.starts, self.stops = np.ascontiguousarray(starts), np.ascontiguousarray(stops)
+        self.num_ends, self.num_parts, self.num_options, self.share = num_ends, num_parts, num_options, share
+        self.places, self.count = num_ends + num_windows, num_parts * num_options + 1
+        self.place = rng.integers(self.places, size=places * self.count)
+        self.amount, self.least_s = rng.random(places * self.count), rng.random(self.count)
+        self.used = rng.random((self.count, 2)) * used_most
+        self.entry = np.arange(self.count + 1) * places
+
+    def step_s(self, taken):
+        """The step by the cost model, and by which share the budget is exceeded."""
+        own, amounts = [*taken, self.count - 1], np.zeros(self.places)
+        for option in own:
+            at = slice(self.entry[option], self.entry[option + 1])
+            np.add.at(amounts, self.place[at], self.amount[at])
+        sent = zip(self.starts.tolist(), self.stops.tolist(), amounts[self.num_ends :].tolist(), strict=True)
+        waits_s = exposure(amounts[: self.num_ends].tolist(), [Hideable(*c) for c in sent], self.share).total_s
+        return float(self.least_s[own].sum()) + waits_s, max(float((self.used[own].sum(axis=0) - 1).max()), 0.0)
+
+    def annealed(self, rng, moves, every, hottest=1.0):
+        """What the search finds from a random beginning, in intervals of so many ends, and what that costs, it says."""
+        cut = intervals_of(self.starts, self.stops, self.num_ends, every)
+        reached = [
+            np.unique(cut.reached(self.place[a:b], self.starts, self.num_ends))
+            for a, b in itertools.pairwise(self.entry)
+        ]
+        reach_entry = np.cumsum([0, *map(len, reached)])
+        option = rng.integers(self.count - 1, size=moves)
+        begin = np.arange(self.num_parts) * self.num_options + rng.integers(self.num_options, size=self.num_parts)
+        cooling = -np.log1p(-rng.random(moves)) * np.geomspace(hottest, 1e-3 * hottest, moves)
+        adds = self.least_s, self.entry, self.place, self.amount, self.used, reach_entry, np.concatenate(reached)
+        windows = self.starts, self.stops, cut.by_start, cut.come, cut.first, cut.open_windows
+        moves = begin, option // self.num_options, option, cooling
+        return anneal(*adds, *windows, self.num_ends, every, self.share, PENALTY, *moves)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 100])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_kernels_wait_as_in_the_schedule_of_two_streams(every, share):
+    """However many moves were accepted before, and wherever schedules came together again: many moves are."""
     rng = np.random.default_rng(0)
-    for _ in range(300):
-        num_ends, share = int(rng.integers(1, 9)), float(rng.choice([0.0, 0.4, 1.0]))
-        starts, stops, by_start = random_windows(rng, num_ends)
-        amounts = rng.random(num_ends + len(starts)) * rng.integers(0, 2, num_ends + len(starts))
-        sent = [Hideable(*c) for c in zip(starts.tolist(), stops.tolist(), amounts[num_ends:].tolist(), strict=True)]
-        expected_s = exposure(amounts[:num_ends].tolist(), sent, share).total_s
-        found_s = waited_s(amounts, starts, stops, by_start, num_ends, share, np.inf)
-        np.testing.assert_allclose(found_s, expected_s, atol=1e-12)
-        limit_s = float(rng.random())
-        cut_s = waited_s(amounts, starts, stops, by_start, num_ends, share, limit_s)
-        assert cut_s == found_s if expected_s <= limit_s else limit_s < cut_s <= found_s
+    for n in range(40):
+        num_ends, num_windows = int(rng.integers(1, 40)), int(rng.integers(1, 60))
+        parts = Parts(rng, num_ends, num_windows, 12, 3, share, 0.12)
+        found, found_s = parts.annealed(rng, 40 * n, every, 0.1)
+        step_s, excess = parts.step_s(found)
+        unit_s = found_s - step_s if excess else 0.0  # the penalty is in steps of the beginning
+        np.testing.assert_allclose(found_s, step_s + unit_s, rtol=1e-9)
+        assert not excess or unit_s > 0
 
 
 @pytest.mark.parametrize("is_tight", [False, True])
@@ -38,30 +75,11 @@ def test_the_best_of_all_that_parts_can_do_is_found(seed, is_tight):
     """From wherever the search begins. Where memory is tight, what fits is found if anything does, and no other option
     of one part is better."""
     rng = np.random.default_rng(seed)
-    num_ends, num_parts, num_options, share = 6, 4, 3, 0.8
-    starts, stops, by_start = random_windows(rng, num_ends)
-    places, count = num_ends + len(starts), num_parts * num_options + 1
-    place = rng.integers(places, size=3 * count)
-    amount, least_s = rng.random(3 * count), rng.random(count)
-    used = rng.random((count, 2)) * (is_tight / 3)
-    entry = np.arange(count + 1) * 3
-
-    def step_s(taken):
-        own = [*taken, count - 1]
-        amounts = np.zeros(places)
-        for option in own:
-            np.add.at(amounts, place[3 * option : 3 * option + 3], amount[3 * option : 3 * option + 3])
-        waits_s = waited_s(amounts, starts, stops, by_start, num_ends, share, np.inf)
-        return float(least_s[own].sum()) + waits_s, bool((used[own].sum(axis=0) <= 1.0).all())
-
-    every = itertools.product(*(range(num_options * p, num_options * (p + 1)) for p in range(num_parts)))
-    timed = {taken: step_s(taken) for taken in every}
-    fitting = {taken: own for taken, (own, fits) in timed.items() if fits}
-    option = rng.integers(num_parts * num_options, size=10000)
-    begin = np.arange(num_parts) * num_options + rng.integers(num_options, size=num_parts)
-    cooling = -np.log1p(-rng.random(len(option))) * np.geomspace(1.0, 1e-3, len(option))
-    adds, windows = (least_s, entry, place, amount, used), (starts, stops, by_start, num_ends)
-    found = anneal(*adds, *windows, share, 100.0, begin, option // num_options, option, cooling)
+    parts = Parts(rng, 6, int(rng.integers(1, 12)), 4, 3, 0.8, 1 / 3 if is_tight else 0.0)
+    every = itertools.product(*(range(3 * p, 3 * (p + 1)) for p in range(4)))
+    timed = {taken: parts.step_s(taken) for taken in every}
+    fitting = {taken: own for taken, (own, excess) in timed.items() if not excess}
+    found, _ = parts.annealed(rng, 10000, 2)
     assert (tuple(found.tolist()) in fitting) == bool(fitting)
     near = [own for taken, own in fitting.items() if not is_tight or (found != taken).sum() <= 1]
     assert not fitting or fitting[tuple(found.tolist())] <= min(near) * (1 + 1e-9)
