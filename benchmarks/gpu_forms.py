@@ -8,8 +8,8 @@ Programs have so many examples that their step does not fit the GPU's memory as 
 of which each can be tried in minutes: recompute nothing, or all but products with weights, or whole layers
 (`jax.checkpoint` with `dots_with_no_batch_dims_saveable`, or without a policy), in the fewest micro-batches that fit:
 powers of two, gradients added up in a loop. All are compiled by `jax.jit` with XLA's defaults. Both sides
-are timed as they would run; steps wait for each other. A form by hand may be another step, where a loss is no mean over
-examples (a mixture of experts balances them); a plan's is not.
+are timed as they would run; steps wait for each other. In micro-batches both may be another step, where a loss is no
+mean over examples (a mixture of experts balances them).
 """
 
 import argparse
@@ -111,7 +111,9 @@ class Row:
 def planned(name: str, cluster: Cluster, out: pathlib.Path) -> Row:
     """The plan, whose file goes into `out`."""
     step, args, _ = PROGRAMS[name].loaded()
-    plan = autoshard.plan(step, *args, cluster=cluster, donate_argnums=0, options=PlanOptions(cache=False))
+    # by hand, too, the mean over micro-batches will do
+    options = PlanOptions(remat="search", micro_batches="search", cache=False)
+    plan = autoshard.plan(step, *args, cluster=cluster, donate_argnums=0, options=options)
     assert plan.choice is not None
     variant = plan.choice.variant
     row = _row(name, PLANNED, str(variant), variant.num_micro_batches or 1, plan)

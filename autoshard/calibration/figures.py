@@ -76,7 +76,7 @@ def measured_device(device_type: DeviceType, found: Found, launch_s: float, cali
         square = {p.shape[0]: s for p, s in products.items() if p.dtype == dtype and len(set(p.shape)) == 1}
         curves.append((dtype, product_curve(square, narrow, launch_s)))
     per_s = {
-        measures: chain * p.shape[0] / work_s(s, launch_s)
+        measures: chain * p.rounds * p.shape[0] / work_s(s, launch_s)
         for measures, chain in ((Measures.FUNCTION, FUNCTION_CHAIN), (Measures.ELEMENTWISE, 2 * ELEMENTWISE_CHAIN))
         for p, s in seconds.items()
         if p.measures is measures

@@ -25,7 +25,12 @@ NUM_INDEPENDENT = 8
 ORDERED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 """Kinds whose pieces are put in order where they run along an inner dimension."""
 FUNCTION_CHAIN, ELEMENTWISE_CHAIN = 4, 32
-"""Operations on each element in one kernel of the probes of arithmetic."""
+"""Operations on each element in one round of the probes of arithmetic."""
+ARITHMETIC_ELEMENTS, GPU_ARITHMETIC = 1 << 14, (1 << 20, 8)
+"""Elements of these probes, which the cache of a CPU core holds; and on a GPU, with rounds in one kernel. An H100 has
+270,000 threads to fill (with 2^14 elements, exponentials came out 20 times as slow as its units are), 50 MB of cache,
+and moves 8 MB in the time of one round. A CPU core would run more rounds one after another, and not beside each other
+(half as fast for 8)."""
 
 
 class Measures(enum.Enum):
@@ -61,6 +66,7 @@ class Probe:
         dimensions, where it runs along the second.
       dtype: Of the elements.
       collective: Which collective. level: Index of the hardware level that it runs over. size: Devices that take part.
+      rounds: How often a probe of arithmetic does its operations, one after another in one kernel.
     """
 
     measures: Measures
@@ -69,13 +75,15 @@ class Probe:
     collective: CollectiveKind | None = None
     level: int = 0
     size: int = 1
+    rounds: int = 1
 
     @property
     def name(self) -> str:
         """A name that no other probe has, such as `product float32 64x64x64` or `all-gather level 0 of 8 65536`."""
         dims = "x".join(map(str, self.shape))
         if self.collective is None:
-            return f"{self.measures.value} {self.dtype} {dims}"
+            rounds = f" {self.rounds} rounds" if self.rounds > 1 else ""
+            return f"{self.measures.value} {self.dtype} {dims}{rounds}"
         count = f"{NUM_INDEPENDENT} x " if self.measures is Measures.INDEPENDENT else ""
         return f"{count}{self.collective.value} level {self.level} of {self.size} {dims}"
 
@@ -88,7 +96,7 @@ def probes(hardware: Slice, dtypes: tuple[str, ...], quick: bool) -> tuple[Probe
         *_products(device, dtypes, quick),
         *_memory(device, quick),
         *_transposed(device, quick),
-        *(Probe(m, (1 << 14,)) for m in (Measures.FUNCTION, Measures.ELEMENTWISE)),
+        *_arithmetic(device),
         *_collectives(hardware, quick),
     )
 
@@ -132,6 +140,11 @@ def _transposed(device: DeviceType, quick: bool) -> tuple[Probe, ...]:
         for n in (dims[::2] if quick else dims)
         for measures in (Measures.COPY, Measures.TRANSPOSED)
     )
+
+
+def _arithmetic(device: DeviceType) -> tuple[Probe, ...]:
+    elements, rounds = GPU_ARITHMETIC if device.is_gpu else (ARITHMETIC_ELEMENTS, 1)
+    return tuple(Probe(m, (elements,), rounds=rounds) for m in (Measures.FUNCTION, Measures.ELEMENTWISE))
 
 
 def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:

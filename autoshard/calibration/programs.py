@@ -13,6 +13,7 @@ before, and what it writes goes elsewhere: caches fetch that, too, before it is 
 """
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -166,9 +167,9 @@ def _operation(probe: Probe) -> tuple[Callable[..., jax.Array], list[tuple[int, 
             rows, summed, columns = probe.shape
             return jnp.matmul, [(rows, summed), (summed, columns)], probe.dtype
         case Measures.FUNCTION:
-            return _functions, [probe.shape], probe.dtype
+            return _repeated(_functions, probe.rounds), [probe.shape], probe.dtype
         case Measures.ELEMENTWISE:
-            return _multiplications, [probe.shape], probe.dtype
+            return _repeated(_multiplications, probe.rounds), [probe.shape], probe.dtype
         case Measures.COPY:
             return lambda x: _rows_first(x * 0.5), [probe.shape], probe.dtype
         case Measures.TRANSPOSED:
@@ -199,6 +200,11 @@ def _rows_first(x: jax.Array) -> jax.Array:
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
     """An element of a product of `y`, all of which is made, in every round since `x` has a part in it."""
     return lax.optimization_barrier(y.at[0, 0].set(x[0, 0]) @ y)[0, 0]
+
+
+def _repeated(operation: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax.Array], jax.Array]:
+    """An operation so often, one after another."""
+    return lambda x: functools.reduce(lambda y, _: operation(y), range(rounds), x)
 
 
 def _functions(x: jax.Array) -> jax.Array:

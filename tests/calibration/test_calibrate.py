@@ -12,10 +12,11 @@ import rich.console
 
 from autoshard.calibration import calibrate, run
 from autoshard.calibration.display import calibrate_visibly
+from autoshard.calibration.figures import measured_device
 from autoshard.calibration.partial import side_file
-from autoshard.calibration.probes import Measures, Probe, probes, wide_dim
+from autoshard.calibration.probes import ELEMENTWISE_CHAIN, Measures, Probe, probes, wide_dim
 from autoshard.calibration.report import report
-from autoshard.cluster import Cluster, CollectiveKind, Slice
+from autoshard.cluster import Calibration, Cluster, CollectiveKind, Slice
 from autoshard.errors import ClusterError, FileFormatError
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
@@ -145,3 +146,32 @@ def test_what_cannot_be_measured_or_written_is_refused_at_once(small, tmp_path, 
     with pytest.raises(ClusterError, match="does not know 'cpu'"):
         calibrate(tmp_path / "c.yaml", quick=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["h100x8", "a100-80x8", "cpux8"])
+def test_probes_of_arithmetic_wait_for_it_and_fill_the_device(name):
+    """What memory takes for their arrays is less than what arithmetic takes at its peak, or a cache holds them."""
+    (hardware,) = Cluster.from_file(CLUSTERS / f"{name}.yaml").slices()
+    device = hardware.device_type
+    threads_bytes = 4 * 108 * 2048 if device.is_gpu else 0  # one float32 for each thread of an A100
+    for probe in probes(hardware, ("float32",), quick=True):
+        if probe.measures in (Measures.ELEMENTWISE, Measures.FUNCTION):
+            (elements,) = probe.shape
+            assert threads_bytes <= 4 * elements <= (20e6 if device.is_gpu else 64 * 1024)
+        if probe.measures is Measures.ELEMENTWISE and device.is_gpu:
+            flops = 2 * ELEMENTWISE_CHAIN * probe.rounds * elements
+            assert 8 * elements / device.memory_bandwidth_bytes_per_s < flops / dict(device.peak_flops_per_s)["float32"]
+
+
+def test_rates_of_arithmetic_count_every_round():
+    """8 rounds of 4 functions, and of 32 multiplications and additions, on 1000 elements in 2 s less 1 s of launch."""
+    (hardware,) = Cluster.from_file(CLUSTERS / "h100x8.yaml").slices()
+    wide = wide_dim(hardware.device_type)
+    once = [p for p in few(hardware, (), True) if p.measures in (Measures.PRODUCT, Measures.MEMORY)]
+    assert (wide, wide, wide) in {p.shape for p in once}
+    arithmetic = [Probe(m, (1000,), rounds=8) for m in (Measures.FUNCTION, Measures.ELEMENTWISE)]
+    found = [(probe, 2.0, 0.0) for probe in (*once, *arithmetic)]
+    calibration = Calibration("2026-11-28", jax.__version__, "H100", 0.0)
+    rates = measured_device(hardware.device_type, found, 1.0, calibration).measured
+    assert rates.function_per_s == pytest.approx(8 * 4 * 1000)
+    assert rates.elementwise_per_s == pytest.approx(8 * 64 * 1000)
