@@ -2,10 +2,10 @@
 
 Prices bound a mixture of plans (`pricing.py`). Where some layers may do as one plan of it and some as another, a plan
 comes close to the mixture (`master_problem.py`). But some decisions hold for all layers at once, such as the layout of
-what a loop carries; plans that differ there cannot be mixed, and the bound of their mixture is below what any
-plan can reach. Then the problem is cut in two, one in which that decision is as in the fastest plan and one in which it
-is not, and each is priced by itself (branch and bound; Land and Doig, An automatic method of solving discrete
-programming problems, 1960). Most branches cannot win, as their first bound tells.
+what a loop carries; plans that differ there cannot be mixed, and the bound of their mixture is below what any plan can
+reach. Then the problem is cut in two, one in which that decision is as in the fastest plan and one in which it is not,
+and each is priced by itself (branch and bound; Land and Doig, An automatic method of solving discrete programming
+problems, 1960). Most branches cannot win, as their first bound tells.
 """
 
 import dataclasses

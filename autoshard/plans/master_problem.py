@@ -6,7 +6,8 @@ step and to memory does not depend on the other parts (`master_program.py`).
 
 Stretches, each with its copies in other layers, and instants are added as plans that are found need more of them. Some
 decisions tie nearly all others, such as the layout of activations between layers: plans that differ there make one huge
-part. Integral solutions are therefore sought among plans that agree on those.
+part. Integral solutions are therefore sought among plans that agree on those, and among plans that are crossed within
+that part (`crossed_plans.py`).
 
 Plans are made by programs while prices are sought (`fastest`), and by a search that runs the schedule itself at the
 end, or where there is less memory (`improved`, `part_search.py`).
@@ -52,11 +53,11 @@ _Solved = tuple[MasterProgram, Relaxed | None]
 _LOOKS = 4
 """How often a plan is sought at most, each time with the stretches and instants that the one before lacked."""
 
-_FAR = 0.015
-"""Plans are crossed only where their mixture takes less than the best by more than this share."""
-
 _SEARCHES = 3
 """Likewise of searches part by part, which end where memory is exceeded only at instants that did not count."""
+
+_FAR = 0.015
+"""Plans are crossed only where their mixture takes less than the best by more than this share."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
