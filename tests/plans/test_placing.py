@@ -160,8 +160,7 @@ def test_a_mesh_is_left_for_another_order_and_searched_to_the_end_if_need_be(mon
     """
     cluster = pairs_of_gpus()
     whole = planned(cluster)
-    monkeypatch.setattr(pricing, "_KNOWN", 0)
-    monkeypatch.setattr(pricing, "_KNOWN_GAP", 1.0)
+    monkeypatch.setattr(pricing, "_KNOWN", ((0, 1.0),))
     if is_wrong:
         monkeypatch.setattr(mesh_search, "_has_better_order", lambda *_: True)
         monkeypatch.setattr(search, "better_order", lambda *_: None)
