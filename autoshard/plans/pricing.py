@@ -33,7 +33,7 @@ from autoshard.solver.problem import Certificate, Solution
 ROUNDS = 12
 """How many problems are solved at most."""
 
-_KNOWN = ((1, 0.3), (2, 0.2))
+_KNOWN = ((1, 0.25), (2, 0.2))
 """What plans are like may be known after so many problems more, from one that is so close to the bound."""
 
 _FIRST_SHARE, _LATER_SHARE = 0.5, 0.5
