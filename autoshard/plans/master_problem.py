@@ -289,7 +289,7 @@ class MasterProblem:
         if made:
             columns = [*columns, *made]
             program = self._program([columns])
-            begins += program.rounded(most, range(len(columns) - len(made), len(columns)))
+            begins += program.plans_with(most, range(len(columns) - len(made), len(columns)))
         return columns, begins
 
     def _column(self, choices: np.ndarray) -> KnownPlan:

@@ -261,11 +261,10 @@ class MasterProgram:
         """The solution over the reals; None if there is none."""
         return self._solved(self._matrices(0.0))
 
-    def rounded(self, part: int, plans: Sequence[int]) -> list[np.ndarray]:
+    def plans_with(self, part: int, plans: Sequence[int]) -> list[np.ndarray]:
         """Plans of the only group, rounded from the best mixtures in which a part, alone of its kind, follows each of
         some plans: the plan that each part follows; int64 [parts] each. None where no mixture fits."""
-        (group,), matrices, found = self.groups, self._matrices(_SENT), []
-        matrices = dataclasses.replace(matrices, limits=matrices.limits * (1 - _MARGIN))
+        (group,), matrices, found = self.groups, self._matrices_of_plans(), []
         plan_of = group.options_of(part)
         for option in (option for option, plan in plan_of.items() if plan in plans):
             least, most = np.zeros(len(matrices.cost_s)), np.full(len(matrices.cost_s), np.inf)
@@ -284,8 +283,7 @@ class MasterProgram:
           to_beat_s: No plan is of use that takes as long.
         """
         (group,) = self.groups
-        matrices = self._matrices(_SENT)
-        matrices = dataclasses.replace(matrices, limits=matrices.limits * (1 - _MARGIN))
+        matrices = self._matrices_of_plans()
         if len(group.kind) > _MOST_OPTIONS:
             return list(self._dived(group, relaxed, matrices, to_beat_s))
         num_free, rows = self.covered.shape[1], matrices.rows
@@ -362,6 +360,11 @@ class MasterProgram:
     def _by_group(self, values: np.ndarray) -> tuple[np.ndarray, ...]:
         """The values of each group's variables."""
         return tuple(np.split(values, np.cumsum([len(group.costs_s) for group in self.groups]))[:-1])
+
+    def _matrices_of_plans(self) -> _Matrices:
+        """The program that plans are made by: with what sending costs, and a little less memory."""
+        matrices = self._matrices(_SENT)
+        return dataclasses.replace(matrices, limits=matrices.limits * (1 - _MARGIN))
 
     def _matrices(self, sent: float) -> _Matrices:
         """The program over groups, then intervals between ends.
