@@ -101,13 +101,6 @@ def search_meshes(
             seed=options.seed,
             work_limit=options.work_limit,
         )
-        too_small: bool | None = False  # what was found on a mesh with the same axes fits on this one
-        is_asked_first = best is None  # where there is a plan, the bounds of most meshes settle them
-        if solution is None and after is None and formulation.problem.capacity is not None:
-            too_small = exceeds(formulation.problem, limits.part(LEAST_SHARE), stop) if is_asked_first else None
-        if too_small:
-            candidates.append(MeshCandidate(axes, None, math.inf, NO_MEMORY, str(mesh)))
-            continue
         solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
         scheduled = None
         if solution is not None:
@@ -127,8 +120,9 @@ def search_meshes(
                 any_cost = dataclasses.replace(tell, cutoff=math.inf)
                 aside = functools.partial(solve_one, tell=any_cost)
                 first = choices_of_joined_axes(question, formulation, limits, aside)
-            question_left = functools.partial(_is_too_small, limits=limits, stop=stop, is_asked=is_asked_first)
-            series = _Series(limits, solve_one, question_left if too_small is None else None)
+            is_too_small = functools.partial(_is_too_small, limits=limits, stop=stop)
+            # what was found on a mesh with the same axes fits on this one
+            series = _Series(limits, solve_one, is_too_small if after is None else None)
             elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
             is_left = functools.partial(_has_better_order, question) if leaves else lambda _: False
             scheduled = solved_as_scheduled(
@@ -190,15 +184,11 @@ def _has_better_order(question: Question, timed: Timed) -> bool:
     return better_order(question.hardware, evaluation, question.options.relative_gap) is not None
 
 
-def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest, is_asked: bool) -> bool:
-    """Whether a search proves, in a small part of the limits, that no solution fits the capacity.
-
-    Args:
-      is_asked: Whether it was asked in short (`exceeds`) before, in vain.
-    """
+def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest) -> bool:
+    """Whether a search proves, in a small part of the limits, that no solution fits the capacity."""
     if problem.capacity is None:
         return False
-    short = None if is_asked else exceeds(problem, limits.part(LEAST_SHARE), stop)
+    short = exceeds(problem, limits.part(LEAST_SHARE), stop)
     if short is not None:
         return short
     least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)

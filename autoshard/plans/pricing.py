@@ -37,8 +37,8 @@ _KNOWN = ((1, 0.25), (2, 0.2))
 """What plans are like may be known after so many problems more, from one that is so close to the bound."""
 
 _FIRST_SHARE, _LATER_SHARE = 0.5, 0.5
-"""In which share of the time that is left the first problem is solved, since without a solution there is no other; and
-all others together."""
+"""In which share of the time that is left a problem is solved as long as there is no bound, since without one nothing
+tells what to price; and all others together."""
 
 _FIRST_GAP, _GAP_SHARE = 0.02, 0.3
 """How exactly the first problem is solved, and each of the others, as a share of the gap that is left for the step; but
@@ -168,7 +168,8 @@ def priced(
     enough, gap, stalled, to_ask = 0.5 * relative_gap, _FIRST_GAP, 0, list(_KNOWN)
     elsewhere_s = to_beat_s
     for n in range(rounds + 1):
-        share = _LATER_SHARE / max(rounds - n, 1) if n or best is not None else _FIRST_SHARE
+        is_bounded = bound is not None and math.isfinite(bound.bound)
+        share = _LATER_SHARE / max(rounds - n, 1) if is_bounded else _FIRST_SHARE
         start, gap = hint if best is None else best.choices, max(gap, enough)
         found = series.solve(at, hint=start, relative_gap=gap, share=share, is_bound_enough=True, to_beat_s=elsewhere_s)
         if found.certificate.bound >= elsewhere_s < math.inf:  # no plan of this problem is of use
@@ -210,7 +211,7 @@ def priced(
             if is_left(best):
                 return Priced(bounded, bound, found, best, master, mixture, True)
         before = now
-        gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0)
+        gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0) if math.isfinite(bound.bound) else _FIRST_GAP
         way = _UNSETTLED if is_new else _SETTLED
         if is_near and n < _NEAR_ROUNDS:
             way = _NEAR

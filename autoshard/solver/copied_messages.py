@@ -13,9 +13,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from autoshard.solver.bound.dual_ascent import DualAscent
-from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, message_count, offsets, table_entries
-from autoshard.solver.problem import Problem
-from autoshard.solver.reduce.network import Network
+from autoshard.solver.factor_graph import (
+    FactorGraph,
+    factor_graph_of,
+    message_count,
+    offsets,
+    table_entries,
+    with_costs,
+)
+from autoshard.solver.problem import Edge, Problem
+from autoshard.solver.reduce.network import InternPool, Network
 from autoshard.solver.reduce.quotient import Quotient
 from autoshard.solver.search import Search
 
@@ -39,29 +46,28 @@ class MessageEnds:
     columns: np.ndarray
 
 
-def message_ends(problem: Problem, graph: FactorGraph) -> MessageEnds:
-    """The messages of every edge of `problem` in the graph of its untouched network."""
-    source = np.array([edge.source for edge in problem.edges], np.int64)
-    target = np.array([edge.target for edge in problem.edges], np.int64)
-    is_forward = source < target
-    factor = np.empty(len(source), np.int64)  # `factor_graph_of` sorts factors by their nodes
-    factor[np.lexsort((np.maximum(source, target), np.minimum(source, target)))] = np.arange(len(source))
-    low, high = graph.source_message[factor], graph.target_message[factor]
-    rows, columns = graph.rows[factor], graph.columns[factor]
-    return MessageEnds(
-        np.where(is_forward, low, high),
-        np.where(is_forward, high, low),
-        np.where(is_forward, rows, columns),
-        np.where(is_forward, columns, rows),
-    )
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Laid:
+    """The whole problem laid out for message passing.
+
+    Attributes:
+      problem, graph: Whose graph. instants: int64 [T]; the original ones.
+      edge: int64 [m]; of each factor. ends: Where messages of edges begin.
+    """
+
+    problem: Problem
+    graph: FactorGraph
+    instants: np.ndarray
+    edge: np.ndarray
+    ends: MessageEnds
 
 
 class WholeBound:
-    """The whole problem laid out for message passing, made when it is first needed."""
+    """Proves bounds of whole problems. What is laid out of one serves others that differ in their costs alone."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._laid: tuple[FactorGraph, np.ndarray, MessageEnds] | None = None
+    def __init__(self) -> None:
+        """Nothing is laid out before it is needed."""
+        self._laid: _Laid | None = None
 
     def prove(self, search: Search, quotient: Quotient, tied: DualAscent, prices: Mapping[int, float]) -> None:
         """Proves a bound by what an ascent found for the tied problem of a quotient.
@@ -72,22 +78,18 @@ class WholeBound:
         """
         if not np.isfinite(tied.messages).all():  # what is forbidden leaves nothing to share
             return
-        if self._laid is None:
-            network = Network(self.problem)
-            graph, _ = factor_graph_of(network)
-            self._laid = graph, network.instants, message_ends(self.problem, graph)
-        graph, instants, ends = self._laid
-        own_prices = np.zeros(len(graph.capacity))
+        self._laid = laid = _laid_out(search.problem, self._laid)
+        own_prices = np.zeros(len(laid.graph.capacity))
         for instant, price in prices.items():
-            own_prices[np.searchsorted(instants, instant, side="right") - 1] += price
-        messages = np.zeros(message_count(graph))
-        share_messages(self.problem, quotient, tied, ends, messages)
-        ascent = DualAscent(graph, own_prices, messages)
+            own_prices[np.searchsorted(laid.instants, instant, side="right") - 1] += price
+        messages = np.zeros(message_count(laid.graph))
+        share_messages(search.problem, quotient, tied, laid.ends, messages)
+        ascent = DualAscent(laid.graph, own_prices, messages)
         done = 0
-        while done < SWEEPS and not search.done():
+        while done < SWEEPS and search.goes_on(done):
             before = ascent.bound
             done += ascent.climb(CHUNK, search.objective, np.inf, -np.inf)
-            search.budget.spend(3 * CHUNK * table_entries(graph))
+            search.budget.spend(3 * CHUNK * table_entries(laid.graph))
             search.prove(ascent.bound, "copied messages")
             search.price_capacity(float(ascent.prices.sum()), ascent.bound)
             enough = WORTH_A_SHARE * search.options.wanted_gap * abs(ascent.bound)
@@ -97,6 +99,73 @@ class WholeBound:
                 break
 
 
+def _laid_out(problem: Problem, before: _Laid | None) -> _Laid:
+    """A problem laid out: from the beginning, or with the costs that are its own."""
+    if before is not None and problem is before.problem:
+        return before
+    if before is not None and _differ_in_costs_alone(problem, before.problem):
+        pool, transposed = InternPool(), dict[int, np.ndarray]()
+        tables = []
+        for edge in map(problem.edges.__getitem__, before.edge.tolist()):
+            table = pool.intern(edge.costs)
+            if edge.source > edge.target:
+                if id(table) not in transposed:
+                    transposed[id(table)] = pool.intern(np.ascontiguousarray(table.T))
+                table = transposed[id(table)]
+            tables.append(table)
+        return dataclasses.replace(
+            before, problem=problem, graph=with_costs(before.graph, [node.costs for node in problem.nodes], tables)
+        )
+    network = Network(problem)
+    graph, _ = factor_graph_of(network)
+    edge = _edges_of_factors(problem)
+    return _Laid(problem, graph, network.instants, edge, message_ends(problem, graph, edge))
+
+
+def _differ_in_costs_alone(one: Problem, other: Problem) -> bool:
+    """Whether two problems have the same nodes, edges, usages and capacity; arrays and usages as the same objects."""
+    return (
+        one.usages is other.usages
+        and one.edge_usages is other.edge_usages
+        and one.capacity == other.capacity
+        and len(one.nodes) == len(other.nodes)
+        and len(one.edges) == len(other.edges)
+        and all(len(a.costs) == len(b.costs) for a, b in zip(one.nodes, other.nodes, strict=True))
+        and all(a is b or _are_alike(a, b) for a, b in zip(one.edges, other.edges, strict=True))
+    )
+
+
+def _are_alike(one: Edge, other: Edge) -> bool:
+    """Whether two edges join the same classes of the same nodes."""
+    return (
+        (one.source, one.target, one.costs.shape) == (other.source, other.target, other.costs.shape)
+        and one.source_class is other.source_class
+        and one.target_class is other.target_class
+    )
+
+
+def _edges_of_factors(problem: Problem) -> np.ndarray:
+    """The edge of each factor of the untouched network, int64 [m]: `factor_graph_of` sorts them by their nodes."""
+    source = np.array([edge.source for edge in problem.edges], np.int64)
+    target = np.array([edge.target for edge in problem.edges], np.int64)
+    return np.lexsort((np.maximum(source, target), np.minimum(source, target)))
+
+
+def message_ends(problem: Problem, graph: FactorGraph, edge_of_factor: np.ndarray) -> MessageEnds:
+    """The messages of every edge of `problem` in the graph of its untouched network."""
+    is_forward = np.array([edge.source < edge.target for edge in problem.edges], bool)
+    factor = np.empty(len(edge_of_factor), np.int64)
+    factor[edge_of_factor] = np.arange(len(edge_of_factor))
+    low, high = graph.source_message[factor], graph.target_message[factor]
+    rows, columns = graph.rows[factor], graph.columns[factor]
+    return MessageEnds(
+        np.where(is_forward, low, high),
+        np.where(is_forward, high, low),
+        np.where(is_forward, rows, columns),
+        np.where(is_forward, columns, rows),
+    )
+
+
 def share_messages(
     problem: Problem, quotient: Quotient, tied: DualAscent, ends: MessageEnds, messages: np.ndarray
 ) -> None:
@@ -104,7 +173,8 @@ def share_messages(
 
     What joins two copies of one class has none.
     """
-    partition, own = quotient.partition, message_ends(quotient.tied, tied.graph)
+    own = message_ends(quotient.tied, tied.graph, _edges_of_factors(quotient.tied))
+    partition = quotient.partition
     first = [problem.edges[edge] for edge in partition.first_edge.tolist()]
     is_loop = np.array([partition.node_class[e.source] == partition.node_class[e.target] for e in first], bool)
     number = np.where(is_loop, -1, np.cumsum(~is_loop) - 1)  # of each edge class, its place in the tied problem

@@ -210,6 +210,20 @@ def factor_graph_of(network: Network) -> tuple[FactorGraph, np.ndarray]:
     return graph, nodes
 
 
+def with_costs(graph: FactorGraph, unary: Sequence[np.ndarray], tables: Sequence[np.ndarray]) -> FactorGraph:
+    """The same graph with other costs.
+
+    Args:
+      unary: Of each node, float64 [labels]. tables: Of each factor, float64 [rows, columns]; equal ones are one object.
+    """
+    has_usages = np.diff(graph.pair_start) > 0
+    own = [table.copy() if is_own else table for table, is_own in zip(tables, has_usages.tolist(), strict=True)]
+    store = _Store(np.float64)
+    places = np.array([store.put(table) for table in own], np.int64)
+    together = np.concatenate(unary) if unary else np.zeros(0)
+    return dataclasses.replace(graph, unary=together, table=places, tables=store.joined())
+
+
 def message_count(graph: FactorGraph) -> int:
     """Entries of a message array."""
     return int(graph.rows.sum() + graph.columns.sum())

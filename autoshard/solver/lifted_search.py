@@ -16,7 +16,6 @@ import numpy as np
 
 from autoshard.garbage import collection_paused
 from autoshard.solver.bound.dual_ascent import DualAscent
-from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, table_entries
 from autoshard.solver.labelling import labels_cost
@@ -76,7 +75,6 @@ class _LiftedSearch:
         self.exceeded = set(start.binding)
         self.network: Network | None = None
         """The latest lifted network: what presolve has worked out for it serves the next."""
-        self.whole = WholeBound(search.problem)
         self._unproven: Callable[[], None] | None = None
 
     def quotient(self, bands: int) -> Quotient | None:
@@ -122,7 +120,7 @@ class _LiftedSearch:
             graph, own_prices, None if lifted is None else self.start.messages(quotient, network, graph)
         )
         done = 0
-        while done < PAIRS and not search.done():
+        while done < PAIRS and search.goes_on(done):
             gap = search.objective - constant - ascent.bound
             stall = min(5e-3 * gap, max(1e-4, STALL * search.options.wanted_gap) * abs(ascent.bound))
             steps = ascent.climb(CHUNK, search.objective - constant, np.inf, stall)
@@ -138,7 +136,7 @@ class _LiftedSearch:
         self.start.price(prices)
         self._unproven = None
         if lifted is None:
-            self._unproven = lambda: self.whole.prove(search, quotient, ascent, prices)
+            self._unproven = lambda: self.start.whole.prove(search, quotient, ascent, prices)
         else:
             self.start.keep(quotient, network, graph, ascent.messages)
         of_labels = lambda labels: np.array(network.postsolve_labels(nodes, labels))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.factor_graph import FactorGraph, message_count, ordered_factors
 from autoshard.solver.reduce.network import Factor, Network
 from autoshard.solver.reduce.quotient import Quotient
@@ -20,12 +21,14 @@ class LiftedStart:
     Attributes:
       prices: Latest price of each instant that counted, by instant of the whole problem.
       binding: The instants that had a price at last, or are to count from the beginning.
+      whole: Proves bounds of the whole problems.
     """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self.prices: dict[int, float] = {}
         self.binding: set[int] = set()
+        self.whole = WholeBound()
         self._class_of: np.ndarray | None = None
         self._messages: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 

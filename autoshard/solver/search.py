@@ -69,6 +69,10 @@ class Search:
         """Whether the gap is closed, infeasibility is proven or time is up."""
         return self.infeasible or self.gap() <= self.options.wanted_gap or self.budget.remaining() <= 0
 
+    def goes_on(self, steps: int) -> bool:
+        """Whether to go on towards a bound after so many steps: if none is proven yet, the first is taken anyway."""
+        return not self.done() or steps == 0 and not math.isfinite(self.bound)
+
     def solution(self) -> Solution:
         bound = min(self.bound, self.objective)
         price = CapacityPrice(bound, 0.0) if self.problem.capacity is None else self.capacity_price

@@ -179,6 +179,28 @@ def test_a_plan_that_others_beat_is_not_sought(one_layer, share):
         assert asked_for(scheduled.formulation, found.chosen).step_s <= fastest_s * 1.02
 
 
+class CutShort(Exactly):
+    """Proves nothing of its first problem, as where the time is up; knows how exactly each is to be solved."""
+
+    def __init__(self):
+        self.gaps = []
+
+    def solve(self, formulation, *, relative_gap, **how):
+        self.gaps.append(relative_gap)
+        found = super().solve(formulation, relative_gap=relative_gap, **how)
+        if len(self.gaps) > 1:
+            return found
+        return dataclasses.replace(found, certificate=dataclasses.replace(found.certificate, bound=-math.inf))
+
+
+def test_a_bound_is_sought_where_the_first_problem_was_cut_short(one_layer):
+    f, _ = one_layer
+    series = CutShort()
+    found = priced(f, None, 1e-3, series, MasterProblem(StepTimes(f), f.problem.capacity))
+    assert len(series.gaps) > 1 and max(series.gaps) < 1
+    assert 0 < found.bound.bound <= found.best.step_s
+
+
 def test_the_bound_is_tight_where_all_that_is_sent_hides(formulated, gpus):
     """A layer without memory limits, so slow that its transfers are nothing beside it."""
     mesh = gpus(4)

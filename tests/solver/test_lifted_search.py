@@ -11,7 +11,7 @@ from brute_force import brute_force
 
 from autoshard.solver import SolverOptions, Status, evaluate, solve
 from autoshard.solver.bound.dual_ascent import DualAscent
-from autoshard.solver.copied_messages import WholeBound
+from autoshard.solver.copied_messages import WholeBound, _laid_out
 from autoshard.solver.factor_graph import factor_graph_of
 from autoshard.solver.lifted_search import search_lifted
 from autoshard.solver.lifted_start import LiftedStart
@@ -167,6 +167,20 @@ def test_a_search_that_begins_where_another_ended_finds_what_it_would_find(link)
             assert begun.certificate.bound <= alone.certificate.objective * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("link", LINKS)
+def test_a_bound_is_proven_however_little_time_there_is(link):
+    """What is priced next follows from the last bound, so that none at all would end the search."""
+    options = SolverOptions(relative_gap=1e-3, time_limit_s=1e-9, is_bound_enough=True)
+    proven = 0
+    for seed in SEEDS:
+        solution = solve(generate.repeated(seed, link), options)
+        if solution.relaxed is not None:
+            proven += 1
+            assert math.isfinite(solution.certificate.bound)
+            assert solution.certificate.bound <= repeated_optimum(seed, link) * (1 + 1e-9) + 1e-12
+    assert proven > 5 or link == "chain"  # whose copies are all told apart
+
+
 def test_irregular_partitions_prove_nothing():
     """A path of unequal ends: refinement that stops early leaves classes whose nodes see different things."""
     identity = np.arange(2)
@@ -177,6 +191,31 @@ def test_irregular_partitions_prove_nothing():
     assert not refine(columns_of(problem), []).is_equitable
 
 
+def laid_out(problem, *others):
+    """The graph of `problem`, laid out after those of others."""
+    laid = None
+    for one in (*others, problem):
+        laid = _laid_out(one, laid)
+    return laid.graph
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_the_graph_of_a_problem_with_other_costs_is_that_of_the_problem(link):
+    """With tables turned over, equal tables become different and different ones equal; other usages lay it out anew."""
+    for seed in SEEDS[:10]:
+        first = generate.repeated(seed, link)
+        edges = tuple(dataclasses.replace(e, costs=e.costs + 0.5 * (n % 3)) for n, e in enumerate(first.edges))
+        nodes = tuple(Node(n.name, n.costs + 1.0) for n in first.nodes)
+        second = dataclasses.replace(first, nodes=nodes, edges=edges)
+        fewer = dataclasses.replace(second, usages=second.usages[:-1])
+        roomier = dataclasses.replace(second, capacity=2 * (second.capacity or 1.0))
+        for problem in (second, fewer, roomier):
+            made, afresh = laid_out(problem, first), laid_out(problem)
+            for field in dataclasses.fields(made):
+                if field.name != "places":  # addresses
+                    np.testing.assert_array_equal(getattr(made, field.name), getattr(afresh, field.name), field.name)
+
+
 def climbed_and_copied(problem, f):
     """(bound of the tied problem of the quotient, the bound that its messages prove of the whole)."""
     network = Network(f.tied)
@@ -184,7 +223,7 @@ def climbed_and_copied(problem, f):
     ascent.climb(60, math.inf, math.inf, 0.0)
     instants = [f.instants[t] for t in network.instants.tolist()]
     search = Search(problem, SolverOptions(relative_gap=0.0), None)
-    WholeBound(problem).prove(search, f, ascent, dict(zip(instants, ascent.prices.tolist(), strict=True)))
+    WholeBound().prove(search, f, ascent, dict(zip(instants, ascent.prices.tolist(), strict=True)))
     return ascent.bound, search.bound
 
 

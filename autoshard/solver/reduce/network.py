@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
-from autoshard.solver.problem import Problem
+from autoshard.solver.problem import Problem, Usage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -216,17 +216,17 @@ class Network:
             if capacity < 0:
                 self.infeasible = True
             return
-        self.instants = np.unique(np.array([usage.start for usage in usages], np.int64))
+        starts = np.array([usage.start for usage in usages], np.int64)
+        self.instants = np.unique(starts)
         self.capacity = np.full(len(self.instants), capacity * (1 + CAPACITY_TOLERANCE))
-        for usage in problem.usages:
-            if usage.start < usage.stop:
-                start, stop = np.searchsorted(self.instants, [usage.start, usage.stop])
-                self.demands[usage.node].append(Demand(int(start), int(stop), self.pool.intern(usage.amounts)))
-        for usage in problem.edge_usages:
-            if usage.start < usage.stop:
-                start, stop = np.searchsorted(self.instants, [usage.start, usage.stop])
-                edge, factor = problem.edges[usage.edge], factor_of[usage.edge]
-                amounts = self.pool.intern(usage.amounts)
-                if edge.source > edge.target:
-                    amounts = self.transposed(amounts)
-                factor.demands.append(Demand(int(start), int(stop), amounts))
+        begins = np.searchsorted(self.instants, starts).tolist()
+        ends = np.searchsorted(self.instants, np.array([usage.stop for usage in usages], np.int64)).tolist()
+        for usage, start, stop in zip(usages, begins, ends, strict=True):
+            amounts = self.pool.intern(usage.amounts)
+            if isinstance(usage, Usage):
+                self.demands[usage.node].append(Demand(start, stop, amounts))
+                continue
+            edge = problem.edges[usage.edge]
+            if edge.source > edge.target:
+                amounts = self.transposed(amounts)
+            factor_of[usage.edge].demands.append(Demand(start, stop, amounts))
