@@ -15,15 +15,15 @@ from autoshard.api.staged import StagedPlan
 from autoshard.calls.pure_call import Statics, pure_call
 from autoshard.calls.wrapped import donated_argnums
 from autoshard.cluster import Cluster
-from autoshard.errors import ConfigError, MemoryBudgetError, StageError
+from autoshard.errors import ConfigError, MemoryBudgetError, SolverError, StageError
 from autoshard.pipelines.plan.arrange import StagedTask, arrange
 from autoshard.pipelines.plan.make import plan_arranged
 from autoshard.pipelines.plan.one_or_stages import hint, in_stages_instead, plan_either
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.annotated import StagesAskedError
-from autoshard.plans.host_memory import asked_for, is_offloading
-from autoshard.plans.make import Posed, Request, load_cluster, plan_function, plan_posed
+from autoshard.plans.host_memory import asked_for, is_offloading, may_offload_instead, offloaded_instead
+from autoshard.plans.make import Posed, Request, homogeneous_slice, load_cluster, plan_function, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.variant_search import plan_variants
@@ -103,7 +103,7 @@ def plan_on_devices(
         own = functools.partial(plan_checked, fn=fn, args=args) if options.compile_check else plan_posed
         return functools.partial(plan_adaptive, answer=own) if options.adaptive else own
 
-    def plan_one() -> ProgramPlan:
+    def plan_of(options: PlanOptions) -> ProgramPlan:
         """The plan of one program."""
         if space is not None and isinstance(fn, TrainStep):
             return plan_variants(
@@ -129,6 +129,20 @@ def plan_on_devices(
                 answer=answer_of(call.fn, call.args),
                 **one_program,
             )
+
+    def plan_one() -> ProgramPlan:
+        """The plan of one program, some of it in host memory where nothing else fits and options leave that open."""
+        try:
+            return plan_of(options)
+        except MemoryBudgetError as error:
+            if solution is not None or not may_offload_instead(options, homogeneous_slice(hardware)):
+                raise
+            try:
+                return offloaded_instead(plan_of(dataclasses.replace(options, offload="all", least_memory_s=0.0)))
+            except SolverError as also:
+                raise MemoryBudgetError(
+                    f"{error} Nor was a plan found with optimizer state and activations in the memory of the hosts."
+                ) from also
 
     def staged_task(step: TrainStep) -> StagedTask:
         """What is planned in stages."""

@@ -91,7 +91,7 @@ def plan(
         typer.Option(
             metavar="state|activations|all|never",
             help="What may lie in the memory of the hosts, which the cluster must describe: optimizer state, what the "
-            "backward pass reads, or both.",
+            "backward pass reads, or both; by default both, if nothing fits the devices otherwise.",
         ),
     ] = None,
     problem_only: Annotated[

@@ -64,6 +64,7 @@ class KnownDevice:
       device_kinds: What `jax.Device.device_kind` reads for it; for a GPU, the first is CUDA's name.
       intra_node: Name of the link that usually joins such devices inside a node.
       inter_node: Name of the link that usually joins their nodes.
+      to_host: Name of the link that joins one to the memory of its host; None where it is not known.
       gpu: What XLA:GPU must know to compile for it while it is not there; None where it cannot.
       torus: How its chips are wired where they tell their coordinates; None where they are behind switches.
     """
@@ -72,6 +73,7 @@ class KnownDevice:
     device_kinds: tuple[str, ...]
     intra_node: str
     inter_node: str
+    to_host: str | None = None
     gpu: GpuDescription | None = None
     torus: KnownTorus | None = None
 
@@ -152,6 +154,7 @@ class _KnownDeviceSchema(DeviceTypeSchema):
     device_kinds: list[Text]
     intra_node: Text
     inter_node: Text
+    to_host: Text | None = None
     gpu: GpuDescription | None = None
     torus: KnownTorus | None = None
 
@@ -177,7 +180,13 @@ def catalogue() -> Catalogue:
     return Catalogue(
         tuple(
             KnownDevice(
-                own.device_type(name), tuple(own.device_kinds), own.intra_node, own.inter_node, own.gpu, own.torus
+                own.device_type(name),
+                tuple(own.device_kinds),
+                own.intra_node,
+                own.inter_node,
+                own.to_host,
+                own.gpu,
+                own.torus,
             )
             for name, own in read.device_types.items()
         ),

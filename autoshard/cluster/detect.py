@@ -3,7 +3,7 @@
 The only file of this room that touches JAX, and only when `detect_cluster` is called. Nothing is measured: figures
 are the catalogue's, and links are those usual for the device type (for TPUs, the slower one, since whether the axes
 of the torus close is not asked). The host is described where all devices are this process's: its CPUs and its memory
-are what the system tells, rates and links are not known.
+are what the system tells, the link to a GPU is the catalogue's, and rates are not known.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ def cluster_from_seen(seen: Sequence[SeenDevice], host: Host | None = None) -> C
             devices_per_node=per_node,
             intra_node=catalogue().link(_inside(known, grid), level=0),
             inter_node=catalogue().link(known.inter_node, level=1) if num_nodes > 1 else None,
-            host=host,
+            host=_host_of(known, host),
             torus=Torus(grid, known.torus.wraps(grid)) if known.torus and grid else None,
         )
         for index, (known, per_node, grid, num_nodes) in enumerate(merged)
@@ -106,6 +106,13 @@ def cluster_from_seen(seen: Sequence[SeenDevice], host: Host | None = None) -> C
         names = [_inside(known, grid) if one_node else known.inter_node for known, _, grid, _ in merged]
         between = _slowest([catalogue().link(name, level=2) for name in names])
     return ClusterDescription("detected", groups, between)
+
+
+def _host_of(known: KnownDevice, host: Host | None) -> Host | None:
+    """The host of devices of a kind, with the link that usually joins them to its memory."""
+    if host is None or known.to_host is None:
+        return host
+    return dataclasses.replace(host, to_device=catalogue().link(known.to_host, level=0))
 
 
 def _grid(node: Sequence[SeenDevice]) -> tuple[int, ...]:

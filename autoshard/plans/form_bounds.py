@@ -27,6 +27,7 @@ from autoshard.cost.in_pieces import InPieces
 from autoshard.planner.choices import fastest_kernels_s
 from autoshard.planner.mesh_prices import PricesOfMeshes
 from autoshard.planner.program import Program, most_stored_bytes, prepare
+from autoshard.plans.host_memory import is_offloading
 from autoshard.plans.options import PlanOptions
 from autoshard.remat.few_layers import FewLayers
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy, RunPolicy
@@ -114,7 +115,7 @@ class FormBounds:
     def least_bytes(self, policy: RematPolicy, count: int | None) -> float:
         """No plan of this form in so many micro-batches takes less memory on each device; 0.0 where residuals or state
         may lie in that of the host."""
-        if self._options.offload != "never":
+        if is_offloading(self._options):
             return 0.0
         parts = count or self._parts
         sums_bytes = 0.0 if parts == 1 else self._param_bytes
@@ -160,7 +161,7 @@ class FormBounds:
     def offers(self, count: int | None, budget_bytes: float) -> Iterator[tuple[float, RematPolicy]]:
         """Policies to try in so many micro-batches, each different, in turn until one fits; each with the share of the
         memory that it may fill."""
-        if self._options.offload != "never":  # what fits is not known
+        if is_offloading(self._options):  # what fits is not known
             yield from ((1.0, self.uniform(keep)) for keep in self.fastest_first)
             return
         before = None

@@ -1,5 +1,6 @@
 """What a plan needs of the hosts to keep tensors in their memory, and what is said where they cannot give it."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import get_args
@@ -12,7 +13,8 @@ from autoshard.errors import ClusterError, ConfigError
 from autoshard.planner.build import Formulation
 from autoshard.planner.estimate import Estimate
 from autoshard.plans.options import PlanOptions
-from autoshard.printing import amount
+from autoshard.plans.program_plan import ProgramPlan
+from autoshard.printing import amount, seconds
 
 
 def asked_for(options: PlanOptions) -> str:
@@ -27,9 +29,12 @@ def is_offloading(options: PlanOptions) -> bool:
       ConfigError: The option is none, or stands beside one that excludes it.
     """
     known = get_args(Offload)
+    if options.offload is None:
+        return False
     if options.offload not in known:
         raise ConfigError(
-            f"PlanOptions.offload is one of {', '.join(map(repr, known))}; received {options.offload!r}. Choose one."
+            f"PlanOptions.offload is one of {', '.join(map(repr, known))}, or None; received {options.offload!r}. "
+            "Choose one."
         )
     if options.offload != "never" and options.adaptive:
         raise ConfigError(
@@ -53,7 +58,7 @@ def require_host_link(options: PlanOptions, hardware: Slice, cluster: str) -> No
             f"{asked_for(options)} is not for TPUs: XLA:TPU copies from the host long before that is read, however it "
             f"is ordered, so that no memory would be saved; received {hardware.device_type.name}. Leave the option out."
         )
-    if hardware.host is not None and hardware.host.to_device is not None:
+    if _has_link(hardware):
         return
     lacking = "no `host`" if hardware.host is None else "a `host` without `to_device`, the link to its devices"
     raise ClusterError(
@@ -63,17 +68,43 @@ def require_host_link(options: PlanOptions, hardware: Slice, cluster: str) -> No
     )
 
 
+def may_offload_instead(options: PlanOptions, hardware: Slice) -> bool:
+    """Whether host memory can be tried where a program does not fit the devices: the option leaves that open, and hosts
+    are described from which the compiler copies in turn."""
+    is_open = options.offload is None and not options.adaptive
+    return is_open and _has_link(hardware) and copies_from_hosts_in_turn(hardware.device_type)
+
+
+def offloaded_instead(plan: ProgramPlan) -> ProgramPlan:
+    """A plan that was made since none fits the devices' memory alone, with a warning that says so."""
+    figures = plan.estimate
+    held_bytes = sum(copy.held_bytes for copy in figures.host_copies)
+    warning = (
+        f"No plan was found that fits the memory of the devices alone: {amount(held_bytes)} of each lie in the memory "
+        f"of its host, and {seconds(figures.host_exposed_s)} of the step wait for copies. To be told how much memory "
+        'the devices would need, forbid it: PlanOptions(offload="never").'
+    )
+    return dataclasses.replace(plan, warnings=(*plan.warnings, warning))
+
+
+def _has_link(hardware: Slice) -> bool:
+    """Whether the hosts are described with their links to the devices."""
+    return hardware.host is not None and hardware.host.to_device is not None
+
+
 def host_warnings(options: PlanOptions, f: Formulation, figures: Estimate) -> Iterator[str]:
     """What the user should know of a plan that may keep tensors in the memory of the hosts."""
     if not is_offloading(options):
         return
-    if not f.updates and options.offload in ("state", "all"):
+    may_state, may_activations = options.offload in ("state", "all"), options.offload in ("activations", "all")
+    is_found = may_state and bool(f.updates) or may_activations and bool(f.all_residuals)
+    if may_state and not is_found:
         yield (
             f"{asked_for(options)} found no state that could lie in host memory: that takes donated arguments "
             f"(donate_argnums) of {amount(LEAST_BYTES)} or more that pointwise operations of the update alone read, "
             "outside of loops, conditionals and nested jits."
         )
-    if not f.all_residuals and options.offload in ("activations", "all"):
+    if may_activations and not is_found:
         yield (
             f"{asked_for(options)} found no activation that could lie in host memory: that takes values of "
             f"{amount(LEAST_BYTES)} or more that are made outside of loops and read again many products later, under "

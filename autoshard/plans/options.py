@@ -69,10 +69,12 @@ class PlanOptions:
         stages. None: one program; but `autoshard.plan` tries stages where that does not fit the memory and
         micro-batches are the same step, and plans warn where much of a step waits for what is sent between nodes.
       offload: What may lie in the memory of the hosts, where the cluster describes them with their links to the devices
-        (`host`). "never": nothing. "state": donated state that the update alone reads, such as optimizer moments;
-        each is copied to the device for its update and back, every step, which takes time. "activations": residuals,
-        which the backward pass reads; they are copied out behind the products that follow, and back behind those
-        before. "all": both. Nothing is offloaded that fits, unless the memory it leaves makes the step faster still.
+        (`host`; of the live GPUs of one process it does). "never": nothing. "state": donated state that the update
+        alone reads, such as optimizer moments; each is copied to the device for its update and back, every step, which
+        takes time. "activations": residuals, which the backward pass reads; they are copied out behind the products
+        that follow, and back behind those before. "all": both. Nothing is offloaded that fits, unless the memory it
+        leaves makes the step faster still. None: nothing, unless no plan of one program fits the memory of the devices;
+        then all, with a warning.
       device_order: Which device is at which coordinate of the mesh. "sought": the order under which the plan's traffic
         takes least. "listed": as the cluster lists them, row-major.
       adaptive: Whether the plan is one whose devices can be given unequal shares (`Balance`), if there is one that is
@@ -105,7 +107,7 @@ class PlanOptions:
     remat: Literal["as_written", "search"] | None = None
     micro_batches: int | Literal["as_written", "search"] | None = None
     pipelines: Literal["never", "search"] | None = None
-    offload: Offload = "never"
+    offload: Offload | None = None
     device_order: Literal["sought", "listed"] = "sought"
     adaptive: bool = False
     lookups: Lookups = Lookups()  # noqa: RUF009 - frozen

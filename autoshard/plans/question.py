@@ -97,7 +97,7 @@ class Question:
             self.options.overlap,
             weights,
             self.options.lookups,
-            self.options.offload,
+            self.options.offload or "never",
             self.options.decompose,
             None if self.prices is None else self.prices.on(mesh),
         )

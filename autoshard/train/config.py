@@ -211,7 +211,7 @@ class PlanSection(_Section):
             are given.
         offload: `state`: optimizer state may lie in the memory of the hosts, copied in and out every step, where the
             cluster describes them; `activations`: what the backward pass reads may lie there between the passes;
-            `all`: both; `never`: all stays on the devices.
+            `all`: both; `never`: all stays on the devices; null: all does, unless nothing fits so.
         decompose: which matrix products may run in pieces, beside the transfers of what they gather or scatter:
             `never`, `faster` (than a whole collective that is waited for), or `any`.
         pins: shardings that the plan must have, by path pattern of the tensor: for each dimension a mesh axis, a list
@@ -234,7 +234,7 @@ class PlanSection(_Section):
     remat: Literal["as_written", "search"] = "as_written"
     micro_batches: PositiveInt | Literal["as_written", "search"] = "as_written"
     pipelines: Literal["never", "search"] | None = None
-    offload: Offload = "never"
+    offload: Offload | None = None
     decompose: Literal["never", "faster", "any"] = "never"
     pins: dict[str, list[str | list[str] | None]] = Field(default_factory=dict)
     start: str | None = None

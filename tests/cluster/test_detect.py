@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from autoshard.cluster import Cluster
+from autoshard.cluster import Cluster, Host
 from autoshard.cluster.catalogue import catalogue
 from autoshard.cluster.detect import SeenDevice, cluster_from_seen
 from autoshard.cluster.wiring import Torus
@@ -32,6 +32,19 @@ def test_equal_nodes_form_a_group():
     assert (group.device_type.name, group.num_nodes, group.devices_per_node) == ("H100-SXM", 3, 8)
     assert group.intra_node.bandwidth_bytes_per_s == 450e9
     assert group.inter_node.bandwidth_bytes_per_s == 50e9
+
+
+def test_the_link_to_the_host_is_that_of_the_device():
+    """An H100 is on PCIe 5, a V100 on PCIe 3, by their data sheets; of CPUs there is none."""
+    host = Host(64, 10**12, "test")
+    for kind, bandwidth in ((H100, 64e9), (V100, 16e9)):
+        (group,) = Cluster(*cluster_from_seen([SeenDevice(kind, 0)] * 8, host)).groups
+        assert dataclasses.replace(group.host, to_device=None) == host
+        assert group.host.to_device.bandwidth_bytes_per_s == bandwidth
+        (group,) = Cluster(*cluster_from_seen([SeenDevice(kind, 0)] * 8)).groups
+        assert group.host is None
+    (group,) = Cluster(*cluster_from_seen([SeenDevice("cpu", 0)], host)).groups
+    assert group.host == host
 
 
 def test_unequal_nodes_form_groups():

@@ -20,7 +20,8 @@ from autoshard.report.write import write_report
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 LATENCY_S, BYTES_PER_S = 1e-6, 1e10
 WIDTH, BATCH = 512, 16
-AS_WRITTEN = PlanOptions(remat="as_written", micro_batches="as_written", time_limit_s=20, least_memory_s=0)
+OPEN = PlanOptions(remat="as_written", micro_batches="as_written", time_limit_s=20, least_memory_s=0)
+AS_WRITTEN = dataclasses.replace(OPEN, offload="never")
 STATE = dataclasses.replace(AS_WRITTEN, offload="state")
 MESHES = ({"data": 8}, {"data": 2, "tensor": 4})
 
@@ -158,6 +159,31 @@ def test_it_is_told(tight):
     assert "State in host memory, copied to the device for its update and back" in text
     assert "copied from the host when" in text
     assert tight.estimate.peak_bytes <= tight.budget_bytes
+
+
+def test_where_nothing_fits_otherwise_it_is_done_unasked(cluster_of, tight):
+    unasked = planned(cluster_of(), options=OPEN, budget_bytes=tight.budget_bytes)
+    asked = planned(cluster_of(), options=dataclasses.replace(OPEN, offload="all"), budget_bytes=tight.budget_bytes)
+    assert names_in_host(unasked) and names_in_host(unasked) == names_in_host(asked)
+    assert unasked.estimate == asked.estimate
+    (warning,) = (w for w in unasked.warnings if w not in asked.warnings)
+    assert "fits the memory of the devices alone" in warning and 'offload="never"' in warning
+    held_kb = len(names_in_host(unasked)) * 4 * WIDTH * WIDTH / 8 / 1e3  # shards of moments over eight devices
+    assert f"{held_kb:.3g} kB of each" in warning
+    plain = planned(cluster_of(), options=OPEN)
+    assert not names_in_host(plain) and not plain.warnings
+
+
+@pytest.mark.parametrize("known", [{"is_told": False}, {"has_link": False}], ids=["no host", "no link"])
+def test_hosts_that_are_not_described_are_not_tried(cluster_of, tight, known):
+    with pytest.raises(MemoryBudgetError, match="No plan") as told:
+        planned(cluster_of(**known), options=OPEN, budget_bytes=tight.budget_bytes)
+    assert "Nor was a plan found" not in str(told.value)
+
+
+def test_what_does_not_fit_with_hosts_either_is_said(cluster_of, tight):
+    with pytest.raises(MemoryBudgetError, match="Nor was a plan found with optimizer state and activations in"):
+        planned(cluster_of(), options=OPEN, budget_bytes=tight.budget_bytes / 10)
 
 
 def test_shardings_tell_the_memory(tight):
