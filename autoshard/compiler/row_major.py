@@ -54,10 +54,6 @@ class _Known:
     scattered: set[int] = dataclasses.field(default_factory=set)
     convolved: set[int] = dataclasses.field(default_factory=set)
 
-    def without(self, values: Iterable[int | None]) -> "_Known":
-        gone = {*values}
-        return _Known(self.state - gone, self.scattered - gone, self.convolved - gone)
-
     def forget(self, values: Iterable[int | None]) -> None:
         for known in (self.state, self.scattered, self.convolved):
             known.difference_update(values)
@@ -73,7 +69,7 @@ def _of_computation(planned: PlannedGraph, computation: Computation, known: _Kno
     for instruction in computation:
         plan, here = planned.plan_of(instruction), known
         if plan.delayed and sum(o is not None for o in instruction.operands) > 1:
-            here = known.without(instruction.operands)
+            here = _Known(set())  # all that it reads goes through one barrier
             known.forget(instruction.operands[slot] for slot in plan.delayed)
         if instruction.operation is not None:
             found = RowMajor(

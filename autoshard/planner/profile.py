@@ -8,6 +8,7 @@ Many layers do and hold the same; what is equal is told once and referred to by 
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -247,7 +248,7 @@ class _Arguments:
         if operation.kind in (OperationKind.SCAN_SLICE, OperationKind.SCAN_STACK, OperationKind.LOOP_CARRY):
             return True
         sizes = [self._graph.values[v] for v in (*operation.operands, *operation.results) if v is not None]
-        counts = {np.prod(v.shape) for v in sizes if v.shape}
+        counts = {math.prod(v.shape) for v in sizes if v.shape}
         return not operation.rule.is_heavy and len(counts) == 1
 
     def _follow_back(self) -> None:
@@ -262,7 +263,7 @@ class _Arguments:
             for o in operation.operands:
                 if o is None or o in self._origin or not values[o].shape:
                     continue
-                if not is_stacked and all(np.prod(values[o].shape) != np.prod(values[r].shape) for r in results):
+                if not is_stacked and all(math.prod(values[o].shape) != math.prod(values[r].shape) for r in results):
                     continue
                 if o not in self._becomes or o in made:
                     self._becomes[o] = found[-1]
