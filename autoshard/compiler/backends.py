@@ -21,10 +21,12 @@ from autoshard.compiler.operand_copies import operand_copies
 from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.partial_sums import partial_sums
 from autoshard.compiler.protocol import Compiler
+from autoshard.compiler.queued_gathers import queued
 from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.softmax import stored_exponentials
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.stored_values import stored_values
+from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.compiler.workspaces import own_workspaces, product_workspaces
 
 
@@ -72,9 +74,18 @@ class XlaCpu:
         """See `Compiler`."""
         return emitted(solved)
 
-    def live_buffers(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray) -> LiveBuffers:
+    def live_buffers(
+        self,
+        solved: SolvedProgram,
+        uses: Sequence[BufferUse],
+        sizes_bytes: np.ndarray,
+        times: TransferTimes | None = None,
+    ) -> LiveBuffers:
         """See `Compiler`."""
-        return live_buffers(uses, *shortened(solved, uses, sizes_bytes, made_first(solved, self.ordering)))
+        spans, sizes_bytes = shortened(solved, uses, sizes_bytes, made_first(solved, self.ordering))
+        if times is not None and self.hides_sums:
+            spans = queued(solved, uses, spans, times)
+        return live_buffers(uses, spans, sizes_bytes)
 
     def reserved_bytes(self, solved: SolvedProgram, held: LiveBuffers) -> float:
         """See `Compiler`."""

@@ -23,7 +23,8 @@ def operand_copies(
     large for that. XLA:GPU begins a collective as soon as it can: activations are moved as soon as they are there, if a
     product of the same checkpointed function reads them. Where collectives run behind products, a weight is gathered
     behind the one before its reader, but not before all that enters the reader's checkpointed function is there; and
-    all tables are gathered when the step begins that are looked up by indices among its arguments.
+    all tables are gathered when the step begins that are looked up by indices among its arguments. Of what a scan
+    slices each slice is moved by itself, and what the scan is given is there until it ends (`scanned_inputs.py`).
 
     Args:
       analysis: The program. reads: What reads in another layout, each with the owner of the copy.
@@ -46,6 +47,12 @@ def operand_copies(
             if operation.kind in (OperationKind.LOOP_CARRY, OperationKind.SCAN_STACK):
                 continue  # the loop's own buffer, counted as a value
             start, stop = o, o + 1
+            if operation.kind is OperationKind.SCAN_SLICE:
+                loop = graph.loops[chains.loop_nest[o][-1]]
+                yield use(start, stop, sizes.size_bytes / loop.trips)
+                if read.given_bytes is not None:
+                    yield use(loop.start, loop.stop, read.given_bytes)
+                continue
             results = [r for r in operation.results if r is not None]
             if is_alias(operation):
                 stop = max([stop, *(alias_stop.get(r, 0) for r in results)])

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard.compiler.buffer_uses import BufferKind
 from autoshard.compiler.schedule import Schedule
+from autoshard.graph.graph import OperationKind
 from autoshard.graph.layout import WHOLE
 
 
@@ -118,3 +120,23 @@ def test_activations_of_a_checkpointed_function_are_moved_as_soon_as_they_are_th
             held.update(f.instants[u.start : u.stop])
     products = [o.index for o in graph.operations if o.name == "dot_general"]
     assert held == set(products[1:])
+
+
+def in_parts(w, x):
+    """A sum over four parts of 16 rows, each behind a product: what is made of x is scanned."""
+    first = jnp.tanh(x).reshape(4, 16, 64)
+    return jax.lax.scan(lambda total, part: (total + part @ w, None), jnp.zeros((16, 64)), first)[0]
+
+
+def test_what_a_scan_slices_in_another_layout(formulated, mesh_of):
+    """Each slice is moved by itself, 4 kB whole or 2 kB split. Of what is whole and read split, the loop is given a
+    piece of all of it, 8 kB."""
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    f = formulated(in_parts, (f32(64, 64), f32(64, 64)), mesh_of(2))
+    graph, first_group = f.program.graph, len(f.program.graph.arguments)
+    (loop,) = graph.loops
+    slicing = next(o.index for o in graph.operations if o.kind is OperationKind.SCAN_SLICE)
+    reads = lambda flow: flow.read is not None and slicing in f.program.groups[flow.target - first_group].operations
+    copies = [u for u in f.buffers if u.kind is BufferKind.OPERAND_COPY and reads(f.flows[u.owner])]
+    held = {(u.start, u.stop): {*u.size_bytes[u.size_bytes > 0].tolist()} for u in copies}
+    assert held == {(slicing, slicing + 1): {64 * 64, 32 * 64}, (loop.start, loop.stop): {4 * 32 * 64}}
