@@ -27,6 +27,7 @@ from autoshard.compiler.softmax import stored_exponentials
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.stored_values import stored_values
 from autoshard.compiler.transfer_times import TransferTimes
+from autoshard.compiler.widened import widened
 from autoshard.compiler.workspaces import own_workspaces, product_workspaces
 
 
@@ -147,6 +148,10 @@ class XlaTpu(XlaCpu):
         return rounded_itemsize(analysis.graph, value, analysis.moved_itemsizes[value], analysis.rounding, read_by)
 
 
+_HOPPER_WORKSPACE_BYTES = 32 * 2**20
+"""What XLA:GPU gives a product from Hopper on, which is also from when it computes in bfloat16 (`widened.py`)."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class XlaGpu(XlaCpu):
     """XLA:GPU: cuBLAS's products have a workspace, and softmaxes are kernels of Triton's.
@@ -171,7 +176,9 @@ class XlaGpu(XlaCpu):
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""
-        yield from stored_values(analysis, choices)
+        wide = frozenset() if self.workspace_bytes >= _HOPPER_WORKSPACE_BYTES else widened(analysis)
+        for use in stored_values(analysis, choices):
+            yield dataclasses.replace(use, size_bytes=2 * use.size_bytes) if use.value in wide else use
         yield from stored_exponentials(analysis, choices)
         yield from partial_sums(analysis, choices, _hiding(self, analysis))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
