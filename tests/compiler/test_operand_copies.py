@@ -140,3 +140,26 @@ def test_what_a_scan_slices_in_another_layout(formulated, mesh_of):
     copies = [u for u in f.buffers if u.kind is BufferKind.OPERAND_COPY and reads(f.flows[u.owner])]
     held = {(u.start, u.stop): {*u.size_bytes[u.size_bytes > 0].tolist()} for u in copies}
     assert held == {(slicing, slicing + 1): {64 * 64, 32 * 64}, (loop.start, loop.stop): {4 * 32 * 64}}
+
+
+def read_again(x, w, u):
+    """The product 0 is read by the product 1 at once, and by 3 behind the kernel 2."""
+    y = x @ w
+    return jnp.einsum("ni,nj->ij", y, jnp.tanh(y @ u))
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_where_latency_is_hidden_activations_are_moved_beside_the_kernel_before_their_reader(
+    formulated, mesh_of, schedule
+):
+    square, mesh = jax.ShapeDtypeStruct((64, 64), jnp.float32), mesh_of(2)
+    gpu = dataclasses.replace(mesh.device_type, product_workspace_bytes=4 * 2**20)
+    f = formulated(read_again, (square,) * 3, dataclasses.replace(mesh, device_type=gpu), schedule=schedule)
+    graph = f.program.graph
+    assert [o.name for o in graph.operations] == ["dot_general", "dot_general", "tanh", "dot_general"]
+    y = graph.operations[0].results[0]
+    copies = [u for u in f.buffers if u.kind is BufferKind.OPERAND_COPY and f.flows[u.owner].value == y]
+    moved = {(1, 2), (3, 4)}
+    assert {(u.start, u.stop) for u in copies} == (moved | {(2, 3)} if schedule is Schedule.LATENCY_HIDING else moved)
+    sent = next((u for u in copies if u.start == 2), None)
+    assert sent is None or {*sent.size_bytes[sent.size_bytes > 0].tolist()} == {4 * 64 * 64, 2 * 64 * 64}
