@@ -28,8 +28,11 @@ def materialized(planned: PlannedGraph, computation: Computation) -> dict[int, t
 
 def _is_of_argument(planned: PlannedGraph, made: Mapping[int, Instruction], value: int | None) -> bool:
     """Whether a value is an argument of the program or another form of one; `made`: who makes the values around it."""
-    while value in made and made[value].operation is not None and not made[value].leaf.rule.is_heavy:
-        operands = {o for o in made[value].operands if o is not None}
+    while value is not None and value in made:
+        maker = made[value]
+        if maker.operation is None or maker.operation.rule.is_heavy:
+            return False
+        operands = {o for o in maker.operands if o is not None}
         value = operands.pop() if len(operands) == 1 else None
     return any(a.value == value for a in planned.graph.arguments)
 
