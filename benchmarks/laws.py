@@ -129,7 +129,7 @@ def _never(amount: Any) -> Any:
 LAWS = (
     Law("aliasing: sums in a product's buffer", {"compiler.live_ranges.sums_in_place": _fresh(dict)}),
     Law("aliasing: scattered into what it is added to", {"compiler.live_ranges.scattered_into": _fresh(dict)}),
-    Law("fusion: tanh is costly", {"compiler.fusion._COSTLY_BYTES": {}}),
+    Law("fusion: tanh is costly", {"compiler.fusion.COSTLY_BYTES": {}}),
     Law("fusion: a kernel for each order of dimensions", {"compiler.fusion.read_orders": _fresh(dict)}),
     Law("fusion: added reductions are one kernel", {"compiler.fusion._summed": _fresh(list)}),
     Law("fusion: barriers of checkpoints", {"compiler.fusion._held_by_barriers": _itself(frozenset())}),
@@ -163,6 +163,9 @@ LAWS = (
         "hiding_spans: sums behind the products after",
         {"compiler.hiding_spans.HidingSpans.reduced_until": _itself(None)},
     ),
+    Law("queued_gathers", {"compiler.backends.queued": lambda solved, uses, spans, times: spans}),
+    Law("scanned_inputs", {"planner.build.given_bytes": _itself(None)}),
+    Law("widened", {"compiler.backends.widened": _itself(frozenset())}),
     Law(
         "buffer_assignment: buffers in outputs",
         {"compiler.buffer_assignment.in_rooms": lambda starts, *_: np.zeros(len(starts), bool)},

@@ -3,7 +3,7 @@
     python benchmarks/step_forms.py gains                            # every case; those that are there are kept
     python benchmarks/step_forms.py gains --config gpt_6.7b --device-gb 40
     python benchmarks/step_forms.py offload                          # the same, where hosts can hold residuals
-    python benchmarks/step_forms.py verify --model gpt,llama         # needs the extra `verify-gpu`, no GPU
+    python benchmarks/step_forms.py verify --model gpt,llama --gpu h100   # needs the extra `verify-gpu`, no GPU
 
 `gains`: full-size configurations on 64 H100, of whose memory devices have 40 or 80 GB (a tenth is left free). The plan
 with its form searched is compared with every strategy written by hand, each with the best of three policies for all
@@ -14,9 +14,9 @@ predictions of one cost model. Batches are those of the
 configurations, as published, but for the Llamas. Beside it stands the best strategy in the form that the plan chose,
 which tells what the form gains, and what the shardings. `offload`: the plan with
 `offload="activations"` on the same cluster with the hosts of a DGX H100, beside the strategies of `gains`, which keep
-all on the devices. `verify`: small models of verify_matrix.py on eight H100,
-data=2, tensor=4, with 100, 60 and 40 % of the memory that the plan takes that keeps everything; compiled ahead of time
-as `Plan.jit` does by default, least memory first.
+all on the devices. `verify`: the models of verify_matrix.py on eight H100 and eight A100, data=2, tensor=4, with 100,
+60 and 40 % of the memory that the plan takes that keeps everything; compiled ahead of time in the orders that bound the
+memory, which are the first that `Plan.jit` tries.
 
 One JSON line a case goes to benchmarks/results/step-forms.jsonl, the tables to step-forms.md.
 """
@@ -35,6 +35,7 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import jax
 import yaml
 from by_hand.policies import POLICIES
 
@@ -48,6 +49,7 @@ from autoshard.remat.rewrite import layers_of
 from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
+from autoshard.verify.targets import target_named
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -55,7 +57,7 @@ CONFIGS = ROOT / "configs"
 GAINS = ("gpt_6.7b", "gpt_13b", "llama_8b", "encoder_large", "encoder_decoder_3b", "vit_h14", "llama_70b")
 BATCHES = {"llama_8b": 128, "llama_70b": 128}  # of the configurations they would not fit by hand; a million tokens
 DEVICE_GB = (40.0, 80.0)
-VERIFIED = ("gpt", "llama", "encoder", "vit")
+GPUS = {"h100": "h100x8.yaml", "a100": "a100-80x8.yaml"}
 SHARES = (1.0, 0.6, 0.4)
 MESH = {"data": 2, "tensor": 4}
 OPTIONS = PlanOptions(remat="search", micro_batches="search", cache=False, least_memory_s=0.0, relative_gap=0.01)
@@ -68,11 +70,12 @@ class Row:
     """One case.
 
     Attributes:
-      part: `gains` or `verify`. case: Its configuration or model, and the memory. form: What was chosen.
+      part: `gains`, `offload` or `verify`. case: Its configuration or model, GPU and memory. form: What was chosen.
       step_s, gap: Of the plan; 0.0 where nothing fits.
       by_hand, by_hand_s: The best strategy with its policy, and what it takes at least; empty and 0.0 where none fits.
       in_form, in_form_s: The best strategy in the form of the plan, likewise.
       predicted_bytes, compiled_bytes: Of the peak. budget_bytes: What was allowed.
+      reserved_bytes: What the compiled program needs, gaps between its buffers included.
       seconds: What it took; of `gains`, of processor time.
       reason: Why there is no plan.
     """
@@ -89,6 +92,7 @@ class Row:
     predicted_bytes: float = 0.0
     compiled_bytes: float = 0.0
     budget_bytes: float = 0.0
+    reserved_bytes: float = 0.0
     seconds: float = 0.0
     reason: str = ""
 
@@ -215,13 +219,13 @@ def offloaded(config: str, device_gb: float, rows: Iterable[Row]) -> Row | None:
     )
 
 
-def verified(name: str) -> Iterable[Row]:
-    """Plans under less and less memory, compiled."""
-    from verify_matrix import COMPILER_OPTIONS, H100, MODELS, compile_step, gpu_devices
+def verified(name: str, gpu: str) -> Iterable[Row]:
+    """Plans for a kind of GPU under less and less memory, compiled for it."""
+    from verify_matrix import COMPILER_OPTIONS, MODELS, compile_step, gpu_devices
 
     model = MODELS[name]
     step, args = loaded(model.config, model.overrides)
-    request = {"cluster": CONFIGS / "clusters" / "h100x8.yaml", "mesh": MESH, "donate_argnums": 0}
+    request = {"cluster": CONFIGS / "clusters" / GPUS[gpu], "mesh": MESH, "donate_argnums": 0}
     kept = autoshard.plan(
         StepVariant(uniform(layers_of(step, *args).runs, Keep.ALL)).of(step),
         *args,
@@ -229,13 +233,15 @@ def verified(name: str) -> Iterable[Row]:
         options=WRITTEN,
         **request,
     )
+    is_cut = len({leaf.shape[:1] for leaf in jax.tree.leaves(args[1])}) == 1  # a batch of graphs has no examples
+    options = OPTIONS if is_cut else dataclasses.replace(OPTIONS, micro_batches="as_written")
     for share in SHARES:
         began = time.perf_counter()
         budget_bytes = share * (kept.estimate.reserved_bytes or kept.estimate.peak_bytes)
-        case = f"{name}, {share:.0%}"
+        case = f"{name}, {gpu}, {share:.0%}"
         try:
-            plan = autoshard.plan(step, *args, memory_budget_bytes=budget_bytes, options=OPTIONS, **request)
-            compiled = compile_step(plan, step, args, gpu_devices(H100, 8, 8), COMPILER_OPTIONS)
+            plan = autoshard.plan(step, *args, memory_budget_bytes=budget_bytes, options=options, **request)
+            compiled = compile_step(plan, step, args, gpu_devices(target_named(gpu), 8, 8), COMPILER_OPTIONS)
         except (AutoshardError, RuntimeError) as error:
             yield Row("verify", case, "none", budget_bytes=budget_bytes, reason=str(error)[:200])
             continue
@@ -248,6 +254,7 @@ def verified(name: str) -> Iterable[Row]:
             predicted_bytes=plan.estimate.peak_bytes,
             compiled_bytes=compiled.memory.peak_bytes,
             budget_bytes=budget_bytes,
+            reserved_bytes=compiled.memory.total_bytes,
             seconds=round(time.perf_counter() - began, 1),
         )
 
@@ -284,17 +291,19 @@ def table(rows: Sequence[Row]) -> str:
             lines.append("| " + " | ".join([*cells, f"{r.seconds:.0f}"]) + " |")
         if ratios:
             lines.append(f"\nGeometric mean of the gains: {statistics.geometric_mean(ratios):.3f}, of {len(ratios)}.\n")
-    checked = [r for r in rows if r.part == "verify"]
+    checked = sorted((r for r in rows if r.part == "verify"), key=lambda r: r.case.rpartition(", ")[0])
     if checked:
         lines += [
-            "`python benchmarks/step_forms.py verify`: eight H100, data=2, tensor=4; peaks in GB of one device.\n",
-            "| case | budget | form | step | predicted | compiled | ratio |",
-            "| --- " * 7 + "|",
+            "`python benchmarks/step_forms.py verify`: eight GPUs, data=2, tensor=4; GB of one device. Ratio: the "
+            "predicted peak over the compiled. Reserved: what the compiled program needs, with gaps.\n",
+            "| case | budget | form | step | predicted | compiled | ratio | reserved |",
+            "| --- " * 8 + "|",
         ]
     for r in checked:
         ratio = f"{r.predicted_bytes / r.compiled_bytes:.3f}" if r.compiled_bytes else r.reason[:80]
         cells = [r.case, f"{r.budget_bytes / 1e9:.2f}", r.form, f"{r.step_s * 1e3:.2f} ms"]
         cells += [f"{r.predicted_bytes / 1e9:.2f}", f"{r.compiled_bytes / 1e9:.2f}", ratio]
+        cells.append(f"{r.reserved_bytes / 1e9:.2f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -305,7 +314,8 @@ def main() -> None:
     parser.add_argument("part", choices=["gains", "offload", "verify", "table"])
     parser.add_argument("--config", default=",".join(GAINS))
     parser.add_argument("--device-gb", default=",".join(map(str, DEVICE_GB)))
-    parser.add_argument("--model", default=",".join(VERIFIED))
+    parser.add_argument("--model", help="of `verify`: only these of verify_matrix.py")
+    parser.add_argument("--gpu", default=",".join(GPUS), help="of `verify`: what to plan and compile for")
     arguments_ = parser.parse_args()
     file = RESULTS / "step-forms.jsonl"
     rows = (
@@ -331,9 +341,12 @@ def main() -> None:
                 if (row := offloaded(config, device_gb, list(rows.values()))) is not None:
                     keep(row)
     if arguments_.part == "verify":
-        for name in arguments_.model.split(","):
-            for row in verified(name):
-                keep(row)
+        from verify_matrix import MODELS
+
+        for gpu in arguments_.gpu.split(","):
+            for name in arguments_.model.split(",") if arguments_.model else MODELS:
+                for row in verified(name, gpu):
+                    keep(row)
     file.with_suffix(".md").write_text(table(list(rows.values())))
 
 

@@ -21,10 +21,13 @@ from autoshard.compiler.operand_copies import operand_copies
 from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.partial_sums import partial_sums
 from autoshard.compiler.protocol import Compiler
+from autoshard.compiler.queued_gathers import queued
 from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.softmax import stored_exponentials
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.stored_values import stored_values
+from autoshard.compiler.transfer_times import TransferTimes
+from autoshard.compiler.widened import widened
 from autoshard.compiler.workspaces import own_workspaces, product_workspaces
 
 
@@ -72,9 +75,18 @@ class XlaCpu:
         """See `Compiler`."""
         return emitted(solved)
 
-    def live_buffers(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray) -> LiveBuffers:
+    def live_buffers(
+        self,
+        solved: SolvedProgram,
+        uses: Sequence[BufferUse],
+        sizes_bytes: np.ndarray,
+        times: TransferTimes | None = None,
+    ) -> LiveBuffers:
         """See `Compiler`."""
-        return live_buffers(uses, *shortened(solved, uses, sizes_bytes, made_first(solved, self.ordering)))
+        spans, sizes_bytes = shortened(solved, uses, sizes_bytes, made_first(solved, self.ordering))
+        if times is not None and self.hides_sums:
+            spans = queued(solved, uses, spans, times)
+        return live_buffers(uses, spans, sizes_bytes)
 
     def reserved_bytes(self, solved: SolvedProgram, held: LiveBuffers) -> float:
         """See `Compiler`."""
@@ -136,6 +148,10 @@ class XlaTpu(XlaCpu):
         return rounded_itemsize(analysis.graph, value, analysis.moved_itemsizes[value], analysis.rounding, read_by)
 
 
+_HOPPER_WORKSPACE_BYTES = 32 * 2**20
+"""What XLA:GPU gives a product from Hopper on, which is also from when it computes in bfloat16 (`widened.py`)."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class XlaGpu(XlaCpu):
     """XLA:GPU: cuBLAS's products have a workspace, and softmaxes are kernels of Triton's.
@@ -160,7 +176,9 @@ class XlaGpu(XlaCpu):
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""
-        yield from stored_values(analysis, choices)
+        wide = frozenset() if self.workspace_bytes >= _HOPPER_WORKSPACE_BYTES else widened(analysis)
+        for use in stored_values(analysis, choices):
+            yield dataclasses.replace(use, size_bytes=2 * use.size_bytes) if use.value in wide else use
         yield from stored_exponentials(analysis, choices)
         yield from partial_sums(analysis, choices, _hiding(self, analysis))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)

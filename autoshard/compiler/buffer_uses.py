@@ -107,11 +107,18 @@ class CopySizes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OperandRead:
-    """One way in which a group reads a value: `groups[group].reads[read]`, and what a resharded copy of it takes."""
+    """One way in which a group reads a value.
+
+    Attributes:
+      group, read: It is `groups[group].reads[read]`.
+      sizes: What a resharded copy takes.
+      given_bytes: Of what a scan slices, what it is given (`scanned_inputs.py`), as in `CopySizes`; None of others.
+    """
 
     group: int
     read: int
     sizes: CopySizes
+    given_bytes: np.ndarray | None = None
 
 
 def spans_of(uses: Sequence[BufferUse]) -> np.ndarray:

@@ -16,7 +16,7 @@ from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
 
-_COSTLY_BYTES = {"tanh": 20, "erf": 40, "erfc": 40}
+COSTLY_BYTES = {"tanh": 20, "erf": 40, "erfc": 40}
 """What XLA:GPU takes for functions for which a GPU has no unit: as long as moving so many bytes for each element. Read
 off programs for H100: a layer of `gelu` keeps its tanh where values have 2 bytes, and computes it twice where they have
 4; it keeps its erf or erfc in either case. All hold if tanh is worth 18 to 24 bytes, and these more than 24."""
@@ -156,7 +156,7 @@ def _computed(
     graph, region = chains.graph, chains.region
     size = lambda value: graph.values[value].size_bytes
     kernels = _kernels(chains, can_fuse, region)
-    has_costly = any(o.name in _COSTLY_BYTES for o in graph.operations)
+    has_costly = any(o.name in COSTLY_BYTES for o in graph.operations)
     parts = _kernels(chains, can_fuse, _between_sums(chains)) if has_costly else kernels
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
@@ -166,7 +166,7 @@ def _computed(
         if not fusible[operation.index]:
             continue
         made_of: set[int] = set()
-        costly_bytes = _COSTLY_BYTES.get(operation.name, 0)
+        costly_bytes = COSTLY_BYTES.get(operation.name, 0)
         for o in operation.operands:
             if o is not None and o not in free:
                 made_of.update(sources[o] if fused[o] else (o,))

@@ -1,5 +1,6 @@
 """Resharded copies of operands: how long each is there."""
 
+import bisect
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -21,9 +22,11 @@ def operand_copies(
     kernels, for the last of these; and a sum made in a product's buffer is made in the copy of the product. Slices are
     computed there like their reader, and copies of gradients wait for others to be combined with, unless they are too
     large for that. XLA:GPU begins a collective as soon as it can: activations are moved as soon as they are there, if a
-    product of the same checkpointed function reads them. Where collectives run behind products, a weight is gathered
-    behind the one before its reader, but not before all that enters the reader's checkpointed function is there; and
-    all tables are gathered when the step begins that are looked up by indices among its arguments.
+    product of the same checkpointed function reads them. Where collectives run behind products, others are moved beside
+    the kernel before their reader, and a weight is gathered behind the product before it, neither before all that
+    enters the reader's checkpointed function is there; and all tables are gathered when the step begins that are looked
+    up by indices among its arguments. Of what a scan slices each slice is moved by itself, and what the scan is given
+    is there until it ends (`scanned_inputs.py`).
 
     Args:
       analysis: The program. reads: What reads in another layout, each with the owner of the copy.
@@ -32,6 +35,7 @@ def operand_copies(
     graph, live, chains = analysis.graph, analysis.live, analysis.chains
     alias_stop, fused_stop = live.alias_stop, live.fused_stop
     starts = {life.value: life.start for life in live.ranges}
+    kernels = sorted({*starts.values()})
     place, there_at_once = graph.checkpoint_of(), frozenset() if hiding is None else _there_at_once(graph)
     for owner, read in reads:
         access, sizes = analysis.groups[read.group].reads[read.read], read.sizes
@@ -46,6 +50,12 @@ def operand_copies(
             if operation.kind in (OperationKind.LOOP_CARRY, OperationKind.SCAN_STACK):
                 continue  # the loop's own buffer, counted as a value
             start, stop = o, o + 1
+            if operation.kind is OperationKind.SCAN_SLICE:
+                loop = graph.loops[chains.loop_nest[o][-1]]
+                yield use(start, stop, sizes.size_bytes / loop.trips)
+                if read.given_bytes is not None:
+                    yield use(loop.start, loop.stop, read.given_bytes)
+                continue
             results = [r for r in operation.results if r is not None]
             if is_alias(operation):
                 stop = max([stop, *(alias_stop.get(r, 0) for r in results)])
@@ -59,6 +69,11 @@ def operand_copies(
                 there = starts.get(access.value, o)
                 if there + 1 < o and place[there] == place[o] != -1:
                     yield use(there + 1, o, sizes.sent_bytes)
+                elif hiding is not None and hiding.hides_sums:
+                    behind = kernels[bisect.bisect_left(kernels, o) - 1]
+                    opened = graph.checkpoints[place[o]][0] if place[o] != -1 else 0
+                    if max(there, opened) < behind < o and chains.loop_nest[behind] == chains.loop_nest[o]:
+                        yield use(behind, o, sizes.sent_bytes)
             kept_until = max([max(fused_stop.get(r, 0), alias_stop.get(r, 0)) for r in results], default=0)
             yield use(start, stop, sizes.size_bytes)
             kept_from = max(kept_from, stop)

@@ -16,6 +16,7 @@ from autoshard.compiler.buffer_uses import BufferUse, Choices, OperandRead
 from autoshard.compiler.emitted_collectives import EmittedCollectives
 from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.solved import SolvedProgram
+from autoshard.compiler.transfer_times import TransferTimes
 
 
 class Compiler(Protocol):
@@ -65,8 +66,17 @@ class Compiler(Protocol):
         """The collectives that the program compiles to."""
         ...
 
-    def live_buffers(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray) -> LiveBuffers:
-        """What is alive when: the buffers `uses`, which take `sizes_bytes` as counted, as long as they are needed."""
+    def live_buffers(
+        self,
+        solved: SolvedProgram,
+        uses: Sequence[BufferUse],
+        sizes_bytes: np.ndarray,
+        times: TransferTimes | None = None,
+    ) -> LiveBuffers:
+        """What is alive when: the buffers `uses`, which take `sizes_bytes` as counted, as long as they are needed.
+
+        `times`: When what hides is sent by the plan's own schedule; None where nothing does.
+        """
         ...
 
     def reserved_bytes(self, solved: SolvedProgram, held: LiveBuffers) -> float:

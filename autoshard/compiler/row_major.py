@@ -9,6 +9,10 @@ It also stores what is gathered or scattered with that dimension outermost (`Gpu
 gradient that is so turned would turn its optimizer's state: the update could not run in place, and the new state of all
 weights would be there beside the old one before it is copied there. And features that a convolution made and that are
 gathered would be there in two orders from then on, since cuDNN reads what is made of them row by row.
+
+Arguments lie row by row. One that a scan reads in each iteration would be turned for its readers before the loop
+begins, in its own type, and both would be there until it ends: weights twice, in micro-batches. Kept as it is inside,
+it is turned by the kernel that casts it, in each iteration.
 """
 
 import dataclasses
@@ -17,7 +21,7 @@ from collections.abc import Iterable, Iterator, Set
 
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS, SUMS
-from autoshard.graph.computations import Computation, Instruction
+from autoshard.graph.computations import Computation, Instruction, all_computations
 from autoshard.graph.graph import Graph
 from autoshard.graph.layout import SpecEntries
 
@@ -32,7 +36,8 @@ class RowMajor:
     """What one equation reads row by row.
 
     Attributes:
-      operands: Slots of operands. copies: Slots of gathered operands, whose copies are stored so.
+      operands: Slots of operands; of a scan, of those that stay the same, inside. copies: Slots of gathered operands,
+        whose copies are stored so.
     """
 
     operands: tuple[int, ...] = ()
@@ -79,6 +84,10 @@ def _of_computation(planned: PlannedGraph, computation: Computation, known: _Kno
             if found != RowMajor():
                 yield instruction.equation, found
             _add_results(planned.graph, instruction, here, known)
+        if instruction.name == "scan":
+            kept = _arguments_inside(planned.graph, instruction)
+            if kept:
+                yield instruction.equation, RowMajor(kept)
         for nested in instruction.nested:
             inside = _Known({*here.state}, {*here.scattered}) if instruction.is_inlined else _Known(set())
             yield from _of_computation(planned, nested, inside)
@@ -87,6 +96,15 @@ def _of_computation(planned: PlannedGraph, computation: Computation, known: _Kno
         known.forget(instruction.results[slot] for slot in plan.materialized)
         if plan.waits:
             known.forget((*(instruction.operands[slot] for slot in plan.waits), *instruction.results))
+
+
+def _arguments_inside(graph: Graph, scan: Instruction) -> tuple[int, ...]:
+    """The operand slots of a scan that are arguments of the program, matrices or more, and are read inside."""
+    of = lambda value: graph.values[value]
+    arguments = {a.value for a in graph.arguments if len(of(a.value).shape) > 1}
+    arguments = {value for value in arguments if not of(value).dtype.startswith("key")}
+    read = {o for computation in all_computations(scan.nested[0]) for i in computation for o in i.operands}
+    return tuple(slot for slot, o in enumerate(scan.operands) if o in arguments and o in read)
 
 
 def _add_results(graph: Graph, instruction: Instruction, here: _Known, known: _Known) -> None:

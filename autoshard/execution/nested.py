@@ -1,7 +1,7 @@
 """Equations that nest programs: each nested program is rewritten under the plan, and bound in the old one's place."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -91,7 +91,8 @@ class Nested:
         n_consts, n_carry = scan_counts(equation)
         body = {**known_layouts(operands[:n_consts]), **dict(plan.body)}
         results = {k: body[n_consts + k] for k in range(n_carry) if n_consts + k in body}
-        return {"jaxpr": self._rewritten(equation.params["jaxpr"], number, body, results)[0]}
+        kept = [slot for slot in plan.row_major if slot < n_consts and slot in body]
+        return {"jaxpr": self._rewritten(equation.params["jaxpr"], number, body, results, kept)[0]}
 
     def _while(
         self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan, numbers: Sequence[int]
@@ -112,15 +113,18 @@ class Nested:
         number: int,
         inputs: Mapping[int, SpecEntries],
         results: Mapping[int, SpecEntries] | None = None,
+        row_major: Collection[int] = (),
     ) -> tuple[jex.ClosedJaxpr, list[SpecEntries | None]]:
         """`nested` rewritten under the plan, with layouts for its inputs and results, and those that its results are
-        known to have inside."""
+        known to have inside; the inputs `row_major` are kept so."""
         inner = open_jaxpr(nested)
         consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
         ends: list[SpecEntries | None] = []
 
         def rewritten(*args):
             args = [self.placement.place(a, inputs.get(i)) for i, a in enumerate(args)]
+            for i in row_major:
+                args[i] = args[i]._replace(value=self.placement.row_major(args[i].value, inputs[i]))
             outs = self.run(inner, [*(Placed(c, None) for c in consts), *args], number)
             ends[:] = [o.entries for o in outs]
             return [self.placement.constrain(o.value, (results or {}).get(i)) for i, o in enumerate(outs)]

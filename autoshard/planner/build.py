@@ -41,6 +41,7 @@ from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.host_residuals import HostResiduals, Residual
 from autoshard.compiler.host_state import StateUpdate, state_updates
 from autoshard.compiler.protocol import Compiler
+from autoshard.compiler.scanned_inputs import given_bytes
 from autoshard.compiler.schedule import Schedule
 from autoshard.cost.host_copies import Offload, round_trips_s
 from autoshard.cost.in_pieces import Decompose, InPieces
@@ -238,9 +239,17 @@ class _Builder:
     def operand_reads(self, flows: Sequence[Flow], copies: Sequence[CopySizes | None]) -> list[OperandRead | None]:
         """For each flow, what its resharded copy takes; None where none is ever made for a group."""
         return [
-            None if f.read is None or sizes is None else OperandRead(f.target - self.first_group, f.read, sizes)
+            None if f.read is None or sizes is None else self.operand_read(f, f.read, sizes)
             for f, sizes in zip(flows, copies, strict=True)
         ]
+
+    def operand_read(self, flow: Flow, read: int, sizes: CopySizes) -> OperandRead:
+        """What the resharded copy of a flow to a group's read number `read` takes, which is `sizes`."""
+        group, given = flow.target - self.first_group, None
+        if self.graph.operations[self.program.groups[group].operations[0]].kind is OperationKind.SCAN_SLICE:
+            size_bytes = float(self.graph.values[flow.value].size_bytes)
+            given = given_bytes(flow.defined_as.layouts, flow.read_as.layouts, size_bytes, self.mesh.shape)
+        return OperandRead(group, read, sizes, given)
 
     def nodes(self) -> list[Node]:
         nodes = []

@@ -313,7 +313,8 @@ class Evaluation:
             return live_buffers(f.buffers, spans_of(f.buffers), counted_bytes(f, self.picks))
         moves = zip(self.solved.moves, self.emitted.moves, strict=True)
         spared = {n for n, (move, left) in enumerate(moves) if len(left) < len(move.collectives)}
-        return f.compiler.live_buffers(self.solved, f.buffers, counted_bytes(f, self.picks, spared))
+        times = transfer_times(f, self.times) if f.compiler.hides_collectives else None
+        return f.compiler.live_buffers(self.solved, f.buffers, counted_bytes(f, self.picks, spared), times)
 
     @functools.cached_property
     def reserved_bytes(self) -> float:

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard.compiler.buffer_uses import BufferKind
 from autoshard.compiler.schedule import Schedule
+from autoshard.graph.graph import OperationKind
 from autoshard.graph.layout import WHOLE
 
 
@@ -118,3 +120,46 @@ def test_activations_of_a_checkpointed_function_are_moved_as_soon_as_they_are_th
             held.update(f.instants[u.start : u.stop])
     products = [o.index for o in graph.operations if o.name == "dot_general"]
     assert held == set(products[1:])
+
+
+def in_parts(w, x):
+    """A sum over four parts of 16 rows, each behind a product: what is made of x is scanned."""
+    first = jnp.tanh(x).reshape(4, 16, 64)
+    return jax.lax.scan(lambda total, part: (total + part @ w, None), jnp.zeros((16, 64)), first)[0]
+
+
+def test_what_a_scan_slices_in_another_layout(formulated, mesh_of):
+    """Each slice is moved by itself, 4 kB whole or 2 kB split. Of what is whole and read split, the loop is given a
+    piece of all of it, 8 kB."""
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    f = formulated(in_parts, (f32(64, 64), f32(64, 64)), mesh_of(2))
+    graph, first_group = f.program.graph, len(f.program.graph.arguments)
+    (loop,) = graph.loops
+    slicing = next(o.index for o in graph.operations if o.kind is OperationKind.SCAN_SLICE)
+    reads = lambda flow: flow.read is not None and slicing in f.program.groups[flow.target - first_group].operations
+    copies = [u for u in f.buffers if u.kind is BufferKind.OPERAND_COPY and reads(f.flows[u.owner])]
+    held = {(u.start, u.stop): {*u.size_bytes[u.size_bytes > 0].tolist()} for u in copies}
+    assert held == {(slicing, slicing + 1): {64 * 64, 32 * 64}, (loop.start, loop.stop): {4 * 32 * 64}}
+
+
+def read_again(x, w, u):
+    """The product 0 is read by the product 1 at once, and by 3 behind the kernel 2."""
+    y = x @ w
+    return jnp.einsum("ni,nj->ij", y, jnp.tanh(y @ u))
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_where_latency_is_hidden_activations_are_moved_beside_the_kernel_before_their_reader(
+    formulated, mesh_of, schedule
+):
+    square, mesh = jax.ShapeDtypeStruct((64, 64), jnp.float32), mesh_of(2)
+    gpu = dataclasses.replace(mesh.device_type, product_workspace_bytes=4 * 2**20)
+    f = formulated(read_again, (square,) * 3, dataclasses.replace(mesh, device_type=gpu), schedule=schedule)
+    graph = f.program.graph
+    assert [o.name for o in graph.operations] == ["dot_general", "dot_general", "tanh", "dot_general"]
+    y = graph.operations[0].results[0]
+    copies = [u for u in f.buffers if u.kind is BufferKind.OPERAND_COPY and f.flows[u.owner].value == y]
+    moved = {(1, 2), (3, 4)}
+    assert {(u.start, u.stop) for u in copies} == (moved | {(2, 3)} if schedule is Schedule.LATENCY_HIDING else moved)
+    sent = next((u for u in copies if u.start == 2), None)
+    assert sent is None or {*sent.size_bytes[sent.size_bytes > 0].tolist()} == {4 * 64 * 64, 2 * 64 * 64}

@@ -110,3 +110,23 @@ def test_what_is_scattered_is_left_alone():
 )
 def test_what_is_gathered_along_an_inner_dimension(entries, wanted, is_inside):
     assert is_gathered_inside(entries, wanted) == is_inside
+
+
+def summed(w, v, xs, start):
+    """What is computed of rows of x and of a weight; the other weight is not read inside."""
+    body = lambda total, x: (total + jnp.tanh(x @ w), None)
+    return jax.lax.scan(body, start, xs)[0] @ v
+
+
+def test_arguments_that_a_scan_reads_are_kept():
+    """Not what it slices, nor what it begins with."""
+    graph = planned(summed, [(8, 6), (6, 6), (4, 5, 8), (5, 6)], {}, {})
+    scan = next(i for i in graph.entry if i.name == "scan")
+    kept = row_major(graph)[scan.equation].operands
+    assert [graph.graph.values[scan.operands[slot]].shape for slot in kept] == [(8, 6)]
+
+
+def test_what_is_made_for_a_scan_is_left_alone():
+    """The compiler may make it in any order."""
+    graph = planned(lambda w, *rest: summed(jnp.tanh(w), *rest), [(8, 6), (6, 6), (4, 5, 8), (5, 6)], {}, {})
+    assert not any(i.name == "scan" and i.equation in row_major(graph) for i in graph.entry)
