@@ -27,7 +27,15 @@ from autoshard.planner.step_times import OwnTimes, StepTimes
 from autoshard.plans.crossed_plans import crossed_plans
 from autoshard.plans.known_plan import KnownPlan, Made, Sparse, sparse
 from autoshard.plans.master_program import Group, MasterProgram, Relaxed, parts_of
-from autoshard.plans.part_search import FROM_A_PLAN, FROM_A_ROUNDED, SHORT, PartOptions, annealed, part_options
+from autoshard.plans.part_search import (
+    FROM_A_PLAN,
+    FROM_A_ROUNDED,
+    PENALTY,
+    SHORT,
+    PartOptions,
+    annealed,
+    part_options,
+)
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.reduce.columns import worst_instants
 from autoshard.solver.tabulated import Tabulated, Taken
@@ -53,8 +61,9 @@ _Solved = tuple[MasterProgram, Relaxed | None]
 _LOOKS = 4
 """How often a plan is sought at most, each time with the stretches and instants that the one before lacked."""
 
-_SEARCHES = 3
-"""Likewise of searches part by part, which end where memory is exceeded only at instants that did not count."""
+_SEARCHES, _DEARER = 3, 10.0
+"""Likewise of searches part by part, where memory is exceeded at instants that did not count; where they did, exceeding
+it costs so many times more in the next."""
 
 _FAR = 0.015
 """Plans are crossed only where their mixture takes less than the best by more than this share."""
@@ -247,18 +256,18 @@ class MasterProblem:
     def _improved(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float) -> Made | None:
         """`improved` of plans that are alike, from one of them."""
         columns, begins = self._crossed(columns, first)
-        cooling, taken = FROM_A_PLAN if len(begins) == 1 else FROM_A_ROUNDED, None
+        cooling, taken, penalty = FROM_A_PLAN if len(begins) == 1 else FROM_A_ROUNDED, None, PENALTY
         for _ in range(_SEARCHES):
             each = [functools.partial(self._row, instant) for instant in self._instants]
             options = part_options(self._times, columns, each)
             if taken is None:
                 taken = self._begun(options, [options.option[followed, range(len(followed))] for followed in begins])
-            taken, _ = annealed(options, self._times.share, taken, cooling)
+            taken, _ = annealed(options, self._times.share, taken, cooling, penalty)
             found = self._column(options.made(taken))
             if found.made is not None:
                 return found.made if found.step_s < to_beat_s else None
             if not self._count((), found.exceeded):
-                break
+                penalty *= _DEARER
         return None
 
     def _begun(self, options: PartOptions, begins: Sequence[np.ndarray]) -> np.ndarray:

@@ -23,7 +23,7 @@ _COLDEST = 1e-5
 """By which share of the step a move may make it longer, at last, to be accepted with probability 1 / e."""
 
 PENALTY = 2.0
-"""What exceeding the budget costs: the share of it, in steps."""
+"""What exceeding the budget costs at first: the share of it, in steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,13 +152,15 @@ def _of_slots(slot: np.ndarray, amounts: Sparse, num_parts: int) -> np.ndarray:
     return np.bincount(slot[owners], own, 1 + num_parts)
 
 
-def annealed(options: PartOptions, share: float, start: np.ndarray, cooling: Cooling) -> tuple[np.ndarray, float]:
+def annealed(
+    options: PartOptions, share: float, start: np.ndarray, cooling: Cooling, penalty: float = PENALTY
+) -> tuple[np.ndarray, float]:
     """The best that a search found; int64 [parts], the option of each part. What it costs: its step and, where it
     exceeds the budget at the instants that count, the penalty.
 
     Args:
       options: What parts can do. share: What collectives make use of, of a kernel's time.
-      start: Where the search begins. cooling: How it is sought.
+      start: Where the search begins. cooling: How it is sought. penalty: As `PENALTY`.
     """
     generator = np.random.default_rng(0)
     moves, hottest = cooling.moves, cooling.hottest
@@ -169,4 +171,4 @@ def annealed(options: PartOptions, share: float, start: np.ndarray, cooling: Coo
     adds = options.least_s, options.entry, options.place, options.amount, options.used, *options.reached
     windows = options.starts, options.stops, cut.by_start, cut.come, cut.first, cut.open_windows
     ends = options.num_ends, cut.every
-    return anneal(*adds, *windows, *ends, share, PENALTY, start, options.part[option], option, patience)
+    return anneal(*adds, *windows, *ends, share, penalty, start, options.part[option], option, patience)
