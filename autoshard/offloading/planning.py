@@ -50,6 +50,9 @@ def plan(
     fits the memory and it has no embedding tables to move. With `PlanOptions(pipelines="search")` it is planned both
     ways, and the faster plan is taken.
 
+    Where no plan of one program fits the memory of the devices, optimizer state and activations may lie in that of the
+    hosts, if the cluster describes them (`PlanOptions.offload`); stages come after that.
+
     Where the state of a `TrainStep` does not fit the devices, or a step is predicted to be faster so, and the cluster
     describes its hosts, embedding tables that the loss looks up live in host memory. Which of them do, and how steps
     follow each other then, is decided by `place_tables`, and the step over the rows of a batch is planned as any other.

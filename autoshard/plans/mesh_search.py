@@ -43,7 +43,7 @@ AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP, AGAIN_MORE = 3, 0.5, 0.05, 1.25
 plan is good enough whose gap is so much larger than that of the plan before."""
 
 LEAST_SHARE = 0.03
-"""The share of the limits of a mesh in which it is asked first whether anything fits the memory."""
+"""The share of the limits of a mesh in which it is asked, before plans are sought, whether any fits the memory."""
 
 _AT_ONCE_GAP = 0.05
 """How exactly a bound is sought that is to tell no more than whether a mesh is out of the question."""

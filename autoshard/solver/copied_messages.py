@@ -104,22 +104,14 @@ def _laid_out(problem: Problem, before: _Laid | None) -> _Laid:
     if before is not None and problem is before.problem:
         return before
     if before is not None and _differ_in_costs_alone(problem, before.problem):
-        pool, transposed = InternPool(), dict[int, np.ndarray]()
-        tables = []
-        for edge in map(problem.edges.__getitem__, before.edge.tolist()):
-            table = pool.intern(edge.costs)
-            if edge.source > edge.target:
-                if id(table) not in transposed:
-                    transposed[id(table)] = pool.intern(np.ascontiguousarray(table.T))
-                table = transposed[id(table)]
-            tables.append(table)
-        return dataclasses.replace(
-            before, problem=problem, graph=with_costs(before.graph, [node.costs for node in problem.nodes], tables)
-        )
+        pool, edges = InternPool(), [problem.edges[number] for number in before.edge.tolist()]
+        tables = [(e.source > e.target, pool.intern(e.costs)) for e in edges]
+        turned = [pool.transposed(table) if is_turned else table for is_turned, table in tables]
+        graph = with_costs(before.graph, [node.costs for node in problem.nodes], turned)
+        return dataclasses.replace(before, problem=problem, graph=graph)
     network = Network(problem)
     graph, _ = factor_graph_of(network)
-    edge = _edges_of_factors(problem)
-    return _Laid(problem, graph, network.instants, edge, message_ends(problem, graph, edge))
+    return _Laid(problem, graph, network.instants, _edges_of_factors(problem), message_ends(problem, graph))
 
 
 def _differ_in_costs_alone(one: Problem, other: Problem) -> bool:
@@ -151,8 +143,9 @@ def _edges_of_factors(problem: Problem) -> np.ndarray:
     return np.lexsort((np.maximum(source, target), np.minimum(source, target)))
 
 
-def message_ends(problem: Problem, graph: FactorGraph, edge_of_factor: np.ndarray) -> MessageEnds:
+def message_ends(problem: Problem, graph: FactorGraph) -> MessageEnds:
     """The messages of every edge of `problem` in the graph of its untouched network."""
+    edge_of_factor = _edges_of_factors(problem)
     is_forward = np.array([edge.source < edge.target for edge in problem.edges], bool)
     factor = np.empty(len(edge_of_factor), np.int64)
     factor[edge_of_factor] = np.arange(len(edge_of_factor))
@@ -173,8 +166,7 @@ def share_messages(
 
     What joins two copies of one class has none.
     """
-    own = message_ends(quotient.tied, tied.graph, _edges_of_factors(quotient.tied))
-    partition = quotient.partition
+    partition, own = quotient.partition, message_ends(quotient.tied, tied.graph)
     first = [problem.edges[edge] for edge in partition.first_edge.tolist()]
     is_loop = np.array([partition.node_class[e.source] == partition.node_class[e.target] for e in first], bool)
     number = np.where(is_loop, -1, np.cumsum(~is_loop) - 1)  # of each edge class, its place in the tied problem

@@ -79,6 +79,7 @@ class InternPool:
         self._by_content: dict[tuple, np.ndarray] = {}
         self._canonical: dict[int, np.ndarray] = {}
         self._kept_alive: list[np.ndarray] = []
+        self._transposed: dict[int, np.ndarray] = {}
 
     def intern(self, array: np.ndarray, dtype: type = np.float64) -> np.ndarray:
         """Returns the pool's copy of `array` as `dtype`; the argument must not be changed afterwards."""
@@ -95,6 +96,13 @@ class InternPool:
                 self._canonical[id(alias)] = known
                 self._kept_alive.append(alias)
         return known
+
+    def transposed(self, table: np.ndarray) -> np.ndarray:
+        """The pool's copy of the transpose of an interned table."""
+        key = id(table)
+        if key not in self._transposed:
+            self._transposed[key] = self.intern(np.ascontiguousarray(table.T))
+        return self._transposed[key]
 
 
 class Network:
@@ -194,20 +202,13 @@ class Network:
         table = self.pool.intern(table)
         if i < j:
             return Factor(i, j, map_i, map_j, table, [])
-        return Factor(j, i, map_j, map_i, self.transposed(table), [])
+        return Factor(j, i, map_j, map_i, self.pool.transposed(table), [])
 
     def from_side(self, factor: Factor, node: int) -> tuple[np.ndarray, np.ndarray]:
         """(table with the node's classes on the rows, the node's class map)."""
         if factor.i == node:
             return factor.table, factor.map_i
-        return self.transposed(factor.table), factor.map_j
-
-    def transposed(self, table: np.ndarray) -> np.ndarray:
-        """The pool's copy of the transpose of an interned table."""
-        key = ("transposed", id(table))
-        if key not in self.memo:
-            self.memo[key] = self.pool.intern(np.ascontiguousarray(table.T))
-        return self.memo[key]
+        return self.pool.transposed(factor.table), factor.map_j
 
     def _take_usages(self, problem: Problem, capacity: float, factor_of: dict[int, Factor]) -> None:
         """Numbers the instants 0.. (one per start) and hangs every usage on its node or factor."""
@@ -228,5 +229,5 @@ class Network:
                 continue
             edge = problem.edges[usage.edge]
             if edge.source > edge.target:
-                amounts = self.transposed(amounts)
+                amounts = self.pool.transposed(amounts)
             factor_of[usage.edge].demands.append(Demand(start, stop, amounts))

@@ -236,7 +236,7 @@ class _Reducer:
         network = self.network
         first, second = (0, 1) if others[0] < others[1] else (1, 0)
         if first == 1:
-            table = network.transposed(table)
+            table = network.pool.transposed(table)
         pairs = None if copies is None else CopyPairs.of(copies[first], copies[second])
         low, high = others[first], others[second]
         new = network.attach(Factor(low, high, links[first][2], links[second][2], table, [], pairs))
