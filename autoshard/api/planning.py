@@ -132,17 +132,18 @@ def plan_on_devices(
 
     def plan_one() -> ProgramPlan:
         """The plan of one program, some of it in host memory where nothing else fits and options leave that open."""
-        try:
+        if solution is not None or not may_offload_instead(options, homogeneous_slice(hardware)):
             return plan_of(options)
-        except MemoryBudgetError as error:
-            if solution is not None or not may_offload_instead(options, homogeneous_slice(hardware)):
-                raise
+        try:
+            # the least memory of the devices alone is for an error that is not raised
+            return plan_of(dataclasses.replace(options, least_memory_s=0.0))
+        except SolverError:
             try:
-                return offloaded_instead(plan_of(dataclasses.replace(options, offload="all", least_memory_s=0.0)))
-            except SolverError as also:
+                return offloaded_instead(plan_of(dataclasses.replace(options, offload="all")))
+            except SolverError as error:
                 raise MemoryBudgetError(
-                    f"{error} Nor was a plan found with optimizer state and activations in the memory of the hosts."
-                ) from also
+                    f"{error} That is with optimizer state and activations in the memory of the hosts."
+                ) from error
 
     def staged_task(step: TrainStep) -> StagedTask:
         """What is planned in stages."""
