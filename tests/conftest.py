@@ -91,6 +91,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Forgets what JAX has traced and compiled for a file that is done: workers keep 4 GB of it otherwise, and files
+    after it take 4 % longer."""
+    if nextitem is None or nextitem.path != item.path:
+        jax.clear_caches()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
     return WholeFiles(config, log) if config.getoption("dist") == "loadfile" else None
