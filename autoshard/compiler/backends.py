@@ -46,6 +46,16 @@ class XlaCpu:
         return self.hides_collectives
 
     @property
+    def hides_exchanged_sums(self) -> bool:
+        """See `Compiler`."""
+        return False
+
+    @property
+    def adds_before_scattering(self) -> bool:
+        """See `Compiler`: `ReduceScatterReassociate`."""
+        return True
+
+    @property
     def least_hidden_bytes(self) -> float:
         """See `Compiler`."""
         return 0.0
@@ -95,15 +105,15 @@ class XlaCpu:
 
 _LEAST_HIDDEN_BYTES = 2.0**20
 """XLA:TPU has one gather in flight at a time, and joins none: that of a norm's scale had the last product of each layer
-for itself (GPT of 8 layers, 16 TPU v5e). So kernels are taken to wait for what is smaller, and plans keep it whole. The
-gathers of queries, keys and values, which that product could hide, stay synchronous all the same; why is not known."""
+for itself (GPT of 8 layers, 16 TPU v5e). So kernels are taken to wait for what is smaller, and plans keep it whole."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class XlaTpu(XlaCpu):
     """XLA:TPU: float32 products read bfloat16, and what they read is rounded before it is moved.
 
-    It runs gathers beside kernels, and makes kernels wait for sums (tried on libtpu 0.0.42.1).
+    It runs gathers and exchanges beside kernels, and makes kernels wait for sums (tried on libtpu 0.0.42.1), so that
+    sums of gradients are exchanged.
 
     Attributes:
       schedule: Which of its schedules its program is ordered for.
@@ -122,6 +132,16 @@ class XlaTpu(XlaCpu):
         return False
 
     @property
+    def hides_exchanged_sums(self) -> bool:
+        """See `Compiler`."""
+        return self.hides_collectives
+
+    @property
+    def adds_before_scattering(self) -> bool:
+        """See `Compiler`: it gathered both terms, added them whole, and took a slice."""
+        return False
+
+    @property
     def least_hidden_bytes(self) -> float:
         """See `Compiler`."""
         return _LEAST_HIDDEN_BYTES if self.hides_collectives else 0.0
@@ -129,7 +149,13 @@ class XlaTpu(XlaCpu):
     @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
-        return OrderingRules(transposes_in_products=True, fuses_products=True, schedule=self.schedule)
+        exchanged = self.least_hidden_bytes if self.hides_exchanged_sums else None
+        return OrderingRules(
+            transposes_in_products=True,
+            fuses_products=True,
+            exchanges_from_bytes=exchanged,
+            schedule=self.schedule,
+        )
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""

@@ -74,14 +74,14 @@ class Candidate(enum.Enum):
         return self in (Candidate.GATHERED_FREELY, Candidate.UNORDERED)
 
 
-def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | int | str]:
+def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | int | float | str]:
     """Compiler options for a candidate, as `jax.jit` takes them, but for the profile that some need.
 
     `platform`: What JAX calls the devices.
     """
     is_first = candidate is Candidate.LEAST_MEMORY
     schedule = Schedule.LEAST_MEMORY if is_first else Schedule.LATENCY_HIDING
-    options: dict[str, bool | int | str] = {**(compiler_options(platform, schedule) or {})}
+    options: dict[str, bool | int | float | str] = {**(compiler_options(platform, schedule) or {})}
     if candidate in (Candidate.TWO_AT_ONCE, Candidate.PAST_LOOPS):
         options[_OVERLAP_LIMIT] = 2
     if candidate is Candidate.UNORDERED:  # orders leave nothing to merge

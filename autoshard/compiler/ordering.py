@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any
 
 from autoshard.compiler.early_products import is_partial, is_summed_alone, products_first
+from autoshard.compiler.exchanged_sums import exchanged_sums
 from autoshard.compiler.materialized import materialized
 from autoshard.compiler.planned_graph import PlannedGraph, planned_graph
 from autoshard.compiler.prefetches import Prefetches
@@ -40,6 +41,8 @@ class OrderingRules:
       fuses_products: Whether it computes what reads the result of a product inside the product's kernel (XLA:TPU): ties
         to large results would cost kernels.
       sums_by_block: Whether it sums a long column by one block, unless that is made in two stages (XLA:GPU).
+      exchanges_from_bytes: From how many bytes on sums that nobody waits for are exchanged (XLA:TPU hides that); None
+        where none are.
       schedule: Which of its schedules it is asked for.
     """
 
@@ -48,6 +51,7 @@ class OrderingRules:
     transposes_in_products: bool = False
     fuses_products: bool = False
     sums_by_block: bool = False
+    exchanges_from_bytes: float | None = None
     schedule: Schedule = Schedule.LEAST_MEMORY
 
 
@@ -92,6 +96,9 @@ def ordered(
             continue
         for number, (results, part) in _waits(planned, computation, rules.product_workspace_bytes).items():
             say(number, waits=results, waits_for_part=part)
+    if rules.exchanges_from_bytes is not None:
+        for number in exchanged_sums(planned, computations, rules.exchanges_from_bytes):
+            say(number, exchanges_parts=True)
     if rules.schedule is Schedule.LATENCY_HIDING:
         for number, fields in _hiding(planned, rules, times).items():
             say(number, **fields)
@@ -128,7 +135,7 @@ def _hiding(planned: PlannedGraph, rules: OrderingRules, times: TransferTimes | 
 
     def visit(computation: Computation, results: Sequence[int | None]) -> None:
         if rules.fuses_products:
-            _hold_gathers(planned, computation, found, times)
+            _hold_gathers(planned, computation, awaited, found, times)
         else:
             _order_hiding(planned, computation, results, awaited, found, times)
         for instruction in computation:
@@ -142,14 +149,17 @@ def _hiding(planned: PlannedGraph, rules: OrderingRules, times: TransferTimes | 
 def _hold_gathers(
     planned: PlannedGraph,
     computation: Computation,
+    awaited: Set[int | None],
     found: Mapping[int, dict[str, Any]],
     times: TransferTimes | None,
 ) -> None:
     """Adds to `found` what gathers of a computation wait for, and nothing else: results that are no larger than what
-    they are made of. The order of products is the compiler's own, which minds the memory."""
-    prefetches = Prefetches(planned, computation, times, only_small=True)
+    they are made of, and each other. The order of products is the compiler's own, which minds the memory."""
+    prefetches = Prefetches(planned, computation, times, awaited)
     for number, copies in prefetches.held.items():
         found[number]["holds_back"] = tuple(sorted((reader - number, slot) for reader, slot in copies))
+    for number, copies in prefetches.following.items():
+        found[number]["gathers_next"] = tuple((own, reader - number, slot) for own, reader, slot in copies)
     for number, slots in prefetches.opened.items():
         found[number]["opened"] = slots
     for number, until in prefetches.moved.items():

@@ -20,6 +20,7 @@ class OrderKind(enum.Enum):
     WAITS_FOR_PART = "read next only when its product is made, reduced or not"
     HELD_BACK = "gathered or read only when an earlier product or sum is made, reduced or not"
     GATHERED_FIRST = "gathered before what is read with it is sent"
+    GATHERED_NEXT = "gathered only when what is gathered before it is there"
     HANDED_ON_LATE = "handed on only when a sum is made, reduced or not"
     REDUCED_BEFORE = "reduced before a later product begins"
     FETCHED = "copied from the host when the update before is made"
@@ -30,6 +31,7 @@ class OrderKind(enum.Enum):
     ROW_MAJOR = "kept row by row"
     TRANSPOSED = "made as its transposition wants it"
     IN_STAGES = "summed in two stages"
+    EXCHANGED = "summed by an exchange of parts"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,9 +103,9 @@ def _of_instruction(planned: PlannedGraph, instruction: Instruction) -> Iterator
         for slot in slots:
             yield from _of_operand(planned, kind, instruction, slot)
     results = [(OrderKind.MATERIALIZED, slot) for slot in plan.materialized]
-    results += [(OrderKind.TRANSPOSED, 0)] * plan.is_transposed_at_once + [(OrderKind.MOVED, 0)] * bool(
-        plan.evaluated_at
-    )
+    results += [(OrderKind.TRANSPOSED, 0)] * plan.is_transposed_at_once
+    results += [(OrderKind.EXCHANGED, 0)] * plan.exchanges_parts
+    results += [(OrderKind.MOVED, 0)] * bool(plan.evaluated_at)
     for kind, slot in results:
         entries = dict(plan.results).get(slot)
         yield from _order(planned, kind, instruction.results[slot], (instruction, "result"), entries)
@@ -123,6 +125,8 @@ def _of_others(
     plan, number = planned.plan_of(instruction), instruction.equation
     for later, slot in plan.holds_back:
         yield from _of_operand(planned, OrderKind.HELD_BACK, named[number + later], slot)
+    for _, later, slot in plan.gathers_next:
+        yield from _of_operand(planned, OrderKind.GATHERED_NEXT, named[number + later], slot)
     for slot in plan.holds_results:
         made = next(i for i in named.values() if results[slot] in i.results)
         entries = dict(planned.plan_of(made).results).get(made.results.index(results[slot]))

@@ -9,7 +9,8 @@ read one copy, kept in between.
 
 import bisect
 import collections
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence, Set
 
 from autoshard.compiler.early_products import has_product
 from autoshard.compiler.planned_graph import PlannedGraph
@@ -37,30 +38,39 @@ class Prefetches:
     Attributes:
       held: For anchors, by equation, (equation, operand slot) of the copies.
       opened: Of checkpointed functions, by equation, the operand slots that do not wait with the others.
+      following: For XLA:TPU, by equation, (own operand slot, equation, operand slot) of the copy that is gathered next.
       moved: For the equations that make a shard ready, such as its cast, the anchor that they are evaluated before:
         what is tied must be what is gathered.
     """
 
     def __init__(
-        self, planned: PlannedGraph, order: Computation, times: TransferTimes | None = None, only_small: bool = False
+        self,
+        planned: PlannedGraph,
+        order: Computation,
+        times: TransferTimes | None = None,
+        awaited: Set[int | None] | None = None,
     ):
         """
         Args:
           order: The instructions of the computation as they are evaluated.
           times: When copies begin to be gathered; None for `PREFETCH_DISTANCE` products before their readers.
-          only_small: As for XLA:TPU: no product is an anchor whose result is larger than what it is made of but
-            weights, as the compiler could compute nothing inside its kernel that reads that. The one before it is
-            instead.
+          awaited: For XLA:TPU, the values that products are made of. Of other products none is counted, since that
+            compiler makes them when it likes. And no product is an anchor whose result is larger than what it is made
+            of but weights, as the compiler could compute nothing inside its kernel that reads that. The one before it
+            is instead.
         """
         self.planned, self.order, self.times = planned, order, times
-        self._distance = TPU_PREFETCH_DISTANCE if only_small else PREFETCH_DISTANCE
+        self._awaited = awaited
+        self._distance = PREFETCH_DISTANCE if awaited is None else TPU_PREFETCH_DISTANCE
         self.opened: dict[int, tuple[int, ...]] = {}
         self.held: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+        self.following: dict[int, tuple[tuple[int, int, int], ...]] = {}
         self.moved: dict[int, int] = {}
         self._made_at = {r: at for at, i in enumerate(order) for r in i.results if r is not None}
         self._products: list[int] = []  # positions of those before the current instruction
         self._done: list[int] = []  # for each, one past its last operation
         self._is_anchor: list[bool] = []  # for each, whether copies may wait for it
+        copied: list[tuple[int, int]] = []  # where copies are read, and in which slot
         read_at: dict[tuple[int | None, SpecEntries], int] = {}  # a value and a layout -> where it was last read so
         read_of: dict[int | None, int] = {}  # what a value is made of -> where it was last read in another layout
         for at, instruction in enumerate(order):
@@ -68,16 +78,21 @@ class Prefetches:
             for slot, read_as in copies:
                 if _is_gathered(planned, instruction, slot, read_as):
                     before = read_at.get((instruction.operands[slot], read_as), -1)
-                    self._hold_behind(instruction, slot, self._wanted(instruction, slot), before)
+                    is_held = self._hold_behind(instruction, slot, self._wanted(instruction, slot), before)
+                    if is_held or before < 0:
+                        copied.append((at, slot))
             read_at.update(((instruction.operands[slot], read_as), at) for slot, read_as in copies)
             if times is not None:
                 if instruction.is_checkpoint:
                     self._open(instruction, times, read_of)
                 read_of.update((self._root(instruction.operands[slot]), at) for slot, _ in copies)
-            if has_product(instruction):
+            is_counted = awaited is None or not awaited.isdisjoint(instruction.results)
+            if is_counted and has_product(instruction):
                 self._products.append(at)
                 self._done.append(last_operation(instruction) + 1)
-                self._is_anchor.append(not only_small or self._is_small(instruction))
+                self._is_anchor.append(awaited is None or self._is_small(instruction))
+        if awaited is not None:
+            self._follow(copied)
 
     def _wanted(self, reader: Instruction, slot: int) -> int:
         """The number of the product behind which a copy may be gathered; -1 for none: what matters then is only what
@@ -92,17 +107,27 @@ class Prefetches:
         that is sent in between is not interrupted. -1 if there is none."""
         return max(bisect.bisect_left(self._done, begin) - 1 - self._distance, -1)
 
-    def _hold_behind(self, reader: Instruction, slot: int, wanted: int, before: int) -> None:
+    def _follow(self, copied: Sequence[tuple[int, int]]) -> None:
+        """Has each copy of those `copied` gathered when the one that is read before it is there."""
+        for (first, own), (second, slot) in itertools.pairwise(copied):
+            reader, later = self.order[first], self.order[second]
+            making = self._making(later.operand(slot), first) if first < second else None
+            if making is not None and not reader.nested:
+                self._move(making, first)
+                self.following[reader.equation] = ((own, later.equation, slot),)
+
+    def _hold_behind(self, reader: Instruction, slot: int, wanted: int, before: int) -> bool:
         """Holds a copy back until the product number `wanted` is done, or the first one from position `before` on,
-        where the same was read last."""
+        where the same was read last; whether there is one."""
         least = bisect.bisect_left(self._products, before) if before >= 0 else -1
         number = max(wanted, least)
         if not 0 <= number < len(self._products):
-            return
+            return False
+        if self._awaited is not None and number == least == len(self._products) - 1:  # then XLA:TPU keeps the copy
+            return False
         small = (n for n in range(number, max(least, 0) - 1, -1) if self._is_anchor[n])
         found = next(small, number if before >= 0 else None)  # but nothing is read twice from one copy
-        if found is not None:
-            self._hold(reader, slot, self._products[found])
+        return found is not None and self._hold(reader, slot, self._products[found])
 
     def _is_small(self, product: Instruction) -> bool:
         """Whether a result is no larger, on a device, than what it is made of, weights left out."""
@@ -143,16 +168,20 @@ class Prefetches:
             value = source
         return value
 
-    def _hold(self, reader: Instruction, slot: int, anchor: int) -> None:
+    def _hold(self, reader: Instruction, slot: int, anchor: int) -> bool:
         """Holds a copy back until the instruction at `anchor` is done, if its shard can be there by then."""
         making = self._making(reader.operand(slot), anchor)
         if making is None:
-            return
-        number = self.order[anchor].equation
+            return False
+        self._move(making, anchor)
+        self.held[self.order[anchor].equation].append((reader.equation, slot))
+        return True
+
+    def _move(self, making: Sequence[int], before: int) -> None:
+        """Has the instructions `making` evaluated before the one at `before`."""
         for at in making:
-            self.moved[self.order[at].equation] = number
-            self._made_at.update((r, anchor - 1) for r in self.order[at].results if r is not None)
-        self.held[number].append((reader.equation, slot))
+            self.moved[self.order[at].equation] = self.order[before].equation
+            self._made_at.update((r, before - 1) for r in self.order[at].results if r is not None)
 
     def _making(self, value: int, anchor: int) -> Sequence[int] | None:
         """What makes `value` and must be evaluated before `anchor`; None if it cannot be."""

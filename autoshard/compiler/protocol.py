@@ -33,6 +33,16 @@ class Compiler(Protocol):
         ...
 
     @property
+    def hides_exchanged_sums(self) -> bool:
+        """Whether, of sums, those are among these that are made by an exchange (`exchanged_sums.py`)."""
+        ...
+
+    @property
+    def adds_before_scattering(self) -> bool:
+        """Whether it makes one reduce-scatter of several whose results are added, behind the addition."""
+        ...
+
+    @property
     def least_hidden_bytes(self) -> float:
         """Of what is moved: smaller values are neither hidden nor joined with others."""
         ...

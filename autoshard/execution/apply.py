@@ -14,7 +14,15 @@ import jax
 import jax.extend.core as jex
 from jax.sharding import Mesh
 
-from autoshard.execution.barriers import Environment, delay, send_behind, share_copies, wait, wait_for_part
+from autoshard.execution.barriers import (
+    Environment,
+    delay,
+    gather_behind,
+    send_behind,
+    share_copies,
+    wait,
+    wait_for_part,
+)
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.execution.nested import Nested, manual_region
 from autoshard.execution.placement import Placed, Placement, known_layouts
@@ -103,7 +111,7 @@ class Evaluator:
             v: placed for v, placed in zip(equation.invars, operands, strict=True) if not isinstance(v, jex.Literal)
         }
         with jax.named_scope(scope_of(number)):
-            self._evaluate(equation, number, env, (), ())
+            self._evaluate(equation, number, env, (), (), ())
         return [Placed(None, None) if isinstance(v, jex.DropVar) else env[v] for v in equation.outvars]
 
     @property
@@ -153,7 +161,8 @@ class Evaluator:
                     wait(env, [equation.invars[slot]], _made(named.get(number - n)), self._placement)
                 self._copy_residuals(equation, number, plan, named, env)
                 env.update((v, self._placement.fetched(env[v])) for v in variables(equation.invars))
-                self._evaluate(equation, number, env, later, held)
+                behind = [(own, named[number + n].invars[s]) for own, n, s in plan.gathers_next if number + n in named]
+                self._evaluate(equation, number, env, later, held, behind)
             for v in read[i]:
                 if v not in later and v not in outputs:
                     env.pop(v, None)
@@ -186,10 +195,17 @@ class Evaluator:
         return self.equations.get(number, EquationPlan())
 
     def _evaluate(
-        self, equation: jex.JaxprEqn, number: int, env: Environment, later: Collection[Any], held: Sequence[Any]
+        self,
+        equation: jex.JaxprEqn,
+        number: int,
+        env: Environment,
+        later: Collection[Any],
+        held: Sequence[Any],
+        behind: Sequence[tuple[int, Any]],
     ) -> None:
         """Evaluates one equation and puts its results into `env`; the variables `later` are read again, and what reads
-        the variables `held` waits for it."""
+        the variables `held` waits for it. Of `behind`, (operand slot, variable), what is gathered of the variable waits
+        for the copy of the operand."""
         plan, placement = self._plan_of(number), self._placement
         made = [v for v in equation.outvars if not isinstance(v, jex.DropVar)]
         waiting, waiting_for_part = (
@@ -205,6 +221,7 @@ class Evaluator:
         operands = placed
         if not plan.narrows_first:
             operands = self._read_operands(placed, plan)
+            gather_behind(env, operands, behind, placement)
             share_copies(env, equation, operands, plan, [*waiting, *waiting_for_part])
         is_nest = bool(nested_programs(equation))
         if not is_nest and (waiting_for_part or held):
@@ -214,6 +231,7 @@ class Evaluator:
             results = Nested(placement, self._run).evaluate(equation, operands, plan, number)
         elif plan.narrows_first:
             results = [self._narrowed(equation, operands[0], plan)]
+            gather_behind(env, results, behind, placement)
         else:
             results = self._leaf(equation, operands, plan)
         layouts = {} if plan.is_transposed_at_once else dict(plan.results)
@@ -281,7 +299,7 @@ class Evaluator:
         if entries is None:
             return result
         value, scattered = result.value, [axis for axis, _ in plan.scatters]
-        by_shards = plan.exchange is not None
+        by_shards = plan.exchange is not None or plan.exchanges_parts
         if scattered and equation.primitive.name == "scatter-add" and not by_shards:  # XLA would move what is added
             local = tuple(tuple(axis for axis in axes if axis not in scattered) for axes in entries)
             minor = tuple(

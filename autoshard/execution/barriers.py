@@ -65,6 +65,16 @@ def send_behind(operands: list[Placed], plan: EquationPlan, placement: Placement
             operands[slot] = placement.tied(value, operands[slot])
 
 
+def gather_behind(
+    env: Environment, copies: list[Placed], behind: Sequence[tuple[int, Any]], placement: Placement
+) -> None:
+    """Makes what is gathered later of variables wait for copies: of `behind`, (slot of the copy, variable)."""
+    for slot, v in behind:
+        if v in env and copies[slot].entries is not None:
+            copy, waiting = jax.lax.optimization_barrier((copies[slot].value, env[v].value))
+            copies[slot], env[v] = placement.tied(copy, copies[slot]), placement.tied(waiting, env[v])
+
+
 def share_copies(
     env: Environment, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan, tied: Sequence[Any]
 ) -> None:

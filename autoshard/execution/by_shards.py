@@ -33,7 +33,8 @@ _AxesOf = dict[int, tuple[str, ...]]
 def rule_by_shards(equation: jex.JaxprEqn, wanted: EquationPlan) -> FactorRule | None:
     """The rule of an equation that must run by shards; None for any other."""
     is_own = wanted.exchange is not None or wanted.pieces is not None
-    if is_own or wanted.scatters and equation.primitive.name in SCATTERING:
+    is_scattered = bool(wanted.scatters) and equation.primitive.name in SCATTERING
+    if is_own or is_scattered or wanted.exchanges_parts:
         return table_rule(leaf_of(equation))
     rule = table_rule(leaf_of(equation)) if equation.primitive.name in BY_SHARDS else None
     return rule if rule is not None and rule.by_shards else None
@@ -92,7 +93,8 @@ def run_by_shards(
         if behind:
             results, behind = jax.lax.optimization_barrier((results, behind))
         if summed:
-            results = [sum_over(result, summed, wanted.scatters, mesh) for result in results]
+            exchanges = wanted.exchanges_parts
+            results = [sum_over(result, summed, wanted.scatters, mesh, exchanges) for result in results]
         return [*results, *behind]
 
     values, specs = [value for value, _ in tied], [spec for _, spec in tied]
@@ -112,11 +114,14 @@ def _once_gathered(wanted: EquationPlan, pieces: ProductPieces) -> EquationPlan:
 
 
 def _axes_of(rule: FactorRule, wanted: EquationPlan, mesh: Mesh) -> _AxesOf:
-    """The axes of each factor that is split. What the results alone say comes last: a sum may be scattered there."""
+    """The axes of each factor that is split. What the results alone say comes last, and without axes over which a sum
+    is scattered."""
     found: _AxesOf = {}
     told: set[int] = set()
     tensors = [(rule.operands[slot], steps[-1]) for slot, steps in wanted.operands]
-    tensors += [(rule.results[slot], entries) for slot, entries in wanted.results]
+    summed = {axis for axis, _ in wanted.scatters}
+    for slot, entries in wanted.results:
+        tensors.append((rule.results[slot], tuple(tuple(a for a in axes if a not in summed) for axes in entries)))
     for dims, entries in tensors:
         here = _factors_of_tensor(rule, dims, entries, mesh)
         found.update({factor: axes for factor, axes in here.items() if factor not in told})

@@ -174,7 +174,7 @@ class PlannedFunction:
             )
         return self._jitted[key]
 
-    def _build(self, args: Sequence[Any], options: dict[str, bool | int] | None) -> Any:
+    def _build(self, args: Sequence[Any], options: dict[str, bool | int | float] | None) -> Any:
         traced = self._check(args)
         ins = jax.tree_util.tree_unflatten(traced.in_tree, self._shardings)
         in_host, outputs_in_host = self._interface.in_host, self._interface.outputs_in_host

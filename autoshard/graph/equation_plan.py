@@ -98,6 +98,8 @@ class EquationPlan:
         read only when the results of that equation are there, summed.
       follows_with_room: What it follows instead where there is memory to spare: sums may be there later.
       gathered_first: Operand slots that are gathered for the equation before any of its other operands is sent.
+      gathers_next: (operand slot, how much higher the number of a later equation of its computation is, operand slot of
+        that one): copies that are gathered only when the own copy is there. Where it narrows first, the result is that.
       in_turn: (how much lower the number of an earlier equation of its computation is, operand slot): state that is
         read only when the results of that equation are there, by updates that are made in turn.
       fetches: Operand slots that lie in the memory of the host, and are copied to the device before the equation reads
@@ -119,6 +121,8 @@ class EquationPlan:
         but for one that the program makes from nothing.
       pieces: Of a matrix product that runs in pieces. It then runs by shards; all operands are named.
       sums_first: Of a sum that is made in two stages: what the first one sums.
+      exchanges_parts: Whether its sums that are scattered are made by an exchange: each device sends every other its
+        part of the piece that that one keeps, and adds up what it gets. It then runs by shards.
     """
 
     operands: tuple[tuple[int, tuple[SpecEntries, ...]], ...] = ()
@@ -133,6 +137,7 @@ class EquationPlan:
     follows: tuple[tuple[int, int], ...] = ()
     follows_with_room: tuple[tuple[int, int], ...] = ()
     gathered_first: tuple[int, ...] = ()
+    gathers_next: tuple[tuple[int, int, int], ...] = ()
     in_turn: tuple[tuple[int, int], ...] = ()
     fetches: tuple[int, ...] = ()
     copies_out: tuple[HostMove, ...] = ()
@@ -149,6 +154,7 @@ class EquationPlan:
     exchange: IndexExchange | None = None
     pieces: ProductPieces | None = None
     sums_first: tuple[SumStage, ...] = ()
+    exchanges_parts: bool = False
 
     @property
     def unordered(self) -> "EquationPlan":
@@ -163,6 +169,7 @@ class EquationPlan:
             follows=(),
             follows_with_room=(),
             gathered_first=(),
+            gathers_next=(),
             in_turn=(),
             opened=(),
             evaluated_at=0,
@@ -192,6 +199,7 @@ class EquationPlan:
             or self.follows
             or self.follows_with_room
             or self.gathered_first
+            or self.gathers_next
             or self.in_turn
             or self.fetches
             or self.copies_out
@@ -204,6 +212,7 @@ class EquationPlan:
             or self.row_major_copies
             or self.is_transposed_at_once
             or self.sums_first
+            or self.exchanges_parts
         )
 
 

@@ -37,6 +37,7 @@ from autoshard.cluster import LogicalMesh
 from autoshard.compiler.backends import compiler_of
 from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, HostChoices, OperandRead
 from autoshard.compiler.collective_dtypes import is_narrowed
+from autoshard.compiler.exchanged_sums import exchanged_on
 from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.host_residuals import HostResiduals, Residual
 from autoshard.compiler.host_state import StateUpdate, state_updates
@@ -442,7 +443,14 @@ def formulate(
         weights = weights or first_weights(len(program.graph.operations))
         sums, least_bytes = compiler.hides_sums, compiler.least_hidden_bytes
         spans = HidingSpans(program.graph, sums)
-        hiding = dataclasses.replace(hiding, weights=weights, hides_sums=sums, least_bytes=least_bytes, spans=spans)
+        hiding = dataclasses.replace(
+            hiding,
+            weights=weights,
+            hides_sums=sums,
+            exchanged_on=exchanged_on(mesh.axes) if compiler.hides_exchanged_sums else frozenset(),
+            least_bytes=least_bytes,
+            spans=spans,
+        )
     has_host = mesh.host_link is not None
     updates = state_updates(program.analysis) if offload in ("state", "all") and has_host else ()
     host_residuals = HostResiduals(program.analysis) if offload in ("activations", "all") and has_host else None

@@ -155,12 +155,14 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
             if index in late and (not late[index] or _is_partial(reader, group, index)):
                 slots.delayed[graph.operations[index].equation].add(0)
         narrowed = {a.operations[0] for a in group.reads if is_narrowed(graph, a.operations)}
+        terms: set[int | None] = set()  # what is scattered before it is added
         for index in _moving(reader, group):
             operation = graph.operations[index]
             factor_map = group.factor_maps[bisect.bisect_left(group.operations, index)]
             scatters = _scatters(reader, group, operation, factor_map)
             if scatters:
                 slots.scatters[operation.equation] = scatters
+                terms.update(operation.results)
             if exchange := _exchange(reader, group):
                 slots.exchange[operation.equation] = exchange
             if pieces := _pieces(reader, group, operation, factor_map):
@@ -169,6 +171,8 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
                 if value is None or not values[value].shape or value not in reader.layout:
                     continue
                 held = reader.layout[value]
+                if value in terms and not f.compiler.adds_before_scattering:
+                    continue
                 wanted = reader.read_layout(group.index, map_dims(operation.rule.operands[slot], factor_map))
                 if wanted == held:
                     if operation.rule.by_shards or operation.rule.is_heavy or scatters:

@@ -28,7 +28,9 @@ import numpy as np
 
 from autoshard.cluster import CollectiveKind
 from autoshard.compiler.analysis import ProgramAnalysis
+from autoshard.compiler.exchanged_sums import may_be_exchanged
 from autoshard.compiler.hiding_spans import HidingSpans
+from autoshard.compiler.primitives import SUMS
 from autoshard.cost.collectives import Collective, changed, joined, with_fixed
 from autoshard.cost.exposure import Stretch
 from autoshard.graph.groups import Group
@@ -42,12 +44,14 @@ class Terms:
       share: The share that counts.
       num_reductions: How many the compiler joins of all-reduces that a gradient is done with; None if none.
       num_alike: How many of any other.
+      hides_on: Axes over which a scattered sum hides, where all others count in full; None where `share` holds for all.
       scalar_share: Of a sum to a scalar, the share of latencies and launch that it pays; None for anything else.
     """
 
     share: float = 1.0
     num_reductions: int | None = None
     num_alike: int | None = None
+    hides_on: frozenset[tuple[str, ...]] | None = None
     scalar_share: float | None = None
 
     @property
@@ -69,7 +73,14 @@ class Terms:
         if number is None:
             return tuple(steps)
         parts = [joined(c, number) for c in steps]
-        return tuple([dataclasses.replace(c, time_s=self.share * c.time_s, slower=None) for c in parts])
+        shares = [self.share if self.hides(c) else 1.0 for c in steps]
+        return tuple(
+            [dataclasses.replace(c, time_s=s * c.time_s, slower=None) for c, s in zip(parts, shares, strict=True)]
+        )
+
+    def hides(self, step: Collective) -> bool:
+        """Whether a collective can run beside kernels, if any of its group or flow can."""
+        return self.hides_on is None or step.kind is CollectiveKind.REDUCE_SCATTER and step.axes in self.hides_on
 
 
 def counted_of_group(
@@ -159,6 +170,7 @@ class Overlap:
       share: The share of a kernel's time that collectives beside it make use of (`rho`).
       weights: Of stretches of operations; None if the schedule hides nothing, and all times add up.
       hides_sums: Whether sums hide, and not only what is moved (`Compiler.hides_sums`).
+      exchanged_on: Axes over which scattered sums hide where others do not (`Compiler.hides_exchanged_sums`).
       least_bytes: Values smaller than this are neither hidden nor joined where they are moved
         (`Compiler.least_hidden_bytes`).
       spans: Behind which products the compiler has them run; None if the schedule hides nothing.
@@ -168,6 +180,7 @@ class Overlap:
     share: float
     weights: StretchWeights | None
     hides_sums: bool = True
+    exchanged_on: frozenset[tuple[str, ...]] = frozenset()
     least_bytes: float = 0.0
     spans: HidingSpans | None = None
 
@@ -198,7 +211,8 @@ class Overlap:
         windows = self.windows_of_sum(group)
         if group.index in self.analysis.combined.statistics:
             return Terms(self.share_of(windows), 1, 1)
-        return self._free(math.prod(shape), windows)
+        hides_on = None if self.hides_sums else self.exchanged_on
+        return dataclasses.replace(self._free(math.prod(shape), windows), hides_on=hides_on)
 
     def of_kernels(self, group: Group) -> float:
         """What counts of the time of a group's kernels."""
@@ -207,9 +221,10 @@ class Overlap:
         return 1 - self.share * self.weights.of_operation(self.analysis.kernel_of[group.index])
 
     def is_free(self, value: int) -> bool:
-        """Whether nobody waits for a value to be resharded."""
+        """Whether nobody waits for a value to be resharded. Where sums do not hide, copies of gradients do not either:
+        by then there are few products left, and XLA:TPU gathers beside nothing else."""
         is_large = self.analysis.graph.values[value].size_bytes >= self.least_bytes
-        return is_large and (value in self.analysis.weights or value in self.gradients)
+        return is_large and (value in self.analysis.weights or self.hides_sums and value in self.gradients)
 
     def is_reduced_freely(self, group: Group) -> bool:
         """Whether nobody waits for the results of a group to be reduced."""
@@ -217,8 +232,15 @@ class Overlap:
 
     def windows_of_sum(self, group: Group) -> list[Window]:
         """When the results of a group can be reduced beside kernels; none where they wait for that."""
-        is_hidden = self.hides_sums and self.is_reduced_freely(group)
+        is_hidden = self.is_reduced_freely(group) and (self.hides_sums or self._may_be_exchanged(group))
         return [self.window(group.writes[-1].value, None)] if is_hidden else []
+
+    def _may_be_exchanged(self, group: Group) -> bool:
+        """Whether each sum of a group may be made by an exchange."""
+        graph = self.analysis.graph
+        made = [o for o in map(graph.operations.__getitem__, group.operations) if o.name not in SUMS]
+        sizes = [(o.name, graph.values[o.results[0]].size_bytes) for o in made if o.results[0] is not None]
+        return bool(self.exchanged_on and sizes) and all(may_be_exchanged(*of, self.least_bytes) for of in sizes)
 
     def window(self, value: int, reader: int | None) -> Window:
         """When a weight can be gathered for `reader`, or a gradient be moved: within the innermost loop around it, and

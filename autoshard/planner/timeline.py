@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from autoshard.cluster import CollectiveKind
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.cost.collectives import Collective
@@ -157,7 +158,9 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
             windows = f.overlap.windows_of_sum(group)
             label, trips = _label(reader, value, operation.name), emitted.trips[group.index]
             for step in counted_of_group(terms.whole, steps, solved.sums[group.index]):
-                own = [] if is_sent_within(step) else windows
+                own = windows if not is_sent_within(step) and terms.hides(step) else []
+                if own and terms.hides_on is not None:
+                    step = dataclasses.replace(step, kind=CollectiveKind.ALL_TO_ALL)  # that is how it hides
                 waiting = _waiting(f, own) or (group.operations[-1] + 1,)
                 sendings.append(Sending(last, None, reader.layout[last], waiting))
                 communication.append((_item(step, reader, label, value, operation, trips), own))

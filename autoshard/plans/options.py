@@ -37,7 +37,8 @@ class PlanOptions:
         buffers of collectives, the next batch, and what its allocator cannot use. Gaps between the plan's own buffers
         are predicted, and count against the budget.
       schedule: What the compiler is asked for. None: on GPUs what hides collectives behind computation; elsewhere, and
-        if nothing fits the memory so, what needs least memory. TPUs hide weight gathers if they are asked to.
+        if nothing fits the memory so, what needs least memory. TPUs hide gathers of weights, and sums of their
+        gradients, if they are asked to.
       overlap: Share of a kernel's time that collectives beside it make use of; see docs/cost_model.md.
       while_trips: How often the body of a `while` loop is assumed to run, which a program does not state.
       seed: Seed of the solver.

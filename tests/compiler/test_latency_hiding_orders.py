@@ -95,6 +95,44 @@ def test_no_gather_waits_for_a_large_result_that_the_compiler_would_fuse(fuses_p
     assert {n: n + e.holds_back[0][0] for n, e in equations.items() if e.holds_back} == anchors
 
 
+def test_xla_tpu_counts_no_product_that_nobody_waits_for_and_keeps_a_copy_that_is_read_again_at_once():
+    """The gradient of a weight is no anchor: the last product's weight waits for what was made four products before
+    that others read. Two products in turn that read one weight share its copy, which on GPUs is gathered twice."""
+
+    def f(x, a, e, g):
+        y = x @ a @ a @ a  # equations 0, 1, 2
+        return (y @ e) @ e, y.T @ y, (y @ a) @ g  # 3, 4; 5, 6; 7, 8
+
+    gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    own = EquationPlan(operands=((0, (ROWS,)),), results=((0, ROWS),))
+    summed = EquationPlan(operands=((0, (ROWS[::-1],)), (1, (ROWS,))), results=((0, WHOLE),))
+    plans = {**dict.fromkeys((0, 1, 2, 7), own), 3: gathers, 4: gathers, 6: summed, 8: gathers}
+    shapes, square = [(8, 1024)], (1024, 1024)
+    held = {}
+    for fuses_products in (False, True):
+        rules = OrderingRules(schedule=Schedule.LATENCY_HIDING, fuses_products=fuses_products)
+        equations, _ = found(f, [*shapes, square, square, square], plans, [ROWS, WHOLE, ROWS, ROWS], rules)
+        held[fuses_products] = {n: [n + d for d, _ in e.holds_back] for n, e in equations.items() if e.holds_back}
+    assert held == {False: {3: [4, 8]}, True: {1: [8]}}  # before 8 lie 0, 1, 2, 3, 7, and 4 and 6, which end there
+
+
+def test_xla_tpu_gathers_weights_one_after_another_in_the_order_of_their_readers():
+    """Three layers whose weights are gathered, the last one cast first: that is done before the second layer."""
+
+    def f(x, a, b, c):
+        return x @ a @ b @ jnp.sin(c)  # equations 0, 1; 2 (the sine), 3
+
+    gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    plans = {0: gathers, 1: gathers, 2: EquationPlan(results=((0, ROWS),)), 3: gathers}
+    shapes, given = [(8, 1024)] + [(1024, 1024)] * 3, [ROWS] * 4
+    rules = OrderingRules(schedule=Schedule.LATENCY_HIDING, fuses_products=True)
+    equations, told = found(f, shapes, plans, given, rules)
+    assert {n: e.gathers_next for n, e in equations.items() if e.gathers_next} == {0: ((1, 1, 1),), 1: ((1, 2, 1),)}
+    assert evaluation_order([0, 1, 2, 3], equations) == [0, 2, 1, 3]
+    assert [o.equation for o in told if o.kind is OrderKind.GATHERED_NEXT] == [1, 3]
+    assert not any(e.gathers_next for e in found(f, shapes, plans, given)[0].values()), "XLA:GPU is told otherwise"
+
+
 def test_a_compiler_that_fuses_products_orders_them_itself():
     """Readers of an operand of a gradient's product wait for that on GPUs, and on TPUs for nothing."""
 

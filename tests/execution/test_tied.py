@@ -1,7 +1,12 @@
 """What a copy waits for is tied to it as the equation reads it."""
 
+import dataclasses
+
 import jax
+import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
+import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from autoshard.execution.apply import Evaluator
@@ -51,3 +56,32 @@ def test_what_is_sent_waits_for_what_is_gathered_first():
         x, w = jax.random.normal(jax.random.key(0), (2, 8, 8))
         assert jnp.allclose(jax.jit(made)(x, w)[0], x @ w, rtol=1e-5, atol=1e-5)
     assert tied == {COLUMNS: 2, WHOLE: 0}
+
+
+@pytest.mark.parametrize("narrows", [False, True])
+def test_a_copy_is_gathered_when_the_copy_before_it_is_there(narrows):
+    """The second layer's weight is held back by the first one's copy, which a cast to bfloat16 may be."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+    def layers(a, b, x):
+        return x @ a.astype(jnp.bfloat16).astype(jnp.float32) @ b  # equations 0, 1; 2; 3
+
+    closed = jax.make_jaxpr(layers)(SHAPE, SHAPE, SHAPE)
+    assert [e.primitive.name for e in closed.jaxpr.eqns] == [*["convert_element_type"] * 2, *["dot_general"] * 2]
+    gathers, rows = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,)))), EquationPlan(results=((0, ROWS),))
+    if narrows:
+        cast = EquationPlan(((0, (WHOLE,)),), ((0, WHOLE),), narrows_first=True, gathers_next=((0, 3, 1),))
+        plans = {0: cast, 1: EquationPlan(results=((0, WHOLE),)), 2: gathers, 3: gathers}
+    else:
+        plans = {0: rows, 1: rows, 2: dataclasses.replace(gathers, gathers_next=((1, 1, 1),)), 3: gathers}
+    run = lambda *own: Evaluator(mesh, plans)(closed, own, [ROWS] * 3)[0]
+    a, b, x = jnp.asarray(np.random.default_rng(0).integers(-3, 4, (3, 8, 8)), jnp.float32)
+    np.testing.assert_array_equal(jax.jit(run)(a, b, x), layers(a, b, x))
+    equations = jax.make_jaxpr(run)(a, b, x).eqns
+    (barrier,) = (e for e in equations if e.primitive.name == "optimization_barrier")
+    copy, waiting = barrier.invars
+    specs = {e.outvars[0]: e.params["sharding"].spec for e in equations if e.primitive.name == "sharding_constraint"}
+    assert specs[copy] == PartitionSpec() and copy.aval.dtype == (jnp.bfloat16 if narrows else jnp.float32)
+    assert waiting is not None and specs.get(waiting) != PartitionSpec()
+    read = {v: e for e in equations for v in e.invars if not isinstance(v, jax.extend.core.Literal)}
+    assert {read[v].primitive.name for v in barrier.outvars} == {"sharding_constraint"}

@@ -127,3 +127,38 @@ def test_what_is_scattered_and_gathered_alone_pays_in_full(mesh_of):
     (scalar,) = Terms(scalar_share=0.25).counted([reduced])
     assert scalar.time_s == pytest.approx(reduced.time_s - 0.75 * reduced.fixed_s)
     assert Terms().counted([reduced]) == (reduced,), "between activations nothing is joined"
+
+
+def test_of_the_sums_on_tpus_those_hide_that_are_exchanged():
+    """Scattered over these axes; whole sums, and those over other axes, count in full. Elsewhere all hide."""
+    scattered, over_all = (
+        dataclasses.replace(reduce_scatter([], 8.0), time_s=1.0, axes=axes) for axes in (("a",), "ab")
+    )
+    whole = dataclasses.replace(all_reduce([], 8.0), time_s=1.0, axes=("a",))
+    times = lambda terms: [c.time_s for c in terms.counted([scattered, over_all, whole])]
+    on_gpus = Terms(0.25, num_reductions=1, num_alike=1)
+    on_tpus = dataclasses.replace(on_gpus, hides_on=frozenset({("a",)}))
+    assert times(on_gpus) == [0.25] * 3 and times(on_tpus) == [0.25, 1.0, 1.0]
+    assert times(on_tpus.whole) == [1.0] * 3
+
+
+@pytest.mark.parametrize(("width", "hides"), [(1024, True), (256, False)])
+def test_on_tpus_weights_hide_and_sums_of_gradients_but_not_copies_of_gradients(formulated, mesh_of, width, hides):
+    """From 1 MiB on: a weight of 4 MiB or 256 KiB."""
+
+    def trained(w, x):
+        return w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+
+    mesh = mesh_of(4)
+    tpu = dataclasses.replace(mesh.device_type, peak_flops_per_s={"float32": 1e12, "bfloat16": 1e12})
+    mesh = dataclasses.replace(mesh, device_type=tpu)
+    f = formulated(trained, (f32(width, width), f32(16, width)), mesh, schedule=Schedule.LATENCY_HIDING)
+    graph, overlap = f.program.graph, f.overlap
+    gradients = [v for v in overlap.gradients if graph.values[v].size_bytes == 4 * width**2]
+    assert overlap.is_free(graph.arguments[0].value) == hides and not any(map(overlap.is_free, gradients))
+    (group,) = (
+        g
+        for g in f.program.groups
+        if graph.operations[g.operations[0]].name == "dot_general" and overlap.is_reduced_freely(g)
+    )
+    assert bool(overlap.windows_of_sum(group)) == hides

@@ -252,10 +252,15 @@ def test_under_the_schedule_for_least_memory_all_times_add_up(formulated, gpus):
 
 @pytest.mark.parametrize(
     ("is_tpu", "width", "kinds"),
-    [(False, 64, {"all-gather", "all-reduce", "reduce-scatter"}), (True, 1024, {"all-gather"}), (True, 64, set())],
+    [
+        (False, 64, {"all-gather", "all-reduce", "reduce-scatter"}),
+        (True, 1024, {"all-gather", "all-to-all"}),
+        (True, 64, set()),
+    ],
 )
 def test_tpus_hide_what_is_gathered_and_large(formulated, gpus, is_tpu, width, kinds):
-    """Of all that plans send, gathers of weights of 8 MiB hide on TPUs, none of 32 KiB, and no sum."""
+    """Of all that plans send, gathers of weights of 8 MiB hide on TPUs, and sums that are exchanged; none
+    of 32 KiB, and no sum that is whole on each device."""
     mesh = tpus(gpus(4)) if is_tpu else gpus(4)
     args = ({"one": f32(width, 2 * width), "two": f32(2 * width, width)}, f32(512, width))
     f = formulated(train, args, mesh, donate=(0,), schedule=Schedule.LATENCY_HIDING)
@@ -264,7 +269,7 @@ def test_tpus_hide_what_is_gathered_and_large(formulated, gpus, is_tpu, width, k
         sent |= {c.kind for c in asked_for(f, picks).communication}
         hidden |= {c.kind for c in asked_for(f, picks).communication if c.hidden_s > 0}
     assert {"all-gather", "all-reduce", "reduce-scatter"} <= sent
-    assert hidden - {"all-to-all"} == kinds
+    assert hidden - ({"all-to-all"} - kinds) == kinds  # weights may be moved by all-to-alls too
 
 
 def test_a_problem_has_as_long_as_those_before_took_whatever_its_share(hiding):

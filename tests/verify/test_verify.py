@@ -177,7 +177,8 @@ def test_the_schedule_of_xla_gpu_is_replayed():
 
 @pytest.mark.skipif(not HAS_TPU_COMPILER, reason="needs XLA:TPU: pip install 'autoshard[verify-tpu]'")
 def test_the_schedule_of_xla_tpu_is_replayed_by_its_own_cycles(monkeypatch):
-    """Layers of stored shards, gathered behind the products before them: kernels take what XLA:TPU expects of them."""
+    """Layers of stored shards, gathered beside the products before them, whose gradients are exchanged beside kernels:
+    these take what XLA:TPU expects of them."""
     monkeypatch.setenv("XLA_FLAGS", "")  # libtpu ends a process that sets a flag which only XLA:CPU knows
 
     def trained(layers, batch):
@@ -206,11 +207,13 @@ def test_the_schedule_of_xla_tpu_is_replayed_by_its_own_cycles(monkeypatch):
     assert times.kernel_s == pytest.approx(found.estimated_cycles / 1.5e9)
     assert times.step_s == pytest.approx(times.kernel_s + times.exposed_s)
     beside = {b.kind: b.beside for b in found.schedule.beside_products}
-    assert beside["all-gather"] >= 2 and not sum(n for kind, n in beside.items() if kind != "all-gather")
+    assert beside.keys() == {"all-gather", "all-to-all"} and beside["all-gather"] >= 2
     hidden = {f.kind for f in found.schedule.flows if f.hidden_s > 0.01 * f.time_s}
-    assert hidden == {"all-gather"}
+    assert hidden == {"all-gather", "all-to-all"}
     predicted = {f.kind for f in tpu_plan.estimate.communication if f.hidden_s > 0}
-    assert predicted == {"all-gather"}, "as the plan says"
+    assert predicted == hidden, "as the plan says"
+    (exchanged,) = (f for f in found.flows if f.kind == "all-to-all")
+    assert exchanged.compiled_bytes == pytest.approx(exchanged.predicted_bytes, rel=0.01)
 
 
 @pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
