@@ -1,7 +1,7 @@
 """Recomputation and micro-batches chosen with the shardings: what they gain, and whether the compiler confirms it.
 
     python benchmarks/step_forms.py gains                            # every case; those that are there are kept
-    python benchmarks/step_forms.py gains --config gpt_6.7b --device-gb 40
+    python benchmarks/step_forms.py gains --config gpt_6.7b --device-gb 40 --again
     python benchmarks/step_forms.py offload                          # the same, where hosts can hold residuals
     python benchmarks/step_forms.py verify --model gpt,llama --gpu h100   # needs the extra `verify-gpu`, no GPU
 
@@ -314,6 +314,7 @@ def main() -> None:
     parser.add_argument("part", choices=["gains", "offload", "verify", "table"])
     parser.add_argument("--config", default=",".join(GAINS))
     parser.add_argument("--device-gb", default=",".join(map(str, DEVICE_GB)))
+    parser.add_argument("--again", action="store_true", help="of `gains`: also cases that are there")
     parser.add_argument("--model", help="of `verify`: only these of verify_matrix.py")
     parser.add_argument("--gpu", default=",".join(GPUS), help="of `verify`: what to plan and compile for")
     arguments_ = parser.parse_args()
@@ -333,7 +334,8 @@ def main() -> None:
     if arguments_.part == "gains":
         for config in arguments_.config.split(","):
             for device_gb in map(float, arguments_.device_gb.split(",")):
-                if not any(r.case.startswith(f"{config}, {device_gb:g} GB") for r in rows.values()):
+                own = f"{config}, {device_gb:g} GB"
+                if arguments_.again or not any(r.part == "gains" and r.case.startswith(own) for r in rows.values()):
                     keep(gains(config, device_gb))
     if arguments_.part == "offload":
         for config in arguments_.config.split(","):
