@@ -179,7 +179,7 @@ class XlaGpu(XlaCpu):
         """See `Compiler`."""
         is_hopper = self.workspace_bytes >= _HOPPER_WORKSPACE_BYTES
         wide = frozenset() if is_hopper else widened(analysis)
-        keeping = keeping_arguments(analysis) if is_hopper else frozenset()
+        keeping = keeping_arguments(analysis) if is_hopper and not self.hides_collectives else frozenset()
         for use in stored_values(analysis, choices):
             if use.value in wide:
                 use = dataclasses.replace(use, size_bytes=2 * use.size_bytes)
