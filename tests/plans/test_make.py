@@ -141,6 +141,11 @@ def test_dimensions_that_no_axis_divides_are_reported(cluster):
     assert "and 1 more with shape (2053, 128)" in tables and "0 (size 2053)" in tables and "such as 2056" in tables
     assert "`batch` with shape (9,)" in batch
 
+    beside = lambda rows: {"table": f32(2053, 128), "rest": f32(rows, 128)}
+    doubled = lambda state: jax.tree.map(lambda w: w * 2, state)
+    one, other = (autoshard.plan(doubled, beside(2**n), cluster=cluster, mesh=MESH).warnings for n in (20, 23))
+    assert len(one) == 1 and not other, "a table of less than a two-thousandth of the state is not worth the padding"
+
 
 def changed_shapes(state, batch):
     return {
