@@ -166,6 +166,7 @@ LAWS = (
     Law("queued_gathers", {"compiler.backends.queued": lambda solved, uses, spans, times: spans}),
     Law("scanned_inputs", {"planner.build.given_bytes": _itself(None)}),
     Law("widened", {"compiler.backends.widened": _itself(frozenset())}),
+    Law("kept_arguments", {"compiler.backends.keeping_arguments": _itself(frozenset())}),
     Law(
         "buffer_assignment: buffers in outputs",
         {"compiler.buffer_assignment.in_rooms": lambda starts, *_: np.zeros(len(starts), bool)},

@@ -11,10 +11,11 @@ import numpy as np
 from autoshard.cluster import DeviceType
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers, reserved_bytes
-from autoshard.compiler.buffer_uses import BufferUse, Choices, OperandRead
+from autoshard.compiler.buffer_uses import BufferKind, BufferUse, Choices, OperandRead
 from autoshard.compiler.collective_dtypes import rounded_itemsize
 from autoshard.compiler.emitted_collectives import EmittedCollectives, emitted
 from autoshard.compiler.hiding_spans import HidingSpans
+from autoshard.compiler.kept_arguments import keeping_arguments, with_kept_argument
 from autoshard.compiler.live_buffers import shortened
 from autoshard.compiler.made_first import made_first
 from autoshard.compiler.operand_copies import operand_copies
@@ -202,9 +203,14 @@ class XlaGpu(XlaCpu):
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""
-        wide = frozenset() if self.workspace_bytes >= _HOPPER_WORKSPACE_BYTES else widened(analysis)
+        is_hopper = self.workspace_bytes >= _HOPPER_WORKSPACE_BYTES
+        wide = frozenset() if is_hopper else widened(analysis)
+        keeping = keeping_arguments(analysis) if is_hopper and not self.hides_collectives else frozenset()
         for use in stored_values(analysis, choices):
-            yield dataclasses.replace(use, size_bytes=2 * use.size_bytes) if use.value in wide else use
+            if use.value in wide:
+                use = dataclasses.replace(use, size_bytes=2 * use.size_bytes)
+            is_keeping = use.kind is BufferKind.VALUE and use.owner in keeping
+            yield with_kept_argument(use) if is_keeping else use
         yield from stored_exponentials(analysis, choices)
         yield from partial_sums(analysis, choices, _hiding(self, analysis))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)

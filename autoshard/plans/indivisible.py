@@ -7,6 +7,8 @@ from autoshard.graph.graph import Graph
 from autoshard.planner.allowed import as_held
 
 _LARGE_BYTES = 1e6
+_LARGE_SHARE = 5e-4
+"""What takes less, or a smaller share of all arguments, is not worth the padding: the positions of Whisper's sounds."""
 _LARGE_SIZE = 1024
 """A shorter dimension of the state, such as the positions of a picture, is not worth the padding."""
 
@@ -21,16 +23,18 @@ def indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
     if not axes:
         return ()
     successors = {o.successor_of for o in graph.outputs}
+    total_bytes = sum(graph.values[a.value].size_bytes for a in graph.arguments)
+    large_bytes = max(_LARGE_BYTES, _LARGE_SHARE * total_bytes)
     alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for number, argument in enumerate(graph.arguments):
         value = graph.values[argument.value]
         stuck = [i for i, d in enumerate(value.shape) if d > 1 and all(d % size for size in axes.values())]
-        is_kept = value.size_bytes >= _LARGE_BYTES and len(stuck) == sum(d > 1 for d in value.shape)
+        is_kept = value.size_bytes >= large_bytes and len(stuck) == sum(d > 1 for d in value.shape)
         is_batch = number not in successors and 0 in stuck and value.shape[0] > min(axes.values())
         long = [
             i
             for i in stuck
-            if value.size_bytes >= _LARGE_BYTES and (is_kept or value.shape[i] >= _LARGE_SIZE) or is_batch and i == 0
+            if value.size_bytes >= large_bytes and (is_kept or value.shape[i] >= _LARGE_SIZE) or is_batch and i == 0
         ]
         if long:
             alike.setdefault((value.shape, tuple(long)), []).append(number)

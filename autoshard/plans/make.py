@@ -27,6 +27,7 @@ from autoshard.plans.found import NO_MEMORY, NOT_FASTER, Found
 from autoshard.plans.gaps import excess
 from autoshard.plans.host_memory import host_warnings, require_host_link
 from autoshard.plans.indivisible import indivisible, not_held
+from autoshard.plans.large_constants import large_constants
 from autoshard.plans.logical_meshes import logical_meshes, searched_and_further, several_meshes
 from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
@@ -360,6 +361,7 @@ def plan_of_choices(
     )
     warnings += indivisible(graph, logical)
     warnings += not_held(graph, logical)
+    warnings += large_constants(graph, logical.device_type)
     evaluation = evaluation or evaluate(formulation, choices)
     figures = evaluation.estimate
     warnings += unaligned(graph, logical.device_type, logical.num_devices, figures.compute_s)

@@ -94,6 +94,7 @@ def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Foun
     if not is_best and min(c.bound_s for c in left) >= cutoff:
         return found
     to_beat_s = question.to_beat_s if is_best else min(question.to_beat_s, cutoff)
-    again = search_meshes(dataclasses.replace(question, to_beat_s=to_beat_s), meshes, None, stop)
+    asked = dataclasses.replace(question, to_beat_s=to_beat_s)
+    again = search_meshes(asked, meshes, None, stop, after=found.best, weights=found.weights)
     kept = again if is_best or again.best is not None else found
     return dataclasses.replace(kept, candidates=(*again.candidates, *others), warnings=found.warnings)

@@ -34,6 +34,9 @@ WORTHWHILE = 0.9
 """Folding goes on while classes are at most this share of the nodes."""
 CUTS, RELAXED_CUTS = 8, 3
 """Most rounds of adding instants where the capacity is exceeded; and where a bound is enough."""
+FOLDED = 0.5
+"""Where a bound is enough, no instant counts, and classes are more than this share of the nodes, the problem is not
+presolved: that takes longer than the messages then, and hardly changes what they bound."""
 RELAXED_GAIN = 0.2
 """A bound is good enough where a round gains less than this share of the wanted gap."""
 COARSE_ROUNDS = 4
@@ -89,9 +92,17 @@ class _LiftedSearch:
             return None
         return quotient_of(problem, self.columns, partition, instants)
 
-    def climb(self, quotient: Quotient) -> "_Climbed | None":
+    def is_worth_presolving(self, quotient: Quotient) -> bool:
+        """Whether presolve is worth its time where a bound is enough."""
+        return bool(quotient.instants) or len(quotient.tied.nodes) <= FOLDED * len(self.search.problem.nodes)
+
+    def climb(self, quotient: Quotient, is_presolved: bool = True) -> "_Climbed | None":
         """Raises the bound by message passing on the lifted problem; if there is none, on the tied one, whose messages
         bound nothing until `prove` copies them to the whole problem.
+
+        Args:
+          quotient: Has both problems.
+          is_presolved: Whether the lifted problem is made smaller first, which can settle all of it.
 
         Returns:
           What is found on the way; None if the search is over.
@@ -103,7 +114,8 @@ class _LiftedSearch:
             network, constant = Network(lifted.problem, like=self.network), lifted.constant
             self.network = network
             network.lift(lifted.problem, lifted.multiplicity, lifted.copy_pairs)
-            presolve(network)
+            if is_presolved:
+                presolve(network)
             if network.infeasible:
                 search.infeasible = search.choices is None
                 return None
@@ -244,7 +256,7 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
     is_priced = any(state.start.prices.get(t, 0.0) > 0 for t in state.start.binding)  # by problems before
     for _ in range(RELAXED_CUTS):
         quotient = state.quotient(0)
-        climbed = None if quotient is None else state.climb(quotient)
+        climbed = None if quotient is None else state.climb(quotient, state.is_worth_presolving(quotient))
         if quotient is None or climbed is None:
             break
         whole = quotient.expanded(climbed.choices)

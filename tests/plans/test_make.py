@@ -141,6 +141,22 @@ def test_dimensions_that_no_axis_divides_are_reported(cluster):
     assert "and 1 more with shape (2053, 128)" in tables and "0 (size 2053)" in tables and "such as 2056" in tables
     assert "`batch` with shape (9,)" in batch
 
+    beside = lambda rows: {"table": f32(2053, 128), "rest": f32(rows, 128)}
+    doubled = lambda state: jax.tree.map(lambda w: w * 2, state)
+    one, other = (autoshard.plan(doubled, beside(2**n), cluster=cluster, mesh=MESH).warnings for n in (20, 23))
+    assert len(one) == 1 and not other, "a table of less than a two-thousandth of the state is not worth the padding"
+
+
+def test_large_arrays_that_a_function_closes_over_are_reported():
+    cluster = autoshard.Cluster.from_file("configs/clusters/h100x8.yaml")
+    warnings_with = lambda positions: (
+        autoshard.plan(lambda x: (x * positions[:8]).sum(), jnp.ones((8, 4096)), cluster=cluster, mesh=MESH).warnings
+    )
+    assert not warnings_with(jnp.ones((2**14, 4096)))  # 0.3 of 80 GB
+    (warning,) = warnings_with(jnp.ones((2**16, 4096)))
+    assert "closes over take 1.07 GB on every device" in warning
+    assert "the largest is float32 (65536, 4096), read at " in warning
+
 
 def changed_shapes(state, batch):
     return {

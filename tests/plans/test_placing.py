@@ -165,7 +165,11 @@ def test_a_mesh_is_left_for_another_order_and_searched_to_the_end_if_need_be(mon
         monkeypatch.setattr(mesh_search, "_has_better_order", lambda *_: True)
         monkeypatch.setattr(search, "better_order", lambda *_: None)
         whole = planned(cluster)
+    begun, searched = [], search.search_meshes
+    told = lambda *args, **named: begun.append(named.get("after")) or searched(*args, **named)
+    monkeypatch.setattr(search, "search_meshes", told)
     found = planned(cluster)
+    assert all(begun[1:]), "what was found before is where a later search begins"
     verdicts = {c.verdict for c in found.candidates}
     assert bool(verdicts & {LEFT, NOT_FASTER}) == (not is_wrong)
     assert found.certificate.bound <= found.estimate.step_s * (1 + 1e-9)

@@ -13,7 +13,7 @@ from autoshard.solver import SolverOptions, Status, evaluate, solve
 from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.copied_messages import WholeBound, _laid_out
 from autoshard.solver.factor_graph import factor_graph_of
-from autoshard.solver.lifted_search import search_lifted
+from autoshard.solver.lifted_search import relax_lifted, search_lifted
 from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.problem import Edge, Node, Problem
 from autoshard.solver.reduce.colour_refinement import refine
@@ -125,6 +125,23 @@ def test_a_hub_with_equal_copies_folds_to_two_nodes_and_its_bound_is_tight():
     search_lifted(search)
     assert search.objective == 30.0
     assert search.bound == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("others", [2, 14])
+def test_a_bound_of_what_hardly_folds_is_proven_by_messages_alone(monkeypatch, others):
+    """A hub with ten copies, and others that all cost something else: with 14 of them 16 of 25 nodes are distinct."""
+    costs = [np.array([3.0, 1.0])] * 10 + [np.array([2.0, 0.1 * n]) for n in range(others)]
+    identity, penalty = np.arange(2), np.array([[0.0, 2.0], [2.0, 0.0]])
+    nodes = (Node("hub", np.array([0.0, 25.0])), *(Node("other", own) for own in costs))
+    problem = Problem(nodes, tuple(Edge(0, n, identity, identity, penalty) for n in range(1, len(nodes))))
+    optimum = min(nodes[0].costs[k] + sum((own + penalty[k]).min() for own in costs) for k in range(2))
+    presolved = []
+    monkeypatch.setattr("autoshard.solver.lifted_search.presolve", lambda *a: presolved.append(presolve(*a)))
+    search = Search(problem, SolverOptions(), None)
+    relaxed = relax_lifted(search)
+    assert search.bound == pytest.approx(optimum) and relaxed is not None
+    assert bool(presolved) == (others == 2)
+    assert evaluate(problem, relaxed.choices[0]).objective == pytest.approx(optimum)
 
 
 @pytest.mark.parametrize("link", LINKS)
