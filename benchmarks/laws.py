@@ -149,6 +149,10 @@ LAWS = (
         "collective_combiner: large sums are reduced alone",
         {f"compiler.{room}.is_reduced_alone": _never for room in ("operand_copies", "partial_sums")},
     ),
+    Law(
+        "collective_combiner: statistics share latencies",
+        {"compiler.collective_combiner._awaited_shares": _fresh(dict)},
+    ),
     Law("reduce_scatter_combiner: sums wait for each other", {"compiler.partial_sums.combined_until": _fresh(dict)}),
     Law("early_products: sums that are waited for", {"compiler.analysis.awaited_sums": _fresh(dict)}),
     Law("live_buffers: slices outlive the whole", {"compiler.live_buffers._Shortening._shorten": _itself(None)}),

@@ -1,4 +1,5 @@
-"""What XLA's collective combiner makes of the collectives of gradients: how many it joins, and which it leaves alone.
+"""What XLA's collective combiner makes of collectives: how many it joins of those of gradients, and which it leaves
+alone; and which sums of activations it joins.
 
 Independent collectives of one kind and type become one of up to `COMBINED_BYTES` (OpenXLA, the combiner passes of
 xla/service/gpu/gpu_compiler.cc and xla/service/collective_combiner_utils.h).
@@ -33,6 +34,10 @@ def is_reduced_alone(partial_bytes: Amount) -> Amount:
 class CombinedCollectives:
     """How many collectives of weights and gradients the compiler joins, and which sums it reduces together.
 
+    Of activations, kernels wait for each sum. Those that do not wait for each other are joined all the same, such as
+    the mean and the mean square of a normalisation over examples, which take latencies and little else. Sums of
+    products are taken to be reduced alone: there it is the bytes that count.
+
     A gradient that is all-reduced finds others to be joined with in every plan. One that is scattered, or a weight that
     is gathered, is sure only of those alike, since a plan treats them alike; the first layer's kernel by itself would
     be joined with nothing.
@@ -45,14 +50,17 @@ class CombinedCollectives:
       num_alike: For each number of elements, how many of them have it.
       statistics: The groups that sum gradients to statistics, whose collectives are combined with no other.
       scalar_shares: For each group that sums to a scalar, how much of one latency it pays: of those of gradients that
-        the compiler joins first, such as all norms, its share of what is summed; see `_joined_scalars` for the rest. 0
+        the compiler joins first, such as all norms, its share of what is summed; see `_joined_sums` for the rest. 0
         for others, such as losses, which every plan reduces.
+      awaited_shares: For each group that reduces activations and is joined with others, how much of one latency it
+        pays.
     """
 
     num_reductions: int
     num_alike: Mapping[int, int]
     statistics: frozenset[int]
     scalar_shares: Mapping[int, float]
+    awaited_shares: Mapping[int, float]
 
 
 def combined_collectives(
@@ -78,7 +86,7 @@ def combined_collectives(
     )
     alike = collections.Counter(math.prod(values[g.writes[-1].value].shape) for g in sums if g.index not in statistics)
     shares = dict.fromkeys(scalar_bytes, 0.0)
-    runs = _joined_scalars(graph, [groups[g] for g, own_bytes in scalar_bytes.items() if own_bytes > 0])
+    runs = _joined_sums(graph, [groups[g] for g, own_bytes in scalar_bytes.items() if own_bytes > 0])
     for n, run in enumerate(runs):
         run_bytes = sum(scalar_bytes[g] for g in run)
         shares.update({run[0]: 1.0} if n else {g: scalar_bytes[g] / run_bytes for g in run})
@@ -87,10 +95,29 @@ def combined_collectives(
         {size: min(number, MOST_JOINED) for size, number in alike.items()},
         statistics,
         shares,
+        _awaited_shares(graph, groups, gradients),
     )
 
 
-def _joined_scalars(graph: Graph, sums: Sequence[Group]) -> list[list[int]]:
+def _awaited_shares(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> dict[int, float]:
+    """See `CombinedCollectives.awaited_shares`. Only what is reduced in one way, of one type and in the same loops can
+    be joined."""
+    values = graph.values
+    alike: dict[tuple, list[Group]] = collections.defaultdict(list)
+    for g in groups:
+        reductions = {f.reduction for f in g.factors if f.reduction is not None}
+        last = values[g.writes[-1].value]
+        is_product = any(graph.operations[o].rule.is_heavy for o in g.operations)
+        if not reductions or is_product or not last.shape or all(a.value in gradients for a in g.writes):
+            continue
+        first = g.operations[0]
+        loops = tuple(loop.start for loop in graph.loops if loop.start <= first < loop.stop)
+        alike[tuple(sorted(reductions)), last.dtype, loops].append(g)
+    runs = [run for sums in alike.values() for run in _joined_sums(graph, sums)]
+    return {g: 1 / len(run) for run in runs if len(run) > 1 for g in run}
+
+
+def _joined_sums(graph: Graph, sums: Sequence[Group]) -> list[list[int]]:
     """Which of the groups `sums` are reduced by one collective each time: lists of their indices, in order.
 
     XLA joins them in the order in which a walk from the program's results comes past them, until one is made of one

@@ -45,14 +45,15 @@ class Terms:
       num_reductions: How many the compiler joins of all-reduces that a gradient is done with; None if none.
       num_alike: How many of any other.
       hides_on: Axes over which a scattered sum hides, where all others count in full; None where `share` holds for all.
-      scalar_share: Of a sum to a scalar, the share of latencies and launch that it pays; None for anything else.
+      latency_share: Of a sum that is joined with known others, the share of latencies and launch that it pays; None for
+        anything else.
     """
 
     share: float = 1.0
     num_reductions: int | None = None
     num_alike: int | None = None
     hides_on: frozenset[tuple[str, ...]] | None = None
-    scalar_share: float | None = None
+    latency_share: float | None = None
 
     @property
     def whole(self) -> "Terms":
@@ -65,8 +66,8 @@ class Terms:
         """The collectives `steps` with the time that counts; `planned` are those of the plan, if the compiler changes
         them.
         """
-        if self.scalar_share is not None:
-            share = self.scalar_share
+        if self.latency_share is not None:
+            share = self.latency_share
             return tuple([changed(c, lambda c: with_fixed(c, share * c.fixed_s)) for c in steps])
         is_reduced = all(c.kind is CollectiveKind.ALL_REDUCE for c in planned or steps)
         number = self.num_reductions if is_reduced else self.num_alike
@@ -205,9 +206,9 @@ class Overlap:
         """What counts when the results of `group` are reduced; `shape` is that of the last."""
         scalar_share = self.analysis.combined.scalar_shares.get(group.index)
         if scalar_share is not None:
-            return Terms(scalar_share=scalar_share)
+            return Terms(latency_share=scalar_share)
         if not self.is_reduced_freely(group):
-            return Terms()
+            return Terms(latency_share=self.analysis.combined.awaited_shares.get(group.index))
         windows = self.windows_of_sum(group)
         if group.index in self.analysis.combined.statistics:
             return Terms(self.share_of(windows), 1, 1)

@@ -112,6 +112,34 @@ def test_statistics_of_gradients_are_joined_with_nothing(formulated, mesh_of):
     assert names == ["reduce_sum"] * 4
 
 
+def normalised(params, x):
+    """Two layers, normalised over the examples, and what becomes of their scales."""
+
+    def loss(p):
+        y = x
+        for w, scale in p:
+            y = y @ w
+            mean, mean_square = jnp.mean(y, 0), jnp.mean(y * y, 0)
+            y = y + jnp.tanh((y - mean) * jax.lax.rsqrt(mean_square - mean * mean + 1e-3) * scale)
+        return jnp.sum(y * y)
+
+    return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+
+def test_statistics_over_examples_that_do_not_wait_for_each_other_share_a_latency(formulated, mesh_of):
+    """The mean and the mean square, and the sums that become of both backward: pairs, in each of two layers, which wait
+    for those of the layer before."""
+    params = [(f32(32, 32), f32(32))] * 2
+    f = formulated(normalised, (params, f32(16, 32)), mesh_of(4))
+    analysis = f.program.analysis
+    shares = analysis.combined.awaited_shares
+    assert list(shares.values()) == [1 / 2] * 8
+    assert f.overlap.of_group(f.program.groups[next(iter(shares))], (32,)) == Terms(latency_share=1 / 2)
+    in_turn = lambda p, x: jnp.exp(x - jnp.mean(x, 0)) / jnp.sum(jnp.exp(x - jnp.mean(x, 0)), 0) + p
+    chained = formulated(in_turn, (f32(32), f32(16, 32)), mesh_of(4))
+    assert not chained.program.analysis.combined.awaited_shares, "the one is made of the other"
+
+
 def test_what_is_scattered_and_gathered_alone_pays_in_full(mesh_of):
     """A gradient of 1 MiB: 1/40 of an all-reduce's latencies is less than its share of 30 MiB; alone it pays all."""
     axes, terms = mesh_of(8).axes, Terms(1.0, num_reductions=40, num_alike=1)
@@ -124,7 +152,7 @@ def test_what_is_scattered_and_gathered_alone_pays_in_full(mesh_of):
         assert sum(c.time_s for c in terms.counted(alone)) == pytest.approx(sum(c.time_s for c in alone))
     (sliced,) = terms.counted([scattered], [reduced])
     assert sliced.time_s == pytest.approx(scattered.time_s - (1 - share) * scattered.fixed_s), "as it was planned"
-    (scalar,) = Terms(scalar_share=0.25).counted([reduced])
+    (scalar,) = Terms(latency_share=0.25).counted([reduced])
     assert scalar.time_s == pytest.approx(reduced.time_s - 0.75 * reduced.fixed_s)
     assert Terms().counted([reduced]) == (reduced,), "between activations nothing is joined"
 
