@@ -8,7 +8,7 @@ xla/service/gpu/gpu_compiler.cc and xla/service/collective_combiner_utils.h).
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import TypeVar
 
 import numpy as np
@@ -86,7 +86,8 @@ def combined_collectives(
     )
     alike = collections.Counter(math.prod(values[g.writes[-1].value].shape) for g in sums if g.index not in statistics)
     shares = dict.fromkeys(scalar_bytes, 0.0)
-    runs = _joined_sums(graph, [groups[g] for g, own_bytes in scalar_bytes.items() if own_bytes > 0])
+    partial = [groups[g] for g, own_bytes in scalar_bytes.items() if own_bytes > 0]
+    runs = _joined_sums(graph, partial, [None] * len(partial))
     for n, run in enumerate(runs):
         run_bytes = sum(scalar_bytes[g] for g in run)
         shares.update({run[0]: 1.0} if n else {g: scalar_bytes[g] / run_bytes for g in run})
@@ -101,24 +102,28 @@ def combined_collectives(
 
 def _awaited_shares(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> dict[int, float]:
     """See `CombinedCollectives.awaited_shares`. Only what is reduced in one way, of one type and in the same loops can
-    be joined."""
+    be joined; and nothing of two checkpointed layers: what is computed again waits for the layer's gradient."""
     values = graph.values
-    alike: dict[tuple, list[Group]] = collections.defaultdict(list)
+    checkpoints = [nesting for nesting in graph.nestings if nesting.is_checkpoint]
+    sums: list[Group] = []
+    kinds: list[tuple] = []
     for g in groups:
         reductions = {f.reduction for f in g.factors if f.reduction is not None}
         last = values[g.writes[-1].value]
         is_product = any(graph.operations[o].rule.is_heavy for o in g.operations)
         if not reductions or is_product or not last.shape or all(a.value in gradients for a in g.writes):
             continue
-        first = g.operations[0]
-        loops = tuple(loop.start for loop in graph.loops if loop.start <= first < loop.stop)
-        alike[tuple(sorted(reductions)), last.dtype, loops].append(g)
-    runs = [run for sums in alike.values() for run in _joined_sums(graph, sums)]
-    return {g: 1 / len(run) for run in runs if len(run) > 1 for g in run}
+        first = graph.operations[g.operations[0]]
+        loops = tuple(loop.start for loop in graph.loops if loop.start <= first.index < loop.stop)
+        layer = tuple(c.equation for c in checkpoints if c.equation < first.equation < c.stop)
+        sums.append(g)
+        kinds.append((tuple(sorted(reductions)), last.dtype, loops, layer))
+    return {g: 1 / len(run) for run in _joined_sums(graph, sums, kinds) if len(run) > 1 for g in run}
 
 
-def _joined_sums(graph: Graph, sums: Sequence[Group]) -> list[list[int]]:
-    """Which of the groups `sums` are reduced by one collective each time: lists of their indices, in order.
+def _joined_sums(graph: Graph, sums: Sequence[Group], kinds: Sequence[Hashable]) -> list[list[int]]:
+    """Which of the groups `sums` are reduced by one collective each time: lists of their indices, in order. Only those
+    of one kind are.
 
     XLA joins them in the order in which a walk from the program's results comes past them, until one is made of one
     that it would be joined with (`CombineInstructionsByKey` in OpenXLA, xla/service/collective_combiner_utils.h). An
@@ -139,13 +144,14 @@ def _joined_sums(graph: Graph, sums: Sequence[Group]) -> list[list[int]]:
         if bits:
             reached.update((r, bits) for r in operation.results if r is not None)
     runs: list[list[int]] = []
-    joined_bits = 0
+    last: dict[Hashable, tuple[list[int], int]] = {}  # of each kind, the last run, and its sums as bits
     for n in dict.fromkeys(number[o] for o in _post_order(graph) if o in number):
-        if not runs or made_of[n] & joined_bits:
-            runs.append([])
-            joined_bits = 0
-        runs[-1].append(sums[n].index)
-        joined_bits |= 1 << n
+        run, joined_bits = last.get(kinds[n], ([], 0))
+        if not run or made_of[n] & joined_bits:
+            run, joined_bits = [], 0
+            runs.append(run)
+        run.append(sums[n].index)
+        last[kinds[n]] = run, joined_bits | 1 << n
     return runs
 
 

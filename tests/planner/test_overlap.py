@@ -112,29 +112,30 @@ def test_statistics_of_gradients_are_joined_with_nothing(formulated, mesh_of):
     assert names == ["reduce_sum"] * 4
 
 
-def normalised(params, x):
-    """Two layers, normalised over the examples, and what becomes of their scales."""
+def normalised(y, w, scale):
+    """A layer, normalised over the examples."""
+    y = y @ w
+    mean, mean_square = jnp.mean(y, 0), jnp.mean(y * y, 0)
+    return y + jnp.tanh((y - mean) * jax.lax.rsqrt(mean_square - mean * mean + 1e-3) * scale)
 
-    def loss(p):
-        y = x
-        for w, scale in p:
-            y = y @ w
-            mean, mean_square = jnp.mean(y, 0), jnp.mean(y * y, 0)
-            y = y + jnp.tanh((y - mean) * jax.lax.rsqrt(mean_square - mean * mean + 1e-3) * scale)
-        return jnp.sum(y * y)
 
+def updated(layer, params, x):
+    """Layers after what they were trained with."""
+    loss = lambda p: jnp.sum(jnp.square(functools.reduce(lambda y, own: layer(y, *own), p, x)))
     return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
 
 
 def test_statistics_over_examples_that_do_not_wait_for_each_other_share_a_latency(formulated, mesh_of):
     """The mean and the mean square, and the sums that become of both backward: pairs, in each of two layers, which wait
-    for those of the layer before."""
+    for those of the layer before. So are those that are computed again, although they wait for no others."""
     params = [(f32(32, 32), f32(32))] * 2
-    f = formulated(normalised, (params, f32(16, 32)), mesh_of(4))
+    f = formulated(functools.partial(updated, normalised), (params, f32(16, 32)), mesh_of(4))
     analysis = f.program.analysis
     shares = analysis.combined.awaited_shares
     assert list(shares.values()) == [1 / 2] * 8
     assert f.overlap.of_group(f.program.groups[next(iter(shares))], (32,)) == Terms(latency_share=1 / 2)
+    again = formulated(functools.partial(updated, jax.checkpoint(normalised)), (params, f32(16, 32)), mesh_of(4))
+    assert list(again.program.analysis.combined.awaited_shares.values()) == [1 / 2] * 12
     in_turn = lambda p, x: jnp.exp(x - jnp.mean(x, 0)) / jnp.sum(jnp.exp(x - jnp.mean(x, 0)), 0) + p
     chained = formulated(in_turn, (f32(32), f32(16, 32)), mesh_of(4))
     assert not chained.program.analysis.combined.awaited_shares, "the one is made of the other"
