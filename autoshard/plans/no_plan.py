@@ -8,14 +8,16 @@ from autoshard.cluster import LogicalMesh
 from autoshard.errors import MemoryBudgetError, SolverError
 from autoshard.planner.build import Formulation
 from autoshard.planner.decode import estimate
+from autoshard.plans.host_memory import is_offloading
 from autoshard.plans.question import Question, report
 from autoshard.solver import SolverOptions, least_capacity
 from autoshard.solver.least_capacity import LeastCapacity
 
 _ADVICE = (
-    "Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch, host memory for "
-    "optimizer state (PlanOptions.offload), micro-batches or jax.checkpoint."
+    "Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch, {hosts}"
+    "micro-batches or jax.checkpoint."
 )
+_HOSTS = "host memory for optimizer state (PlanOptions.offload), "
 _TABLES = (
     " Or let embedding tables live in host memory: autoshard.plan decides that for a TrainStep on a cluster that "
     "describes its hosts (autoshard.TableOptions), the trainer with execution.mode=auto, and you with "
@@ -47,7 +49,9 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh], has_tables:
     """
     budget_bytes, options = question.budget_bytes, question.options
     found = _least_memory(question, meshes)
-    advice = _ADVICE + (_TABLES if (looks_up(question) if has_tables is None else has_tables) else "")
+    advice = _ADVICE.format(hosts="" if is_offloading(options) else _HOSTS) + (
+        _TABLES if (looks_up(question) if has_tables is None else has_tables) else ""
+    )
     within = f"within {options.time_limit_s:g} s a mesh"
     others = f"On all {len(meshes)} meshes" if len(meshes) > 1 else "There"
     bound = f"{others}, not less than {found.bound_bytes / 1e9:.4g} GB: proven."

@@ -136,7 +136,7 @@ def test_without_hosts_the_error_says_so(program):
 
 
 def test_host_memory_is_forbidden(program):
-    with pytest.raises(MemoryBudgetError, match=r"would do.*autoshard\.HostTables\. Nor was .* of the hosts\.$"):
+    with pytest.raises(MemoryBudgetError, match=r"would do.*autoshard\.HostTables\. That is .* of the hosts\.$"):
         planned(program, tables=autoshard.TableOptions(on_hosts=False))
 
 
@@ -192,7 +192,7 @@ def test_plans_without_described_hosts_take_nothing_more(large):
 def test_what_has_no_tables_is_refused_as_ever():
     step = autoshard.TrainStep(lambda p, b, _: (jnp.mean((b @ p["w"]) ** 2), None), optax.sgd(0.1))
     state = jax.eval_shape(lambda: step.init({"w": jnp.zeros((1 << 15, 1 << 15))}))
-    with pytest.raises(MemoryBudgetError, match=r"jax\.checkpoint\. Nor was .* of the hosts\.$"):
+    with pytest.raises(MemoryBudgetError, match=r"micro-batches or jax\.checkpoint\. That is .* of the hosts\.$"):
         planned((step, None, (state, jax.ShapeDtypeStruct((8, 1 << 15), jnp.float32))))
 
 
