@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Forgets what JAX has traced and compiled for a file that is done: workers keep 4 GB of it otherwise, and files
+    """Forgets what JAX has traced and compiled for a file that is done: workers grow to 4 GB otherwise, and files
     after it take 4 % longer."""
     if nextitem is None or nextitem.path != item.path:
         jax.clear_caches()
