@@ -70,7 +70,7 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         gradients=gradients,
         accumulated=accumulated_gradients(graph, pointwise),
         gradients_until=awaited_scalar(graph, gradients),
-        combined=combined_collectives(graph, groups, gradients, weights),
+        combined=combined_collectives(chains, groups, gradients, weights),
         reduce_scatter_order=reduce_scatter_order(chains, groups, gradients),
         moved_itemsizes=moved_itemsizes(graph),
         rounding=rounding_operations(graph),

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from autoshard.compiler.def_use import DefUse
 from autoshard.cost.collectives import COMBINED_BYTES, MOST_JOINED
 from autoshard.graph.graph import Graph
 from autoshard.graph.groups import Group
@@ -64,10 +65,10 @@ class CombinedCollectives:
 
 
 def combined_collectives(
-    graph: Graph, groups: Sequence[Group], gradients: Set[int], weights: Set[int]
+    chains: DefUse, groups: Sequence[Group], gradients: Set[int], weights: Set[int]
 ) -> CombinedCollectives:
     """What XLA combines of the collectives of `groups`."""
-    values = graph.values
+    graph, values = chains.graph, chains.graph.values
     awaited = gradients - weights  # norms of weights can be there from the beginning of the step on
     scalar_bytes: dict[int, float] = {}
     sums: list[Group] = []
@@ -96,28 +97,27 @@ def combined_collectives(
         {size: min(number, MOST_JOINED) for size, number in alike.items()},
         statistics,
         shares,
-        _awaited_shares(graph, groups, gradients),
+        _awaited_shares(chains, groups, gradients),
     )
 
 
-def _awaited_shares(graph: Graph, groups: Sequence[Group], gradients: Set[int]) -> dict[int, float]:
+def _awaited_shares(chains: DefUse, groups: Sequence[Group], gradients: Set[int]) -> dict[int, float]:
     """See `CombinedCollectives.awaited_shares`. Only what is reduced in one way, of one type and in the same loops can
     be joined; and nothing of two checkpointed layers: what is computed again waits for the layer's gradient."""
-    values = graph.values
+    graph = chains.graph
     checkpoints = [nesting for nesting in graph.nestings if nesting.is_checkpoint]
     sums: list[Group] = []
     kinds: list[tuple] = []
     for g in groups:
         reductions = {f.reduction for f in g.factors if f.reduction is not None}
-        last = values[g.writes[-1].value]
+        last = graph.values[g.writes[-1].value]
         is_product = any(graph.operations[o].rule.is_heavy for o in g.operations)
         if not reductions or is_product or not last.shape or all(a.value in gradients for a in g.writes):
             continue
         first = graph.operations[g.operations[0]]
-        loops = tuple(loop.start for loop in graph.loops if loop.start <= first.index < loop.stop)
         layer = tuple(c.equation for c in checkpoints if c.equation < first.equation < c.stop)
         sums.append(g)
-        kinds.append((tuple(sorted(reductions)), last.dtype, loops, layer))
+        kinds.append((tuple(sorted(reductions)), last.dtype, chains.loop_nest[first.index], layer))
     return {g: 1 / len(run) for run in _joined_sums(graph, sums, kinds) if len(run) > 1 for g in run}
 
 
