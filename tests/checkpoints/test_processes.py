@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,10 @@ def test_all_processes_check_the_files_and_agree_on_what_is_damaged(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_whose_disk_is_full_does_not_hold_up_the_others(tmp_path):
-    """All processes write to a file system of 48 MB in memory, in a name space that another process keeps open."""
+    """All processes write to a file system of 48 MB in memory, in a name space that another process keeps open.
+
+    Process 1 fills it up; process 0, which writes a little, may meet that first when it is slow.
+    """
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("file systems cannot be mounted here without being root")
     shell = f'mount -t tmpfs -o size=48m none "{tmp_path}" && echo mounted && cat'
@@ -97,4 +101,4 @@ def test_a_process_whose_disk_is_full_does_not_hold_up_the_others(tmp_path):
         first, second = run(tmp_path, "full", ["a", "b"], 0, *enter)
     assert [first["restored"], second["restored"]] == [3, 3] and second["told"] == []
     assert [message["kind"] for message in first["told"]] == ["committed", "not_saved", "committed"]
-    assert "the disk is full: Process 1" in first["told"][1]["why"]
+    assert re.match("the disk is full: Process [01]: .*(RESOURCE_EXHAUSTED|No space left)", first["told"][1]["why"])

@@ -70,14 +70,19 @@ def test_lines_fit_a_terminal(plan, deep_plan):
         assert max(map(len, (p.explain() + p.explain(full=True)).splitlines())) <= WIDTH
 
 
+def rows_of(text: str) -> list[str]:
+    """The lines of `text` with single spaces; a long source, which takes a second line, is one with its row."""
+    joined = re.sub(r"\n {40,}\(", " (", text)
+    return [" ".join(line.split()) for line in joined.splitlines()]
+
+
 def test_one_screen_is_the_beginning_of_each_part(plan, deep_plan):
     for p in (plan, deep_plan):
-        screen, whole = p.explain().splitlines(), p.explain(full=True).splitlines()
-        rows = [line for line in screen if not re.match(r" {40,}\(", line)]  # a long source takes a second line
-        assert str(p) == p.explain() and len(rows) <= 46
+        screen, whole = rows_of(p.explain()), rows_of(p.explain(full=True))
+        assert str(p) == p.explain() and len(screen) <= 46
         assert screen[: screen.index("")] == whole[: whole.index("")], "the summary is the same"
-        words = lambda lines: {" ".join(line.split()) for line in lines if not re.match(r"and \d+ more", line)}
-        assert screen[-1] == MORE and words(screen[:-1]) <= words(whole), "every row is one of the whole's"
+        rows = {row for row in screen[:-1] if not re.match(r"and \d+ more", row)}
+        assert screen[-1] == MORE and rows <= set(whole), "every row is one of the whole's"
     assert {row.split(".")[0] for row in deep_plan.explain().splitlines()} >= {"state", "batch"}
 
 
