@@ -27,6 +27,9 @@ _BRANCHINGS = 4
 _BRANCH_ROUNDS = 6
 """How many prices are tried at most in each branch."""
 
+_NEARLY_ALL = 0.97
+"""Gaps between buffers are looked at before a plan is improved if it has this share of the capacity alive at once."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scheduled:
@@ -55,6 +58,7 @@ def solved_as_scheduled(
     rounds: int = ROUNDS,
     to_beat_s: float = math.inf,
     is_left: Callable[[Timed], bool] = lambda _: False,
+    limit_bytes: Callable[[Timed], float] | None = None,
 ) -> Scheduled:
     """The best solution of a problem, by the time of its step as scheduled.
 
@@ -64,12 +68,13 @@ def solved_as_scheduled(
       series: Solves problems. rounds: How many prices are tried at most before the first branching.
       to_beat_s: The step of the fastest plan elsewhere; where a bound comes within the gap of it, none is sought.
       is_left: Whether a plan tells that another problem is to be solved instead; then what is known so far is returned.
+      limit_bytes: How much a plan like this one may have alive at once for its gaps to fit; None: the capacity.
     """
     if formulation.overlap.weights is None:
         found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
         return Scheduled(formulation, with_ties_settled(formulation, found), None, None)
     master = MasterProblem(StepTimes(formulation), formulation.problem.capacity)
-    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left)
+    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left, limit_bytes)
 
 
 def solved_with_less(
@@ -86,7 +91,8 @@ def solved_with_less(
     master = before.plans.with_budget(formulation.problem.capacity)
     master.add(hint)  # it takes little more than there is: most of its parts can stay
     known = master.fastest_known()
-    made = master.improved(hint, math.inf if known is None else known.step_s) or known
+    enough_s = before.solution.certificate.objective  # with more memory
+    made = master.improved(hint, math.inf if known is None else known.step_s, enough_s) or known
     if made is not None:
         certificate = as_scheduled(before.solution.certificate, made.step_s, relative_gap)
         if certificate.status is Status.OPTIMAL:
@@ -104,6 +110,7 @@ def _solved(
     rounds: int,
     to_beat_s: float = math.inf,
     is_left: Callable[[Timed], bool] = lambda _: False,
+    limit_bytes: Callable[[Timed], float] | None = None,
 ) -> Scheduled:
     """`solved_as_scheduled` of what can hide; `master` has the plans that are known."""
     ties = lambda mixture: tying_decision(master.tabulated, mixture.undecided) is not None
@@ -117,8 +124,8 @@ def _solved(
         left = Solution(root.best.choices, certificate)
         return Scheduled(root.best.formulation, left, master, root.formulation.overlap.weights, is_left=True)
     best, least = _branch_and_bound(root, root.best, relative_gap, series)
-    if least.bound.bound < best.step_s * (1 - relative_gap):
-        best = _improved(master, best)
+    if (enough_s := _enough_s(least.bound, relative_gap)) < best.step_s:
+        best = _improved(master, best, enough_s, relative_gap, limit_bytes)
     choices, step_s = best.choices, best.step_s
     settled = settle_ties(best.formulation, choices)
     settled_s = step_s if settled == choices else master.step_s(settled)
@@ -130,9 +137,31 @@ def _solved(
     return Scheduled(best.formulation, Solution(choices, certificate), master, least.formulation.overlap.weights)
 
 
-def _improved(master: MasterProblem, best: Timed) -> Timed:
-    """The fastest plan of those that known ones make, as far as a search from the best finds it."""
-    made = master.improved(best.choices, best.step_s)
+def _enough_s(certificate: Certificate, relative_gap: float) -> float:
+    """The longest step that is within the gap of a bound."""
+    return certificate.bound / max(1 - relative_gap, ROUNDING)
+
+
+def _improved(
+    master: MasterProblem,
+    best: Timed,
+    enough_s: float,
+    relative_gap: float,
+    limit_bytes: Callable[[Timed], float] | None,
+) -> Timed:
+    """The fastest plan of those that known ones make, as far as a search from the best finds it.
+
+    Args:
+      enough_s: A plan that is as fast is not improved any more.
+      relative_gap: How much slower one may be whose gaps fit the memory, if those of the best do not.
+      limit_bytes: As for `solved_as_scheduled`; asked where the best plan takes nearly all of the memory.
+    """
+    capacity, within, to_beat_s = best.formulation.problem.capacity, master, best.step_s
+    if limit_bytes is not None and capacity is not None and master.peak_bytes(best.choices) >= _NEARLY_ALL * capacity:
+        limit = limit_bytes(best)
+        if limit < capacity:
+            within, to_beat_s = master.with_budget(limit), best.step_s * (1 + relative_gap)
+    made = within.improved(best.choices, to_beat_s, enough_s)
     return best if made is None else Timed(best.formulation, made.choices, made.step_s)
 
 

@@ -23,7 +23,7 @@ _WALKS = 6
 """How often an end is sought that is farther away."""
 
 _LEAST, _MOST_PLANS = 0.05, 3
-"""Only plans with so much of a mixture are crossed, and so many at most."""
+"""Only plans with so much of a mixture count, and so many at most."""
 
 
 def crossed_plans(
@@ -35,7 +35,7 @@ def crossed_plans(
       tabulated: The problem. plans: int64 [plans, decisions]; the known ones. part: int64; its decisions.
       shares: Of the plans that the mixture follows in this part.
     """
-    most = sorted((k for k, share in shares.items() if share >= _LEAST), key=lambda k: -shares[k])[:_MOST_PLANS]
+    most = shared_most(shares)
     if len(most) < 2:
         return []
     level = levels(tabulated, part)
@@ -50,6 +50,11 @@ def crossed_plans(
             plan[behind] = plans[second, behind]
             made[plan.tobytes()] = plan
     return list(made.values())
+
+
+def shared_most(shares: Mapping[int, float]) -> list[int]:
+    """The plans with the largest shares of a mixture, but for slight ones."""
+    return sorted((k for k, share in shares.items() if share >= _LEAST), key=lambda k: -shares[k])[:_MOST_PLANS]
 
 
 def levels(tabulated: Tabulated, part: np.ndarray) -> np.ndarray:

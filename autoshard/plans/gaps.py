@@ -49,13 +49,13 @@ def with_gaps(
     limit_bytes, least_bytes = budget_bytes, math.inf
     for _ in range(TRIES + 1):
         evaluation = evaluate(formulation, found.chosen)
-        peak_bytes, reserved_bytes = evaluation.peak[0], evaluation.reserved_bytes
+        reserved_bytes = evaluation.reserved_bytes
         if reserved_bytes < least_bytes:
             best, of_best, least_bytes = found, evaluation, reserved_bytes
         fits = reserved_bytes <= budget_bytes + NEGLIGIBLE_BYTES
         if fits or solve is None:
             break
-        limit_bytes = min(limit_bytes, peak_bytes) - (reserved_bytes - budget_bytes)
+        limit_bytes = tighter_bytes(evaluation, budget_bytes, limit_bytes)
         if limit_bytes <= 0:
             break
         tighter = dataclasses.replace(formulation.problem, capacity=limit_bytes)
@@ -69,6 +69,15 @@ def with_gaps(
     status = Status.OPTIMAL if gap <= relative_gap else Status.FEASIBLE
     certificate = dataclasses.replace(first.certificate, status=status, objective=cost, gap=gap)
     return Solution(best.choices, certificate), fits, of_best
+
+
+def tighter_bytes(evaluation: Evaluation, budget_bytes: float, limit_bytes: float) -> float:
+    """What a plan may have alive at once, at most `limit_bytes`, if its gaps are to fit as well; as far as a plan tells
+    that has its own."""
+    over_bytes = evaluation.reserved_bytes - budget_bytes
+    if over_bytes <= NEGLIGIBLE_BYTES:
+        return limit_bytes
+    return min(limit_bytes, evaluation.peak[0]) - over_bytes
 
 
 def fits(estimate: Estimate, budget_bytes: float) -> bool:

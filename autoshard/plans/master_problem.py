@@ -16,7 +16,7 @@ end, or where there is less memory (`improved`, `part_search.py`).
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from autoshard.cost.exposure import Stretch
 from autoshard.garbage import collection_paused
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import OwnTimes, StepTimes
-from autoshard.plans.crossed_plans import crossed_plans
+from autoshard.plans.crossed_plans import crossed_plans, shared_most
 from autoshard.plans.known_plan import KnownPlan, Made, Sparse, sparse
 from autoshard.plans.master_program import Group, MasterProgram, Relaxed, parts_of
 from autoshard.plans.part_search import (
@@ -32,7 +32,7 @@ from autoshard.plans.part_search import (
     FROM_A_ROUNDED,
     PENALTY,
     SHORT,
-    PartOptions,
+    Cooling,
     annealed,
     part_options,
 )
@@ -68,6 +68,10 @@ it costs so many times more in the next."""
 _FAR = 0.015
 """Plans are crossed only where their mixture takes less than the best by more than this share."""
 
+_IMPROVEMENTS, _IMPROVES = 4, 5e-4
+"""How often a plan is improved at most, each time from the one found before, which is crossed anew, by other moves and
+twice as many; as long as that makes it faster by this share."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mixture:
@@ -98,6 +102,7 @@ class MasterProblem:
         self._amounts: dict[tuple[bytes, Copies | int], Sparse] = {}
         self._looks = _LOOKS  # at each mixture
         self._mixed: dict[tuple[bytes, ...], _Solved] = {}  # the latest mixture of plans that are all alike, by them
+        self._mixture_s = -math.inf  # what the latest mixture takes, of these plans or with more memory
 
     @property
     def _whole(self) -> Copies:
@@ -136,6 +141,8 @@ class MasterProblem:
     def with_budget(self, budget_bytes: float | None) -> "MasterProblem":
         """The same with another budget."""
         again = MasterProblem(self._times, budget_bytes)
+        if self._budget is None or budget_bytes is not None and budget_bytes <= self._budget:
+            again._mixture_s = self._mixture_s
         columns = [dataclasses.replace(c, exceeded=again._exceeded(c.taken)) for c in self._columns.values()]
         again._take(self, columns)
         for column in columns:
@@ -157,6 +164,10 @@ class MasterProblem:
         times = self._times.of(np.asarray(choices, np.int64))
         return float(times.least_s.sum()) + self._times.exposed(times)[1]
 
+    def peak_bytes(self, choices: Sequence[int]) -> float:
+        """What a plan has alive at once, at most."""
+        return float(self.tabulated.usage(self.tabulated.taken(np.asarray(choices, np.int64))).max(initial=0.0))
+
     def fastest_known(self) -> Made | None:
         """The fastest of the plans that were added and fit."""
         made = [column.made for column in self._columns.values()]
@@ -173,6 +184,7 @@ class MasterProblem:
                 return None
             self._mixed = {tuple(self._columns): (program, relaxed)} if len(alike) == 1 else {}
             found = self._mixture(program, relaxed)
+            self._mixture_s = found.step_s
             binding = {self._times.copies_of(stretch) for _, stretch in found.weights.stretches}
             lacks = self._count(*self._bounds(*program.mixed(relaxed))[1:])
             if look and found.step_s <= before_s * (1 + _SLIGHT):  # then those that follow need no more than one
@@ -238,31 +250,47 @@ class MasterProblem:
         return best
 
     @collection_paused()
-    def improved(self, choices: Sequence[int], to_beat_s: float) -> Made | None:
+    def improved(self, choices: Sequence[int], to_beat_s: float, enough_s: float = -math.inf) -> Made | None:
         """A plan that is made of known ones, sought from one of them by the exact time of the step; None if none is
         found that is faster than `to_beat_s`.
 
         Args:
           choices: Of the plan to begin with, which may exceed the budget.
+          enough_s: A plan that is as fast is not improved any more.
         """
+        best, best_s = None, to_beat_s
+        for again in range(_IMPROVEMENTS):
+            found = self._improved(choices, best_s, again)
+            if found is None:
+                break
+            is_enough = found.step_s <= enough_s or found.step_s > best_s * (1 - _IMPROVES)
+            best, best_s, choices = found, found.step_s, found.choices
+            if is_enough:
+                break
+        return best
+
+    def _improved(self, choices: Sequence[int], to_beat_s: float, again: int) -> Made | None:
+        """`improved`, once; `again` says how often it was before."""
         self.add(choices)
         key = np.asarray(choices, np.int64).tobytes()
         for columns in _alike(self._times.tabulated, list(self._columns.values())):
             own = [column.key for column in columns]
             if key in own and len(own) > 1:
-                return self._improved(columns, own.index(key), to_beat_s)
+                return self._improved_from(columns, own.index(key), to_beat_s, again)
         return None
 
-    def _improved(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float) -> Made | None:
-        """`improved` of plans that are alike, from one of them."""
+    def _improved_from(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float, again: int) -> Made | None:
+        """`_improved` of plans that are alike, from one of them."""
         columns, begins = self._crossed(columns, first)
-        cooling, taken, penalty = FROM_A_PLAN if len(begins) == 1 else FROM_A_ROUNDED, None, PENALTY
+        taken, cooling, penalty = None, FROM_A_PLAN.of_moves(2**again), PENALTY
         for _ in range(_SEARCHES):
             each = [functools.partial(self._row, instant) for instant in self._instants]
             options = part_options(self._times, columns, each)
+            search = functools.partial(annealed, options, self._times.share, seed=again)
             if taken is None:
-                taken = self._begun(options, [options.option[followed, range(len(followed))] for followed in begins])
-            taken, _ = annealed(options, self._times.share, taken, cooling, penalty)
+                starts = [options.option[followed, range(len(followed))] for followed in begins]
+                taken, cooling = self._begun(search, options.option[first], starts, cooling)
+            taken, _ = search(taken, cooling, penalty)
             found = self._column(options.made(taken))
             if found.made is not None:
                 return found.made if found.step_s < to_beat_s else None
@@ -270,36 +298,45 @@ class MasterProblem:
                 penalty *= _DEARER
         return None
 
-    def _begun(self, options: PartOptions, begins: Sequence[np.ndarray]) -> np.ndarray:
-        """The best that short searches find, if there is more than one place to begin a long one."""
-        if len(begins) == 1:
-            return begins[0]
-        found = [annealed(options, self._times.share, begin, SHORT) for begin in begins]
-        return min(found, key=lambda own: own[1])[0]
+    def _begun(
+        self,
+        search: Callable[..., tuple[np.ndarray, float]],
+        plan: np.ndarray,
+        starts: list[np.ndarray],
+        cooling: Cooling,
+    ) -> tuple[np.ndarray, Cooling]:
+        """Where a search begins, and how it goes on: from a plan as `cooling` says, or from where short searches, which
+        begin elsewhere, find a better one."""
+        if not starts:
+            return plan, cooling
+        best, best_s = min((search(start, SHORT) for start in starts), key=lambda own: own[1])
+        return (best, FROM_A_ROUNDED) if best_s < search(plan, FROM_A_PLAN)[1] else (plan, cooling)
 
     def _crossed(self, columns: Sequence[KnownPlan], first: int) -> tuple[Sequence[KnownPlan], list[np.ndarray]]:
-        """Plans that are alike, and where to begin a search: the plan that each part follows; int64 [parts] each.
+        """Plans that are alike, and where a search may begin but with the plan `first`: the plan that each part
+        follows; int64 [parts] each.
 
-        The search begins with the plan `first`. Where the mixture is far from it and divides a part in which all layers
-        hang together, plans crossed there are added; with each of them the other parts follow what is best in the
-        mixture.
+        Where the mixture is far from that plan and divides the largest part, as one in which all layers hang together,
+        that part may follow any of the plans that it does in the mixture, or plans crossed of them, which are added;
+        the other parts follow what is best in the mixture with each.
         """
+        enough_s = columns[first].step_s * (1 - _FAR)
+        if self._mixture_s >= enough_s:
+            return columns, []
         program, relaxed = self._relaxed(columns)
+        if relaxed is None or relaxed.value_s >= enough_s:
+            return columns, []
         (group,) = program.groups
-        begins = [np.full(len(group.parts), first)]
-        if relaxed is None or relaxed.value_s >= columns[first].step_s * (1 - _FAR):
-            return columns, begins
         most = max(range(len(group.parts)), key=lambda part: len(group.parts[part]))
         shares = {plan: float(relaxed.taken[0][1 + option]) for option, plan in group.options_of(most).items()}
+        mixed = shared_most(shares)
         crossed = crossed_plans(self.tabulated, group.plans, group.parts[most], shares)
         made = [column for column in map(self._column, crossed) if math.isfinite(column.step_s)]
         for column in made:
             self._count((), column.exceeded)
-        if made:
-            columns = [*columns, *made]
-            program = self._program([columns])
-            begins += program.plans_with(most, range(len(columns) - len(made), len(columns)))
-        return columns, begins
+        followed = [*mixed, *range(len(columns), len(columns) + len(made))]
+        columns = [*columns, *made]
+        return columns, (self._program([columns]) if made else program).plans_with(most, followed)
 
     def _column(self, choices: np.ndarray) -> KnownPlan:
         times, taken = self._times.of(choices), self._times.tabulated.taken(choices)

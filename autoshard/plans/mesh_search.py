@@ -22,7 +22,7 @@ from autoshard.plans.as_scheduled import (
     with_ties_settled,
 )
 from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found
-from autoshard.plans.gaps import with_gaps
+from autoshard.plans.gaps import tighter_bytes, with_gaps
 from autoshard.plans.placing import better_order
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
@@ -38,7 +38,7 @@ from autoshard.solver.lifted_start import LiftedStart
 from autoshard.solver.options import ROUNDING, Progress, SolverOptions
 from autoshard.solver.problem import Certificate, Problem, Solution, Status
 
-AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP, AGAIN_MORE = 3, 0.5, 0.05, 1.25
+AGAIN_ROUNDS, AGAIN_SHARE, AGAIN_GAP, AGAIN_MORE = 3, 0.5, 0.05, 1.5
 """How many problems are solved at most, in which share of the time limit, and how exactly, whenever gaps do not fit: a
 plan is good enough whose gap is so much larger than that of the plan before."""
 
@@ -126,7 +126,13 @@ def search_meshes(
             elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
             is_left = functools.partial(_has_better_order, question) if leaves else lambda _: False
             scheduled = solved_as_scheduled(
-                formulation, first, options.relative_gap, series, to_beat_s=elsewhere_s, is_left=is_left
+                formulation,
+                first,
+                options.relative_gap,
+                series,
+                to_beat_s=elsewhere_s,
+                is_left=is_left,
+                limit_bytes=_limit_bytes,
             )
             formulation, found = scheduled.formulation, scheduled.solution
             if found.certificate.bound >= cutoff:
@@ -182,6 +188,13 @@ def _has_better_order(question: Question, timed: Timed) -> bool:
         return False
     evaluation = evaluate(timed.formulation, timed.choices)
     return better_order(question.hardware, evaluation, question.options.relative_gap) is not None
+
+
+def _limit_bytes(timed: Timed) -> float:
+    """How much a plan like this one may have alive at once for its gaps to fit."""
+    capacity = timed.formulation.problem.capacity
+    assert capacity is not None
+    return tighter_bytes(evaluate(timed.formulation, timed.choices), capacity, capacity)
 
 
 def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest) -> bool:

@@ -111,3 +111,5 @@ def test_a_search_that_begins_with_crossed_plans_is_as_good_as_the_known_ones(
     assert not is_tight or evaluate(f.problem, found.choices).peak_usage <= 1.001 * peaks[0] * (1 + 1e-9)
     within = [own for own in made if not is_tight or evaluate(f.problem, own).peak_usage <= 1.001 * peaks[0]]
     assert found.step_s <= min([known.step_s, *(asked_for(f, own).step_s for own in within)]) * (1 + 1e-9)
+    hasty = master.improved(known.choices, math.inf, enough_s=math.inf)  # whatever is found first
+    assert hasty is not None and found.step_s <= hasty.step_s <= known.step_s * (1 + 1e-9)

@@ -36,6 +36,18 @@ def train(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
 
+def many_layers(params, x):
+    """As many layers as there are weights, and their update."""
+
+    def loss(p):
+        y = x
+        for w in p:
+            y = jnp.tanh(y @ w)
+        return jnp.sum(y * y)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
 @pytest.fixture(scope="module")
 def gpus(mesh_of):
     """A mesh whose compiler has both schedules: a product's workspace is what tells a GPU."""
@@ -177,6 +189,25 @@ def test_a_plan_that_others_beat_is_not_sought(one_layer, share):
     assert (found.certificate.bound >= 0.99 * share * fastest_s) == (share < 1)
     if share > 1:
         assert asked_for(scheduled.formulation, found.chosen).step_s <= fastest_s * 1.02
+
+
+def test_a_plan_that_takes_all_memory_is_improved_within_what_its_gaps_leave(formulated, gpus):
+    """What is found fits what is left, and is slower by no more than the gap that is wanted."""
+    args, gap = ([f32(512, 512)] * 24, f32(512, 512)), 0.03
+    f = formulated(many_layers, args, gpus(4), donate=(0,), schedule=Schedule.LATENCY_HIDING)
+    peak = lambda choices: evaluate(f.problem, choices).peak_usage
+    capacity = 0.8 * peak(solved_as_scheduled(f, None, 1e-6, Exactly(), rounds=2).solution.chosen)
+    tight = dataclasses.replace(f, problem=dataclasses.replace(f.problem, capacity=capacity))
+    asked = []
+
+    def limit_bytes(timed):
+        asked.append(timed)
+        return 0.98 * capacity
+
+    found = solved_as_scheduled(tight, None, gap, Exactly(), limit_bytes=limit_bytes).solution
+    (before,) = asked
+    assert capacity * (1 + 1e-9) >= peak(before.choices) > 0.98 * capacity >= peak(found.chosen) * (1 - 1e-9)
+    assert found.certificate.objective <= before.step_s * (1 + gap)
 
 
 class CutShort(Exactly):
