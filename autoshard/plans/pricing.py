@@ -73,6 +73,10 @@ those that are known; asked after so many rounds."""
 _MADE_GAP = 0.3
 """How far from the fastest plan that is made of known ones the one found may be, as a share of the gap wanted."""
 
+_HARDLY = 5e-4
+"""Where no faster plan could be made of the known ones, none is sought again before their mixture is faster by this
+share."""
+
 
 _Key = TypeVar("_Key")
 
@@ -166,7 +170,7 @@ def priced(
     is_near = known is None and centre != first_weights(master.times.num_operations)
     bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
     enough, gap, stalled, to_ask = 0.5 * relative_gap, _FIRST_GAP, 0, list(_KNOWN)
-    elsewhere_s = to_beat_s
+    elsewhere_s, in_vain_s = to_beat_s, math.inf  # the mixture of which no faster plan could be made
     for n in range(rounds + 1):
         is_bounded = bound is not None and math.isfinite(bound.bound)
         share = _LATER_SHARE / max(rounds - n, 1) if is_bounded else _FIRST_SHARE
@@ -179,7 +183,10 @@ def priced(
         plans = plans if found.relaxed is None else found.relaxed.choices
         is_new = any([master.add(plan) for plan in plans])
         mixture = master.mixture() if plans else None
-        made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
+        made = None
+        if best is None or mixture is None or mixture.step_s <= in_vain_s * (1 - _HARDLY):
+            made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
+            in_vain_s = mixture.step_s if made is None and mixture is not None else math.inf
         if best is None and made is None and found.relaxed is not None:  # memory is tight: it takes a search to fit it
             found = series.solve(at, hint=start, relative_gap=gap, share=share)
             is_new = found.choices is not None and master.add(found.choices)
