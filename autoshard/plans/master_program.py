@@ -96,10 +96,7 @@ class Group:
 
     def made(self, taken: np.ndarray) -> np.ndarray:
         """The plan in which so many parts of their kind take each option; int64 [decisions]."""
-        choices = self.plans[0].copy()
-        for own, plan in zip(self.parts, self.plan_of_parts(taken).tolist(), strict=True):
-            choices[own] = self.plans[plan, own]
-        return choices
+        return composed(self.plans, self.parts, self.plan_of_parts(taken))
 
     def plan_of_parts(self, taken: np.ndarray) -> np.ndarray:
         """The plan that each part follows, if so many of their kind take each option; int64 [parts]."""
@@ -180,6 +177,18 @@ class Group:
                 plans = self.plans[[self.followed[option][n] for option in options]][:, own]
                 found[own] = (plans != plans[0]).any(axis=0)
         return found
+
+
+def composed(plans: np.ndarray, parts: Sequence[np.ndarray], plan_of: np.ndarray) -> np.ndarray:
+    """The plan each part of which follows one of some plans; int64 [decisions].
+
+    Args:
+      plans: int64 [plans, decisions]. parts: The decisions of each part. plan_of: int64 [parts]; which it follows.
+    """
+    choices = plans[0].copy()
+    for own, plan in zip(parts, plan_of.tolist(), strict=True):
+        choices[own] = plans[plan, own]
+    return choices
 
 
 def _kinds(

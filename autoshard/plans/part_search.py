@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.planner.step_times import StepTimes
 from autoshard.plans.known_plan import KnownPlan, Sparse
-from autoshard.plans.master_program import parts_and_slots
+from autoshard.plans.master_program import composed, parts_and_slots
 from autoshard.solver.primal.schedule_intervals import Intervals, intervals_of
 from autoshard.solver.primal.schedule_search import anneal
 
@@ -89,10 +89,7 @@ class PartOptions:
 
     def made(self, taken: np.ndarray) -> np.ndarray:
         """The plan whose parts take these options; int64 [decisions]."""
-        choices = self.plans[0].copy()
-        for own, plan in zip(self.parts, self.plan[taken].tolist(), strict=True):
-            choices[own] = self.plans[plan, own]
-        return choices
+        return composed(self.plans, self.parts, self.plan[taken])
 
 
 def part_options(
