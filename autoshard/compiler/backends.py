@@ -225,7 +225,11 @@ class XlaGpu(XlaCpu):
 
 def _hiding(compiler: Compiler, analysis: ProgramAnalysis) -> HidingSpans | None:
     """How long what collectives move is there; None where they run in turn with kernels."""
-    return HidingSpans(analysis.graph, compiler.hides_sums) if compiler.hides_collectives else None
+    return (
+        HidingSpans(analysis.graph, compiler.hides_sums, compiler.hides_exchanged_sums)
+        if compiler.hides_collectives
+        else None
+    )
 
 
 def schedules_of(device_type: DeviceType, num_devices: int) -> tuple[Schedule, ...]:
