@@ -219,8 +219,8 @@ def test_the_schedule_of_xla_tpu_is_replayed_by_its_own_cycles(monkeypatch):
 
 
 @pytest.mark.skipif(not HAS_TPU_COMPILER, reason="needs XLA:TPU: pip install 'autoshard[verify-tpu]'")
-def test_xla_tpu_makes_gradients_in_time(monkeypatch):
-    """Layers below many classes: left to XLA:TPU, what the classes' weights are learnt from stays until the update."""
+def test_xla_tpu_reserves_what_is_predicted_where_it_hides_collectives(monkeypatch):
+    """Checkpointed layers below many classes."""
     monkeypatch.setenv("XLA_FLAGS", "")  # libtpu ends a process that sets a flag which only XLA:CPU knows
 
     def trained(weights, batch):
