@@ -225,12 +225,20 @@ class XlaGpu(XlaCpu):
 
 def _hiding(compiler: Compiler, analysis: ProgramAnalysis) -> HidingSpans | None:
     """How long what collectives move is there; None where they run in turn with kernels."""
-    return HidingSpans(analysis.graph, compiler.hides_sums) if compiler.hides_collectives else None
+    return (
+        HidingSpans(analysis.graph, compiler.hides_sums, compiler.hides_exchanged_sums)
+        if compiler.hides_collectives
+        else None
+    )
 
 
-def schedules_of(device_type: DeviceType) -> tuple[Schedule, ...]:
-    """What the compiler of a kind of device is asked for if the user says nothing, the fastest first."""
-    return (Schedule.LATENCY_HIDING, Schedule.LEAST_MEMORY) if device_type.is_gpu else (Schedule.LEAST_MEMORY,)
+def schedules_of(device_type: DeviceType, num_devices: int) -> tuple[Schedule, ...]:
+    """What the compiler of a kind of device is asked for if the user says nothing, the fastest first.
+
+    One TPU sends nothing that could hide.
+    """
+    hides = device_type.is_gpu or device_type.rounds_products and num_devices > 1
+    return (Schedule.LATENCY_HIDING, Schedule.LEAST_MEMORY) if hides else (Schedule.LEAST_MEMORY,)
 
 
 def copies_from_hosts_in_turn(device_type: DeviceType) -> bool:

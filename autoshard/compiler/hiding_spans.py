@@ -21,19 +21,25 @@ QUEUED_WITHIN = 24
 XLA:GPU's scheduler, built from the end, begins each as late as it may: GPT and an encoder-decoder under ZeRO-3 have
 most reduced 0 to 24 products later, few up to 34 (`benchmarks/verify_matrix.py`, 8 and 16 H100)."""
 
+EXCHANGED_WITHIN = REDUCED_WITHIN + TPU_PREFETCH_DISTANCE
+"""How many products after one its sum is there, if it is exchanged: a weight that is read so much later waits for it
+(`gradients_in_time.py`). Until then both are there, what a device sends and what it receives, which take as much as the
+whole: of an encoder of two layers on 16 TPU v5e, 0.5 GB of 2.3."""
+
 
 class HidingSpans:
     """The products of a graph, by which its collectives are timed.
 
     Attributes:
       hides_sums: Whether sums run behind products as well, each by itself but for small ones, and not only copies.
+      exchanges_sums: Whether sums are made by an exchange (`exchanged_sums.py`).
     """
 
-    def __init__(self, graph: Graph, hides_sums: bool = True):
+    def __init__(self, graph: Graph, hides_sums: bool = True, exchanges_sums: bool = False):
         self._products = [o.index for o in graph.operations if o.name in PRODUCTS]
         self._num_operations = len(graph.operations)
         self._loops = graph.loops
-        self.hides_sums = hides_sums
+        self.hides_sums, self.exchanges_sums = hides_sums, exchanges_sums
         self._distance = PREFETCH_DISTANCE if hides_sums else TPU_PREFETCH_DISTANCE
 
     def gathered_from(self, reader: int, read_before: int = -1) -> int:
@@ -67,7 +73,8 @@ class HidingSpans:
     def reduced_until(self, product: int) -> int | None:
         """The operation before which the sum of `product` is reduced, if it is reduced alone; None if nothing waits for
         it."""
-        after = bisect.bisect_right(self._products, product) + REDUCED_WITHIN - 1
+        within = EXCHANGED_WITHIN if self.exchanges_sums else REDUCED_WITHIN
+        after = bisect.bisect_right(self._products, product) + within - 1
         return self._products[after] if after < len(self._products) else None
 
     def queued_until(self, product: int) -> int:

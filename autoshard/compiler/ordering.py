@@ -7,11 +7,13 @@ here, once, by the graph; execution obeys.
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any
 
 from autoshard.compiler.early_products import is_partial, is_summed_alone, products_first
 from autoshard.compiler.exchanged_sums import exchanged_sums
+from autoshard.compiler.gradients_in_time import late_weights
 from autoshard.compiler.materialized import materialized
 from autoshard.compiler.planned_graph import PlannedGraph, planned_graph
 from autoshard.compiler.prefetches import Prefetches
@@ -133,14 +135,15 @@ def _hiding(planned: PlannedGraph, rules: OrderingRules, times: TransferTimes | 
     awaited = awaited_values(planned.graph, by_products=True)
     handed_on = awaited_values(planned.graph, by_products=False)
 
-    def visit(computation: Computation, results: Sequence[int | None]) -> None:
+    def visit(computation: Computation, results: Sequence[int | None], is_checkpoint: bool = False) -> None:
         if rules.fuses_products:
-            _hold_gathers(planned, computation, awaited, found, times)
+            _hold_gathers(planned, computation, is_checkpoint, awaited, found, times)
         else:
             _order_hiding(planned, computation, results, awaited, found, times)
         for instruction in computation:
             for nested in instruction.nested:
-                visit(nested, [r if r in handed_on else None for r in instruction.results])
+                handed = [r if r in handed_on else None for r in instruction.results]
+                visit(nested, handed, is_checkpoint or instruction.is_checkpoint)
 
     visit(planned.entry, ())
     return found
@@ -149,20 +152,31 @@ def _hiding(planned: PlannedGraph, rules: OrderingRules, times: TransferTimes | 
 def _hold_gathers(
     planned: PlannedGraph,
     computation: Computation,
+    is_checkpoint: bool,
     awaited: Set[int | None],
     found: Mapping[int, dict[str, Any]],
     times: TransferTimes | None,
 ) -> None:
-    """Adds to `found` what gathers of a computation wait for, and nothing else: results that are no larger than what
-    they are made of, and each other. The order of products is the compiler's own, which minds the memory."""
+    """Adds to `found` what gathers of a computation wait for, which are results that are no larger than what they are
+    made of, and each other; and, where it is part of a checkpointed function or has such, which weights wait for
+    gradients. All other order is the compiler's own."""
     prefetches = Prefetches(planned, computation, times, awaited)
+    follows: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+    moved, behind = dict(prefetches.moved), {a.equation: b.equation for a, b in itertools.pairwise(computation)}
+    recomputes = is_checkpoint or any(i.is_checkpoint for i in computation)
+    sizes_bytes = [v.size_bytes for v in planned.graph.values]
+    for late in late_weights(computation, awaited, sizes_bytes) if recomputes else ():
+        follows[late.reader].append((late.reader - late.made, late.slot))
+        moved.update((number, behind[late.reader]) for number in late.along if late.reader in behind)
+    for number, gradients in follows.items():
+        found[number]["follows"] = tuple(sorted(gradients))
     for number, copies in prefetches.held.items():
         found[number]["holds_back"] = tuple(sorted((reader - number, slot) for reader, slot in copies))
     for number, copies in prefetches.following.items():
         found[number]["gathers_next"] = tuple((own, reader - number, slot) for own, reader, slot in copies)
     for number, slots in prefetches.opened.items():
         found[number]["opened"] = slots
-    for number, until in prefetches.moved.items():
+    for number, until in moved.items():
         found[number]["evaluated_at"] = until - number
 
 

@@ -46,7 +46,8 @@ def partial_sums(analysis: ProgramAnalysis, choices: Choices, hiding: HidingSpan
         if operation.name == "conv_general_dilated" and operation.results[0] in analysis.gradients:
             yield use(at, at + 1, partial_bytes)  # cuDNN's layout is not the program's: it is transposed
         if reduced_until is not None and reduced_until > at + 1:
-            yield use(at + 1, reduced_until, np.where(is_reduced_alone(partial_bytes), partial_bytes, 0.0))
+            places = 1 if hiding is None or not hiding.exchanges_sums else 2  # of what is sent and what is received
+            yield use(at + 1, reduced_until, np.where(is_reduced_alone(partial_bytes), places * partial_bytes, 0.0))
         for start, stop in _waiting(graph.operations, group, until):
             if is_sum:
                 yield use(start, stop, partial_bytes)

@@ -162,7 +162,7 @@ class Prefetches:
     def _root(self, value: int | None) -> int | None:
         """What a value is made of by equations that only give it another form."""
         while value is not None and (at := self._made_at.get(value)) is not None:
-            source = _given_form(self.order[at])
+            source = given_form(self.order[at])
             if source is None:
                 break
             value = source
@@ -188,7 +188,7 @@ class Prefetches:
         found: list[int] = []
         while (at := self._made_at.get(value, -1)) >= anchor:
             instruction = self.order[at]
-            source = _given_form(instruction)
+            source = given_form(instruction)
             if at == anchor or source is None:
                 return None
             if len(instruction.results) != 1 or self.planned.plan_of(instruction).operands or len(found) == _MOST_MADE:
@@ -198,7 +198,7 @@ class Prefetches:
         return found
 
 
-def _given_form(instruction: Instruction) -> int | None:
+def given_form(instruction: Instruction) -> int | None:
     """The only operand of a light equation, such as a cast, which gives it another form; None of any other equation."""
     operands = [o for o in instruction.operands if o is not None]
     if instruction.operation is None or instruction.leaf.rule.is_heavy or len(operands) != 1:
@@ -215,7 +215,7 @@ def _begins_inside(nest: Instruction, times: TransferTimes) -> dict[int, int]:
             begin = times.begins.get((instruction.equation, slot))
             if begin is not None and o in made_of:
                 found[made_of[o]] = min(found.get(made_of[o], begin), begin)
-        source = _given_form(instruction)
+        source = given_form(instruction)
         if source in made_of:
             made_of.update((r, made_of[source]) for r in instruction.results if r is not None)
     return found

@@ -12,13 +12,14 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from autoshard.compiler.candidates import Candidate
-from autoshard.compiler.options import GPU_PLATFORMS, compiler_options
+from autoshard.compiler.options import GPU_PLATFORMS
 from autoshard.compiler.schedule import Schedule
 from autoshard.errors import MeshError
 from autoshard.execution.absent_hosts import told_of_hosts
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.candidates import Choosing, Compile, CompiledCandidate, compile_candidates
 from autoshard.execution.placement import sharding_of
+from autoshard.execution.taken_options import options_on
 from autoshard.execution.trial import Trial, trial_of
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
@@ -168,9 +169,8 @@ class PlannedFunction:
     def _prepare(self, args: Sequence[Any]) -> Any:
         key = *_, is_nested = self._key(args)  # of a nested one the outer function is compiled
         if key not in self._jitted:
-            platform = self.mesh.devices.flat[0].platform
             self._jitted[key] = self._build(
-                args, None if is_nested else compiler_options(platform, self._interface.schedule)
+                args, None if is_nested else options_on(self.mesh, self._interface.schedule)
             )
         return self._jitted[key]
 

@@ -16,13 +16,13 @@ from autoshard.balance.options import Balance
 from autoshard.balance.places import Placing, Room, even_placing, is_even, room_for
 from autoshard.balance.regions import Made, evaluation, read_by_itself
 from autoshard.balance.units import Refusal, UnitDimensions, unit_dimensions
-from autoshard.compiler.options import compiler_options
 from autoshard.errors import ConfigError
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.balanced import BalancedProgram
 from autoshard.execution.candidates import CompiledCandidate
 from autoshard.execution.leaves import numbered_equations
 from autoshard.execution.placement import partition_spec
+from autoshard.execution.taken_options import options_on
 from autoshard.execution.units import Held, by_places, held, held_shardings
 from autoshard.graph.graph import Graph
 from autoshard.graph.pointwise import pointwise_operations
@@ -281,7 +281,7 @@ class BalancedFunction:
             ),
             out_shardings=(jax.tree_util.tree_unflatten(traced.out_tree, outs), self._memory_shardings),
             donate_argnums=(1, *(n + 2 for n in self._plan.donate_argnums)),
-            compiler_options=compiler_options(mesh.devices.flat[0].platform, self._plan.schedule),
+            compiler_options=options_on(mesh, self._plan.schedule),
         )
         for n, (room, tensor) in program.unit_arguments().items():
             by = by_places(shapes[n].shape, tensor.dim, room)

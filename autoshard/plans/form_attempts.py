@@ -210,7 +210,7 @@ class Form:
     def ruled_out(self, stop: StopRequest) -> Found | None:
         """The outcome if its first bounds rule it out, whatever the memory; None if not."""
         question, meshes = self.posed.question, self.posed.meshes
-        schedule = question.schedules(meshes[0].device_type)[0]
+        schedule = question.schedules(meshes[0])[0]
         return ruled_out(dataclasses.replace(question, schedule=schedule), meshes, stop)
 
     def attempted(self, count: int | None, found: Found) -> Attempt:

@@ -100,7 +100,7 @@ def best_of(posed: Posed) -> Found:
                 f"No plan costs less than {posed.question.to_beat_s:.4g} s, which it had to beat, on any of the "
                 f"{len(posed.meshes)} meshes that were searched. Keep the plan that takes so long."
             )
-        schedule = posed.question.schedules(posed.meshes[0].device_type)[-1]
+        schedule = posed.question.schedules(posed.meshes[0])[-1]
         raise no_plan_error(dataclasses.replace(posed.question, schedule=schedule), posed.meshes)
     return found
 

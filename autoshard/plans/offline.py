@@ -77,7 +77,7 @@ def write_problem(
     question, meshes = posed.question, posed.meshes
     if len(meshes) > 1:
         raise MeshError(several_meshes("A problem file", meshes))
-    schedule, budget_bytes = question.schedules(meshes[0].device_type)[0], question.budget_bytes
+    schedule, budget_bytes = question.schedules(meshes[0])[0], question.budget_bytes
     formulation = dataclasses.replace(question, schedule=schedule).formulation(meshes[0])
     title = f"{name} on {meshes[0]}, at most {budget_bytes / 1e9:.4g} GB per device; costs in seconds, usage in bytes"
     write_problem_file(ProblemFile(formulation.problem, title, instant_texts(formulation)), path)

@@ -36,9 +36,9 @@ class PlanOptions:
       memory_reserve: Share of the device's memory that the default budget leaves to the runtime: its context, code and
         buffers of collectives, the next batch, and what its allocator cannot use. Gaps between the plan's own buffers
         are predicted, and count against the budget.
-      schedule: What the compiler is asked for. None: on GPUs what hides collectives behind computation; elsewhere, and
-        if nothing fits the memory so, what needs least memory. TPUs hide gathers of weights, and sums of their
-        gradients, if they are asked to.
+      schedule: What the compiler is asked for. None: on GPUs, and on more than one TPU, what hides collectives behind
+        computation; elsewhere, and if nothing fits the memory so, what needs least memory. TPUs hide gathers of
+        weights, and sums of their gradients.
       overlap: Share of a kernel's time that collectives beside it make use of; see docs/cost_model.md.
       while_trips: How often the body of a `while` loop is assumed to run, which a program does not state.
       seed: Seed of the solver.

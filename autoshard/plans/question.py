@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from jax.sharding import PartitionSpec
 
-from autoshard.cluster import DeviceType, LogicalMesh, Slice
+from autoshard.cluster import LogicalMesh, Slice
 from autoshard.compiler.backends import schedules_of
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.allowed import Restrictions
@@ -64,10 +64,10 @@ class Question:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""
         return min(self.budget_bytes, self.lowered_bytes.get((self.schedule, axes), math.inf))
 
-    def schedules(self, device_type: DeviceType) -> tuple[Schedule, ...]:
-        """What the compiler of a kind of device may be asked for, the fastest first, that for least memory last."""
+    def schedules(self, mesh: LogicalMesh) -> tuple[Schedule, ...]:
+        """What the compiler may be asked for on a mesh, the fastest first, that for least memory last."""
         wanted = self.options.schedule
-        return schedules_of(device_type) if wanted is None else (wanted,)
+        return schedules_of(mesh.device_type, mesh.num_devices) if wanted is None else (wanted,)
 
     def formulation(
         self, mesh: LogicalMesh, starting: bool = False, weights: StretchWeights | None = None

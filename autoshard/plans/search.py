@@ -36,7 +36,7 @@ def search(
       FileFormatError: If `solution` is none of the problem.
     """
     found = Found(None, (), ())
-    for schedule in question.schedules(meshes[0].device_type):
+    for schedule in question.schedules(meshes[0]):
         asked = dataclasses.replace(question, schedule=schedule)
         found = search_meshes(asked, meshes, solution, stop, leaves=len(meshes) == 1)
         if found.best is not None or solution is not None or stop.requested:

@@ -100,7 +100,7 @@ def plan_variants(
         if stop.requested:
             raise KeyboardInterrupt
         last = tried[-1].posed
-        schedule = last.question.schedules(last.meshes[0].device_type)[-1]
+        schedule = last.question.schedules(last.meshes[0])[-1]
         question = dataclasses.replace(last.question, schedule=schedule, to_beat_s=math.inf)
         error = no_plan_error(question, last.meshes, any(looks_up(a.posed.question) for a in tried))
         of_last = (
@@ -352,7 +352,7 @@ def _kept_reach_s(kept: Attempt, stop: StopRequest) -> float | None:
     question, meshes = kept.posed.question, kept.posed.meshes
     if math.isinf(question.budget_bytes):
         return kept.bound_s
-    schedule = question.schedules(meshes[0].device_type)[0]
+    schedule = question.schedules(meshes[0])[0]
     if kept.is_fit and len(meshes) == 1 and kept.found.winner[0].schedule is schedule:
         price = kept.found.winner[1].certificate.capacity_price
         if price is not None and price.per_unit == 0:
@@ -367,7 +367,7 @@ def _free_bound_s(posed: Posed, stop: StopRequest) -> float | None:
     free = dataclasses.replace(
         question,
         budget_bytes=math.inf,
-        schedule=question.schedules(meshes[0].device_type)[0],
+        schedule=question.schedules(meshes[0])[0],
         to_beat_s=math.inf,
         options=options,
     )

@@ -6,7 +6,8 @@ import pytest
 from planned import planned
 
 from autoshard.cluster import AxisLevel, Link, MeshAxis, Wires
-from autoshard.compiler.backends import XlaCpu, XlaGpu, XlaTpu
+from autoshard.cluster.catalogue import catalogue
+from autoshard.compiler.backends import XlaCpu, XlaGpu, XlaTpu, schedules_of
 from autoshard.compiler.exchanged_sums import exchanged_on, exchanged_sums
 from autoshard.compiler.options import compiler_options
 from autoshard.compiler.ordering import ordered
@@ -72,6 +73,16 @@ def test_only_xla_tpu_is_told_to_and_only_where_it_hides_collectives(schedule):
         assert told == [("result of dot_general", LARGE / 4)] * exchanges
     options = compiler_options("tpu", schedule) or {}
     assert options.get("xla_tpu_enable_async_all_to_all", False) == bool(options) == hides
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "hides"),
+    [("TPU-v5e", 16, True), ("TPU-v5e", 1, False), ("H100-SXM", 1, True), ("CPU-generic", 8, False)],
+)
+def test_collectives_hide_by_default_on_gpus_and_on_more_than_one_tpu(name, num_devices, hides):
+    """Where nothing fits the memory so, the order of least memory is asked for."""
+    found = schedules_of(catalogue().device_type(name), num_devices)
+    assert found == (Schedule.LATENCY_HIDING,) * hides + (Schedule.LEAST_MEMORY,)
 
 
 def test_axes_over_which_sums_are_exchanged():

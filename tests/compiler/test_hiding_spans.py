@@ -43,6 +43,7 @@ def test_spans_are_told_by_products():
         "the anchor is two products before"
     )
     assert [spans.reduced_until(o) for o in (1, 2, 4)] == [4, None, None]
+    assert HidingSpans(graph, hides_sums=False, exchanges_sums=True).reduced_until(1) is None, "after eight"
     assert [spans.queued_until(o) for o in (1, 2, 4)] == [4, 4, 5], "the last are reduced by the last product"
 
 

@@ -149,6 +149,55 @@ def test_a_compiler_that_fuses_products_orders_them_itself():
     assert is_told == [True, False]
 
 
+def _followed(fn, shapes, plans, given, rules):
+    """(made, reader, operand slot) of what is read only when something is summed."""
+    equations, _ = found(fn, shapes, plans, given, rules)
+    return {(n - d, n, slot) for n, e in equations.items() for d, slot in e.follows}, equations
+
+
+@pytest.mark.parametrize(("is_widened", "recomputes"), [(False, True), (True, True), (False, False)])
+def test_on_tpus_a_weight_that_is_read_eight_products_after_a_gradient_waits_for_its_sum(is_widened, recomputes):
+    """A gradient, and twelve products in turn, where something is recomputed: no activation waits, so that no kernel is
+    cut. What widens the gradient comes after, and XLA:GPU is told otherwise."""
+    weights = 12
+
+    def f(x, y, *layers):
+        gradient = x.T @ x  # equations 0, 1
+        gradient = gradient.astype(jnp.float64) if is_widened else gradient  # 2
+        for layer in layers:
+            y = y @ layer
+        return gradient, jax.checkpoint(jnp.sin)(y) if recomputes else y
+
+    first = 2 + is_widened
+    own = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
+    summed = EquationPlan(operands=((0, (ROWS[::-1],)), (1, (ROWS,))), results=((0, ROWS),), scatters=(("data", 0),))
+    plans = {1: summed, **{first + n: own for n in range(weights)}}
+    shapes, given = [(64, 32), (64, 32)] + [(32, 32)] * weights, [ROWS, ROWS] + [WHOLE] * weights
+    rules = OrderingRules(schedule=Schedule.LATENCY_HIDING, fuses_products=True)
+    with jax.enable_x64(True):
+        followed, equations = _followed(f, shapes, plans, given, rules)
+        on_gpus, _ = _followed(f, shapes, plans, given, HIDING)
+    assert followed == ({(1, first + 7, 1)} if recomputes else set()) and not on_gpus
+    order = evaluation_order(list(range(first + weights)), equations)
+    assert not is_widened or order.index(2) == order.index(first + 7) + 1
+
+
+@pytest.mark.parametrize(("after", "waits"), [(7, False), (8, True)])
+def test_on_tpus_a_checkpointed_layer_that_contains_the_eighth_product_waits(after, waits):
+    def layer(y, *layers):
+        for own in layers:
+            y = y @ own
+        return y
+
+    def f(x, y, *layers):
+        return x.T @ x, jax.checkpoint(layer)(y, *layers)  # equations 0, 1; 2
+
+    shapes = [(64, 32), (64, 32)] + [(32, 32)] * after
+    rules = OrderingRules(schedule=Schedule.LATENCY_HIDING, fuses_products=True)
+    followed, _ = _followed(f, shapes, {}, [WHOLE] * len(shapes), rules)
+    assert {(made, reader) for made, reader, _ in followed} == ({(1, 2)} if waits else set())
+
+
 @pytest.mark.parametrize(("between", "anchors"), [(1, {0: 4, 4: 6}), (4, {0: 4, 5: 9})])
 def test_no_copy_is_held_back_by_what_is_before_another_reader_of_the_same(between, anchors):
     """Five layers; the fifth reads the weight e, and so does the last, `between` products later. Its anchor is four

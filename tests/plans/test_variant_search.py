@@ -342,7 +342,7 @@ def test_what_is_ruled_out_at_once_could_not_win_in_any_memory(cluster):
     options = dataclasses.replace(AS_WRITTEN, max_mesh_axes=2)  # on all of which it is asked
     traced, program = traced_program(STEP, (STATE, BATCH_SHAPES), (0,), options, 0.0)
     posed = pose(traced, program, hardware, donate_argnums=(0,), memory_budget_bytes=math.inf, options=options)
-    schedule = posed.question.schedules(posed.meshes[0].device_type)[0]
+    schedule = posed.question.schedules(posed.meshes[0])[0]
     question = dataclasses.replace(posed.question, schedule=schedule, budget_bytes=1.0)  # in which nothing fits
     fastest_s = plan_posed(posed).certificate.objective
     hopeless = ruled_out(dataclasses.replace(question, to_beat_s=0.5 * fastest_s), posed.meshes, StopRequest())
