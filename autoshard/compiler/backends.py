@@ -94,7 +94,8 @@ class XlaCpu:
         times: TransferTimes | None = None,
     ) -> LiveBuffers:
         """See `Compiler`."""
-        spans, sizes_bytes = shortened(solved, uses, sizes_bytes, made_first(solved, self.ordering))
+        first, hides = made_first(solved, self.ordering), self.hides_collectives and self.hides_sums
+        spans, sizes_bytes = shortened(solved, uses, sizes_bytes, first, hides)
         if times is not None and self.hides_sums:
             spans = queued(solved, uses, spans, times)
         return live_buffers(uses, spans, sizes_bytes)
@@ -210,7 +211,7 @@ class XlaGpu(XlaCpu):
         """See `Compiler`."""
         wide = frozenset() if self.is_hopper else widened(analysis)
         keeping = keeping_arguments(analysis) if self.is_hopper and not self.hides_collectives else frozenset()
-        for use in stored_values(analysis, choices):
+        for use in stored_values(analysis, choices, self.hides_collectives):
             if use.value in wide:
                 use = dataclasses.replace(use, size_bytes=2 * use.size_bytes)
             is_keeping = use.kind is BufferKind.VALUE and use.owner in keeping
