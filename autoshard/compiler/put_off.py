@@ -18,12 +18,11 @@ def put_off(chains: DefUse) -> dict[int, int]:
     """For operations that are computed again behind the first product of their function's gradients, the operation at
     which: the first one that needs them."""
     graph = chains.graph
-    repeated = _repeated(graph) if graph.checkpoints else {}
-    if not repeated:
-        return {}
-    forward, found = max(repeated.values()), dict[int, int]()
-    for start, stop in graph.checkpoints:
-        if repeated.keys().isdisjoint(range(start, stop)):
+    repeated, found = _repeated(graph) if graph.checkpoints else {}, dict[int, int]()
+    inside = [(place, repeated.keys() & set(range(*place))) for place in graph.checkpoints]
+    forward = max([repeated[o] for _, own in inside for o in own], default=-1)
+    for (start, stop), own in inside:
+        if not own:
             continue  # nothing is computed again
         again = _of_what_is_kept(chains, (start, stop), forward)
         first = next((o.index for o in graph.operations[start:stop] if o.rule.is_heavy and o.index not in again), stop)

@@ -21,10 +21,11 @@ def block(x, w):
 
 
 def gradients(policy):
-    """The graph of a step in which `block` is computed again."""
+    """The graph of a step in which `block` is computed again, and something else twice behind that."""
 
     def f(w, x):
-        return jax.grad(lambda w: jnp.sum(jax.checkpoint(block, policy=policy)(x, w) ** 2))(w)
+        gradient = jax.grad(lambda w: jnp.sum(jax.checkpoint(block, policy=policy)(x, w) ** 2))(w)
+        return [jnp.sin(gradient) for _ in range(2)]
 
     shapes = (8, 8), (2, 8, 8)
     return trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
