@@ -167,6 +167,8 @@ LAWS = (
         "hiding_spans: sums behind the products after",
         {"compiler.hiding_spans.HidingSpans.reduced_until": _itself(None)},
     ),
+    Law("put_off: what is computed again", {"compiler.live_ranges.put_off": _fresh(dict)}),
+    Law("read_in_turn: added reductions are apart", {"compiler.analysis.summed_in_turn": _itself(frozenset())}),
     Law("queued_gathers", {"compiler.backends.queued": lambda solved, uses, spans, times: spans}),
     Law("scanned_inputs", {"planner.build.given_bytes": _itself(None)}),
     Law("widened", {"compiler.backends.widened": _itself(frozenset())}),

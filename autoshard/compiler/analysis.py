@@ -8,6 +8,7 @@ from autoshard.compiler.collective_dtypes import moved_itemsizes, rounding_opera
 from autoshard.compiler.def_use import DefUse, def_use
 from autoshard.compiler.early_products import EarlyProduct, awaited_sums, early_products
 from autoshard.compiler.live_ranges import LiveRanges, live_ranges
+from autoshard.compiler.read_in_turn import summed_in_turn
 from autoshard.compiler.reduce_scatter_combiner import reduce_scatter_order
 from autoshard.graph.computations import Computation, all_computations, entry_computation
 from autoshard.graph.graph import Graph
@@ -33,6 +34,8 @@ class ProgramAnalysis:
       rounding: The operations that need what they read no more precisely than products do.
       early_products: Those that could be made before the next product that reads one of their operands, by operation.
       awaited_sums: The products whose sums are waited for; see `early_products.py`.
+      adds_apart: Whether all of `live.added_reductions` are kernels of their own where collectives run behind kernels,
+        since products wait for them (`read_in_turn.py`).
     """
 
     graph: Graph
@@ -51,6 +54,7 @@ class ProgramAnalysis:
     rounding: frozenset[int]
     early_products: Mapping[int, EarlyProduct]
     awaited_sums: Mapping[int, int]
+    adds_apart: bool
 
 
 def analyse(graph: Graph) -> ProgramAnalysis:
@@ -59,13 +63,14 @@ def analyse(graph: Graph) -> ProgramAnalysis:
     early = [product for computation in all_computations(entry) for product in early_products(computation)]
     groups, pointwise, chains = group_operations(graph), pointwise_operations(graph), def_use(graph)
     weights, gradients = weight_values(graph, pointwise), gradient_values(graph, pointwise)
+    live = live_ranges(chains, pointwise, weights, gradients)
     return ProgramAnalysis(
         graph=graph,
         entry=entry,
         groups=groups,
         kernel_of=tuple(_kernel(graph, group) for group in groups),
         chains=chains,
-        live=live_ranges(chains, pointwise, weights, gradients),
+        live=live,
         weights=weights,
         gradients=gradients,
         accumulated=accumulated_gradients(graph, pointwise),
@@ -76,7 +81,15 @@ def analyse(graph: Graph) -> ProgramAnalysis:
         rounding=rounding_operations(graph),
         early_products={product.instruction.leaf.index: product for product in early},
         awaited_sums=awaited_sums(graph, early),
+        adds_apart=_adds_apart(graph, entry, live),
     )
+
+
+def _adds_apart(graph: Graph, entry: Computation, live: LiveRanges) -> bool:
+    """See `ProgramAnalysis`."""
+    factors = {o: graph.operations[o].rule.factors for o in live.added_reductions}
+    sums = [o for o, own in factors.items() if any(f.reduction and f.size > 1 for f in own)]  # others only give a shape
+    return bool(sums) and summed_in_turn(graph, entry).issuperset(sums)
 
 
 def _kernel(graph: Graph, group: Group) -> int:

@@ -14,7 +14,7 @@ from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers, rese
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, Choices, OperandRead
 from autoshard.compiler.collective_dtypes import rounded_itemsize
 from autoshard.compiler.emitted_collectives import EmittedCollectives, emitted
-from autoshard.compiler.hiding_spans import HidingSpans
+from autoshard.compiler.hiding_spans import UNTIMED_PRODUCTS, HidingSpans
 from autoshard.compiler.kept_arguments import keeping_arguments, with_kept_argument
 from autoshard.compiler.live_buffers import shortened
 from autoshard.compiler.made_first import made_first
@@ -94,7 +94,8 @@ class XlaCpu:
         times: TransferTimes | None = None,
     ) -> LiveBuffers:
         """See `Compiler`."""
-        spans, sizes_bytes = shortened(solved, uses, sizes_bytes, made_first(solved, self.ordering))
+        first, hides = made_first(solved, self.ordering), self.hides_collectives and self.hides_sums
+        spans, sizes_bytes = shortened(solved, uses, sizes_bytes, first, hides)
         if times is not None and self.hides_sums:
             spans = queued(solved, uses, spans, times)
         return live_buffers(uses, spans, sizes_bytes)
@@ -197,16 +198,20 @@ class XlaGpu(XlaCpu):
         return self.schedule is Schedule.LATENCY_HIDING
 
     @property
+    def is_hopper(self) -> bool:
+        """Whether it compiles for Hopper or later."""
+        return self.workspace_bytes >= _HOPPER_WORKSPACE_BYTES
+
+    @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
         return OrderingRules(float(self.workspace_bytes), turns_rows=True, sums_by_block=True, schedule=self.schedule)
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""
-        is_hopper = self.workspace_bytes >= _HOPPER_WORKSPACE_BYTES
-        wide = frozenset() if is_hopper else widened(analysis)
-        keeping = keeping_arguments(analysis) if is_hopper and not self.hides_collectives else frozenset()
-        for use in stored_values(analysis, choices):
+        wide = frozenset() if self.is_hopper else widened(analysis)
+        keeping = keeping_arguments(analysis) if self.is_hopper and not self.hides_collectives else frozenset()
+        for use in stored_values(analysis, choices, self.hides_collectives):
             if use.value in wide:
                 use = dataclasses.replace(use, size_bytes=2 * use.size_bytes)
             is_keeping = use.kind is BufferKind.VALUE and use.owner in keeping
@@ -225,10 +230,14 @@ class XlaGpu(XlaCpu):
 
 def _hiding(compiler: Compiler, analysis: ProgramAnalysis) -> HidingSpans | None:
     """How long what collectives move is there; None where they run in turn with kernels."""
-    return (
-        HidingSpans(analysis.graph, compiler.hides_sums, compiler.hides_exchanged_sums)
-        if compiler.hides_collectives
-        else None
+    if not compiler.hides_collectives:
+        return None
+    is_untimed = isinstance(compiler, XlaGpu) and not compiler.is_hopper
+    return HidingSpans(
+        analysis.graph,
+        hides_sums=compiler.hides_sums,
+        exchanges_sums=compiler.hides_exchanged_sums,
+        hidden_behind=UNTIMED_PRODUCTS if is_untimed else 1,
     )
 
 

@@ -16,10 +16,19 @@ from autoshard.compiler.primitives import SUMS
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
 
-COSTLY_BYTES = {"tanh": 20, "erf": 40, "erfc": 40}
-"""What XLA:GPU takes for functions for which a GPU has no unit: as long as moving so many bytes for each element. Read
-off programs for H100: a layer of `gelu` keeps its tanh where values have 2 bytes, and computes it twice where they have
-4; it keeps its erf or erfc in either case. All hold if tanh is worth 18 to 24 bytes, and these more than 24."""
+_CYCLES = {"tanh": 467, "expm1": 190, "log1p": 229, "log": 166, "exp": 79, "logistic": 105, "sqrt": 75, "rsqrt": 75}
+"""What XLA:GPU takes for functions of an H100 in float32 (`kDeviceHloOpProfiles` in OpenXLA,
+xla/service/gpu/model/hlo_op_profiles_data.h); of a logistic function, for its exponential, division and addition."""
+
+_CYCLES_PER_BYTE = 2 * 132 * 128 * 1.98e9 / 3.35e12
+"""How many of these an H100 does in the time in which it moves a byte: two in each unit for float32 (the figures are
+those of autoshard/cluster/catalogue.yaml)."""
+
+COSTLY_BYTES = {name: cycles / _CYCLES_PER_BYTE for name, cycles in _CYCLES.items()} | {"erf": 40.0, "erfc": 40.0}
+"""What takes XLA:GPU as long to compute as moving so many bytes for each element. A tangent is worth 23; read off
+programs for H100, it is worth 18 to 24: a layer of `gelu` keeps its tanh where values have 2 bytes, and computes it
+twice where they have 4. It keeps its erf or erfc, which are polynomials, in either case: these are worth more than
+24."""
 
 _MOST_KERNELS = 6
 """Up to how many kernels that read a value are told apart; more are as many."""
@@ -161,7 +170,7 @@ def _computed(
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
     fetched: set[int] = set()
-    costly: dict[int, int] = {}  # what computing an element again takes, in bytes moved, if it is much
+    costly: dict[int, float] = {}  # what computing an element again takes, in bytes moved, if it is much
     for operation in graph.operations:
         if not fusible[operation.index]:
             continue
@@ -201,7 +210,7 @@ def _lies_in_no_order(chains: DefUse, value: int, orders: Sequence[Order | None]
     return any(len(own) > 1 and not any(lies_in(one, orders[r]) for one in own) for r, own in wanted)
 
 
-def _is_fetched(chains: DefUse, value: int, sources: Set[int], costly_bytes: int, num: int) -> bool:
+def _is_fetched(chains: DefUse, value: int, sources: Set[int], costly_bytes: float, num: int) -> bool:
     """Whether `num` kernels take less time if one stores a value and they fetch it, than if each computes it again.
 
     A kernel takes as long as its arithmetic or as what it moves, whichever is longer: here the value or `costly_bytes`

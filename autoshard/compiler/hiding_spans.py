@@ -1,7 +1,10 @@
 """When collectives run behind products, and how long what they move is there (`Schedule.LATENCY_HIDING`).
 
 The orders of that schedule bound it: a copy may be gathered `PREFETCH_DISTANCE` products before its reader, and XLA:GPU
-begins it as late as one product hides it; a sum that is reduced alone is there `REDUCED_WITHIN` products later.
+begins it as late as hides it, which one product mostly does; a sum that is reduced alone is there `REDUCED_WITHIN`
+products later. From Hopper on XLA:GPU expects what products and collectives take of the hardware
+(`SolLatencyEstimator`); for GPUs before, any collective takes as long as `UNTIMED_PRODUCTS` products
+(`GpuLatencyEstimator`).
 """
 
 import bisect
@@ -15,6 +18,10 @@ from autoshard.graph.graph import Graph
 FEW_PRODUCTS = 4
 """So many must be before a copy's reader for its gather to wait for the last of them, in programs compiled for H100s
 (`benchmarks/verify_matrix.py`)."""
+
+UNTIMED_PRODUCTS = 5
+"""How many products XLA:GPU's scheduler puts beside a collective where it does not ask how long they take: latency 5000
+and cost 1000 in OpenXLA, xla/service/gpu/gpu_latency_hiding_scheduler.cc."""
 
 QUEUED_WITHIN = 24
 """How many products after one its sum is reduced, if nothing waits for it. One collective is in flight at a time, and
@@ -33,18 +40,21 @@ class HidingSpans:
     Attributes:
       hides_sums: Whether sums run behind products as well, each by itself but for small ones, and not only copies.
       exchanges_sums: Whether sums are made by an exchange (`exchanged_sums.py`).
+      hidden_behind: How many products the compiler puts beside a gather.
     """
 
-    def __init__(self, graph: Graph, hides_sums: bool = True, exchanges_sums: bool = False):
+    def __init__(
+        self, graph: Graph, hides_sums: bool = True, exchanges_sums: bool = False, hidden_behind: int = 1
+    ) -> None:
         self._products = [o.index for o in graph.operations if o.name in PRODUCTS]
         self._num_operations = len(graph.operations)
         self._loops = graph.loops
-        self.hides_sums, self.exchanges_sums = hides_sums, exchanges_sums
+        self.hides_sums, self.exchanges_sums, self.hidden_behind = hides_sums, exchanges_sums, hidden_behind
         self._distance = PREFETCH_DISTANCE if hides_sums else TPU_PREFETCH_DISTANCE
 
     def gathered_from(self, reader: int, read_before: int = -1) -> int:
-        """The operation from which a gathered copy for operation `reader` is there: the product before, where there are
-        `FEW_PRODUCTS` of them; else `reader`.
+        """The operation from which a gathered copy for operation `reader` is there: the product before, or as many
+        before as the compiler puts beside a gather, where there are `FEW_PRODUCTS`; else `reader`.
 
         `read_before`: The operation that read the same last. If it is less than that many products before, it is the
         copy's anchor, and the copy is there right behind it: few kernels are left to hide it.
@@ -53,7 +63,9 @@ class HidingSpans:
         if before < FEW_PRODUCTS:
             return reader
         is_anchor = read_before > self._products[before - FEW_PRODUCTS]
-        return read_before + 1 if is_anchor else self._products[before - 1]
+        if is_anchor:
+            return read_before + 1
+        return max(self._products[max(before - self.hidden_behind, 0)], read_before + 1)
 
     def hidden_from(self, reader: int, size_bytes: float) -> int:
         """The operation from which on a gather for operation `reader` runs behind kernels: the one behind its anchor;

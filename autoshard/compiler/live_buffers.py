@@ -20,7 +20,11 @@ programs do so with up to 32, and not with 64.
 
 
 def shortened(
-    solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray, made_first: Mapping[int, int]
+    solved: SolvedProgram,
+    uses: Sequence[BufferUse],
+    sizes_bytes: np.ndarray,
+    made_first: Mapping[int, int],
+    hides: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(spans, bytes) of all buffers, as far as the solved program needs them.
 
@@ -33,21 +37,23 @@ def shortened(
     Args:
       solved: The program. uses: Its buffers. sizes_bytes: [n] of each; 0 where there is none.
       made_first: The products that are made first, by operation, each with its group (`made_first.py`).
+      hides: Whether XLA:GPU runs collectives behind kernels.
 
     Returns:
       int64 [n, 2], the first operation of each buffer and the one after its last; and [n] bytes.
     """
-    return _Shortening(solved, uses, sizes_bytes).shortened(made_first)
+    return _Shortening(solved, uses, sizes_bytes, hides).shortened(made_first)
 
 
 class _Shortening:
     """Shortens the live ranges of a program's buffers; `shortened` is its only user."""
 
-    def __init__(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray):
+    def __init__(self, solved: SolvedProgram, uses: Sequence[BufferUse], sizes_bytes: np.ndarray, hides: bool):
         self.solved, self.layouts, self.uses = solved, solved.layouts, uses
         self.analysis, self.chains, live = solved.analysis, solved.analysis.chains, solved.analysis.live
         self.mesh_shape = solved.mesh.shape
         self.named_until, self.fused_until = live.alias_stop, live.fused_stop
+        self.apart_stop = live.hiding_apart_stop if hides else live.apart_stop
         self.starts = {life.value: life.start for life in live.ranges}
         self.spans, self.sizes_bytes = spans_of(uses), sizes_bytes.copy()
         self.copies: dict[int, list[int]] = collections.defaultdict(list)  # for each move, its buffers
@@ -78,7 +84,7 @@ class _Shortening:
         for product in made_first:
             self._make_first(product, made_first)
         if all(map(self._is_apart, self.analysis.live.added_reductions)):
-            for value, stop in self.analysis.live.apart_stop.items():
+            for value, stop in self.apart_stop.items():
                 if value in self.buffer_of:
                     k = self.buffer_of[value]
                     self.spans[k, 1] = min(stop, self.spans[k, 1])

@@ -19,6 +19,7 @@ from autoshard.compiler.list_scheduler import freeing_first
 from autoshard.compiler.live_range import LiveRange
 from autoshard.compiler.memory_orders import Order
 from autoshard.compiler.multi_output_fusion import delayed_products, made_together
+from autoshard.compiler.put_off import put_off
 from autoshard.graph.graph import OperationKind
 from autoshard.graph.pointwise import free_values
 
@@ -29,6 +30,7 @@ class LiveRanges:
 
     Attributes:
       ranges: One for each stored value, arguments included, behind the copies in other orders of dimensions.
+      hiding_ranges: The same where collectives hide, and what is computed again is put off (`put_off.py`).
       stored: The values that have a live range.
       region: For each operation, the number of heavy kernels before it: operations of one region fuse.
       root: For each value that is another name of a value's memory, or added to in its place, the latter.
@@ -36,8 +38,8 @@ class LiveRanges:
       fused_stop: For each value that is computed inside its readers, when the last of these ends.
       made_of: For each value that is computed inside its readers, the stored values that these read instead.
       recomputable: The results that their readers could compute (`fusion.py`), stored or not.
-      added_reductions: The reductions that are part of the kernel that adds two of them. apart_stop: When the ranges
-        end that are longer for it, if each of them is a kernel of its own.
+      added_reductions: The reductions that are part of the kernel that adds two of them. apart_stop, hiding_apart_stop:
+        When the ranges end that are longer for it, if each of them is a kernel of its own.
       late_fills: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`constant_fills.py`).
       late_stacks: The stacks of scans that execution fills when the scan begins.
@@ -48,6 +50,7 @@ class LiveRanges:
     """
 
     ranges: tuple[LiveRange, ...]
+    hiding_ranges: tuple[LiveRange, ...]
     stored: frozenset[int]
     region: tuple[int, ...]
     root: Mapping[int, int]
@@ -57,6 +60,7 @@ class LiveRanges:
     recomputable: frozenset[int]
     added_reductions: tuple[int, ...]
     apart_stop: Mapping[int, int]
+    hiding_apart_stop: Mapping[int, int]
     late_fills: Mapping[int, bool]
     late_stacks: frozenset[int]
     delayed: Mapping[int, int]
@@ -65,10 +69,24 @@ class LiveRanges:
     orders: Sequence[Order | None]
 
 
-def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int]) -> list[int]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Alive:
+    """`ranges` and `apart_stop` of `LiveRanges`, and for each value one past the last operation that needs it."""
+
+    ranges: tuple[LiveRange, ...]
+    until: Sequence[int]
+    apart_stop: Mapping[int, int]
+
+
+def _last_needs(
+    chains: DefUse, fused: Sequence[int], together: Mapping[int, int], late: Mapping[int, int]
+) -> list[int]:
     """For each value, one past the last operation that needs it, directly or to compute a fused value again.
 
-    `together`: What is made with another value and not where the program does it, and where (`multi_output_fusion.py`).
+    Args:
+      chains: The graph. fused: For each value, whether its readers compute it.
+      together: What is made with another value and not where the program does it, and where (`multi_output_fusion.py`).
+      late: The operations that run later than where the program has them, and when (`put_off.py`).
     """
     graph, loops = chains.graph, chains.graph.loops
     until = [0] * len(graph.values)
@@ -78,10 +96,10 @@ def _last_needs(chains: DefUse, fused: Sequence[int], together: Mapping[int, int
         last, scope = chains.defined_at(value) + 1 if is_made else 0, chains.scope(value)
         for operation, slot in chains.consumers[value]:
             inside = chains.loop_nest[operation.index]
-            when = operation.index + 1
+            when = late.get(operation.index, operation.index) + 1
             if operation.kind is not OperationKind.LOOP_CARRY:
                 needs = [
-                    until[r] if fused[r] else together.get(r, operation.index) + 1
+                    until[r] if fused[r] else together.get(r, late.get(operation.index, operation.index)) + 1
                     for r in operation.results
                     if r is not None
                 ]
@@ -118,33 +136,42 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     root = _roots({**aliases(graph), **in_place, **scattered})
     together = made_together(chains, fusion, gradients)
     delayed = delayed_products(chains, together)
-    until = _last_needs(chains, fusion.fused, together)
-    for value, at in together.items():
-        for v in (value, *fusion.sources[value]):
-            until[v] = max(until[v], at + 1)
-    for operation, at in delayed.items():
-        for v in together.keys() & set(graph.operations[operation].operands):
-            until[v] = max(until[v], at + 1)
     late, stacks = late_fills(chains, scattered), late_stacks(chains)
     fills = constant_fills(chains, free, gradients, scattered, late.keys() | stacks)
-    stops = _stops(chains, until, root)
-    reordered = freeing_first(chains, stops, root, gradients | weights)
-    stops.update(reordered.stops)
-    moved = {**together, **fills, **reordered.made}
-    apart = stops
-    if fusion.added:
-        apart = _stops(chains, _last_needs(chains, _not_in(fusion.fused, fusion.added), together), root)
     unstored = lambda v: fusion.fused[v] or v in root or v in free
-    made = list(_made_ranges(chains, unstored, stops, moved))
-    orders = copies_in_other_orders(chains, {life.value for life in made}, fusion.sources, moved)
-    ranges = [
-        *orders.copies,
-        *_argument_ranges(chains, stops),
-        *(LiveRange(l.value, l.start, orders.stops.get(l.value, l.stop)) for l in made),
-    ]
+
+    def alive(again: Mapping[int, int]) -> _Alive:
+        until = _last_needs(chains, fusion.fused, together, again)
+        for value, at in together.items():
+            for v in (value, *fusion.sources[value]):
+                until[v] = max(until[v], at + 1)
+        for operation, at in delayed.items():
+            for v in together.keys() & set(graph.operations[operation].operands):
+                until[v] = max(until[v], at + 1)
+        stops = _stops(chains, until, root)
+        reordered = freeing_first(chains, stops, root, gradients | weights)
+        stops.update(reordered.stops)
+        moved = {r: at for o, at in again.items() for r in graph.operations[o].results if r is not None}
+        moved |= {**together, **fills, **reordered.made}
+        apart = stops
+        if fusion.added:
+            apart = _stops(chains, _last_needs(chains, _not_in(fusion.fused, fusion.added), together, again), root)
+        made = list(_made_ranges(chains, unstored, stops, moved))
+        orders = copies_in_other_orders(chains, {life.value for life in made}, fusion.sources, moved)
+        ranges = (
+            *orders.copies,
+            *_argument_ranges(chains, stops),
+            *(LiveRange(l.value, l.start, orders.stops.get(l.value, l.stop)) for l in made),
+        )
+        return _Alive(ranges, until, {l.value: apart[l.value] for l in made if apart[l.value] < l.stop})
+
+    in_order, again = alive({}), put_off(chains)
+    until, ranges = in_order.until, in_order.ranges
+    hiding = alive(again) if again else in_order
     is_added = lambda o: o.name == "reduce_sum" and o.results[0] in fusion.added
     return LiveRanges(
-        ranges=tuple(ranges),
+        ranges=ranges,
+        hiding_ranges=hiding.ranges,
         stored=frozenset(l.value for l in ranges),
         region=tuple(chains.region),
         root=root,
@@ -153,7 +180,8 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         made_of={v: made_of for v, made_of in fusion.sources.items() if fusion.fused[v]},
         recomputable=frozenset(fusion.sources),
         added_reductions=tuple(o.index for o in graph.operations if is_added(o)),
-        apart_stop={l.value: apart[l.value] for l in made if apart[l.value] < l.stop},
+        apart_stop=in_order.apart_stop,
+        hiding_apart_stop=hiding.apart_stop,
         late_fills=late,
         late_stacks=stacks,
         delayed=delayed,

@@ -217,6 +217,23 @@ class Turns:
         return max(slots, key=lambda slot: values[slots[slot]].size_bytes, default=None)
 
 
+def summed_in_turn(graph: Graph, entry: Computation) -> frozenset[int]:
+    """The operations that `Turns.sums` has made in turn, in all computations of a graph: no layout matters for that."""
+    planned = PlannedGraph(graph, entry, {}, {}, {})
+    awaited, handed_on = (awaited_values(graph, by_products) for by_products in (True, False))
+    found: set[int] = set()
+
+    def visit(computation: Computation, results: Sequence[int | None]) -> None:
+        named = {i.equation: i for i in computation}
+        found.update(named[t.before].leaf.index for t in Turns(planned, computation, results, awaited).sums())
+        for instruction in computation:
+            for nested in instruction.nested:
+                visit(nested, [r if r in handed_on else None for r in instruction.results])
+
+    visit(entry, ())
+    return frozenset(found)
+
+
 def awaited_values(graph: Graph, by_products: bool) -> frozenset[int | None]:
     """The values that heavy operations are made of, or products alone: a sum over rows for a table is made of gradients
     too, but then only the update needs it."""

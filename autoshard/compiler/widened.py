@@ -16,6 +16,6 @@ def widened(analysis: ProgramAnalysis) -> frozenset[int]:
         value
         for value in analysis.live.stored & analysis.live.recomputable
         if values[value].dtype == "bfloat16"
-        and chains.made_by(value).name in COSTLY_BYTES
+        and COSTLY_BYTES.get(chains.made_by(value).name, 0.0) >= COSTLY_BYTES["tanh"]
         and not any(reader.name in PRODUCTS for reader, _ in chains.consumers[value])
     )

@@ -96,7 +96,7 @@ def cast(x):
 @pytest.mark.parametrize(
     ("function", "dtype", "is_stored"),
     [
-        (jnp.tanh, jnp.bfloat16, True),  # two kernels: 20 bytes to compute one again, 2 (2 + 2 + 2) = 12 to fetch it
+        (jnp.tanh, jnp.bfloat16, True),  # two kernels: 23 bytes to compute one again, 2 (2 + 2 + 2) = 12 to fetch it
         (jnp.tanh, jnp.float32, False),  # 2 (4 + 4 + 4) = 24
         (cast, jnp.bfloat16, True),  # 2 (4 + 2 + 2) = 16
         (jax.lax.erf, jnp.float32, True),  # 40 bytes to compute one again
@@ -115,6 +115,24 @@ def test_what_takes_longer_to_compute_again_than_to_fetch_is_stored(function, dt
     square = jax.ShapeDtypeStruct((64, 64), dtype)
     graph = trace(f, (square, square)).graph
     (value,) = (o.results[0] for o in graph.operations if o.name in ("tanh", "erf", "erfc"))
+    assert (value in analyse(graph).live.stored) == is_stored
+
+
+@pytest.mark.parametrize(("num_kernels", "is_stored"), [(2, False), (3, True)])
+def test_a_chain_of_functions_takes_as_long_as_all_of_them(num_kernels, is_stored):
+    """A logistic function and what is one less than an exponential, worth 5 and 10 bytes, in float32 of 2 bytes. Two
+    kernels would fetch 2 (4 + 2 + 2) = 16 instead, and three 24 instead of computing it twice more, which are 30."""
+
+    def f(x, w):
+        y = jnp.expm1(jax.nn.sigmoid((x @ w).astype(jnp.float32)))
+        last = (y * y).astype(x.dtype)
+        for _ in range(num_kernels - 1):
+            last = (last @ w) * y.astype(x.dtype)
+        return last
+
+    square = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+    graph = trace(f, (square, square)).graph
+    (value,) = (o.results[0] for o in graph.operations if o.name == "expm1")
     assert (value in analyse(graph).live.stored) == is_stored
 
 

@@ -1,13 +1,14 @@
 """How long copies and partial sums are there where collectives run behind products, derived by hand."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from autoshard.compiler.buffer_uses import BufferKind
-from autoshard.compiler.hiding_spans import HidingSpans
+from autoshard.compiler.hiding_spans import UNTIMED_PRODUCTS, HidingSpans
 from autoshard.compiler.schedule import Schedule
 from autoshard.trace.trace import trace
 
@@ -45,6 +46,17 @@ def test_spans_are_told_by_products():
     assert [spans.reduced_until(o) for o in (1, 2, 4)] == [4, None, None]
     assert HidingSpans(graph, hides_sums=False, exchanges_sums=True).reduced_until(1) is None, "after eight"
     assert [spans.queued_until(o) for o in (1, 2, 4)] == [4, 4, 5], "the last are reduced by the last product"
+
+
+def test_before_hopper_a_copy_is_there_as_many_products_before_as_hide_any_collective():
+    """Products 0 to 7 in a row; any collective takes as long as five of them: the copy for product 7 is there beside 2
+    to 6, or from behind product 4 on where that reads the same."""
+    shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2
+    graph = trace(lambda x, w: functools.reduce(jnp.matmul, [w] * 8, x), shapes).graph
+    spans = HidingSpans(graph, hidden_behind=UNTIMED_PRODUCTS)
+    assert [o.name for o in graph.operations] == ["dot_general"] * 8
+    assert [spans.gathered_from(o) for o in (1, 2, 4, 5, 6, 7)] == [1, 0, 0, 0, 1, 2]
+    assert [spans.gathered_from(7, read_before) for read_before in (1, 4, 6)] == [2, 5, 7]
 
 
 def test_what_hides_runs_behind_the_products_that_its_orders_leave_it(monkeypatch):

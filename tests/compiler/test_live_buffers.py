@@ -1,11 +1,15 @@
 """Values of which readers take slices: how long the whole ones are there on one of two devices, derived by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autoshard.compiler.buffer_uses import BufferKind
 from autoshard.compiler.live_buffers import shortened
+from autoshard.compiler.schedule import Schedule
 from autoshard.graph.layout import WHOLE
 
 SIZE = 64 * 64 * 4
@@ -89,3 +93,24 @@ def test_reductions_of_many_elements_are_not_made_by_the_kernel_that_adds_them(
     targets = [layouts[flow.value] for flow in f.flows]
     spans, _ = shortened(solved(f, layouts, targets), f.buffers, np.ones(len(f.buffers)), {})
     assert [int(spans[values(f).index(v), 1]) for v in products] == until
+
+
+def turns(a, b, c, w):
+    """The sums 1 and 3 over rows, for each of which the next product waits where collectives hide, are added by 5."""
+    first, second = (a @ w).sum(0), (b @ w).sum(0)
+    y = c @ w
+    return first + second, y
+
+
+@pytest.mark.parametrize(("schedule", "until"), [(Schedule.LEAST_MEMORY, [6, 6]), (Schedule.LATENCY_HIDING, [2, 4])])
+def test_reductions_that_products_wait_for_are_not_made_by_the_kernel_that_adds_them(
+    formulated, mesh_of, schedule, until
+):
+    """Of 64 rows, so that a sum takes a 64th of what it is made of."""
+    square, mesh = jax.ShapeDtypeStruct((64, 64), jnp.float32), mesh_of(2)
+    mesh = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=2**20))
+    f = formulated(turns, [square] * 4, mesh, schedule=schedule)
+    operations = f.program.graph.operations
+    assert [o.name for o in operations] == ["dot_general", "reduce_sum"] * 2 + ["dot_general", "add"]
+    stops = {use.value: use.stop for use in f.buffers if use.kind is BufferKind.VALUE}
+    assert [stops[operations[o].result()] for o in (0, 2)] == until

@@ -31,7 +31,7 @@ def test_a_copy_is_there_from_when_its_gather_begins(
     """By its orders it would be there from the product before its reader on, or right behind the last that read it."""
     monkeypatch.setattr("autoshard.compiler.hiding_spans.FEW_PRODUCTS", 3)
     square, mesh = jax.ShapeDtypeStruct((64, 64), jnp.float32), mesh_of(2)
-    gpu = dataclasses.replace(mesh.device_type, product_workspace_bytes=4 * 2**20)
+    gpu = dataclasses.replace(mesh.device_type, product_workspace_bytes=32 * 2**20)  # of Hopper
     mesh = dataclasses.replace(mesh, device_type=gpu)
     f = formulated(layers, ((square,) * 3, square), mesh, donate=(0,), schedule=Schedule.LATENCY_HIDING)
     operations = f.program.graph.operations
