@@ -1,5 +1,6 @@
 """Devices that are not there, for ahead-of-time compilation."""
 
+import functools
 import importlib.util
 import math
 import os
@@ -10,6 +11,7 @@ import jax
 from jax.experimental import topologies
 
 from autoshard.errors import MissingExtraError, VerificationError
+from autoshard.verify.cuda_plugin import PLUGINS, register
 from autoshard.verify.gpus import COMPILER_OPTIONS, GpuTarget
 from autoshard.verify.targets import CpuTarget, Target
 from autoshard.verify.tpus import TpuTarget
@@ -67,16 +69,22 @@ def gpu_devices(target: GpuTarget, num_devices: int, devices_per_node: int) -> S
         raise VerificationError(
             f"GPUs are compiled for by whole nodes; received {num_devices} devices, {devices_per_node} in each node."
         )
-    if not any(map(_is_installed, ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"))):
+    plugin = next(filter(_is_installed, PLUGINS), None)
+    if plugin is None:
         raise MissingExtraError(
             f"Compiling for {target.name} needs XLA's GPU compiler (no GPU), which is not installed: "
             "pip install 'autoshard[verify-gpu]'"
         )
     topology = f"1x{num_devices // devices_per_node}x{devices_per_node}"
+    describe = functools.partial(
+        topologies.get_topology_desc, platform="cuda", topology_name="", topology=topology, target_config=target.text
+    )
     try:
-        return topologies.get_topology_desc(
-            platform="cuda", topology_name="", topology=topology, target_config=target.text
-        ).devices
+        try:
+            return describe().devices
+        except NotImplementedError:  # JAX has left the plugin out
+            register(plugin)
+            return describe().devices
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError, NotImplementedError) as error:
         raise VerificationError(f"XLA:GPU does not compile for {target.name} ({topology}): {_first(error)}") from error
 

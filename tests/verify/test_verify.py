@@ -1,8 +1,11 @@
 """Verification end to end for CPUs, which need no wheels; for GPUs and TPUs where their compilers are installed."""
 
 import dataclasses
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -175,6 +178,25 @@ def test_the_schedule_of_xla_gpu_is_replayed():
     assert {(f.kind, f.axes) for f in schedule.flow_times} == {(f.kind, f.axes) for f in found.flows}
     assert any("verify/test_verify.py:" in f.source for f in schedule.flows)
     assert "What kernels wait for" in str(found)
+
+
+@pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
+@pytest.mark.parametrize("asks_first", [False, True])
+def test_gpus_are_compiled_for_where_jax_may_use_them_and_there_are_none(asks_first):
+    """JAX then leaves its plugin out, since there is no cuDNN, before or when it is asked for the compiler."""
+    first = "print(jax.devices())" if asks_first else ""
+    program = f"""
+import os, jax
+{first}
+from autoshard.verify.devices import gpu_devices
+from autoshard.verify.gpus import H100
+print(len(gpu_devices(H100, 16, 8)), jax.default_backend(), "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" in os.environ)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    number, backend, is_changed = done.stdout.splitlines()[-1].split()
+    assert (number, is_changed) == ("16", "False") and backend in ("cpu", "gpu")
 
 
 @pytest.mark.skipif(not HAS_TPU_COMPILER, reason="needs XLA:TPU: pip install 'autoshard[verify-tpu]'")
