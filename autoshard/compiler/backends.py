@@ -62,6 +62,11 @@ class XlaCpu:
         return 0.0
 
     @property
+    def hidden_behind(self) -> int:
+        """How many products it puts beside a gather (`hiding_spans.py`)."""
+        return 1
+
+    @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
         return OrderingRules()
@@ -203,6 +208,11 @@ class XlaGpu(XlaCpu):
         return self.workspace_bytes >= _HOPPER_WORKSPACE_BYTES
 
     @property
+    def hidden_behind(self) -> int:
+        """See `XlaCpu`."""
+        return 1 if self.is_hopper else UNTIMED_PRODUCTS
+
+    @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
         return OrderingRules(float(self.workspace_bytes), turns_rows=True, sums_by_block=True, schedule=self.schedule)
@@ -228,16 +238,15 @@ class XlaGpu(XlaCpu):
         return operand_copies(analysis, reads, _hiding(self, analysis))
 
 
-def _hiding(compiler: Compiler, analysis: ProgramAnalysis) -> HidingSpans | None:
+def _hiding(compiler: XlaCpu, analysis: ProgramAnalysis) -> HidingSpans | None:
     """How long what collectives move is there; None where they run in turn with kernels."""
     if not compiler.hides_collectives:
         return None
-    is_untimed = isinstance(compiler, XlaGpu) and not compiler.is_hopper
     return HidingSpans(
         analysis.graph,
         hides_sums=compiler.hides_sums,
         exchanges_sums=compiler.hides_exchanged_sums,
-        hidden_behind=UNTIMED_PRODUCTS if is_untimed else 1,
+        hidden_behind=compiler.hidden_behind,
     )
 
 

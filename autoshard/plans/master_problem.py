@@ -289,7 +289,7 @@ class MasterProblem:
             search = functools.partial(annealed, options, self._times.share, seed=again)
             if taken is None:
                 starts = [options.option[followed, range(len(followed))] for followed in begins]
-                taken, cooling = self._begun(search, options.option[first], starts, cooling)
+                taken, cooling = _begun(search, options.option[first], starts, cooling)
             taken, _ = search(taken, cooling, penalty)
             found = self._column(options.made(taken))
             if found.made is not None:
@@ -297,20 +297,6 @@ class MasterProblem:
             if not self._count((), found.exceeded):
                 penalty *= _DEARER
         return None
-
-    def _begun(
-        self,
-        search: Callable[..., tuple[np.ndarray, float]],
-        plan: np.ndarray,
-        starts: list[np.ndarray],
-        cooling: Cooling,
-    ) -> tuple[np.ndarray, Cooling]:
-        """Where a search begins, and how it goes on: from a plan as `cooling` says, or from where short searches, which
-        begin elsewhere, find a better one."""
-        if not starts:
-            return plan, cooling
-        best, best_s = min((search(start, SHORT) for start in starts), key=lambda own: own[1])
-        return (best, FROM_A_ROUNDED) if best_s < search(plan, FROM_A_PLAN)[1] else (plan, cooling)
 
     def _crossed(self, columns: Sequence[KnownPlan], first: int) -> tuple[Sequence[KnownPlan], list[np.ndarray]]:
         """Plans that are alike, and where a search may begin but with the plan `first`: the plan that each part
@@ -403,6 +389,17 @@ class MasterProblem:
                 amounts = self._times.tabulated.used_by(column.taken, of) / (self._budget or math.inf)
             self._amounts[key] = sparse(amounts)
         return self._amounts[key]
+
+
+def _begun(
+    search: Callable[..., tuple[np.ndarray, float]], plan: np.ndarray, starts: Sequence[np.ndarray], cooling: Cooling
+) -> tuple[np.ndarray, Cooling]:
+    """Where a search begins, and how it goes on: from a plan as `cooling` says, or from where short searches, which
+    begin elsewhere, find a better one."""
+    if not starts:
+        return plan, cooling
+    best, best_s = min((search(start, SHORT) for start in starts), key=lambda own: own[1])
+    return (best, FROM_A_ROUNDED) if best_s < search(plan, FROM_A_PLAN)[1] else (plan, cooling)
 
 
 def _alike(tabulated: Tabulated, columns: list[KnownPlan]) -> list[list[KnownPlan]]:

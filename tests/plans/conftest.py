@@ -1,5 +1,6 @@
 """A small training step, its arguments, and its plan on eight CPU devices."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 
@@ -54,3 +55,34 @@ def cluster() -> Cluster:
 def plan() -> autoshard.Plan:
     """The plan of `train`, with the logical mesh searched too."""
     return autoshard.plan(_train, *_shapes(), cluster=CLUSTER, donate_argnums=0)
+
+
+def _many_layers(params, x):
+    """As many layers as there are weights, and their update."""
+
+    def loss(p):
+        y = x
+        for w in p:
+            y = jnp.tanh(y @ w)
+        return jnp.sum(y * y)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+@pytest.fixture(scope="session")
+def many_layers():
+    """A step that trains layers: (weights, rows) -> weights."""
+    return _many_layers
+
+
+@pytest.fixture(scope="module")
+def gpus(mesh_of):
+    """A mesh whose compiler has both schedules: a product's workspace is what tells a GPU."""
+
+    def mesh(*sizes):
+        made = mesh_of(*sizes)
+        return dataclasses.replace(
+            made, device_type=dataclasses.replace(made.device_type, product_workspace_bytes=1024)
+        )
+
+    return mesh

@@ -64,21 +64,9 @@ def test_nothing_is_crossed_where_one_decision_ties_all_or_one_plan_is_followed(
     assert crossed_plans(chain, plans, np.arange(80), {0: 0.97, 1: 0.03}) == []
 
 
-def train(params, x):
-    """Many layers, and their update."""
-
-    def loss(p):
-        y = x
-        for w in p:
-            y = jnp.tanh(y @ w)
-        return jnp.sum(y * y)
-
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
-
-
 @pytest.mark.parametrize("is_tight", [False, True])
 def test_a_search_that_begins_with_crossed_plans_is_as_good_as_the_known_ones(
-    formulated, mesh_of, monkeypatch, is_tight
+    formulated, gpus, many_layers, monkeypatch, is_tight
 ):
     """What it finds fits, takes what it says that it takes, and no more than any known plan or crossed one."""
     monkeypatch.setattr(crossed_plans_module, "_LEVELS", 2)  # few layers will do
@@ -92,10 +80,7 @@ def test_a_search_that_begins_with_crossed_plans_is_as_good_as_the_known_ones(
     monkeypatch.setattr(master_problem, "crossed_plans", in_halves)
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     args = ([f32(256, 256)] * 24, f32(2048, 256))
-    mesh = mesh_of(4)
-    device_type = dataclasses.replace(mesh.device_type, product_workspace_bytes=1024)
-    mesh = dataclasses.replace(mesh, device_type=device_type)
-    f = formulated(train, args, mesh, donate=(0,), schedule=Schedule.LATENCY_HIDING)
+    f = formulated(many_layers, args, gpus(4), donate=(0,), schedule=Schedule.LATENCY_HIDING)
     rng, options, plans = np.random.default_rng(0), SolverOptions(time_limit_s=20.0), []
     for _ in range(3):  # plans that differ nearly everywhere
         nodes = tuple(dataclasses.replace(n, costs=n.costs + rng.random(len(n.costs))) for n in f.problem.nodes)

@@ -36,31 +36,6 @@ def train(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
 
-def many_layers(params, x):
-    """As many layers as there are weights, and their update."""
-
-    def loss(p):
-        y = x
-        for w in p:
-            y = jnp.tanh(y @ w)
-        return jnp.sum(y * y)
-
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
-
-
-@pytest.fixture(scope="module")
-def gpus(mesh_of):
-    """A mesh whose compiler has both schedules: a product's workspace is what tells a GPU."""
-
-    def mesh(*sizes):
-        made = mesh_of(*sizes)
-        return dataclasses.replace(
-            made, device_type=dataclasses.replace(made.device_type, product_workspace_bytes=1024)
-        )
-
-    return mesh
-
-
 def tpus(mesh):
     """The same mesh of devices that round what float32 products read, which is what tells a TPU."""
     rates = {"float32": 1e12, "bfloat16": 1e12}
@@ -191,7 +166,7 @@ def test_a_plan_that_others_beat_is_not_sought(one_layer, share):
         assert asked_for(scheduled.formulation, found.chosen).step_s <= fastest_s * 1.02
 
 
-def test_a_plan_that_takes_all_memory_is_improved_within_what_its_gaps_leave(formulated, gpus):
+def test_a_plan_that_takes_all_memory_is_improved_within_what_its_gaps_leave(formulated, gpus, many_layers):
     """What is found fits what is left, and is slower by no more than the gap that is wanted."""
     args, gap = ([f32(512, 512)] * 24, f32(512, 512)), 0.03
     f = formulated(many_layers, args, gpus(4), donate=(0,), schedule=Schedule.LATENCY_HIDING)
