@@ -6,7 +6,6 @@ compiler needs no cuDNN. There is no public way to ask again. So this file calls
 the plugin, without that check (`JAX_SKIP_CUDA_CONSTRAINTS_CHECK`).
 """
 
-import importlib
 import os
 
 PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
@@ -15,16 +14,21 @@ PLUGINS = "jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"
 _UNCHECKED = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 
 
-def register(plugin: str) -> None:
-    """Registers a CUDA plugin that JAX has left out, so that its compiler can be asked.
+def register() -> None:
+    """Registers the newest CUDA plugin that is installed, which JAX has left out, so that its compiler can be asked.
 
     Raises:
+      ImportError: None is installed.
       RuntimeError: It cannot be loaded.
     """
+    try:
+        import jax_plugins.xla_cuda13 as plugin  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        import jax_plugins.xla_cuda12 as plugin  # pyright: ignore[reportMissingImports]
     before = os.environ.get(_UNCHECKED)
     os.environ[_UNCHECKED] = "1"
     try:
-        importlib.import_module(plugin).initialize()
+        plugin.initialize()
     finally:
         if before is None:
             del os.environ[_UNCHECKED]

@@ -69,8 +69,7 @@ def gpu_devices(target: GpuTarget, num_devices: int, devices_per_node: int) -> S
         raise VerificationError(
             f"GPUs are compiled for by whole nodes; received {num_devices} devices, {devices_per_node} in each node."
         )
-    plugin = next(filter(_is_installed, PLUGINS), None)
-    if plugin is None:
+    if not any(map(_is_installed, PLUGINS)):
         raise MissingExtraError(
             f"Compiling for {target.name} needs XLA's GPU compiler (no GPU), which is not installed: "
             "pip install 'autoshard[verify-gpu]'"
@@ -83,7 +82,7 @@ def gpu_devices(target: GpuTarget, num_devices: int, devices_per_node: int) -> S
         try:
             return describe().devices
         except NotImplementedError:  # JAX has left the plugin out
-            register(plugin)
+            register()
             return describe().devices
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError, NotImplementedError) as error:
         raise VerificationError(f"XLA:GPU does not compile for {target.name} ({topology}): {_first(error)}") from error
