@@ -281,16 +281,20 @@ class MasterProblem:
 
     def _improved_from(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float, again: int) -> Made | None:
         """`_improved` of plans that are alike, from one of them."""
-        columns, begins = self._crossed(columns, first)
+        program, relaxed = self._relaxed(columns)
+        multipliers = () if relaxed is None else relaxed.multipliers.tolist()
+        prices = dict(zip((*self._stretches, *self._instants), multipliers, strict=relaxed is not None))
+        columns, begins = self._crossed(columns, first, program, relaxed)
         taken, cooling, penalty = None, FROM_A_PLAN.of_moves(2**again), PENALTY
         for _ in range(_SEARCHES):
             each = [functools.partial(self._row, instant) for instant in self._instants]
-            options = part_options(self._times, columns, each)
-            search = functools.partial(annealed, options, self._times.share, seed=again)
+            options = part_options(self._times, columns, each, functools.partial(self._price, prices))
+            search = functools.partial(annealed, options, self._times.share, penalty=penalty, seed=again)
             if taken is None:
                 starts = [options.option[followed, range(len(followed))] for followed in begins]
-                taken, cooling = _begun(search, options.option[first], starts, cooling)
-            taken, _ = search(taken, cooling, penalty)
+                taken, cooling = _begun(search, options.option[first], cooling, starts)
+            else:
+                taken, _ = search(taken, cooling)
             found = self._column(options.made(taken))
             if found.made is not None:
                 return found.made if found.step_s < to_beat_s else None
@@ -298,19 +302,18 @@ class MasterProblem:
                 penalty *= _DEARER
         return None
 
-    def _crossed(self, columns: Sequence[KnownPlan], first: int) -> tuple[Sequence[KnownPlan], list[np.ndarray]]:
+    def _crossed(
+        self, columns: Sequence[KnownPlan], first: int, program: MasterProgram, relaxed: Relaxed | None
+    ) -> tuple[Sequence[KnownPlan], list[np.ndarray]]:
         """Plans that are alike, and where a search may begin but with the plan `first`: the plan that each part
         follows; int64 [parts] each.
 
-        Where the mixture is far from that plan and divides the largest part, as one in which all layers hang together,
-        that part may follow any of the plans that it does in the mixture, or plans crossed of them, which are added;
-        the other parts follow what is best in the mixture with each.
+        Where their mixture is far from that plan and divides the largest part, as one in which all layers hang
+        together, that part may follow any of the plans that it does in the mixture, or plans crossed of them, which are
+        added; the other parts follow what is best in the mixture with each.
         """
         enough_s = columns[first].step_s * (1 - _FAR)
-        if self._mixture_s >= enough_s:
-            return columns, []
-        program, relaxed = self._relaxed(columns)
-        if relaxed is None or relaxed.value_s >= enough_s:
+        if relaxed is None or max(self._mixture_s, relaxed.value_s) >= enough_s:
             return columns, []
         (group,) = program.groups
         most = max(range(len(group.parts)), key=lambda part: len(group.parts[part]))
@@ -379,6 +382,15 @@ class MasterProblem:
         program = self._program([columns])
         return program, program.relaxed()
 
+    def _price(self, prices: Mapping[Copies | int, float], column: KnownPlan) -> Sparse:
+        """What a plan's owners cost at prices of what they wait within stretches and use at instants, in seconds."""
+        total = column.times.least_s.copy()
+        for of, price in prices.items():
+            if price > 0:
+                owners, amounts = self._row(of, column)
+                total[owners] += price * amounts
+        return sparse(total)
+
     def _row(self, of: Copies | int, column: KnownPlan) -> Sparse:
         """What a plan's owners wait within stretches, in seconds, or use at an instant, in shares of the budget."""
         key = column.key, of
@@ -392,14 +404,19 @@ class MasterProblem:
 
 
 def _begun(
-    search: Callable[..., tuple[np.ndarray, float]], plan: np.ndarray, starts: Sequence[np.ndarray], cooling: Cooling
+    search: Callable[[np.ndarray, Cooling], tuple[np.ndarray, float]],
+    plan: np.ndarray,
+    cooling: Cooling,
+    starts: Sequence[np.ndarray],
 ) -> tuple[np.ndarray, Cooling]:
-    """Where a search begins, and how it goes on: from a plan as `cooling` says, or from where short searches, which
+    """What a search finds, and how it would go on: from a plan as `cooling` says, or from where short searches, which
     begin elsewhere, find a better one."""
-    if not starts:
-        return plan, cooling
-    best, best_s = min((search(start, SHORT) for start in starts), key=lambda own: own[1])
-    return (best, FROM_A_ROUNDED) if best_s < search(plan, FROM_A_PLAN)[1] else (plan, cooling)
+    found, found_s = search(plan, cooling)
+    if starts:
+        best, best_s = min((search(start, SHORT) for start in starts), key=lambda own: own[1])
+        if best_s < found_s:
+            return search(best, FROM_A_ROUNDED)[0], FROM_A_ROUNDED
+    return found, cooling
 
 
 def _alike(tabulated: Tabulated, columns: list[KnownPlan]) -> list[list[KnownPlan]]:

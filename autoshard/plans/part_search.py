@@ -5,6 +5,11 @@ elsewhere. Here the schedule itself (`cost/exposure.py`) is run for every move: 
 that makes the step longer is accepted the less likely, the longer and the later (simulated annealing; Kirkpatrick,
 Gelatt and Vecchi, Optimization by simulated annealing, 1983). A schedule is cut short as soon as it tells that its move
 is refused. What exceeds the memory at the instants that count is paid for.
+
+Most moves would be in vain: nearly all parts have some option that the best mixture of the plans would never take, and
+most options add nearly what others of their part add. So the former are tried the less often, the more they cost above
+the cheapest of their part at the mixture's prices (their reduced cost, as in the pricing of columns; Dantzig and Wolfe,
+Decomposition principle for linear programs, 1960), and the latter the less often, the less it matters.
 """
 
 import dataclasses
@@ -12,6 +17,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from autoshard.planner.step_times import StepTimes
 from autoshard.plans.known_plan import KnownPlan, Sparse
@@ -39,10 +45,13 @@ class Cooling:
         return dataclasses.replace(self, moves=factor * self.moves)
 
 
-FROM_A_PLAN, FROM_A_ROUNDED, SHORT = Cooling(5_000, 2e-5), Cooling(50_000, 4e-4), Cooling(6_000, 4e-4)
-"""From a plan whose parts were chosen together, which more heat only disturbs (GPT-3 with 96 layers: 6.717 s, and with
-4e-4 6.747; four times as many moves gain less than 0.1 %); from one whose parts were rounded each by itself (the same
-in Linen: 4.114 s with 2e-5, and with 2e-4 4.090); and to choose from which."""
+FROM_A_PLAN, FROM_A_ROUNDED, SHORT = Cooling(1_250, 2e-5), Cooling(20_000, 4e-4), Cooling(1_250, 4e-4)
+"""From a plan whose parts were chosen together, which more heat only disturbs (GPT-3 with 96 layers: 6.726 s, with 4e-4
+6.736; four times as many moves gain 0.02 %); from one whose parts were rounded each by itself (the same in Linen: 4.083
+s, and 4.082 with 50,000 moves); and to choose from which."""
+
+_MATTERS = 1e-4
+"""What options differ by, in steps, from which on it does not count how much it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +67,7 @@ class PartOptions:
       entry: int64 [options + 2]; where the entries of each begin. place, amount: int64 and float64 [entries]; what is
         added to the kernels after an end, or, behind these, to what is sent in a window.
       used: float64 [options + 1, instants]; in shares of the budget.
+      price_s: float64 [options]; what each costs at the prices of a mixture.
     """
 
     plans: np.ndarray
@@ -73,6 +83,40 @@ class PartOptions:
     place: np.ndarray
     amount: np.ndarray
     used: np.ndarray
+    price_s: np.ndarray
+
+    @functools.cached_property
+    def reduced_s(self) -> np.ndarray:
+        """By how much each option costs more than the cheapest of its part, at the prices; float64 [options]."""
+        least = np.full(len(self.parts), np.inf)
+        np.minimum.at(least, self.part, self.price_s)
+        return self.price_s - least[self.part]
+
+    @functools.cached_property
+    def differs_s(self) -> np.ndarray:
+        """How much what is added differs between the first option of a part and any other, at most, for each option the
+        same; float64 [options]. Using all of the budget counts as long as a step."""
+        count, first = len(self.plan), np.full(len(self.parts), len(self.plan))
+        np.minimum.at(first, self.part, np.arange(count))
+        shape = (len(self.least_s), self.num_ends + len(self.starts))
+        adds = csr_array((self.amount, self.place, self.entry), shape=shape)
+        of_first = first[self.part]
+        differs = np.abs(adds[:count] - adds[of_first]).sum(axis=1) + np.abs(self.least_s[:-1] - self.least_s[of_first])
+        most_used = np.abs(self.used[:-1] - self.used[of_first]).max(axis=1, initial=0.0)
+        of_parts = np.zeros(len(self.parts))
+        np.maximum.at(of_parts, self.part, differs + most_used * self.unit_s)
+        return of_parts[self.part]
+
+    @property
+    def unit_s(self) -> float:
+        """The time of a step in which nothing is waited for, roughly."""
+        return float(self.least_s[self.option[0]].sum() + self.least_s[-1])
+
+    def odds(self, hottest: float) -> np.ndarray:
+        """How likely each option is tried, in a search that begins so hot; float64 [options]."""
+        weights = np.minimum(self.differs_s, _MATTERS * self.unit_s) * np.exp(-self.reduced_s / (hottest * self.unit_s))
+        total = weights.sum()
+        return weights / total if total > 0 else np.full(len(weights), 1 / max(len(weights), 1))
 
     @functools.cached_property
     def intervals(self) -> Intervals:
@@ -93,13 +137,17 @@ class PartOptions:
 
 
 def part_options(
-    times: StepTimes, columns: Sequence[KnownPlan], each: Sequence[Callable[[KnownPlan], Sparse]]
+    times: StepTimes,
+    columns: Sequence[KnownPlan],
+    each: Sequence[Callable[[KnownPlan], Sparse]],
+    price: Callable[[KnownPlan], Sparse],
 ) -> PartOptions:
     """What the parts of some plans can do.
 
     Args:
       times: Of the problem. columns: The plans.
       each: What the owners of a plan use at an instant, in shares of the budget.
+      price: What they cost at the prices of a mixture, in seconds.
     """
     plans = np.stack([column.choices for column in columns])
     parts, slot = parts_and_slots(times.tabulated, plans)
@@ -116,11 +164,12 @@ def part_options(
     followed, slots = np.array([*plan, 0], np.int64), np.array([*part, -1], np.int64) + 1
     schedule = times.schedule([column.times for column in columns])
     places = schedule.num_ends + len(schedule.starts)
-    least_s, used = np.zeros(len(slots)), np.zeros((len(slots), len(each)))
+    least_s, used, price_s = np.zeros(len(slots)), np.zeros((len(slots), len(each))), np.zeros(len(slots))
     entries: list[tuple[np.ndarray, np.ndarray]] = [(slots[:0], least_s[:0])] * len(slots)
     for k, column in enumerate(columns):
         own = np.flatnonzero(followed == k)
         least_s[own] = _of_slots(slot, column.least_s, len(parts))[slots[own]]
+        price_s[own] = _of_slots(slot, price(column), len(parts))[slots[own]]
         for i, row in enumerate(each):
             used[own, i] = _of_slots(slot, row(column), len(parts))[slots[own]]
         owner, place, amount = schedule.entries(column.times)
@@ -144,6 +193,7 @@ def part_options(
         place=np.concatenate([place for place, _ in entries]),
         amount=np.concatenate([amount for _, amount in entries]),
         used=used,
+        price_s=price_s[:-1],
     )
 
 
@@ -165,7 +215,7 @@ def annealed(
     """
     generator = np.random.default_rng(seed)
     moves, hottest = cooling.moves, cooling.hottest
-    option = generator.integers(len(options.plan), size=moves)
+    option = generator.choice(len(options.plan), size=moves, p=options.odds(hottest))
     heat = hottest * (_COLDEST / hottest) ** (np.arange(moves) / moves)
     patience = -np.log1p(-generator.random(moves)) * heat
     cut = options.intervals
