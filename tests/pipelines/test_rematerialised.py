@@ -63,8 +63,7 @@ def test_by_hand():
     plain, again = [stage(3.0, 1.0)] * 2, [stage(1.0, 4.0)] * 2
     held = greatest_live(schedule)[0]
     assert least_rematerialised(held, 1, plain, again, 9.0, 9) == [(False, False)]
-    # the first one again: 2 + 1 + 3 + 1 while the last runs, and 2 + 1 + 3 + 1 in its own backward task; the last alone:
-    # 2 + 3 + 1 + 4
+    # the first again: 2 + 1 + 3 + 1 while the last runs, 2 + 1 + 3 + 1 while it runs itself; the last: 2 + 3 + 1 + 4
     assert least_rematerialised(held, 1, plain, again, 8.9, 9) == [(True, False)]
     assert least_rematerialised(held, 1, plain, again, 7.0, 9) == [(True, False)]
     assert not least_rematerialised(held, 1, plain, again, 6.9, 9)

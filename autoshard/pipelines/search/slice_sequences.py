@@ -86,6 +86,7 @@ def search_sequence(
     best, num_cut, num_opened = BestOfSequence(None, math.inf), 0, 0
     limit_s, dropped_s = cutoff_s, math.inf
     cuts: list[tuple[StagePartition, ReplicaGroup, Candidate]] = []
+    tried: list[tuple[float, Candidate]] = []
     while opened and num_cut < options.most_candidates:
         bound_s, _, item, num_pipelines, number = heapq.heappop(opened)
         if isinstance(item, CandidateSet):
@@ -103,7 +104,7 @@ def search_sequence(
             found, cut_s = best_partition(
                 context, group, options.partition_effort, _suggestions(context, item), limit_s
             )
-            dropped_s = min(dropped_s, max(cut_s, least_s))
+            tried.append((max(cut_s, least_s), item))
             if found is not None:
                 limit_s = min(limit_s, found.step_s, to_beat_s)
                 cuts.append((found, group, item))
@@ -112,6 +113,8 @@ def search_sequence(
         if improved.step_s < (cutoff_s if best.cut is None else best.cut.step_s):
             best = BestOfSequence(improved, 0.0, group.description)
     step_s = cutoff_s if best.cut is None else min(best.cut.step_s, to_beat_s)
+    for bound_s, candidate in tried:  # bounded again: when they were cut no time, or a later one, was to be beaten
+        dropped_s = min(dropped_s, max(bound_s, waiting.least_s(candidate, candidate.bound_s, step_s)))
     ruled_out_s = min(dropped_s, step_s)
     left_s = _left_s(opened, waiting, options, ruled_out_s, MOST_OPENED - num_opened)
     bound_s = min(left_s, dropped_s, math.inf if best.cut is None else step_s)
