@@ -5,14 +5,15 @@ again. Before its first backward task it holds h[c] micro-batches of its stage c
 tasks alone (`schedule/orders.py`): min(M, P - p) under 1F1B and ZB-H1, M under GPipe, and of interleaved stages as many
 as its first (v - 1) G + 2 (P - p - 1) + 1 forward tasks have passed, in groups of G. Then it needs at least
 
-    n fixed + working + sum over stages c of h[c] max(least[c], residual x[c])
+    n fixed + working + sum over stages c of h[c] max(least[c], residual[c] x[c])
 
 with x[c] main layers as they are, y = n - sum over c of x[c]. Here `fixed` is what a layer keeps (weights, gradients,
-its part of the optimizer's state) and least[c] is the least of what any layer that the stage may begin with has as
-inputs or residuals: whatever is computed again holds that. So of two layers on a stage, the second costs
-h[c] residual more, and the first h[c] (residual - least[c]); a stage that is computed again has no x[c]. With q stages
-computed again, y is at most q w, and v - q stages are left for the others: taking the cheapest places first gives the
-most layers that stay as they are, and so the least y for each n.
+its part of the optimizer's state), residual[c] the least of any main layer that could be on the stage, and least[c] the
+least of what any of its layers has as inputs or residuals: a stage that is computed again holds the inputs of its first
+layer. So of two layers on a stage, the second costs h[c] residual[c] more, and the first h[c] (residual[c] - least[c]);
+a stage that is computed again has no x[c]. With q stages computed again, y is at most q w, and v - q stages are left
+for the others: taking the cheapest places first gives the most layers that stay as they are, and so the least y for
+each n.
 """
 
 import dataclasses
@@ -69,21 +70,25 @@ class MemoryBounds:
         slices = [context.topology.table.options[o].slice for o in candidate.options]
         room = np.array([context.limits_bytes[s] for s in slices])[part] * (1 + TOLERANCE)
         each = np.array([(b.kept_bytes + b.state_bytes / num_owners)[main].min() for b in parts])[part]
-        residual = np.array([b.residual_bytes[main].min() for b in parts])[part][:, None]
-        in_stage = np.lib.stride_tricks.sliding_window_view
         stages = np.arange(candidate.num_stages)
-        least = np.array([in_stage(b.held_bytes, width).min(axis=1) for b in parts])[np.tile(part, chunks), stages]
-        least[0] = parts[0].held_bytes[0]
-        least = np.minimum(least.reshape(chunks, num_submeshes).T, residual)  # [submeshes, stages]
-        last = stages[-num_submeshes:]
-        room -= np.array([in_stage(b.working_bytes, width).min(axis=1) for b in parts])[part, last]
+
+        def of_stages(rows: list[np.ndarray]) -> np.ndarray:
+            """[submeshes, stages of each]: the least of what the layers have that could be on a stage."""
+            least = np.lib.stride_tricks.sliding_window_view(np.array(rows), width, axis=1).min(axis=2)
+            return least[np.tile(part, chunks), stages].reshape(chunks, num_submeshes).T
+
+        is_main = np.isin(np.arange(num_layers), main)
+        residual = of_stages([np.where(is_main, b.residual_bytes, np.inf) for b in parts])
+        least = of_stages([b.held_bytes for b in parts])
+        least[0, 0] = parts[0].held_bytes[0]
+        room -= of_stages([b.working_bytes for b in parts])[:, -1]
         for submesh, layer in {(0, 0), (num_submeshes - 1, num_layers - 1)}:
             if layer not in main:
                 own = parts[part[submesh]]
                 room[submesh] -= own.kept_bytes[layer] + own.state_bytes[layer] / num_owners
         held = held_micro_batches(candidate.schedule, num_submeshes, chunks, number)
         room = (room - (held * least).sum(axis=1))[:, None] - each[:, None] * ns
-        firsts, others = np.sort(held * (residual - least), axis=1), np.sort(held * residual, axis=1)
+        firsts, others = np.sort(held * np.maximum(0.0, residual - least), axis=1), np.sort(held * residual, axis=1)
         found = np.full((num_submeshes, len(ns)), np.inf)
         for again in range(chunks + 1):
             is_open = np.isinf(found) & (room >= 0)

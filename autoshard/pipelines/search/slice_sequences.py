@@ -27,7 +27,9 @@ MOST_OPENED = 600
 """Candidate sets, with a number of replicas, whose candidates are looked at, at most, in each kind of arrangement."""
 MOST_OPENED_OF_MANY = 100
 """The same across three slices and more, where each has many more candidates."""
-MOST_BOUNDED = 1500
+MOST_LEFT = 2000
+"""Candidate sets that are left, at most, whose candidates are bounded in the end, across two slices at most."""
+MOST_BOUNDED = 6000
 """Candidates that are left, at most, whose bounds are made better in the end (`waiting_bounds`)."""
 MOST_IMPROVED = 4
 """Cuts of each kind of arrangement, the best ones, of different candidates, that are improved layer by layer."""
@@ -73,6 +75,7 @@ def search_sequence(
     cut.
     """
     opened: list[_Entry] = []
+    left: list[_Entry] = []
     count, waiting = itertools.count(), WaitingBounds(context)
     for candidate_set in _candidate_sets(context, sequence, [s for s in sizes if batch_size % s == 0], options):
         replicas, numbers = _replicas(
@@ -91,7 +94,7 @@ def search_sequence(
         bound_s, _, item, num_pipelines, number = heapq.heappop(opened)
         if isinstance(item, CandidateSet):
             if num_opened == (MOST_OPENED if len(sequence) <= 2 else MOST_OPENED_OF_MANY):
-                dropped_s = min(dropped_s, bound_s)
+                left.append((bound_s, next(count), item, num_pipelines, number))
             elif bound_s < limit_s * (1 - CLOSE):
                 num_opened += 1
                 candidates, rest_s = item.candidates(num_pipelines, number, options, limit_s, MOST_OF_SET)
@@ -116,7 +119,7 @@ def search_sequence(
     for bound_s, candidate in tried:  # bounded again: when they were cut no time, or a later one, was to be beaten
         dropped_s = min(dropped_s, max(bound_s, waiting.least_s(candidate, candidate.bound_s, step_s)))
     ruled_out_s = min(dropped_s, step_s)
-    left_s = _left_s(opened, waiting, options, ruled_out_s, MOST_OPENED - num_opened)
+    left_s = _left_s([*opened, *left], waiting, options, ruled_out_s, MOST_LEFT if len(sequence) <= 2 else MOST_OPENED)
     bound_s = min(left_s, dropped_s, math.inf if best.cut is None else step_s)
     return dataclasses.replace(best, bound_s=bound_s)
 

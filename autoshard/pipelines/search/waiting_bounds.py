@@ -18,9 +18,9 @@ of submesh p, each schedule being an order that every submesh keeps to (`schedul
 
                         T >= F + sum over stages behind of b + M t[p] - (H forward tasks of p) + sum over q < p of b[q]
 
-                    1F1B and ZB-H1: H = min(M, P - p). GPipe: H = M. Interleaved, where groups of G micro-batches pass
-                    all stages of a submesh in turn: H = (v - 1) G + h, h = 2 (P - p - 1) + 1. If h <= G, these take
-                    G f[p] - (G - h) f[last stage of p]; else G f[p] + (h - G) f[first stage of p].
+                    1F1B and ZB-H1: H = min(M, P - p). GPipe: H = M. Interleaved: of stage c of the submesh the first
+                    h[c] micro-batches (`memory_bounds`), so that with the greatest, h, these tasks take
+                    h f[p] - sum over c of (h - h[c]) f[stage c].
 
     copies          T >= weights[p] + M t[p] + gradients[p] where a submesh has one stage, with what replicas send to
                     each other of its layers; and what stage 0 sends comes before its first and behind its last task.
@@ -48,7 +48,7 @@ import numpy as np
 
 from autoshard.pipelines.schedule.tasks import ScheduleKind
 from autoshard.pipelines.search.candidate import Candidate
-from autoshard.pipelines.search.memory_bounds import MemoryBounds
+from autoshard.pipelines.search.memory_bounds import MemoryBounds, held_micro_batches
 from autoshard.pipelines.search.replica_group import SearchContext
 
 ROUNDING = 1e-9
@@ -211,7 +211,7 @@ class WaitingBounds:
             lines.append(_Line(np.zeros(len(place)), whole_s + costs.sent_s[costs.part]))
             lines.append(_turning(candidate.schedule, costs, number, late))
         else:
-            lines += _turning_interleaved(candidate.chunks, costs, number)
+            lines.append(_turning_interleaved(candidate.chunks, costs, number))
         again = self.memory.least_again(candidate, main, num_owners, number)
         again_s = number * costs.forward_s[:, main].min(axis=1)[costs.part]
         ns = np.arange(again.shape[1])
@@ -314,19 +314,13 @@ def _turning(kind: ScheduleKind, costs: _OnSubmeshes, number: int, late: np.ndar
     return _Line(np.full(num_submeshes, least_s.sum() + costs.first_s), each_s - least_s)
 
 
-def _turning_interleaved(chunks: int, costs: _OnSubmeshes, number: int) -> list[_Line]:
-    """The same for the interleaved schedule; none where there are few micro-batches."""
+def _turning_interleaved(chunks: int, costs: _OnSubmeshes, number: int) -> _Line:
+    """The same for the interleaved schedule."""
     num_submeshes = len(costs.part)
-    place = np.arange(num_submeshes)
-    num_groups = max(1, number // num_submeshes)
-    group = -(-number // num_groups)  # G
-    left = 2 * (num_submeshes - place - 1) + 1  # h
-    twice = np.maximum(0, left - group)
-    if number < num_submeshes or number < group + twice.max():
-        return []
-    later = costs.stage_forward_s.reshape(chunks, num_submeshes)[1:]
+    held = held_micro_batches(ScheduleKind.INTERLEAVED, num_submeshes, chunks, number)
+    most = held.max(axis=1)
     least_s = costs.forward_s.min(axis=0)
-    fixed_s = least_s.sum() + costs.behind_s + costs.drain_s + costs.first_s
-    fixed_s = fixed_s + np.maximum(0, group - left) * later[-1] + twice * later.sum(axis=0)
-    each_s = number * costs.total_s[costs.part] - (group + twice - 1)[:, None] * costs.forward_s[costs.part]
-    return [_Line(fixed_s, each_s - least_s)]
+    fewer_s = ((most[:, None] - held) * costs.stage_forward_s.reshape(chunks, num_submeshes).T).sum(axis=1)
+    fixed_s = least_s.sum() + costs.behind_s + costs.drain_s + costs.first_s + fewer_s
+    each_s = number * costs.total_s[costs.part] - (most - 1)[:, None] * costs.forward_s[costs.part]
+    return _Line(fixed_s, each_s - least_s)
