@@ -33,7 +33,7 @@ def improved_partition(
       cut: Where to begin. suggestions: Other cuts to look at first, as for `best_partition`.
       most_simulated: Cuts to run through the simulator at most.
     """
-    positions = stage_bounds(context, group, shares_memory=group.num_stages > len(group.submeshes[0]))
+    positions = stage_bounds(context, group, shares_memory=False)
     best, seen = cut, {_starts(cut)}
 
     def look(cuts: Iterable[tuple[int, ...]]) -> bool:

@@ -69,9 +69,8 @@ def best_partition(
         bound_s = -math.inf
     else:
         found, bound_s = good_partitions(positions, group)
-        if num_stages > len(group.submeshes[0]):
-            positions = stage_bounds(context, group, shares_memory=True)
-            found, _ = good_partitions(positions, group)
+        if num_stages > len(group.submeshes[0]):  # what stages of a submesh need together is known when they are cut
+            found += good_partitions(stage_bounds(context, group, shares_memory=True), group)[0]
         cuts = np.array([*found, *suggestions], dtype=int).reshape(-1, num_stages + 1)
     bounds_s = partition_bounds_s(positions, group, cuts)
     order = [k for k in np.argsort(bounds_s, kind="stable") if np.isfinite(bounds_s[k])]
@@ -87,8 +86,9 @@ def best_partition(
         if key in seen:
             continue
         seen.add(key)
-        num_simulated += 1
-        for stages in rematerialised_stages(context, group, positions, [int(c) for c in key]):
+        fitting = rematerialised_stages(context, group, positions, [int(c) for c in key])
+        num_simulated += bool(fitting)
+        for stages in fitting:
             arrangement = Arrangement(group.pipelines(stages))
             step_s = arrangement_step_s(context, arrangement, MOST_REPLICAS)
             if best is None or step_s < best.step_s * (1 - CLOSE):

@@ -135,11 +135,11 @@ def least_waiting_s(
 
 def _most_examples(waiting: WaitingBounds, row: SliceCandidates, time_s: float) -> int:
     """No candidate of a slice manages more examples in a time."""
-    most, best = row.examples(time_s, at_best=True), 0
+    most, rounds, best = row.examples(time_s, at_best=True), row.per_round, 0
     for k in np.argsort(-most, kind="stable"):
         if most[k] <= best:
             break
-        per_round, one = int(row.per_round[k]), row.candidates[k]
+        per_round, one = int(rounds[k]), row.candidates[k]
         least, owners = best // per_round + 1, one.num_pipelines + row.others
         number = waiting.most_micro_batches(one, time_s, least, int(most[k] // per_round), owners)
         best = max(best, number * per_round)
