@@ -3,8 +3,9 @@ and on one kind of device settings as people write them.
 
     python benchmarks/staged_by_hand.py        # writes benchmarks/results/staged-by-hand.md
 
-Megatron-LM's published settings for models of this size have 8 devices to a stage (tensor parallelism within a node), 8
-or 16 pipeline stages and replicas over the rest, with interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473, table 1).
+Megatron-LM's published settings for models of this size have 8 devices to a stage (tensor parallelism within a node),
+8 or 16 pipeline stages and replicas over the rest, with interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473,
+table 1).
 Here each mesh of 4 or 8 devices, with 8 or 16 submeshes, every micro-batch size and every number of stages on a submesh
 is cut as the search would, by the same cost model, memory being a hard limit; how a stage is sharded within its mesh is
 planned for each layer. The best of each mesh size is told. Nothing ran on a GPU.
