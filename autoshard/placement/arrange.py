@@ -75,20 +75,29 @@ def arrangements(shape: Sequence[int] | None, things: Sequence[int]) -> Iterator
     counts = {c: things.count(c) for c in sorted(set(things))}
     chosen: list[int] = []
 
-    def fill(position: int) -> Iterator[Arrangement]:
-        if position == len(before):
-            yield tuple(chosen)
-            return
+    def possible(position: int) -> Iterator[int]:
         earlier = before[position]
         for c in list(counts)[:1] if position == 0 and shape is not None else counts:
             if counts[c] and (earlier is None or chosen[earlier] <= c):
-                counts[c] -= 1
-                chosen.append(c)
-                yield from fill(position + 1)
-                chosen.pop()
-                counts[c] += 1
+                yield c
 
-    yield from fill(0)
+    if not before:
+        yield ()
+        return
+    left = [possible(0)]  # for each position that has a class or is to get one, the classes to come
+    while left:
+        if len(chosen) == len(left):
+            counts[chosen.pop()] += 1
+        c = next(left[-1], None)
+        if c is None:
+            left.pop()
+            continue
+        counts[c] -= 1
+        chosen.append(c)
+        if len(chosen) < len(before):
+            left.append(possible(len(chosen)))
+        else:
+            yield tuple(chosen)
 
 
 def _earlier_on_lines(shape: Sequence[int]) -> list[int | None]:

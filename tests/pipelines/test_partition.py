@@ -155,3 +155,19 @@ def test_a_cut_is_improved_to_the_best_of_all():
     assert (
         improved_partition(context, group, start, [[s.start for s in best.stages] + [18]], 2).step_s == improved.step_s
     )
+
+
+def test_stages_of_a_submesh_share_its_memory_as_they_need_it():
+    """Two submeshes with two stages each, four micro-batches, one layer a stage: the first holds 3 + 2 micro-batches.
+
+    It fits exactly with 2 (1 + 1 + 2) bytes for weights, gradients and state, and 5 x 3 of residuals. Half of that does
+    not do for its first stage, which holds three.
+    """
+    cluster = case.cluster(2)
+    layers = case.chain([0] * 4)
+    table = case.plain_table(cluster, 1, (1,), weight=1.0, residual=3.0, inputs=3.0)
+    group = ReplicaGroup(((Submesh(0, 0, 0), Submesh(0, 1, 0)),), 1, (4,), ScheduleKind.INTERLEAVED, 4)
+    quick = PartitionEffort(most_enumerated=0, most_simulated=2)
+    cut, _ = best_partition(case.context(layers, table, cluster, 23.0), group, quick)
+    assert cut.stages == tuple(Stage(i, i + 1) for i in range(4))
+    assert best_partition(case.context(layers, table, cluster, 22.9), group, quick)[0] is None

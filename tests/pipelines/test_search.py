@@ -91,6 +91,46 @@ def test_never_worse_than_what_is_simpler(seed):
     assert {"node0 alone", "node1 alone", "a replica group on each slice"} <= set(reported)
 
 
+def regular_arrangements(layers, table, cluster):
+    """What the settings of Megatron-LM express: meshes, stages, replicas, interleaved stages, all cut evenly."""
+    [part] = cluster.slices()
+    for option, size in itertools.product(range(len(table.options)), (1, 2, 3)):
+        width = table.options[option].num_devices
+        for num_submeshes, chunks in itertools.product(range(1, part.num_devices // width + 1), (1, 2, 3)):
+            replicas = part.num_devices // width // num_submeshes
+            if (
+                num_submeshes * chunks > layers.num_layers
+                or BATCH % (replicas * size)
+                or (chunks > 1) == (num_submeshes == 1)
+            ):
+                continue
+            for kind in KINDS if chunks == 1 else (ScheduleKind.INTERLEAVED,):
+                for again in (False, True):
+                    cut = even_cut(layers.num_layers, num_submeshes * chunks)
+                    stages = tuple(Stage(*span, again) for span in itertools.pairwise(cut))
+                    places = [
+                        [Submesh(0, (r * num_submeshes + k) * width, option) for k in range(num_submeshes)]
+                        for r in range(replicas)
+                    ]
+                    yield Arrangement(
+                        tuple(Pipeline(tuple(p), stages, size, BATCH // replicas // size, kind) for p in places)
+                    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_never_worse_than_what_is_regular(seed):
+    rng = np.random.default_rng(seed)
+    cluster = case.cluster(8, memory=rng.uniform(1.5e9, 3e9))
+    layers = case.random_layers(rng, int(rng.integers(5, 9)))
+    table = case.random_table(rng, cluster, sizes=(1, 2, 3), counts=(1, 2, 4))
+    limits = limits_bytes(cluster, 0.0)
+    found = search(layers, table, cluster, BATCH, StageOptions(limits_bytes=limits))
+    regular = [a for a in regular_arrangements(layers, table, cluster) if fits(layers, table, cluster, a, limits)]
+    times_s = [step_time(durations(layers, table, cluster, a)) for a in regular]
+    assert len(times_s) > 5
+    assert found.bound_s <= found.step_s <= min(times_s) * (1 + 1e-9)
+
+
 def test_more_devices_are_never_slower():
     rng = np.random.default_rng(3)
     layers = case.random_layers(rng, 5)

@@ -37,6 +37,13 @@ def test_without_axes_all_are_listed():
     assert sorted(arrangements(None, [0, 0, 1, 2])) == sorted(set(itertools.permutations([0, 0, 1, 2])))
 
 
+def test_there_may_be_thousands_of_things():
+    things = list(range(3000))
+    first, second = itertools.islice(arrangements(None, things), 2)
+    assert first == tuple(things)
+    assert second == (*things[:-2], things[-1], things[-2])
+
+
 def cost_of_pairs(seed, shape, count):
     """The sum over neighbours along the axes of a random distance of their classes: a quadratic assignment."""
     random = np.random.default_rng(seed)

@@ -99,8 +99,13 @@ class CandidateSet:
         each = [w * row[np.minimum(num_pipelines, len(row)) - 1] for w, row in zip(self.weights, near, strict=True)]
         return self._sent * np.minimum.reduce(each) / num_pipelines
 
-    def counts(self, num_pipelines: int, options: StageOptions) -> np.ndarray:
-        """[candidates, parts]: numbers of submeshes that there is room for."""
+    def counts(self, num_pipelines: int, options: StageOptions, num_owners: int | None = None) -> np.ndarray:
+        """[candidates, parts]: numbers of submeshes that there is room for.
+
+        Args:
+          num_pipelines: Replicas. options: What is fixed.
+          num_owners: Replicas that share the optimizer's state, if there are others besides.
+        """
         num_layers = self.context.intervals.layers.num_layers
         most = np.minimum(self.slots // num_pipelines, num_layers - len(self.options) + 1)
         if (most < 1).any():
@@ -112,11 +117,11 @@ class CandidateSet:
         is_allowed = total <= num_layers
         if options.num_stages is not None:
             is_allowed &= (options.num_stages % total == 0) & (options.num_stages >= total)
-        is_allowed &= self._fits(found, num_pipelines)
+        is_allowed &= self._fits(found, num_owners or num_pipelines)
         return found[is_allowed]
 
-    def _fits(self, counts: np.ndarray, num_pipelines: int) -> np.ndarray:
-        need = self._fixed + self._state / num_pipelines
+    def _fits(self, counts: np.ndarray, num_owners: int) -> np.ndarray:
+        need = self._fixed + self._state / num_owners
         finite = np.where(np.isfinite(need), need, 0.0).sum(axis=1)
         weights = np.where(finite > 0, 1 / np.maximum(finite, 1.0), 1.0)
         least = np.where(np.isfinite(need), weights[:, None] * need, np.inf).min(axis=0).sum()
@@ -125,16 +130,16 @@ class CandidateSet:
         )
         return counts @ (weights * self._room) >= (least - tied) * (1 - 1e-9)
 
-    def _main_layers(self, counts: np.ndarray, num_pipelines: int, held: np.ndarray, *, plain: bool) -> np.ndarray:
+    def _main_layers(self, counts: np.ndarray, num_owners: int, held: np.ndarray, *, plain: bool) -> np.ndarray:
         """How many layers of the main kind all submeshes of a pipeline have room for, at most.
 
         Args:
-          counts: [candidates, parts]. num_pipelines: Replicas.
+          counts: [candidates, parts]. num_owners: Replicas that share the optimizer's state.
           held: For the last stage, the last but one, ...: micro-batches in flight.
           plain: Without computing anything again; else, whatever helps: n layers need at least their residuals once,
             and for each further micro-batch in flight the inputs or the residuals of a layer.
         """
-        need = self._main_fixed + self._main_state / num_pipelines
+        need = self._main_fixed + self._main_state / num_owners
         if plain:
             room, need = self._room[:, None], need[:, None] + held[None, :] * self._main_residual[:, None]
         else:
@@ -185,8 +190,9 @@ class CandidateSet:
         options: StageOptions,
         below_s: float,
         most: int,
+        num_owners: int | None = None,
     ) -> tuple[list[Candidate], float]:
-        """Those with the given numbers of submeshes [candidates, parts]."""
+        """Those with the given numbers of submeshes [candidates, parts]; `num_owners` as for `counts`."""
         found: list[Candidate] = []
         rest_s = math.inf
         if not len(counts):
@@ -213,7 +219,7 @@ class CandidateSet:
             else:  # where stages share a submesh, what most of them send is sent while others are busy
                 bound_s = plain_s if kind is ScheduleKind.INTERLEAVED else busy_s
                 waits = (total - 1.0) / (3 if kind is ScheduleKind.ZERO_BUBBLE else chunks)
-            again, is_held = self._memory(counts, num_pipelines, number, kind, chunks)
+            again, is_held = self._memory(counts, num_owners or num_pipelines, number, kind, chunks)
             guess_s = slowest_s * (number + waits) * np.where(again, 1 + self.least_head, 1.0) + sent_s / chunks
             is_wanted = (bound_s < below_s) & (stages <= num_layers) & is_held
             if options.num_stages is not None:
@@ -252,7 +258,7 @@ class CandidateSet:
         return all(self.context.may_hold(stage, index) for stage, index in enumerate(stages))
 
     def _memory(
-        self, counts: np.ndarray, num_pipelines: int, number: int, kind: ScheduleKind, chunks: int
+        self, counts: np.ndarray, num_owners: int, number: int, kind: ScheduleKind, chunks: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Which candidates have to compute something again, and which could have room for all layers of the main kind.
 
@@ -262,10 +268,10 @@ class CandidateSet:
         behind, total = np.arange(1, int(counts.sum(axis=1).max()) + 1), counts.sum(axis=1)
         held = np.full_like(behind, number) if kind is ScheduleKind.GPIPE else np.minimum(behind, number)
         if kind is not ScheduleKind.INTERLEAVED:
-            plain = self._main_layers(counts, num_pipelines, held, plain=True)
-            return plain < self.num_main, self._main_layers(counts, num_pipelines, held, plain=False) >= self.num_main
+            plain = self._main_layers(counts, num_owners, held, plain=True)
+            return plain < self.num_main, self._main_layers(counts, num_owners, held, plain=False) >= self.num_main
         flying = np.minimum(number, ((chunks - 1) * total + 1) / chunks)[:, None]
-        need = (self._main_fixed + self._main_state / num_pipelines)[None, :]
+        need = (self._main_fixed + self._main_state / num_owners)[None, :]
         room = self._room[None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
             plain = counts * room / (need + flying * self._main_residual[None, :])

@@ -12,6 +12,7 @@ from autoshard.pipelines.schedule.orders import make_schedule
 from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage
 from autoshard.pipelines.search.batch_shares import LinearTime, best_batch_shares
 from autoshard.pipelines.search.candidate import Candidate
+from autoshard.pipelines.search.memory_bounds import replicas_with_room
 from autoshard.pipelines.search.options import PartitionEffort, StageOptions
 from autoshard.pipelines.search.partition import MOST_REPLICAS, best_partition
 from autoshard.pipelines.search.replica_group import SearchContext, arrangement_step_s
@@ -76,7 +77,10 @@ def group_per_slice(
     live = [row for row in rows if row.candidates]
     if not live:
         return GroupPerSlice((), math.inf, "no slice has room for a replica of the model")
-    bound_s = least_time_s(live, batch_size, at_best=True)
+    room = [replicas_with_room(context, s, sizes) for s in range(num_slices)]
+    bounding = [slice_candidates(context, s, sizes, options, sum(room) - room[s]) for s in range(num_slices)]
+    bounding = [row for row in bounding if row.candidates]
+    bound_s = least_time_s(bounding, batch_size, at_best=True)
     aim_s = least_time_s(live, batch_size, at_best=False)
     each = max(1, int(MOST_JOINT ** (1 / len(live))))
     members = [_members(context, row, aim_s, each, options) for row in live]
@@ -97,7 +101,7 @@ def group_per_slice(
         found += _join(context, batch_size, joint, shares, options)
     if not found:
         return GroupPerSlice((), bound_s, "the batch cannot be shared out between the slices")
-    bound_s = least_waiting_s(context, live, batch_size, bound_s, min(step_s for _, _, step_s in found))
+    bound_s = least_waiting_s(context, bounding, batch_size, bound_s, min(step_s for _, _, step_s in found))
     names = dict.fromkeys(name for name, _, _ in found)
     best = [min((f for f in found if f[0] == name), key=lambda entry: entry[2]) for name in names]
     return GroupPerSlice(tuple(sorted(best, key=lambda entry: entry[2])), bound_s)

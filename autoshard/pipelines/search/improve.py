@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from autoshard.pipelines.search.arrangement import Arrangement
-from autoshard.pipelines.search.partition import MOST_REPLICAS, StagePartition, rematerialised_stages
+from autoshard.pipelines.search.partition import MOST_REPLICAS, StagePartition
 from autoshard.pipelines.search.partition_bounds import CLOSE, partition_bounds_s
+from autoshard.pipelines.search.rematerialised import rematerialised_stages
 from autoshard.pipelines.search.replica_group import ReplicaGroup, SearchContext, arrangement_step_s
 from autoshard.pipelines.search.stage_bounds import stage_bounds
 
@@ -32,7 +33,7 @@ def improved_partition(
       cut: Where to begin. suggestions: Other cuts to look at first, as for `best_partition`.
       most_simulated: Cuts to run through the simulator at most.
     """
-    positions = stage_bounds(context, group, shares_memory=group.num_stages > len(group.submeshes[0]))
+    positions = stage_bounds(context, group, shares_memory=False)
     best, seen = cut, {_starts(cut)}
 
     def look(cuts: Iterable[tuple[int, ...]]) -> bool:

@@ -11,19 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.pipelines.schedule.orders import make_schedule
 from autoshard.pipelines.search.arrangement import Arrangement, Stage
 from autoshard.pipelines.search.options import PartitionEffort
 from autoshard.pipelines.search.partition_bounds import CLOSE, good_partitions, partition_bounds_s
+from autoshard.pipelines.search.rematerialised import rematerialised_stages
 from autoshard.pipelines.search.replica_group import ReplicaGroup, SearchContext, arrangement_step_s
-from autoshard.pipelines.search.stage_bounds import StageBounds, stage_bounds
-from autoshard.pipelines.search.stage_memory import fits
-from autoshard.pipelines.search.step_durations import stage_durations
+from autoshard.pipelines.search.stage_bounds import stage_bounds
 
 MOST_REPLICAS = 4
 """Of more equal replicas the simulator sees the first and the last."""
-MOST_REMATS = 64
-"""Where stages share submeshes, ways to choose those computed again that are simulated; of more, one is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,9 +69,8 @@ def best_partition(
         bound_s = -math.inf
     else:
         found, bound_s = good_partitions(positions, group)
-        if num_stages > len(group.submeshes[0]):
-            positions = stage_bounds(context, group, shares_memory=True)
-            found, _ = good_partitions(positions, group)
+        if num_stages > len(group.submeshes[0]):  # what stages of a submesh need together is known when they are cut
+            found += good_partitions(stage_bounds(context, group, shares_memory=True), group)[0]
         cuts = np.array([*found, *suggestions], dtype=int).reshape(-1, num_stages + 1)
     bounds_s = partition_bounds_s(positions, group, cuts)
     order = [k for k in np.argsort(bounds_s, kind="stable") if np.isfinite(bounds_s[k])]
@@ -91,8 +86,9 @@ def best_partition(
         if key in seen:
             continue
         seen.add(key)
-        num_simulated += 1
-        for stages in rematerialised_stages(context, group, positions, [int(c) for c in key]):
+        fitting = rematerialised_stages(context, group, positions, [int(c) for c in key])
+        num_simulated += bool(fitting)
+        for stages in fitting:
             arrangement = Arrangement(group.pipelines(stages))
             step_s = arrangement_step_s(context, arrangement, MOST_REPLICAS)
             if best is None or step_s < best.step_s * (1 - CLOSE):
@@ -103,34 +99,3 @@ def best_partition(
         return None, bound_s
     bound_s = min(best.step_s, max(bound_s, 0.0))
     return dataclasses.replace(best, bound_s=bound_s), bound_s
-
-
-def rematerialised_stages(
-    context: SearchContext, group: ReplicaGroup, positions: list[StageBounds], cut: Sequence[int]
-) -> list[tuple[Stage, ...]]:
-    """The stages of a cut, those computed again that must be: all ways to choose them where stages share submeshes."""
-    runs = list(itertools.pairwise(cut))
-    num_submeshes = len(group.submeshes[0])
-    if group.num_stages == num_submeshes:
-        again = [
-            bool(p.needs_remat[i - s, j - s - 1]) for s, ((i, j), p) in enumerate(zip(runs, positions, strict=True))
-        ]
-        return [tuple(Stage(*r, a) for r, a in zip(runs, again, strict=True))]
-    limits = tuple(context.limits_bytes[submesh.slice] for submesh in group.submeshes[0])
-    schedule = make_schedule(group.schedule, num_submeshes, group.num_stages, group.num_micro_batches[0])
-    chosen: list[list[tuple[bool, ...]]] = [[] for _ in range(num_submeshes)]
-    for option in sorted(itertools.product((False, True), repeat=group.num_stages // num_submeshes), key=sum):
-        stages = tuple(Stage(*r, option[s // num_submeshes]) for s, r in enumerate(runs))
-        pipeline = group.pipelines(stages)[0]
-        parts = tuple(
-            stage_durations(context.intervals, pipeline, s, group.num_pipelines) for s in range(group.num_stages)
-        )
-        for submesh, fit in enumerate(fits(schedule, parts, limits)):
-            if fit and not any(all(o >= k for o, k in zip(option, kept, strict=True)) for kept in chosen[submesh]):
-                chosen[submesh].append(option)
-    if math.prod(len(c) for c in chosen) > MOST_REMATS:
-        chosen = [c[:1] for c in chosen]
-    return [
-        tuple(Stage(*r, ways[s % num_submeshes][s // num_submeshes]) for s, r in enumerate(runs))
-        for ways in itertools.product(*chosen)
-    ]

@@ -22,12 +22,20 @@ HALVINGS = 50
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SliceCandidates:
-    """Candidates of one slice, whose times grow by `each_s` with every micro-batch of a replica."""
+    """Candidates of one slice, whose times grow by `each_s` with every micro-batch of a replica.
+
+    Attributes:
+      candidates: As many replicas of each as there is room for.
+      each_s, waits_s: [candidates]: time of a micro-batch, at least; what is expected to come to all of them.
+      most_rounds: Micro-batches of a replica, if they are fixed.
+      others: Replicas on other slices, at most.
+    """
 
     candidates: tuple[Candidate, ...]
     each_s: np.ndarray
     waits_s: np.ndarray
     most_rounds: int | None
+    others: int = 0
 
     def examples(self, time_s: float, *, at_best: bool) -> np.ndarray:
         """The most that each candidate manages in a time: as is to be expected, or by the bound on it."""
@@ -42,9 +50,16 @@ class SliceCandidates:
 
 
 def slice_candidates(
-    context: SearchContext, index: int, sizes: Sequence[int], options: StageOptions
+    context: SearchContext, index: int, sizes: Sequence[int], options: StageOptions, others: int = 0
 ) -> SliceCandidates:
-    """All candidates on one slice, with as many replicas as there is room for; on a small slice also with fewer."""
+    """All candidates on one slice, with as many replicas as there is room for; on a small slice also with fewer.
+
+    Args:
+      context: Costs, cluster, memory.
+      index: The slice. sizes: Of micro-batches.
+      options: What is fixed.
+      others: Replicas on other slices, which take their part of the optimizer's state.
+    """
     candidates: list[Candidate] = []
     for option, x in enumerate(context.topology.table.options):
         if x.slice != index or x.num_devices > (options.most_devices_per_stage or math.inf):
@@ -54,13 +69,19 @@ def slice_candidates(
             if candidate_set.is_possible:
                 slots = int(candidate_set.slots[0])
                 for num in _numbers(slots):
-                    counts = candidate_set.counts(num, options)
+                    counts = candidate_set.counts(num, options, num + others)
                     if slots > SMALL_SLICE:
                         counts = counts[slots // counts[:, 0] == num]
-                    candidates += candidate_set.candidates_of(counts, num, 1, options, math.inf, len(counts))[0]
+                    candidates += candidate_set.candidates_of(
+                        counts, num, 1, options, math.inf, len(counts), num + others
+                    )[0]
     each_s = np.array([s.each_s for s in candidates])
     return SliceCandidates(
-        tuple(candidates), each_s, np.array([s.guess_s for s in candidates]) - each_s, options.num_micro_batches
+        tuple(candidates),
+        each_s,
+        np.array([s.guess_s for s in candidates]) - each_s,
+        options.num_micro_batches,
+        others,
     )
 
 
@@ -114,12 +135,13 @@ def least_waiting_s(
 
 def _most_examples(waiting: WaitingBounds, row: SliceCandidates, time_s: float) -> int:
     """No candidate of a slice manages more examples in a time."""
-    most, best = row.examples(time_s, at_best=True), 0
+    most, rounds, best = row.examples(time_s, at_best=True), row.per_round, 0
     for k in np.argsort(-most, kind="stable"):
         if most[k] <= best:
             break
-        per_round = int(row.per_round[k])
-        number = waiting.most_micro_batches(row.candidates[k], time_s, best // per_round + 1, int(most[k] // per_round))
+        per_round, one = int(rounds[k]), row.candidates[k]
+        least, owners = best // per_round + 1, one.num_pipelines + row.others
+        number = waiting.most_micro_batches(one, time_s, least, int(most[k] // per_round), owners)
         best = max(best, number * per_round)
     return best
 

@@ -27,7 +27,9 @@ MOST_OPENED = 600
 """Candidate sets, with a number of replicas, whose candidates are looked at, at most, in each kind of arrangement."""
 MOST_OPENED_OF_MANY = 100
 """The same across three slices and more, where each has many more candidates."""
-MOST_BOUNDED = 1500
+MOST_LEFT = 2000
+"""Candidate sets that are left, at most, whose candidates are bounded in the end, across two slices at most."""
+MOST_BOUNDED = 6000
 """Candidates that are left, at most, whose bounds are made better in the end (`waiting_bounds`)."""
 MOST_IMPROVED = 4
 """Cuts of each kind of arrangement, the best ones, of different candidates, that are improved layer by layer."""
@@ -73,6 +75,7 @@ def search_sequence(
     cut.
     """
     opened: list[_Entry] = []
+    left: list[_Entry] = []
     count, waiting = itertools.count(), WaitingBounds(context)
     for candidate_set in _candidate_sets(context, sequence, [s for s in sizes if batch_size % s == 0], options):
         replicas, numbers = _replicas(
@@ -86,11 +89,12 @@ def search_sequence(
     best, num_cut, num_opened = BestOfSequence(None, math.inf), 0, 0
     limit_s, dropped_s = cutoff_s, math.inf
     cuts: list[tuple[StagePartition, ReplicaGroup, Candidate]] = []
+    tried: list[tuple[float, Candidate]] = []
     while opened and num_cut < options.most_candidates:
         bound_s, _, item, num_pipelines, number = heapq.heappop(opened)
         if isinstance(item, CandidateSet):
             if num_opened == (MOST_OPENED if len(sequence) <= 2 else MOST_OPENED_OF_MANY):
-                dropped_s = min(dropped_s, bound_s)
+                left.append((bound_s, next(count), item, num_pipelines, number))
             elif bound_s < limit_s * (1 - CLOSE):
                 num_opened += 1
                 candidates, rest_s = item.candidates(num_pipelines, number, options, limit_s, MOST_OF_SET)
@@ -103,7 +107,7 @@ def search_sequence(
             found, cut_s = best_partition(
                 context, group, options.partition_effort, _suggestions(context, item), limit_s
             )
-            dropped_s = min(dropped_s, max(cut_s, least_s))
+            tried.append((max(cut_s, least_s), item))
             if found is not None:
                 limit_s = min(limit_s, found.step_s, to_beat_s)
                 cuts.append((found, group, item))
@@ -112,8 +116,10 @@ def search_sequence(
         if improved.step_s < (cutoff_s if best.cut is None else best.cut.step_s):
             best = BestOfSequence(improved, 0.0, group.description)
     step_s = cutoff_s if best.cut is None else min(best.cut.step_s, to_beat_s)
+    for bound_s, candidate in tried:  # bounded again: when they were cut no time, or a later one, was to be beaten
+        dropped_s = min(dropped_s, max(bound_s, waiting.least_s(candidate, candidate.bound_s, step_s)))
     ruled_out_s = min(dropped_s, step_s)
-    left_s = _left_s(opened, waiting, options, ruled_out_s, MOST_OPENED - num_opened)
+    left_s = _left_s([*opened, *left], waiting, options, ruled_out_s, MOST_LEFT if len(sequence) <= 2 else MOST_OPENED)
     bound_s = min(left_s, dropped_s, math.inf if best.cut is None else step_s)
     return dataclasses.replace(best, bound_s=bound_s)
 

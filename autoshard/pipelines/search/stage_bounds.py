@@ -37,7 +37,7 @@ class StageBounds:
 
 
 def stage_bounds(context: SearchContext, group: ReplicaGroup, *, shares_memory: bool) -> list[StageBounds]:
-    """The positions of all stages; `shares_memory`: stages of one submesh have equal shares of its memory."""
+    """The positions of all stages; `shares_memory`: stages of one submesh have fixed shares of its memory."""
     return [_stage_bounds(context, group, s, shares_memory) for s in range(group.num_stages)]
 
 
@@ -90,10 +90,11 @@ def _memory(
     most = group.num_micro_batches[0]
     if per_submesh == 1:
         in_flight = most_in_flight(group.schedule, stage, group.num_stages, most)
-    elif shares_memory:  # no more than an equal share of the submesh: what does not fit so is not found
+    elif shares_memory:  # no more than its share of the submesh: what does not fit so is not found
         in_flight = (InFlight(_interleaved_in_flight(group, stage)),)
         working = _working_bytes(context, group, submesh.option, stage % len(group.submeshes[0]))
-        limit = np.maximum(limit / per_submesh, (limit - working) / per_submesh + costs.working_bytes)
+        share = _share(context, group, submesh.option, stage)
+        limit = np.maximum(limit * share, (limit - working) * share + costs.working_bytes)
     else:
         in_flight = (InFlight(1),)
     plain, again = (
@@ -101,6 +102,20 @@ def _memory(
     )
     is_plain = plain if per_submesh == 1 or shares_memory else plain | again
     return is_plain & costs.is_possible, (plain | again) & costs.is_possible
+
+
+def _share(context: SearchContext, group: ReplicaGroup, option: int, stage: int) -> float:
+    """A stage's share of its submesh's memory: what equally many of equal layers need there, of what they need in all.
+
+    What is in flight differs between the stages of a submesh.
+    """
+    costs = [c for c in context.intervals.layer_costs(option, group.micro_batch_size) if c is not None]
+    kept = sum(c.weight_bytes + c.gradient_bytes + c.optimizer_bytes / group.num_pipelines for c in costs)
+    residual = sum(c.residual_bytes for c in costs)
+    num_submeshes = len(group.submeshes[0])
+    on_submesh = range(stage % num_submeshes, group.num_stages, num_submeshes)
+    needs = [kept + _interleaved_in_flight(group, s) * residual for s in on_submesh]
+    return needs[stage // num_submeshes] / sum(needs) if sum(needs) else 1 / len(needs)
 
 
 def _working_bytes(context: SearchContext, group: ReplicaGroup, option: int, submesh: int) -> float:

@@ -18,9 +18,9 @@ of submesh p, each schedule being an order that every submesh keeps to (`schedul
 
                         T >= F + sum over stages behind of b + M t[p] - (H forward tasks of p) + sum over q < p of b[q]
 
-                    1F1B and ZB-H1: H = min(M, P - p). GPipe: H = M. Interleaved, where groups of G micro-batches pass
-                    all stages of a submesh in turn: H = (v - 1) G + h, h = 2 (P - p - 1) + 1. If h <= G, these take
-                    G f[p] - (G - h) f[last stage of p]; else G f[p] + (h - G) f[first stage of p].
+                    1F1B and ZB-H1: H = min(M, P - p). GPipe: H = M. Interleaved: of stage c of the submesh the first
+                    h[c] micro-batches (`memory_bounds`), so that with the greatest, h, these tasks take
+                    h f[p] - sum over c of (h - h[c]) f[stage c].
 
     copies          T >= weights[p] + M t[p] + gradients[p] where a submesh has one stage, with what replicas send to
                     each other of its layers; and what stage 0 sends comes before its first and behind its last task.
@@ -28,10 +28,15 @@ of submesh p, each schedule being an order that every submesh keeps to (`schedul
 A cut is bounded by what holds for any: stage s has at least one of the layers s ... s + N - S, so its f is at least the
 least of these; F is at least the sum over layers of the least f on any mesh of the candidate. Every bound then has the
 form T >= fixed[p] + sum over the layers of p of each[p], where `each` is not negative, as M is at least the number of
-times that a task is taken off. So in time T submesh p has room for no more than floor((T - fixed[p]) / each[p]) layers
-of the kind that has most work. If the submeshes together have not room for all layers of that kind, no cut takes T or
-less. Neither does one if there is not room for all work, layers divided as one likes: with weights v[k] for the mesh
-options as in `candidates`, the first bounds add up to
+times that a task is taken off. The first layer is on submesh 0 in any cut, and the last one on submesh P - 1. With n
+further layers, out of those that take longest, the memory of a submesh makes it compute y[p](n) of them again at least
+(`memory_bounds`), which is part of M t[p], so that
+
+    T >= fixed[p] + each[p] n + M y[p](n) f
+
+for all these bounds. In time T a submesh has room for the most n for which they hold. If the submeshes together have
+not room for all of those layers, no cut takes T or less. Neither does one if there is not room for all work, layers
+divided as one likes: with weights v[k] for the mesh options as in `candidates`, the first bounds add up to
 
     sum over p of v[p] max(0, T - fixed[p]) >= sum over all layers of min over k of v[k] (M a[k] - late w[k])
 """
@@ -43,6 +48,7 @@ import numpy as np
 
 from autoshard.pipelines.schedule.tasks import ScheduleKind
 from autoshard.pipelines.search.candidate import Candidate
+from autoshard.pipelines.search.memory_bounds import MemoryBounds, held_micro_batches
 from autoshard.pipelines.search.replica_group import SearchContext
 
 ROUNDING = 1e-9
@@ -52,12 +58,19 @@ HALVINGS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Phases:
-    """Times of the phases of layers; `weight_s` is 0 where it is part of `backward_s`."""
+class _LayerTimes:
+    """Times of each layer on one mesh option: arrays [layers].
+
+    Attributes:
+      forward_s, backward_s, weight_s: Of its phases; `weight_s` is 0 where it is part of `backward_s`.
+      weights_s, gradients_s: Of what is sent to and from replicas.
+    """
 
     forward_s: np.ndarray
     backward_s: np.ndarray
     weight_s: np.ndarray
+    weights_s: np.ndarray
+    gradients_s: np.ndarray
 
     @property
     def total_s(self) -> np.ndarray:
@@ -66,33 +79,25 @@ class _Phases:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _LayerTimes(_Phases):
-    """Times of each layer on one mesh option; `weights_s`, `gradients_s`: of what is sent to and from replicas."""
-
-    weights_s: np.ndarray
-    gradients_s: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _OnSubmeshes(_Phases):
-    """What the bounds need of a candidate: arrays [submeshes], and [stages] where it says so.
+class _OnSubmeshes:
+    """What the bounds need of a candidate, whatever its number of micro-batches.
 
     Attributes:
-      forward_s, backward_s, weight_s, sent_s: Of a layer of the main kind.
-      least_forward_s, least_backward_s: The same on the best of all meshes.
-      all_forward_s, all_backward_s: Of all layers, on the best of all meshes.
+      part: [submeshes]: which of the candidate's options each is of.
+      forward_s, backward_s, weight_s, sent_s: [options, layers].
       stage_forward_s: [stages]: at least that of any stage.
-      ahead_s: Forward and backward tasks of the stages before stage p, at least; `fill_s`, `drain_s`: either alone.
-      behind_s: Backward tasks of the stages behind the last one of p, at least.
+      ahead_s: [submeshes]: forward and backward tasks of the stages before stage p, at least; `fill_s`, `drain_s`:
+        either alone.
+      behind_s: [submeshes]: backward tasks of the stages behind the last one of p, at least.
       first_s: Copies and gradients of the first layer; `start_s`: its copies.
-      weights: v[k] of each submesh. work_s, late_s: [options, layers]: a and w of every layer, times v[k].
+      weights: [submeshes]: v[k] of each. work_s, late_s: [options, layers]: a and w of every layer, times v[k].
     """
 
+    part: np.ndarray
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    weight_s: np.ndarray
     sent_s: np.ndarray
-    least_forward_s: float
-    least_backward_s: float
-    all_forward_s: float
-    all_backward_s: float
     stage_forward_s: np.ndarray
     ahead_s: np.ndarray
     fill_s: np.ndarray
@@ -104,12 +109,52 @@ class _OnSubmeshes(_Phases):
     work_s: np.ndarray
     late_s: np.ndarray
 
+    @property
+    def total_s(self) -> np.ndarray:
+        """Of all phases."""
+        return self.forward_s + self.backward_s + self.weight_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    """T >= fixed_s[p] + the sum of each_s[p, l] over the layers l of submesh p: arrays [submeshes], [., layers]."""
+
+    fixed_s: np.ndarray
+    each_s: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Rooms:
+    """What is known of a candidate with a number of micro-batches: it cannot take a time if something has no room.
+
+    Attributes:
+      least_s: [submeshes, n]: time that a submesh with n of the layers takes at least; inf if that does not fit.
+      num_main: Layers for which there must be room.
+      weights: [submeshes]: v[k] of each. before_s, work_s: [bounds, submeshes] and [bounds]: when a submesh begins, and
+        what all of them have to do, where the work is divided as one likes.
+    """
+
+    least_s: np.ndarray
+    num_main: int
+    weights: np.ndarray
+    before_s: np.ndarray
+    work_s: np.ndarray
+
+    def has_room(self, time_s: float) -> bool:
+        """Whether nothing rules out that a step takes no more than a time."""
+        open_s = np.maximum(time_s - self.before_s, 0.0)
+        if ((open_s @ self.weights) * (1 + ROUNDING) < self.work_s).any():
+            return False
+        rooms = (self.least_s <= time_s * (1 + ROUNDING)).sum(axis=1) - 1
+        return bool((rooms >= 0).all() and rooms.sum() >= self.num_main)
+
 
 class WaitingBounds:
-    """The bounds of a search, which keeps the times of its layers."""
+    """The bounds of a search, which keeps the times and bytes of its layers."""
 
     def __init__(self, context: SearchContext):
         self.context = context
+        self.memory = MemoryBounds(context)
         self._times = functools.cache(self._layer_times)
         self._mains = functools.cache(self._main_layers)
 
@@ -119,59 +164,76 @@ class WaitingBounds:
         costs = self._on_submeshes(candidate, replicas)
         if costs is None or not np.isfinite(to_s):
             return from_s
-        if not self._has_room(candidate, costs, number, to_s):
+        rooms = self._rooms(candidate, costs, replicas, number)
+        if not rooms.has_room(to_s):
             return to_s
         low, high = from_s, to_s
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            low, high = (low, middle) if self._has_room(candidate, costs, number, middle) else (middle, high)
+            low, high = (low, middle) if rooms.has_room(middle) else (middle, high)
         return low
 
-    def most_micro_batches(self, candidate: Candidate, time_s: float, least: int, most: int) -> int:
+    def most_micro_batches(self, candidate: Candidate, time_s: float, least: int, most: int, num_owners: int) -> int:
         """The most micro-batches of a pipeline that are not ruled out in a time, whatever other replicas do.
 
         Args:
           candidate: Whose pipelines; not their number, nor that of their micro-batches.
           time_s: For the step. least, most: Between which the answer is sought; less than `least` is answered by 0.
+          num_owners: Replicas that share the optimizer's state, at most.
         """
         costs = self._on_submeshes(candidate, 1)
         if costs is None:
             return most
-        if least > most or not self._has_room(candidate, costs, max(1, least), time_s):
+
+        def has_room(number: int) -> bool:
+            return self._rooms(candidate, costs, num_owners, number).has_room(time_s)
+
+        if least > most or not has_room(max(1, least)):
             return 0
         low, high = max(1, least), most
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._has_room(candidate, costs, middle, time_s) else (low, middle - 1)
+            low, high = (middle, high) if has_room(middle) else (low, middle - 1)
         return low
 
-    def _has_room(self, candidate: Candidate, costs: _OnSubmeshes, number: int, time_s: float) -> bool:
-        """Whether the submeshes together have room for all layers of the main kind in a time."""
+    def _rooms(self, candidate: Candidate, costs: _OnSubmeshes, num_owners: int, number: int) -> _Rooms:
         main = self._mains(candidate.options, candidate.micro_batch_size)
-        place = np.arange(len(costs.forward_s))
-        late = np.minimum(number, place + 1) if candidate.schedule is ScheduleKind.ZERO_BUBBLE else 0
-        work_s = number * costs.total_s
-        rooms = []
-        for before_s, after in ((costs.ahead_s + costs.first_s, late), (costs.fill_s + costs.start_s, 0)):
-            open_s = time_s - before_s
-            least_work_s = float((number * costs.work_s - np.max(after) * costs.late_s).min(axis=0).sum())
-            if float(costs.weights @ np.maximum(open_s, 0.0)) * (1 + ROUNDING) < least_work_s:
-                return False
-            rooms.append(_layers(open_s, work_s - after * costs.weight_s))
+        place = np.arange(len(costs.part))
+        is_split = candidate.schedule is ScheduleKind.ZERO_BUBBLE
+        late = np.minimum(number, place + 1) if is_split else np.zeros_like(place)
+        whole_s = number * costs.total_s[costs.part]
+        before_s = np.stack([costs.ahead_s + costs.first_s, costs.fill_s + costs.start_s])
+        lines = [
+            _Line(before_s[0], whole_s - late[:, None] * costs.weight_s[costs.part]),
+            _Line(before_s[1], whole_s),
+        ]
         if candidate.chunks == 1:
-            rooms.append(_layers(time_s, work_s + costs.sent_s))
-            rooms.append(_turning(candidate.schedule, costs, number, late, time_s))
+            lines.append(_Line(np.zeros(len(place)), whole_s + costs.sent_s[costs.part]))
+            lines.append(_turning(candidate.schedule, costs, number, late))
         else:
-            rooms.append(_turning_interleaved(candidate.chunks, costs, number, time_s))
-        return float(np.minimum.reduce(rooms).sum()) >= len(main)
+            lines.append(_turning_interleaved(candidate.chunks, costs, number))
+        again = self.memory.least_again(candidate, main, num_owners, number)
+        again_s = number * costs.forward_s[:, main].min(axis=1)[costs.part]
+        ns = np.arange(again.shape[1])
+        last = costs.forward_s.shape[1] - 1
+        least_s = np.zeros_like(again)
+        for line in lines:
+            fixed_s = line.fixed_s.copy()
+            for submesh, layer in {(0, 0), (len(place) - 1, last)}:  # on which they are in any cut
+                if layer not in main:
+                    fixed_s[submesh] += line.each_s[submesh, layer]
+            each_s = line.each_s[:, main].min(axis=1)
+            least_s = np.maximum(least_s, fixed_s[:, None] + each_s[:, None] * ns)
+        least_s = least_s + np.where(again > 0, again * again_s[:, None], 0.0)
+        work_s = [(number * costs.work_s - of_late * costs.late_s).min(axis=0).sum() for of_late in (late.max(), 0)]
+        return _Rooms(least_s, len(main), costs.weights, before_s, np.array(work_s))
 
     def _main_layers(self, options: tuple[int, ...], size: int) -> np.ndarray:
-        """The layers of the kind that has most work."""
-        kinds = self.context.intervals.layers.kinds
+        """Those that are counted whole: the layers that take longest, as many as make number times least time most."""
         each = np.array([self._times(o, size, False, 1).total_s for o in options]).min(axis=0)
-        totals = {k: sum(each[l] for l in range(len(kinds)) if kinds[l] == k) for k in set(kinds)}
-        main = max(totals, key=lambda k: totals[k])
-        return np.flatnonzero(np.array(kinds) == main)
+        order = np.argsort(-each, kind="stable")
+        number = int(np.argmax(each[order] * np.arange(1, len(each) + 1))) + 1
+        return np.sort(order[:number])
 
     def _layer_times(self, option: int, size: int, is_split: bool, num_pipelines: int) -> _LayerTimes:
         """Layers that an option does not have take for ever."""
@@ -199,37 +261,29 @@ class WaitingBounds:
         times = [self._times(o, size, is_split, num_pipelines) for o in candidate.options]
         if not all(np.isfinite(t.total_s).all() for t in times):
             return None
-        main = self._mains(candidate.options, size)
         part = np.repeat(np.arange(len(times)), candidate.counts)
         num_submeshes, num_stages = len(part), candidate.num_stages
         width = self.context.intervals.layers.num_layers - num_stages + 1
         of_stage = np.tile(part, candidate.chunks)
 
-        def least(rows: list[np.ndarray]) -> np.ndarray:
+        def least(rows: np.ndarray) -> np.ndarray:
             """[stages]: the least of the layers that each could have."""
-            windows = [np.lib.stride_tricks.sliding_window_view(row, width).min(axis=1) for row in rows]
-            return np.array(windows)[of_stage, np.arange(num_stages)]
+            windows = np.lib.stride_tricks.sliding_window_view(rows, width, axis=1).min(axis=2)
+            return windows[of_stage, np.arange(num_stages)]
 
-        def of_main(rows: list[np.ndarray]) -> np.ndarray:
-            return np.array([row[main].min() for row in rows])[part]
-
-        forward, backward = [t.forward_s for t in times], [t.backward_s for t in times]
+        forward, backward = np.array([t.forward_s for t in times]), np.array([t.backward_s for t in times])
         stage_forward_s, stage_backward_s = least(forward), least(backward)
-        stage_both_s = least([f + b for f, b in zip(forward, backward, strict=True)])
+        stage_both_s = least(forward + backward)
         speeds = np.array([1 / t.total_s.sum() for t in times])
         weights = speeds / speeds.max()
         first = lambda row: (np.cumsum(row) - row)[:num_submeshes]
         behind_s = np.cumsum(stage_backward_s[::-1])[::-1] - stage_backward_s
-        least_forward, least_backward = np.min(forward, axis=0), np.min(backward, axis=0)
         return _OnSubmeshes(
-            forward_s=of_main(forward),
-            backward_s=of_main(backward),
-            weight_s=of_main([t.weight_s for t in times]),
-            sent_s=of_main([t.weights_s + t.gradients_s for t in times]),
-            least_forward_s=float(least_forward[main[0]]),
-            least_backward_s=float(least_backward[main[0]]),
-            all_forward_s=float(least_forward.sum()),
-            all_backward_s=float(least_backward.sum()),
+            part=part,
+            forward_s=forward,
+            backward_s=backward,
+            weight_s=np.array([t.weight_s for t in times]),
+            sent_s=np.array([t.weights_s + t.gradients_s for t in times]),
             stage_forward_s=stage_forward_s,
             ahead_s=first(stage_both_s),
             fill_s=first(stage_forward_s),
@@ -243,41 +297,30 @@ class WaitingBounds:
         )
 
 
-def _turning(kind: ScheduleKind, costs: _OnSubmeshes, number: int, late: np.ndarray | int, time_s: float) -> np.ndarray:
-    """Layers that each submesh has room for, by the bound for its turning round, where it has one stage.
+def _turning(kind: ScheduleKind, costs: _OnSubmeshes, number: int, late: np.ndarray) -> _Line:
+    """The bound for the turning round of a submesh that has one stage.
 
     F and the backward tasks of other stages are all tasks but the backward task of p. The own layers of p among them
     take their own time, all others that of the best mesh.
     """
-    num_submeshes = len(costs.forward_s)
+    num_submeshes = len(costs.part)
     if kind is ScheduleKind.GPIPE:
         ahead = np.full(num_submeshes, number)
     else:
         ahead = np.minimum(number, num_submeshes - np.arange(num_submeshes))
-    each_s = number * costs.total_s - (ahead - 1) * costs.forward_s - late * costs.weight_s
-    each_s = each_s - costs.least_forward_s - costs.least_backward_s
-    return _layers(time_s - costs.all_forward_s - costs.all_backward_s - costs.first_s, each_s)
+    each_s = number * costs.total_s[costs.part] - (ahead - 1)[:, None] * costs.forward_s[costs.part]
+    each_s = each_s - late[:, None] * costs.weight_s[costs.part]
+    least_s = costs.forward_s.min(axis=0) + costs.backward_s.min(axis=0)
+    return _Line(np.full(num_submeshes, least_s.sum() + costs.first_s), each_s - least_s)
 
 
-def _turning_interleaved(chunks: int, costs: _OnSubmeshes, number: int, time_s: float) -> np.ndarray:
-    """The same for the interleaved schedule; no bound where there are few micro-batches."""
-    num_submeshes = len(costs.forward_s)
-    place = np.arange(num_submeshes)
-    num_groups = max(1, number // num_submeshes)
-    group = -(-number // num_groups)  # G
-    left = 2 * (num_submeshes - place - 1) + 1  # h
-    twice = np.maximum(0, left - group)
-    if number < num_submeshes or number < group + twice.max():
-        return np.full(num_submeshes, np.inf)
-    later = costs.stage_forward_s.reshape(chunks, num_submeshes)[1:]
-    fixed_s = costs.all_forward_s + costs.behind_s + costs.drain_s + costs.first_s
-    fixed_s = fixed_s + np.maximum(0, group - left) * later[-1] + twice * later.sum(axis=0)
-    each_s = number * costs.total_s - (group + twice - 1) * costs.forward_s - costs.least_forward_s
-    return _layers(time_s - fixed_s, each_s)
-
-
-def _layers(room_s: np.ndarray | float, each_s: np.ndarray) -> np.ndarray:
-    """How many whole layers there is room for."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(each_s > 0, np.floor(np.maximum(room_s, 0.0) / each_s * (1 + ROUNDING) + ROUNDING), np.inf)
-    return np.where(room_s < -ROUNDING, 0.0, found)
+def _turning_interleaved(chunks: int, costs: _OnSubmeshes, number: int) -> _Line:
+    """The same for the interleaved schedule."""
+    num_submeshes = len(costs.part)
+    held = held_micro_batches(ScheduleKind.INTERLEAVED, num_submeshes, chunks, number)
+    most = held.max(axis=1)
+    least_s = costs.forward_s.min(axis=0)
+    fewer_s = ((most[:, None] - held) * costs.stage_forward_s.reshape(chunks, num_submeshes).T).sum(axis=1)
+    fixed_s = least_s.sum() + costs.behind_s + costs.drain_s + costs.first_s + fewer_s
+    each_s = number * costs.total_s[costs.part] - (most - 1)[:, None] * costs.forward_s[costs.part]
+    return _Line(fixed_s, each_s - least_s)
