@@ -1,8 +1,8 @@
 """How fast a program computes and sums gradients, whatever its plan: by which a sum's products are counted.
 
-Before a plan is made nobody knows how a product is split. Good plans have all devices busy, and sum a gradient over
-all that have a part of it; so a kernel is taken to be split as far as it can be, and a gradient to be summed and
-scattered over all devices, which is no shorter than a sum over fewer of them where the network is the slowest link.
+Before a plan is made nobody knows how a product is split. Good plans have all devices busy, and sum over the slowest
+links no more than they must; so a kernel is taken to be split as far as it can be, and a gradient to be summed and
+scattered over the slowest links alone, split over the devices within.
 """
 
 import dataclasses

@@ -49,6 +49,23 @@ def test_kernels_are_taken_as_split_over_all_devices_and_sums_as_scattered(hidde
     assert pace.sum_s(GRADIENT_BYTES) == pytest.approx(SUM_S)
 
 
+def _of_one_link(mesh):
+    """All axes of a mesh on the links of its last one."""
+    link = mesh.axes[-1].levels[0].link
+    axes = [dataclasses.replace(a, levels=(dataclasses.replace(a.levels[0], link=link),)) for a in mesh.axes]
+    return dataclasses.replace(mesh, axes=tuple(axes))
+
+
+def test_sums_are_taken_as_split_over_all_but_the_slowest_links(hidden, mesh_of):
+    """Two nodes of four devices, at 1 GB/s between them and 5 us: one hop, half of a quarter, one launch. In one node
+    all eight: three hops and one, of 1 us."""
+    pace = pace_of(hidden.program, hidden.tables, mesh_of(2, 4))
+    assert pace.sum_s(GRADIENT_BYTES) == pytest.approx(5e-6 + 1e-6 + GRADIENT_BYTES / 4 / 2 / 1e9)
+    of_node = pace_of(hidden.program, hidden.tables, _of_one_link(mesh_of(2, 4)))
+    assert of_node.sum_s(GRADIENT_BYTES) == pytest.approx(4e-6 + 1e-6 + GRADIENT_BYTES * (3 / 4 + 1 / 8) / 1e10)
+    assert pace_of(hidden.program, hidden.tables, mesh_of(1)).sum_s(GRADIENT_BYTES) == pytest.approx(1e-6)
+
+
 def test_planner_memory_and_orders_give_a_sum_the_same_products(hidden):
     """Ten of the products take more than twice the sum, and nine less: it is there before the eleventh."""
     assert 9 * PRODUCT_S < 2 * SUM_S < 10 * PRODUCT_S
