@@ -111,19 +111,19 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
     monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
     run = plan.jit(step, devices_for(H100, plan.axes, 8))
     found = run.candidates()
-    least, own, by_time, freely, unordered = found
+    least, own, by_time, freely, unordered, at_once = found
     tried = [c.figures.candidate for c in found]
-    of_plan = [Candidate.PLAN_COSTS, Candidate.BY_TIME, Candidate.GATHERED_FREELY, Candidate.UNORDERED]
+    of_plan = [Candidate.PLAN_COSTS, Candidate.BY_TIME, *(c for c in Candidate if c.keeps_gathers)]
     assert tried == [Candidate.LEAST_MEMORY, *of_plan]
     for one in found:
         replayed = replay(parse(one.text), plan.logical_mesh)
         assert one.figures.step_s == replayed.step_s and one.figures.reserved_bytes == one.memory.total_bytes > 0
     assert own.figures.exposed_s < least.figures.exposed_s and own.figures.step_s < least.figures.step_s
     profiles = set(tmp_path.glob("*.pbtxt"))
-    assert len(profiles) == 4 and all(p.read_text().startswith("costs { name: ") for p in profiles)
+    assert len(profiles) == 5 and all(p.read_text().startswith("costs { name: ") for p in profiles)
     run.candidates()
     assert set(tmp_path.glob("*.pbtxt")) == profiles
-    assert min(freely.memory.peak_bytes, unordered.memory.peak_bytes) >= least.memory.peak_bytes
+    assert min(c.memory.peak_bytes for c in (freely, unordered, at_once)) >= least.memory.peak_bytes
 
 
 @needs_xla_gpu
@@ -205,7 +205,7 @@ BOTH_UNORDERED = Candidate.UNORDERED, Candidate.UNORDERED_AT_ONCE
 
 
 @needs_xla_gpu
-@pytest.mark.parametrize(("shape", "waits"), [((64, 64), True), ((16384, 2048), False)])
+@pytest.mark.parametrize(("shape", "waits"), [((64, 64), True), ((2**20, 1024), False)])
 def test_two_collectives_are_in_flight_where_a_program_without_orders_waits(shape, waits):
     """A sum over all devices of what a product makes, waited for at once: long beside a small product, and nothing
     beside a large one. The second program is the first by another schedule: its names are known."""
