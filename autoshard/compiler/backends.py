@@ -20,6 +20,7 @@ from autoshard.compiler.live_buffers import shortened
 from autoshard.compiler.made_first import made_first
 from autoshard.compiler.operand_copies import operand_copies
 from autoshard.compiler.ordering import OrderingRules
+from autoshard.compiler.pace import Pace
 from autoshard.compiler.partial_sums import partial_sums
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.queued_gathers import queued
@@ -30,6 +31,7 @@ from autoshard.compiler.stored_values import stored_values
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.compiler.widened import widened
 from autoshard.compiler.workspaces import own_workspaces, product_workspaces
+from autoshard.graph.graph import Graph
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +67,16 @@ class XlaCpu:
     def hidden_behind(self) -> int:
         """How many products it puts beside a gather (`hiding_spans.py`)."""
         return 1
+
+    def paced(self, pace: Pace) -> "XlaCpu":
+        """See `Compiler`: nothing depends on it."""
+        return self
+
+    def spans(self, graph: Graph) -> HidingSpans | None:
+        """See `Compiler`."""
+        if not self.hides_collectives:
+            return None
+        return HidingSpans(graph, self.hides_sums, self.hides_exchanged_sums, self.hidden_behind)
 
     @property
     def ordering(self) -> OrderingRules:
@@ -167,14 +179,14 @@ class XlaTpu(XlaCpu):
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""
         yield from stored_values(analysis, choices)
-        yield from partial_sums(analysis, choices, _hiding(self, analysis))
+        yield from partial_sums(analysis, choices, self.spans(analysis.graph))
         yield from own_workspaces(analysis, choices.groups)
 
     def operand_copies(
         self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
     ) -> Iterator[BufferUse]:
         """See `Compiler`."""
-        return operand_copies(analysis, reads, _hiding(self, analysis))
+        return operand_copies(analysis, reads, self.spans(analysis.graph))
 
     def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:
         """See `Compiler`."""
@@ -192,10 +204,12 @@ class XlaGpu(XlaCpu):
     Attributes:
       workspace_bytes: Of one product (`DeviceType.product_workspace_bytes`).
       schedule: Which of its schedules it is asked for.
+      pace: What kernels and sums take on the mesh, by which sums are given time to hide; None if it is not known.
     """
 
     workspace_bytes: int
     schedule: Schedule = Schedule.LEAST_MEMORY
+    pace: Pace | None = None
 
     @property
     def hides_collectives(self) -> bool:
@@ -212,10 +226,20 @@ class XlaGpu(XlaCpu):
         """See `XlaCpu`."""
         return 1 if self.is_hopper else UNTIMED_PRODUCTS
 
+    def paced(self, pace: Pace) -> "XlaGpu":
+        """See `Compiler`: it has sums wait as long as hides them."""
+        return dataclasses.replace(self, pace=pace)
+
+    def spans(self, graph: Graph) -> HidingSpans | None:
+        """See `Compiler`."""
+        return HidingSpans(graph, hidden_behind=self.hidden_behind, pace=self.pace) if self.hides_collectives else None
+
     @property
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
-        return OrderingRules(float(self.workspace_bytes), turns_rows=True, sums_by_block=True, schedule=self.schedule)
+        return OrderingRules(
+            float(self.workspace_bytes), turns_rows=True, sums_by_block=True, schedule=self.schedule, pace=self.pace
+        )
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:
         """See `Compiler`."""
@@ -227,7 +251,7 @@ class XlaGpu(XlaCpu):
             is_keeping = use.kind is BufferKind.VALUE and use.owner in keeping
             yield with_kept_argument(use) if is_keeping else use
         yield from stored_exponentials(analysis, choices)
-        yield from partial_sums(analysis, choices, _hiding(self, analysis))
+        yield from partial_sums(analysis, choices, self.spans(analysis.graph))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
         yield from own_workspaces(analysis, choices.groups)
 
@@ -235,19 +259,7 @@ class XlaGpu(XlaCpu):
         self, analysis: ProgramAnalysis, reads: Iterable[tuple[int, OperandRead]]
     ) -> Iterator[BufferUse]:
         """See `Compiler`."""
-        return operand_copies(analysis, reads, _hiding(self, analysis))
-
-
-def _hiding(compiler: XlaCpu, analysis: ProgramAnalysis) -> HidingSpans | None:
-    """How long what collectives move is there; None where they run in turn with kernels."""
-    if not compiler.hides_collectives:
-        return None
-    return HidingSpans(
-        analysis.graph,
-        hides_sums=compiler.hides_sums,
-        exchanges_sums=compiler.hides_exchanged_sums,
-        hidden_behind=compiler.hidden_behind,
-    )
+        return operand_copies(analysis, reads, self.spans(analysis.graph))
 
 
 def schedules_of(device_type: DeviceType, num_devices: int) -> tuple[Schedule, ...]:

@@ -38,8 +38,9 @@ class Candidate(enum.Enum):
     schedule give each what it needs, and let weights of checkpointed layers be gathered before the layer begins.
     Where there is memory to spare, weights need not be gathered again for the backward pass: orders of products and
     their sums alone have reductions run behind the products that follow, instead of all at the end, and leave the
-    links to them. All orders hinder some fusions: without any a program can be faster still. The order of least memory
-    stays for where nothing else fits.
+    links to them. All orders hinder some fusions: without any a program can be faster still. Where that waits for
+    sums in between, as for those of batch statistics, nothing longer than a kernel or two hides unless two collectives
+    may be in flight. The order of least memory stays for where nothing else fits.
     """
 
     LEAST_MEMORY = "least memory"
@@ -51,6 +52,7 @@ class Candidate(enum.Enum):
     BY_TIME = "latency hiding by the plan's costs, in the order of the plan's own schedule"
     GATHERED_FREELY = "latency hiding by the plan's costs, gathers without the plan's orders"
     UNORDERED = "latency hiding by the plan's costs, without the plan's orders"
+    UNORDERED_AT_ONCE = "latency hiding by the plan's costs, without the plan's orders, two collectives at once"
 
     @property
     def by_plan_costs(self) -> bool:
@@ -66,12 +68,17 @@ class Candidate(enum.Enum):
     @property
     def is_bounded(self) -> bool:
         """Whether the program has the orders that bound its memory as the plan predicts."""
-        return self not in (Candidate.BY_TIME, Candidate.GATHERED_FREELY, Candidate.UNORDERED)
+        return self is not Candidate.BY_TIME and not self.keeps_gathers
 
     @property
     def keeps_gathers(self) -> bool:
         """Whether what is gathered may stay from the forward to the backward pass, which takes memory to spare."""
-        return self in (Candidate.GATHERED_FREELY, Candidate.UNORDERED)
+        return self in (Candidate.GATHERED_FREELY, Candidate.UNORDERED, Candidate.UNORDERED_AT_ONCE)
+
+    @property
+    def ordered_as(self) -> "Candidate":
+        """The way whose orders its program has."""
+        return Candidate.UNORDERED if self is Candidate.UNORDERED_AT_ONCE else self
 
 
 def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | int | float | str]:
@@ -82,9 +89,9 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
     is_first = candidate is Candidate.LEAST_MEMORY
     schedule = Schedule.LEAST_MEMORY if is_first else Schedule.LATENCY_HIDING
     options: dict[str, bool | int | float | str] = {**(compiler_options(platform, schedule) or {})}
-    if candidate in (Candidate.TWO_AT_ONCE, Candidate.PAST_LOOPS):
+    if candidate in (Candidate.TWO_AT_ONCE, Candidate.PAST_LOOPS, Candidate.UNORDERED_AT_ONCE):
         options[_OVERLAP_LIMIT] = 2
-    if candidate is Candidate.UNORDERED:  # orders leave nothing to merge
+    if candidate.ordered_as is Candidate.UNORDERED:  # orders leave nothing to merge
         options[_MERGED_PRODUCTS] = -1
     if candidate is Candidate.PIPELINED_LOOPS:
         options |= {**pipelined_collectives(), _DOUBLE_BUFFERED: True}

@@ -2,18 +2,23 @@
 
 The orders of that schedule bound it: a copy may be gathered `PREFETCH_DISTANCE` products before its reader, and XLA:GPU
 begins it as late as hides it, which one product mostly does; a sum that is reduced alone is there `REDUCED_WITHIN`
-products later. From Hopper on XLA:GPU expects what products and collectives take of the hardware
-(`SolLatencyEstimator`); for GPUs before, any collective takes as long as `UNTIMED_PRODUCTS` products
-(`GpuLatencyEstimator`).
+products later, or more where these are too short to hide it. From Hopper on XLA:GPU expects what products and
+collectives take of the hardware (`SolLatencyEstimator`); for GPUs before, any collective takes as long as
+`UNTIMED_PRODUCTS` products (`GpuLatencyEstimator`).
 """
 
 import bisect
+import math
 
 from autoshard.compiler.collective_combiner import is_reduced_alone
+from autoshard.compiler.pace import Pace
 from autoshard.compiler.prefetches import LEAST_HELD_BYTES, PREFETCH_DISTANCE, TPU_PREFETCH_DISTANCE
 from autoshard.compiler.primitives import PRODUCTS
-from autoshard.compiler.read_in_turn import REDUCED_WITHIN
 from autoshard.graph.graph import Graph
+
+REDUCED_WITHIN = 4
+"""How many products after one its sum must be there at the earliest, if it is reduced alone: those between hide it.
+What contains products, such as a checkpointed layer, waits if it contains the last of these."""
 
 FEW_PRODUCTS = 4
 """So many must be before a copy's reader for its gather to wait for the last of them, in programs compiled for H100s
@@ -28,6 +33,12 @@ QUEUED_WITHIN = 24
 XLA:GPU's scheduler, built from the end, begins each as late as it may: GPT and an encoder-decoder under ZeRO-3 have
 most reduced 0 to 24 products later, few up to 34 (`benchmarks/verify_matrix.py`, 8 and 16 H100)."""
 
+REDUCED_IN = 2.0
+"""In what time after its product a sum must be there that is reduced alone, as a multiple of its own: one collective is
+in flight at a time, so that one like it may be sent before. A mixture of experts on 8 H100, whose products are short,
+exposes 1.2 ms where sums are due four products later, 0.7 in 1.5 of their times, 0.3 in twice, 0.8 in three times, and
+0.7 in four (built from the end, each sum is begun as late as it may, and meets others that are due later)."""
+
 EXCHANGED_WITHIN = REDUCED_WITHIN + TPU_PREFETCH_DISTANCE
 """How many products after one its sum is there, if it is exchanged: a weight that is read so much later waits for it
 (`gradients_in_time.py`). Until then both are there, what a device sends and what it receives, which take as much as the
@@ -41,16 +52,27 @@ class HidingSpans:
       hides_sums: Whether sums run behind products as well, each by itself but for small ones, and not only copies.
       exchanges_sums: Whether sums are made by an exchange (`exchanged_sums.py`).
       hidden_behind: How many products the compiler puts beside a gather.
+      pace: What kernels and sums take; None where sums are given a number of products.
     """
 
     def __init__(
-        self, graph: Graph, hides_sums: bool = True, exchanges_sums: bool = False, hidden_behind: int = 1
+        self,
+        graph: Graph,
+        hides_sums: bool = True,
+        exchanges_sums: bool = False,
+        hidden_behind: int = 1,
+        pace: Pace | None = None,
     ) -> None:
         self._products = [o.index for o in graph.operations if o.name in PRODUCTS]
         self._num_operations = len(graph.operations)
+        self._sizes_bytes = [
+            0.0 if (r := o.results[0]) is None else graph.values[r].size_bytes for o in graph.operations
+        ]
         self._loops = graph.loops
         self.hides_sums, self.exchanges_sums, self.hidden_behind = hides_sums, exchanges_sums, hidden_behind
+        self.pace = pace
         self._distance = PREFETCH_DISTANCE if hides_sums else TPU_PREFETCH_DISTANCE
+        self._begins_s = [] if pace is None else [pace.before_s[product] for product in self._products]
 
     def gathered_from(self, reader: int, read_before: int = -1) -> int:
         """The operation from which a gathered copy for operation `reader` is there: the product before, or as many
@@ -78,16 +100,34 @@ class HidingSpans:
         """The operation before which a gradient is summed and moved that is known from operation `made` on; one past
         the last where nothing but the update waits for it. `size_bytes`: Of the whole; a device has no more to sum.
         """
-        within = REDUCED_WITHIN if is_reduced_alone(size_bytes) else QUEUED_WITHIN
+        within = self._reduced_within(made, size_bytes) if is_reduced_alone(size_bytes) else QUEUED_WITHIN
         after = bisect.bisect_left(self._products, made) + within - 1
         return self._products[after] if after < len(self._products) else self._num_operations
 
     def reduced_until(self, product: int) -> int | None:
         """The operation before which the sum of `product` is reduced, if it is reduced alone; None if nothing waits for
         it."""
-        within = EXCHANGED_WITHIN if self.exchanges_sums else REDUCED_WITHIN
+        within = EXCHANGED_WITHIN if self.exchanges_sums else self.reduced_within(product)
         after = bisect.bisect_right(self._products, product) + within - 1
         return self._products[after] if after < len(self._products) else None
+
+    def reduced_within(self, product: int) -> int:
+        """How many products after `product` its sum must be there, if it is reduced alone."""
+        return self._reduced_within(product + 1, self._sizes_bytes[product])
+
+    def _reduced_within(self, made: int, size_bytes: float) -> int:
+        """How many products before a sum is there that is known from operation `made` on: `REDUCED_WITHIN`, or so many
+        that `REDUCED_IN` times its own time is over; no more than `QUEUED_WITHIN`, nor than are left in its loop or
+        the program, since behind the last of them little is left to hide it."""
+        if self.pace is None:
+            return REDUCED_WITHIN
+        around = [loop for loop in self._loops if loop.start < made <= loop.stop]
+        own_s = math.prod(loop.trips for loop in around) * self.pace.sum_s(size_bytes)
+        first, due_s = bisect.bisect_left(self._products, made), self.pace.before_s[made] + REDUCED_IN * own_s
+        in_time = bisect.bisect_left(self._begins_s, due_s) - first + 1
+        end = min([self._num_operations, *(loop.stop for loop in around)])
+        left = bisect.bisect_left(self._products, end) - first
+        return max(min(in_time, QUEUED_WITHIN, left), REDUCED_WITHIN)
 
     def queued_until(self, product: int) -> int:
         """The operation before which the sum of `product` is reduced, if nothing waits for it: in its loop, if it is in

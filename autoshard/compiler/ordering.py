@@ -14,7 +14,9 @@ from typing import Any
 from autoshard.compiler.early_products import is_partial, is_summed_alone, products_first
 from autoshard.compiler.exchanged_sums import exchanged_sums
 from autoshard.compiler.gradients_in_time import late_weights
+from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.materialized import materialized
+from autoshard.compiler.pace import Pace
 from autoshard.compiler.planned_graph import PlannedGraph, planned_graph
 from autoshard.compiler.prefetches import Prefetches
 from autoshard.compiler.read_in_turn import Turns, awaited_values
@@ -46,6 +48,8 @@ class OrderingRules:
       exchanges_from_bytes: From how many bytes on sums that nobody waits for are exchanged (XLA:TPU hides that); None
         where none are.
       schedule: Which of its schedules it is asked for.
+      pace: What kernels and sums take, by which sums are given time (`HidingSpans.reduced_within`); None where they are
+        given a number of products.
     """
 
     product_workspace_bytes: float = 0.0
@@ -55,6 +59,7 @@ class OrderingRules:
     sums_by_block: bool = False
     exchanges_from_bytes: float | None = None
     schedule: Schedule = Schedule.LEAST_MEMORY
+    pace: Pace | None = None
 
 
 def ordered(
@@ -134,12 +139,13 @@ def _hiding(planned: PlannedGraph, rules: OrderingRules, times: TransferTimes | 
     found: dict[int, dict[str, Any]] = collections.defaultdict(dict)
     awaited = awaited_values(planned.graph, by_products=True)
     handed_on = awaited_values(planned.graph, by_products=False)
+    spans = HidingSpans(planned.graph, pace=rules.pace)
 
     def visit(computation: Computation, results: Sequence[int | None], is_checkpoint: bool = False) -> None:
         if rules.fuses_products:
             _hold_gathers(planned, computation, is_checkpoint, awaited, found, times)
         else:
-            _order_hiding(planned, computation, results, awaited, found, times)
+            _order_hiding(planned, computation, results, awaited, found, spans, times)
         for instruction in computation:
             for nested in instruction.nested:
                 handed = [r if r in handed_on else None for r in instruction.results]
@@ -186,6 +192,7 @@ def _order_hiding(
     results: Sequence[int | None],
     awaited: Set[int | None],
     found: Mapping[int, dict[str, Any]],
+    spans: HidingSpans,
     times: TransferTimes | None,
 ) -> None:
     """Adds to `found` what is ordered of a computation; `results` and `awaited` as in `Turns`."""
@@ -208,12 +215,12 @@ def _order_hiding(
         else:
             held[turn.before].add((turn.after - turn.before, turn.slot))
         found[turn.before]["operands"] = _read_as(planned, by_number[turn.before])
-    for turn in turns.reduced(times, prefetches.opened):
+    for turn in turns.reduced(spans, times, prefetches.opened):
         if turn.after is not None:
             follows[turn.after].add((turn.after - turn.before, turn.slot))
             moved.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
     with_room: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
-    for turn in turns.reduced(opened=prefetches.opened, has_room=True):
+    for turn in turns.reduced(spans, opened=prefetches.opened, has_room=True):
         if turn.after is not None:
             with_room[turn.after].add((turn.after - turn.before, turn.slot))
     for number, copies in prefetches.held.items():

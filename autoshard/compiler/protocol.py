@@ -14,9 +14,12 @@ from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_assignment import LiveBuffers
 from autoshard.compiler.buffer_uses import BufferUse, Choices, OperandRead
 from autoshard.compiler.emitted_collectives import EmittedCollectives
+from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.ordering import OrderingRules
+from autoshard.compiler.pace import Pace
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.transfer_times import TransferTimes
+from autoshard.graph.graph import Graph
 
 
 class Compiler(Protocol):
@@ -48,6 +51,15 @@ class Compiler(Protocol):
         ...
 
     # ---- before the solve: under all choices
+
+    def paced(self, pace: Pace) -> "Compiler":
+        """The same compiler, asked for a program of which is known what its kernels and sums take."""
+        ...
+
+    def spans(self, graph: Graph) -> HidingSpans | None:
+        """When collectives run behind products, and how long what they move is there; None where they run in turn with
+        kernels."""
+        ...
 
     def moved_itemsize(self, analysis: ProgramAnalysis, value: int, read_by: Sequence[int]) -> int:
         """The bytes of an element of `value` as it is moved to the operations `read_by`."""

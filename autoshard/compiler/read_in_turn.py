@@ -5,7 +5,7 @@ products that make weight gradients, the sums that make those of biases and of n
 activations of all layers and their gradients would wait for them. So whatever reads an operand of a product next waits
 until each device has made its part of the product, and a product after such a sum until its part of that is made. For
 the sums of these parts nobody waits, they are reduced behind the next products: only one that is so large that it is
-reduced alone must be there before the product that is `REDUCED_WITHIN` ahead.
+reduced alone must be there before a later product (`HidingSpans.reduced_within`).
 """
 
 import bisect
@@ -21,19 +21,18 @@ from autoshard.compiler.early_products import (
     is_summed_twice,
     num_products,
 )
+from autoshard.compiler.hiding_spans import REDUCED_WITHIN, HidingSpans
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.graph.computations import Computation, Instruction, first_operation
 from autoshard.graph.graph import Graph
 
-REDUCED_WITHIN = 4
-"""How many products after one its sum must be there, if it is reduced alone: those between hide it. What contains
-products, such as a checkpointed layer, waits if it contains the last of these."""
 TWICE_WITHIN = 12
-"""The same where there is memory to spare, and what is scattered over one axis is then summed over another: XLA joins
-the small sums that are left, of products that are made one after the other. Where memory is predicted, a GPT with
-cuDNN's attention on data=2 x tensor=8 would need 6.4 GB instead of 5.9, and gain nothing."""
+"""How many products after one its sum must be there at the earliest where there is memory to spare, and what is
+scattered over one axis is then summed over another: XLA joins the small sums that are left, of products that are made
+one after the other. Where memory is predicted, a GPT with cuDNN's attention on data=2 x tensor=8 would need 6.4 GB
+instead of 5.9, and gain nothing."""
 
 _SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
 
@@ -107,6 +106,7 @@ class Turns:
 
     def reduced(
         self,
+        spans: HidingSpans,
         times: TransferTimes | None = None,
         opened: Mapping[int, tuple[int, ...]] | None = None,
         has_room: bool = False,
@@ -114,12 +114,13 @@ class Turns:
         """The products whose sums are reduced alone, and who waits for them; what widens such a sum comes after.
 
         Args:
-          times: When the sums are sent; None for `REDUCED_WITHIN`.
+          spans: How long sums may be in flight.
+          times: When the sums are sent; None for as many products as `spans` leaves them.
           opened: For equations, the operand slots that do not wait with the others.
           has_room: Whether there is memory to spare.
         """
         found: list[Turn] = []
-        for at, until in zip(self.products, self._followers(times, has_room), strict=True):
+        for at, until in zip(self.products, self._followers(spans, times, has_room), strict=True):
             product = self.order[at]
             if until is None:
                 continue
@@ -137,19 +138,25 @@ class Turns:
             found += [dataclasses.replace(tie, along=along[first:]) for tie in ties]
         return found
 
-    def _followers(self, times: TransferTimes | None, has_room: bool) -> list[int | None]:
+    def _followers(self, spans: HidingSpans, times: TransferTimes | None, has_room: bool) -> list[int | None]:
         """For each product, the position of the one that waits for its sum, reduced alone; None if none does. What
         contains products has sums of its own only in time: those that are not through before its end.
         """
         if times is None:
             passed = list(itertools.accumulate(num_products(self.order[at]) for at in self.products))
-            is_late = [has_room and self._is_summed_twice(self.order[at]) for at in self.products]
-            within = [TWICE_WITHIN if late else REDUCED_WITHIN for late in is_late]
-            after = [bisect.bisect_left(passed, own + n) for own, n in zip(passed, within, strict=True)]
-            of_one = [self._is_reduced_alone(self.order[at]) for at in self.products]
-            return [self._product(k) if alone else None for k, alone in zip(after, of_one, strict=True)]
+            found: list[int | None] = []
+            for own, product in zip(passed, map(self.order.__getitem__, self.products), strict=True):
+                if not self._is_reduced_alone(product):
+                    found.append(None)
+                    continue
+                left = max(passed[-1] - own, REDUCED_WITHIN)  # behind its computation nobody waits for it
+                within = min(spans.reduced_within(product.leaf.index), left)
+                if has_room and self._is_summed_twice(product):
+                    within = max(within, TWICE_WITHIN)
+                found.append(self._product(bisect.bisect_left(passed, own + within)))
+            return found
         firsts = [first_operation(self.order[at]) for at in self.products]
-        found: list[int | None] = []
+        found = []
         for n, at in enumerate(self.products):
             ends = [times.ends[i.equation] for i in self._reduced_alone(self.order[at]) if i.equation in times.ends]
             following = bisect.bisect_left(firsts, max(ends)) if ends else len(firsts)

@@ -116,7 +116,7 @@ class Interface:
 
     def for_candidate(self, candidate: Candidate) -> "Interface":
         """The same layouts, in the orders of one way to schedule the program."""
-        match candidate:
+        match candidate.ordered_as:
             case Candidate.UNORDERED:
                 return self.unordered
             case Candidate.GATHERED_FREELY:
@@ -287,7 +287,7 @@ class PlannedFunction:
         lowered: dict[Candidate | None, Any] = {}
 
         def compile_as(candidate: Candidate, options: dict[str, Any]) -> Any:
-            own = None if candidate.is_bounded else candidate
+            own = None if candidate.is_bounded else candidate.ordered_as
             if own not in lowered:
                 lowered[own] = self.of_candidate(candidate).lower(*args)
             return lowered[own].compile(compiler_options=options)

@@ -38,7 +38,6 @@ from autoshard.compiler.backends import compiler_of
 from autoshard.compiler.buffer_uses import BufferUse, Choices, CopySizes, GroupChoices, HostChoices, OperandRead
 from autoshard.compiler.collective_dtypes import is_narrowed
 from autoshard.compiler.exchanged_sums import exchanged_on
-from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.host_residuals import HostResiduals, Residual
 from autoshard.compiler.host_state import StateUpdate, state_updates
 from autoshard.compiler.protocol import Compiler
@@ -62,6 +61,7 @@ from autoshard.planner.allowed import (
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.mesh_prices import MeshPrices, Move, MoveKind
 from autoshard.planner.overlap import Overlap, StretchWeights, counted_of_group, first_weights
+from autoshard.planner.pace import pace_of
 from autoshard.planner.program import Program
 from autoshard.planner.usages import ResidualEdge, usages_of
 from autoshard.solver.problem import Edge, Node, Problem
@@ -164,7 +164,7 @@ class _Builder:
         tables: Sequence[ChoiceTable],
         decisions: Sequence[Decision],
         overlap: Overlap,
-        schedule: Schedule,
+        compiler: Compiler,
         updates: Sequence[StateUpdate] = (),
         residuals: Sequence[Residual] = (),
     ):
@@ -178,7 +178,7 @@ class _Builder:
             for w, access in enumerate(group.writes):
                 self.definition[access.value] = (self.first_group + group.index, w)
         self.prices, self.columns = prices, prices.columns
-        self.compiler = compiler_of(self.mesh.device_type, schedule)
+        self.compiler = compiler
         self.shared: dict[tuple[int, float], Move] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.copied_s: dict[tuple, np.ndarray] = {}
@@ -439,18 +439,6 @@ def formulate(
     hiding = Overlap(program.analysis, overlap, None)
     compiler = compiler_of(mesh.device_type, schedule)
     hides = compiler.hides_collectives
-    if hides:
-        weights = weights or first_weights(len(program.graph.operations))
-        sums, least_bytes = compiler.hides_sums, compiler.least_hidden_bytes
-        spans = HidingSpans(program.graph, sums)
-        hiding = dataclasses.replace(
-            hiding,
-            weights=weights,
-            hides_sums=sums,
-            exchanged_on=exchanged_on(mesh.axes) if compiler.hides_exchanged_sums else frozenset(),
-            least_bytes=least_bytes,
-            spans=spans,
-        )
     has_host = mesh.host_link is not None
     updates = state_updates(program.analysis) if offload in ("state", "all") and has_host else ()
     host_residuals = HostResiduals(program.analysis) if offload in ("activations", "all") and has_host else None
@@ -460,8 +448,18 @@ def formulate(
     layouts, arguments = argument_choices(program, prices, pins, restrictions, may_be_in_host)
     in_pieces = InPieces(decompose, overlap if hides else 0.0)
     tables, groups = group_choices(program, prices, restrictions, lookups, in_pieces)
+    if hides:
+        compiler = compiler.paced(pace_of(program, tables, mesh))
+        hiding = dataclasses.replace(
+            hiding,
+            weights=weights or first_weights(len(program.graph.operations)),
+            hides_sums=compiler.hides_sums,
+            exchanged_on=exchanged_on(mesh.axes) if compiler.hides_exchanged_sums else frozenset(),
+            least_bytes=compiler.least_hidden_bytes,
+            spans=compiler.spans(program.graph),
+        )
     decisions = [*arguments, *groups, *(ResidualDecision(k) for k in range(len(residuals)))]
-    builder = _Builder(program, prices, layouts, tables, decisions, hiding, schedule, updates, residuals)
+    builder = _Builder(program, prices, layouts, tables, decisions, hiding, compiler, updates, residuals)
     flows, edges, copies = builder.edges()
     nodes = builder.nodes()
     reads = builder.operand_reads(flows, copies)
@@ -469,7 +467,7 @@ def formulate(
         r.buffer: ResidualEdge(len(flows) + k, r.away, builder.defined_buffer(r)[1]) for k, r in enumerate(residuals)
     }
     edges += map(builder.residual, range(len(residuals)))
-    memory = usages_of(builder.compiler, program, builder.choices(), reads, builder.node_of, residual_edges)
+    memory = usages_of(compiler, program, builder.choices(), reads, builder.node_of, residual_edges)
     return Formulation(
         program=program,
         mesh=mesh,
@@ -481,7 +479,7 @@ def formulate(
         within_s=builder.own_s,
         overlap=hiding,
         schedule=schedule,
-        compiler=builder.compiler,
+        compiler=compiler,
         buffers=memory.buffers,
         instants=memory.instants,
         updates=updates,
@@ -501,7 +499,7 @@ def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
         f.tables,
         f.decisions,
         overlap,
-        f.schedule,
+        f.compiler,
         residuals=f.all_residuals,
     )
     builder.own_s.update(f.within_s)

@@ -143,7 +143,8 @@ def choice_table(
         for scatter in scatters:
             choice = Choice(assignment, scatter, exchanged)
             key = (*reads.values(), *(_merge(layout, scatter) for layout in local.values()))
-            row = _Row(choice, compute_s, flops, *_resolve(shape, choice, local, mesh, sizes, exchange, sums), exchange)
+            resolved = _resolve(shape, choice, local, mesh, sizes, exchange, sums)
+            row = _Row(choice, compute_s + _turned_s(shape, choice, local, mesh), flops, *resolved, exchange)
             best = rows.get(key)
             if best is None or row.cost_s < best.cost_s:
                 rows[key] = row
@@ -432,6 +433,16 @@ def _compute(
     launches = shape.launches + sum(map(is_in_stages, rows)) * bool(summing_s)
     group_s = kernel_s(mesh.device_type, arithmetic_s, moved, launches, shape.row_passes, summing_s)
     return turned_s + group_s, total_flops
+
+
+def _turned_s(shape: GroupShape, choice: Choice, local: Mapping[Dims, Layout], mesh: LogicalMesh) -> float:
+    """Seconds of the kernel that turns the gradient of a convolution's kernel around before it is scattered: onto its
+    output channels, which cuDNN has outermost, it is scattered as it lies."""
+    dims, size_bytes, _ = shape.writes[-1]
+    scattered = {dims[d] for d, n in zip(choice.scatter, mesh.shape, strict=True) if d != WHOLE and n > 1}
+    if not shape.outermost or not mesh.device_type.is_gpu or scattered <= {shape.outermost}:
+        return 0.0
+    return kernel_s(mesh.device_type, 0.0, 2 * shard_bytes(size_bytes, local[dims], mesh.shape), 1)
 
 
 def _least_dim(

@@ -58,6 +58,8 @@ class GroupShape:
         reduce-scatter, or on several dimensions: it partitions a scatter by itself, which cannot run by shards.
       table: What it looks up, where that may be exchanged.
       work: What each device does where the program splits it by hand, whatever the choice.
+      outermost: Of the gradient of a convolution's kernel, the factors of its output channels; else empty. cuDNN has
+        these outermost in memory.
     """
 
     factors: tuple[Factor, ...]
@@ -75,6 +77,7 @@ class GroupShape:
     is_summed_at_once: bool
     table: "Table | None" = None
     work: "RegionWork | None" = None
+    outermost: tuple[int, ...] = ()
 
     @property
     def is_sparse(self) -> bool:
@@ -198,7 +201,20 @@ def shape_of(
         any(o.name in COMBINERS for o in operations),
         _table(group, operations, graph.values),
         work,
+        _outermost(group, operations),
     )
+
+
+def _outermost(group: Group, operations: Sequence[Operation]) -> tuple[int, ...]:
+    """`GroupShape.outermost` of a group that is one convolution: what the gradient of its kernel has in common with
+    the gradient of its result."""
+    (operation, *others), own = operations, group.factor_maps[0]
+    if others or operation.rule.convolved is None or not operation.rule.convolved.is_kernel_gradient:
+        return ()
+    of_result, of_kernel = (
+        {f for dim in d for f in dim} for d in (operation.rule.operands[1], operation.rule.results[0])
+    )
+    return tuple(sorted(own[f] for f in of_result & of_kernel))
 
 
 def _partial_accesses(

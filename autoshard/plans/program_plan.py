@@ -222,7 +222,7 @@ class ProgramPlan:
         in_orders = Candidate.PLAN_COSTS, Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS
         bounded = in_orders if chosen is None else (chosen.candidate,)
         by_time = (Candidate.BY_TIME,) if self.timed else ()
-        return *bounded, *by_time, Candidate.GATHERED_FREELY, Candidate.UNORDERED
+        return *bounded, *by_time, *(c for c in Candidate if c.keeps_gathers)
 
 
 def _unflatten(tree: Any, tensors: Sequence[PlannedTensor]) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 from autoshard.compiler.buffer_uses import BufferKind
 from autoshard.compiler.hiding_spans import UNTIMED_PRODUCTS, HidingSpans
+from autoshard.compiler.pace import Pace
 from autoshard.compiler.schedule import Schedule
 from autoshard.trace.trace import trace
 
@@ -71,6 +73,47 @@ def test_what_hides_runs_behind_the_products_that_its_orders_leave_it(monkeypatc
     assert [spans.hidden_from(o, small) for o in (4, 5)] == [0, 0], "what takes 1 MiB has no anchor"
     assert [spans.hidden_until(o, large) for o in (1, 2, 3, 5)] == [2, 4, 5, 5]
     assert [spans.hidden_until(o, small) for o in (1, 2, 3, 5)] == [4, 5, 5, 5]
+
+
+def paced(graph, sum_s):
+    """Spans of a graph whose products take a second each time, and nothing else does; any sum takes `sum_s`."""
+    before_s = [0.0]
+    for o in graph.operations:
+        trips = math.prod(loop.trips for loop in graph.loops if loop.start <= o.index < loop.stop)
+        before_s.append(before_s[-1] + trips * (o.name == "dot_general"))
+    return HidingSpans(graph, pace=Pace(tuple(before_s), sum_s, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("sum_s", "until"),
+    [(0.25, [2, 6, 7, None]), (1.0, [3, 7, 7, None]), (1.2, [4, 7, 7, None]), (100.0, [5, 7, 7, None])],
+)
+def test_a_sum_is_there_when_kernels_have_taken_twice_its_time(monkeypatch, sum_s, until):
+    """Products 0 to 7 in a row, a second each, from the ends of 0, 4, 5 and 6 on: at least two later, here, at most
+    five, and no later than the last, but where that is less than two products later."""
+    monkeypatch.setattr("autoshard.compiler.hiding_spans.QUEUED_WITHIN", 5)
+    shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2
+    graph = trace(lambda x, w: functools.reduce(jnp.matmul, [w] * 8, x), shapes).graph
+    spans = paced(graph, sum_s)
+    assert [o.name for o in graph.operations] == ["dot_general"] * 8
+    assert [spans.reduced_until(o) for o in (0, 4, 5, 6)] == until
+    windows = [spans.hidden_until(o + 1, float(2**25)) for o in (0, 4, 5, 6)]
+    assert windows == [8 if stop is None else stop for stop in until], "the planner's windows are the orders'"
+
+
+@pytest.mark.parametrize(("sum_s", "number"), [(0.5, 2), (1.0, 3), (100.0, 3)])
+def test_a_sum_in_a_loop_has_the_time_of_one_iteration(monkeypatch, sum_s, number):
+    """Four products in a loop, a second each time: the sum of the first is there before the one that begins twice its
+    time later in the same iteration, or the last of it."""
+    monkeypatch.setattr("autoshard.compiler.hiding_spans.QUEUED_WITHIN", 5)
+
+    def f(x, w):
+        return jax.lax.scan(lambda c, _: (functools.reduce(jnp.matmul, [w] * 4, c), None), x, length=3)[0] @ w @ w
+
+    graph = trace(f, [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2).graph
+    products = [o.index for o in graph.operations if o.name == "dot_general"]
+    assert len(products) == 6 and graph.loops[0].stop <= products[4]
+    assert paced(graph, sum_s).reduced_until(products[0]) == products[number]
 
 
 def test_without_products_a_sum_is_reduced_at_once():

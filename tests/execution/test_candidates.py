@@ -70,6 +70,8 @@ def test_what_the_compiler_is_told():
     assert Candidate.PAST_LOOPS.by_plan_costs and Candidate.PAST_LOOPS.queueing == 1.5
     assert {c.queueing for c in Candidate if c is not Candidate.PAST_LOOPS} == {1.0}
     assert of(Candidate.PAST_LOOPS) == of(Candidate.TWO_AT_ONCE)
+    two, unordered = of(Candidate.UNORDERED_AT_ONCE), of(Candidate.UNORDERED)
+    assert two == {**unordered, **of(Candidate.TWO_AT_ONCE)} != unordered and Candidate.UNORDERED_AT_ONCE.by_plan_costs
     assert of(Candidate.TWO_AT_ONCE) == {**by_xla, "xla_gpu_experimental_parallel_collective_overlap_limit": 2}
     pipelined = of(Candidate.PIPELINED_LOOPS)
     assert pipelined == {**by_xla, **pipelined_collectives(), "xla_gpu_enable_while_loop_double_buffering": True}
@@ -109,19 +111,19 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
     monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
     run = plan.jit(step, devices_for(H100, plan.axes, 8))
     found = run.candidates()
-    least, own, by_time, freely, unordered = found
+    least, own, by_time, freely, unordered, at_once = found
     tried = [c.figures.candidate for c in found]
-    of_plan = [Candidate.PLAN_COSTS, Candidate.BY_TIME, Candidate.GATHERED_FREELY, Candidate.UNORDERED]
+    of_plan = [Candidate.PLAN_COSTS, Candidate.BY_TIME, *(c for c in Candidate if c.keeps_gathers)]
     assert tried == [Candidate.LEAST_MEMORY, *of_plan]
     for one in found:
         replayed = replay(parse(one.text), plan.logical_mesh)
         assert one.figures.step_s == replayed.step_s and one.figures.reserved_bytes == one.memory.total_bytes > 0
     assert own.figures.exposed_s < least.figures.exposed_s and own.figures.step_s < least.figures.step_s
     profiles = set(tmp_path.glob("*.pbtxt"))
-    assert len(profiles) == 4 and all(p.read_text().startswith("costs { name: ") for p in profiles)
+    assert len(profiles) == 5 and all(p.read_text().startswith("costs { name: ") for p in profiles)
     run.candidates()
     assert set(tmp_path.glob("*.pbtxt")) == profiles
-    assert min(freely.memory.peak_bytes, unordered.memory.peak_bytes) >= least.memory.peak_bytes
+    assert min(c.memory.peak_bytes for c in (freely, unordered, at_once)) >= least.memory.peak_bytes
 
 
 @needs_xla_gpu
@@ -181,7 +183,7 @@ def test_a_plan_for_the_least_memory_is_compiled_in_one_way(plan):
     other = autoshard.plan(lambda w: w["w"] * 2, args, cluster=H100X8, mesh={"data": 8}, options=least)
     assert other.compile_candidates == ()
     bounded = Candidate.PLAN_COSTS, Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS
-    without = Candidate.GATHERED_FREELY, Candidate.UNORDERED
+    without = Candidate.GATHERED_FREELY, Candidate.UNORDERED, Candidate.UNORDERED_AT_ONCE
     assert plan.compile_candidates == (*bounded, Candidate.BY_TIME, *without)
 
 
@@ -197,3 +199,31 @@ def test_one_device_is_compiled_once_for_each_way():
 
     found = compile_candidates(compile_as, "cuda", Choosing((Candidate.UNORDERED,), one, None))
     assert compiled == [c.figures.candidate for c in found] == [Candidate.LEAST_MEMORY, Candidate.UNORDERED]
+
+
+BOTH_UNORDERED = Candidate.UNORDERED, Candidate.UNORDERED_AT_ONCE
+
+
+@needs_xla_gpu
+@pytest.mark.parametrize(("shape", "waits"), [((64, 64), True), ((2**20, 1024), False)])
+def test_two_collectives_are_in_flight_where_a_program_without_orders_waits(shape, waits):
+    """A sum over all devices of what a product makes, waited for at once: long beside a small product, and nothing
+    beside a large one. The second program is the first by another schedule: its names are known."""
+    axes = (("data", 8),)
+    mesh = jax.sharding.Mesh(np.array(devices_for(H100, axes, 8), dtype=object), ("data",))
+    split = NamedSharding(mesh, P("data"))
+    summed = jax.jit(lambda x: jnp.tanh(x.T @ x).sum(), in_shardings=split).lower(
+        jax.ShapeDtypeStruct((8 * shape[0], shape[1]), jnp.float32)
+    )
+    compiled = []
+
+    def compile_as(candidate, options):
+        compiled.append(candidate)
+        return summed.compile(compiler_options={**COMPILER_OPTIONS, **options})
+
+    found = compile_candidates(compile_as, "cuda", Choosing(BOTH_UNORDERED, MESH, None))
+    tried = [c.figures.candidate for c in found]
+    unordered = found[1].figures
+    assert (unordered.exposed_s > 0.02 * unordered.step_s) == waits
+    assert tried == [Candidate.LEAST_MEMORY, *BOTH_UNORDERED[: 1 + waits]]
+    assert compiled.count(Candidate.UNORDERED) == 2 and compiled.count(Candidate.UNORDERED_AT_ONCE) == waits

@@ -76,15 +76,17 @@ def test_what_fits_and_may_be_the_fastest_is_tried(budget_bytes, tried):
 IN_ORDERS = (Candidate.PLAN_COSTS, Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS, Candidate.GATHERED_FREELY)
 
 
-@pytest.mark.parametrize(("num_devices", "ordered"), [(1, ()), (8, IN_ORDERS)])
-def test_one_device_has_nothing_to_hide(num_devices, ordered):
+@pytest.mark.parametrize(
+    ("num_devices", "ordered", "more"), [(1, (), ()), (8, IN_ORDERS, (Candidate.UNORDERED_AT_ONCE,))]
+)
+def test_one_device_has_nothing_to_hide(num_devices, ordered, more):
     """Beside the order of least memory, one device gets a program without orders, and no others."""
     whole = autoshard.Cluster.from_file(H100X8)
     node = dataclasses.replace(whole.groups[0], devices_per_node=num_devices)
     cluster = dataclasses.replace(whole, groups=(node,))
     w, x = (jax.ShapeDtypeStruct((256, 256), jnp.float32),) * 2
     plan = autoshard.plan(step, w, x, cluster=cluster, donate_argnums=0)
-    assert plan.compile_candidates == (*ordered, Candidate.UNORDERED)
+    assert plan.compile_candidates == (*ordered, Candidate.UNORDERED, *more)
 
 
 def step(w, x):

@@ -220,6 +220,30 @@ def test_convolutions_are_priced_by_direction_and_channels(formulated, mesh_of):
     assert whole_s(gradient, 4) == pytest.approx(16 * once_s / 0.65)
 
 
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_the_gradient_of_a_kernel_is_scattered_as_it_lies_onto_output_channels_alone(formulated, mesh_of, is_gpu):
+    """64 output channels, 32 of input, 5 x 5: cuDNN has the first outermost. Onto any other dimension it is turned
+    around before it is scattered: read and written at 1e11 bytes a second, one launch."""
+    mesh = mesh_of(2)
+    workspace = dataclasses.replace(mesh.device_type, product_workspace_bytes=2**20)
+    mesh = dataclasses.replace(mesh, device_type=workspace) if is_gpu else mesh
+    assert mesh.device_type.is_gpu == is_gpu
+    kernel = f32(64, 32, 5, 5)
+    gradient = lambda x, y: jax.linear_transpose(lambda k: jax.lax.conv(x, k, (1, 1), "VALID"), kernel)(y)[0]
+    f = formulated(gradient, (f32(8, 32, 32, 32), f32(8, 64, 28, 28)), mesh)
+    (table,) = [t for t, s in zip(f.tables, f.program.shapes, strict=True) if any(k.flops > 1e6 for k in s.kernels)]
+    scattered_s = {c.scatter[0]: table.compute_s[k] for k, c in enumerate(table.choices) if c.scatter[0] != WHOLE}
+    (whole_s,) = {
+        table.compute_s[k]
+        for k, c in enumerate(table.choices)
+        if c.scatter[0] == WHOLE and f.program.shapes[0].factors[c.assignment[0]].reduction and table.comm_s[k]
+    }
+    assert scattered_s.keys() == {0, 1}
+    assert scattered_s[0] == pytest.approx(whole_s)
+    turned_s = 1e-6 + 2 * (4 * 64 * 32 * 5 * 5) / 1e11
+    assert scattered_s[1] - whole_s == pytest.approx(turned_s if is_gpu else 0.0)
+
+
 def on_forms(mesh):
     """1.5 times as long for each pass over long rows; a step down a column takes 1 us."""
     forms = KernelForms(row_pass_factor=1.5, column_step_s=1e-6, stored_column_step_s=1e-5, window_step_s=1e-8)

@@ -232,9 +232,9 @@ def test_of_several_ways_to_schedule_a_plan_the_fastest_that_fits_is_kept(tmp_pa
     plan = planned(cluster=cluster, mesh=MESH_OF_TWO_AXES, schedule=Schedule.LATENCY_HIDING, compile_check_rounds=1)
     found = plan.confirmation
     of_loops = [Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS]  # there is no loop
-    others = [Candidate.BY_TIME, Candidate.GATHERED_FREELY, Candidate.UNORDERED]
-    assert list(Candidate)[-5:] == [*of_loops, *others]
-    assert found.is_confirmed and [c.candidate for c in found.candidates] == list(Candidate)[:-5]
+    others = [Candidate.BY_TIME, Candidate.GATHERED_FREELY, Candidate.UNORDERED, Candidate.UNORDERED_AT_ONCE]
+    assert list(Candidate)[-6:] == [*of_loops, *others]
+    assert found.is_confirmed and [c.candidate for c in found.candidates] == list(Candidate)[:-6]
     assert found.chosen.step_s == min(c.step_s for c in found.candidates)
     assert found.compiled_reserved_bytes == found.chosen.reserved_bytes
     assert not plan.timed, "its own schedule asks for no other orders"
