@@ -63,11 +63,9 @@ class HidingSpans:
         hidden_behind: int = 1,
         pace: Pace | None = None,
     ) -> None:
+        self._graph = graph
         self._products = [o.index for o in graph.operations if o.name in PRODUCTS]
         self._num_operations = len(graph.operations)
-        self._sizes_bytes = [
-            0.0 if (r := o.results[0]) is None else graph.values[r].size_bytes for o in graph.operations
-        ]
         self._loops = graph.loops
         self.hides_sums, self.exchanges_sums, self.hidden_behind = hides_sums, exchanges_sums, hidden_behind
         self.pace = pace
@@ -113,7 +111,9 @@ class HidingSpans:
 
     def reduced_within(self, product: int) -> int:
         """How many products after `product` its sum must be there, if it is reduced alone."""
-        return self._reduced_within(product + 1, self._sizes_bytes[product])
+        result = self._graph.operations[product].results[0]
+        size_bytes = 0.0 if result is None else self._graph.values[result].size_bytes
+        return self._reduced_within(product + 1, size_bytes)
 
     def _reduced_within(self, made: int, size_bytes: float) -> int:
         """How many products before a sum is there that is known from operation `made` on: `REDUCED_WITHIN`, or so many

@@ -282,8 +282,8 @@ class MasterProblem:
     def _improved_from(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float, again: int) -> Made | None:
         """`_improved` of plans that are alike, from one of them."""
         program, relaxed = self._relaxed(columns)
-        multipliers = () if relaxed is None else relaxed.multipliers.tolist()
-        prices = dict(zip((*self._stretches, *self._instants), multipliers, strict=relaxed is not None))
+        rows = *self._stretches, *self._instants
+        prices = {} if relaxed is None else dict(zip(rows, relaxed.multipliers.tolist(), strict=True))
         columns, begins = self._crossed(columns, first, program, relaxed)
         taken, cooling, penalty = None, FROM_A_PLAN.of_moves(2**again), PENALTY
         for _ in range(_SEARCHES):

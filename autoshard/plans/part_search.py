@@ -47,7 +47,7 @@ class Cooling:
 
 FROM_A_PLAN, FROM_A_ROUNDED, SHORT = Cooling(1_250, 2e-5), Cooling(10_000, 4e-4), Cooling(1_250, 4e-4)
 """From a plan whose parts were chosen together, which more heat only disturbs (GPT-3 with 96 layers: 6.726 s, with 4e-4
-6.736; four times as many moves gain 0.02 %); from one whose parts were rounded each by itself (the same in Linen: 4.083
+6.736; four times as many moves gain 0.02 %); from one whose parts were rounded each by itself (the same in Linen: 4.084
 s, and 4.082 with 50,000 moves); and to choose from which."""
 
 _MATTERS = 1e-4

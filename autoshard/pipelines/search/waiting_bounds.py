@@ -58,19 +58,12 @@ HALVINGS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _LayerTimes:
-    """Times of each layer on one mesh option: arrays [layers].
-
-    Attributes:
-      forward_s, backward_s, weight_s: Of its phases; `weight_s` is 0 where it is part of `backward_s`.
-      weights_s, gradients_s: Of what is sent to and from replicas.
-    """
+class _Phases:
+    """Times of the phases of layers; `weight_s` is 0 where it is part of `backward_s`."""
 
     forward_s: np.ndarray
     backward_s: np.ndarray
     weight_s: np.ndarray
-    weights_s: np.ndarray
-    gradients_s: np.ndarray
 
     @property
     def total_s(self) -> np.ndarray:
@@ -79,7 +72,19 @@ class _LayerTimes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _OnSubmeshes:
+class _LayerTimes(_Phases):
+    """Times of each layer on one mesh option: arrays [layers].
+
+    Attributes:
+      weights_s, gradients_s: Of what is sent to and from replicas.
+    """
+
+    weights_s: np.ndarray
+    gradients_s: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _OnSubmeshes(_Phases):
     """What the bounds need of a candidate, whatever its number of micro-batches.
 
     Attributes:
@@ -94,9 +99,6 @@ class _OnSubmeshes:
     """
 
     part: np.ndarray
-    forward_s: np.ndarray
-    backward_s: np.ndarray
-    weight_s: np.ndarray
     sent_s: np.ndarray
     stage_forward_s: np.ndarray
     ahead_s: np.ndarray
@@ -108,11 +110,6 @@ class _OnSubmeshes:
     weights: np.ndarray
     work_s: np.ndarray
     late_s: np.ndarray
-
-    @property
-    def total_s(self) -> np.ndarray:
-        """Of all phases."""
-        return self.forward_s + self.backward_s + self.weight_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
