@@ -19,7 +19,8 @@ NEGLIGIBLE_BYTES = 2**21
 """Excess that is none: CUDA hands out memory in pages of 2 MiB."""
 
 TRIES = 3
-"""How often a problem is solved again. Each time what exceeds the budget is taken off; gaps seldom grow meanwhile."""
+"""How often a problem is solved again. What exceeds the budget is taken off; twice as much after the first time, since
+gaps have grown meanwhile then."""
 
 
 @collection_paused()
@@ -47,7 +48,7 @@ def with_gaps(
     found, best, of_best = first, first, None
     fits = False
     limit_bytes, least_bytes = budget_bytes, math.inf
-    for _ in range(TRIES + 1):
+    for tried in range(TRIES + 1):
         evaluation = evaluate(formulation, found.chosen)
         reserved_bytes = evaluation.reserved_bytes
         if reserved_bytes < least_bytes:
@@ -55,7 +56,7 @@ def with_gaps(
         fits = reserved_bytes <= budget_bytes + NEGLIGIBLE_BYTES
         if fits or solve is None:
             break
-        limit_bytes = tighter_bytes(evaluation, budget_bytes, limit_bytes)
+        limit_bytes = tighter_bytes(evaluation, budget_bytes, limit_bytes, 2.0 if tried else 1.0)
         if limit_bytes <= 0:
             break
         tighter = dataclasses.replace(formulation.problem, capacity=limit_bytes)
@@ -71,13 +72,13 @@ def with_gaps(
     return Solution(best.choices, certificate), fits, of_best
 
 
-def tighter_bytes(evaluation: Evaluation, budget_bytes: float, limit_bytes: float) -> float:
+def tighter_bytes(evaluation: Evaluation, budget_bytes: float, limit_bytes: float, times_excess: float = 1.0) -> float:
     """What a plan may have alive at once, at most `limit_bytes`, if its gaps are to fit as well; as far as a plan tells
-    that has its own."""
+    that has its own, if so many times what it exceeds the budget by is taken off."""
     over_bytes = evaluation.reserved_bytes - budget_bytes
     if over_bytes <= NEGLIGIBLE_BYTES:
         return limit_bytes
-    return min(limit_bytes, evaluation.peak[0]) - over_bytes
+    return min(limit_bytes, evaluation.peak[0]) - times_excess * over_bytes
 
 
 def fits(estimate: Estimate, budget_bytes: float) -> bool:

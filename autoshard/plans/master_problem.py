@@ -99,10 +99,11 @@ class MasterProblem:
         self._columns: dict[bytes, KnownPlan] = {}
         self._stretches: dict[Copies, int] = {self._whole: 0}  # mixtures in a row that they did not bind
         self._instants: dict[int, None] = {}
-        self._amounts: dict[tuple[bytes, Copies | int], Sparse] = {}
+        self._amounts: dict[tuple[bytes, Copies | int], Sparse] = {}  # in seconds or bytes
         self._looks = _LOOKS  # at each mixture
         self._mixed: dict[tuple[bytes, ...], _Solved] = {}  # the latest mixture of plans that are all alike, by them
         self._mixture_s = -math.inf  # what the latest mixture takes, of these plans or with more memory
+        self._prices: Mapping[Copies | int, float] = {}  # the multipliers of that mixture
 
     @property
     def _whole(self) -> Copies:
@@ -142,7 +143,7 @@ class MasterProblem:
         """The same with another budget."""
         again = MasterProblem(self._times, budget_bytes)
         if self._budget is None or budget_bytes is not None and budget_bytes <= self._budget:
-            again._mixture_s = self._mixture_s
+            again._mixture_s, again._prices = self._mixture_s, self._prices
         columns = [dataclasses.replace(c, exceeded=again._exceeded(c.taken)) for c in self._columns.values()]
         again._take(self, columns)
         for column in columns:
@@ -158,6 +159,7 @@ class MasterProblem:
             self._columns.setdefault(column.key, column)
         self._stretches.update(other._stretches)
         self._instants.update(other._instants)
+        self._amounts.update(other._amounts)
 
     def step_s(self, choices: Sequence[int]) -> float:
         """The time of a plan's step."""
@@ -184,7 +186,7 @@ class MasterProblem:
                 return None
             self._mixed = {tuple(self._columns): (program, relaxed)} if len(alike) == 1 else {}
             found = self._mixture(program, relaxed)
-            self._mixture_s = found.step_s
+            self._mixture_s, self._prices = found.step_s, self._multipliers(relaxed)
             binding = {self._times.copies_of(stretch) for _, stretch in found.weights.stretches}
             lacks = self._count(*self._bounds(*program.mixed(relaxed))[1:])
             if look and found.step_s <= before_s * (1 + _SLIGHT):  # then those that follow need no more than one
@@ -281,10 +283,12 @@ class MasterProblem:
 
     def _improved_from(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float, again: int) -> Made | None:
         """`_improved` of plans that are alike, from one of them."""
-        program, relaxed = self._relaxed(columns)
-        rows = *self._stretches, *self._instants
-        prices = {} if relaxed is None else dict(zip(rows, relaxed.multipliers.tolist(), strict=True))
-        columns, begins = self._crossed(columns, first, program, relaxed)
+        prices, begins = self._prices, []
+        if not prices or self._mixture_s < columns[first].step_s * (1 - _FAR):
+            program, relaxed = self._relaxed(columns)
+            if relaxed is not None:
+                prices = self._multipliers(relaxed)
+                columns, begins = self._crossed(columns, first, program, relaxed)
         taken, cooling, penalty = None, FROM_A_PLAN.of_moves(2**again), PENALTY
         for _ in range(_SEARCHES):
             each = [functools.partial(self._row, instant) for instant in self._instants]
@@ -303,7 +307,7 @@ class MasterProblem:
         return None
 
     def _crossed(
-        self, columns: Sequence[KnownPlan], first: int, program: MasterProgram, relaxed: Relaxed | None
+        self, columns: Sequence[KnownPlan], first: int, program: MasterProgram, relaxed: Relaxed
     ) -> tuple[Sequence[KnownPlan], list[np.ndarray]]:
         """Plans that are alike, and where a search may begin but with the plan `first`: the plan that each part
         follows; int64 [parts] each.
@@ -312,8 +316,7 @@ class MasterProblem:
         together, that part may follow any of the plans that it does in the mixture, or plans crossed of them, which are
         added; the other parts follow what is best in the mixture with each.
         """
-        enough_s = columns[first].step_s * (1 - _FAR)
-        if relaxed is None or max(self._mixture_s, relaxed.value_s) >= enough_s:
+        if relaxed.value_s >= columns[first].step_s * (1 - _FAR):
             return columns, []
         (group,) = program.groups
         most = max(range(len(group.parts)), key=lambda part: len(group.parts[part]))
@@ -382,6 +385,10 @@ class MasterProblem:
         program = self._program([columns])
         return program, program.relaxed()
 
+    def _multipliers(self, relaxed: Relaxed) -> dict[Copies | int, float]:
+        """Of the stretches and instants that count."""
+        return dict(zip((*self._stretches, *self._instants), relaxed.multipliers.tolist(), strict=True))
+
     def _price(self, prices: Mapping[Copies | int, float], column: KnownPlan) -> Sparse:
         """What a plan's owners cost at prices of what they wait within stretches and use at instants, in seconds."""
         total = column.times.least_s.copy()
@@ -398,9 +405,10 @@ class MasterProblem:
             if isinstance(of, tuple):
                 amounts = self._times.waited_s(column.times, of)
             else:
-                amounts = self._times.tabulated.used_by(column.taken, of) / (self._budget or math.inf)
+                amounts = self._times.tabulated.used_by(column.taken, of)
             self._amounts[key] = sparse(amounts)
-        return self._amounts[key]
+        owners, amounts = self._amounts[key]
+        return owners, amounts if isinstance(of, tuple) else amounts / (self._budget or math.inf)
 
 
 def _begun(

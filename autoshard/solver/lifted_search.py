@@ -39,6 +39,9 @@ FOLDED = 0.5
 presolved: that takes longer than the messages then, and hardly changes what they bound."""
 RELAXED_GAIN = 0.2
 """A bound is good enough where a round gains less than this share of the wanted gap."""
+DEARER, LEANER_PAIRS = (1.25, 2.0, 4.0, 16.0), 10
+"""Where choices exceed the capacity at the best prices, those at so many times the prices are decoded, each time after
+so many pairs of sweeps."""
 COARSE_ROUNDS = 4
 """Rounds of refinement where none gives an equitable partition."""
 REPAIRS = 8
@@ -79,6 +82,7 @@ class _LiftedSearch:
         self.network: Network | None = None
         """The latest lifted network: what presolve has worked out for it serves the next."""
         self._unproven: Callable[[], None] | None = None
+        self._decoded_at: Callable[[float], np.ndarray] | None = None
 
     def quotient(self, bands: int) -> Quotient | None:
         """The problem quotient for the instants that count and `bands` more; None if that is hardly smaller."""
@@ -152,6 +156,8 @@ class _LiftedSearch:
         else:
             self.start.keep(quotient, network, graph, ascent.messages)
         of_labels = lambda labels: np.array(network.postsolve_labels(nodes, labels))
+        at = lambda dearer: of_labels(ascent.decoded_at(dearer * ascent.prices, LEANER_PAIRS))
+        self._decoded_at = lambda dearer: quotient.expanded(at(dearer))
         decoded = tuple(map(of_labels, ascent.decoded))
         return _Climbed(of_labels(_decoded(graph, ascent)), decoded, ascent.bound + constant)
 
@@ -160,6 +166,19 @@ class _LiftedSearch:
         if self._unproven is not None:
             self._unproven()
         self._unproven = None
+
+    def leaner(self) -> np.ndarray | None:
+        """Choices for the whole problem, as decoded after the latest climb where memory is dearer, if some fit: at the
+        best prices those that fit are often no better than those that do not."""
+        problem = self.search.problem
+        if self._decoded_at is None or problem.capacity is None:
+            return None
+        for dearer in DEARER:
+            whole = self._decoded_at(dearer)
+            usage = usage_over_time(problem, self.columns, whole)
+            if usage.max(initial=0.0) <= problem.capacity * (1 + CAPACITY_TOLERANCE):
+                return whole
+        return None
 
     def offer(self, whole: np.ndarray, phase: str) -> bool:
         """Offers choices for the whole problem; where they exceed the capacity, the worst instants count from now on.
@@ -252,7 +271,7 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
       What comes with it; None where little is repeated, or there is no solution.
     """
     state = _LiftedSearch(search, start or LiftedStart())
-    found, before = (), -np.inf
+    found, before, exceeded = (), -np.inf, 0.0
     is_priced = any(state.start.prices.get(t, 0.0) > 0 for t in state.start.binding)  # by problems before
     for _ in range(RELAXED_CUTS):
         quotient = state.quotient(0)
@@ -271,6 +290,9 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
     state.prove()
     if not found or search.infeasible:
         return None
+    lean = state.leaner() if exceeded else None
+    if lean is not None:
+        found = (*found, tuple(lean.tolist()))
     prices = {t: price for t in sorted(state.start.binding) if (price := state.start.prices.get(t, 0.0)) > 0}
     return Relaxed(tuple(dict.fromkeys(found)), prices)
 

@@ -134,7 +134,8 @@ class Relaxed:
     """What a bound leaves behind.
 
     Attributes:
-      choices: Some vectors of choices that are best, or nearly, at the prices; they may exceed the capacity.
+      choices: Some vectors of choices that are best, or nearly, at the prices; they may exceed the capacity. Where the
+        best do, one that fits may be among them, which is best where capacity is dearer.
       prices: Of instants that bind, per unit of capacity.
     """
 

@@ -110,6 +110,22 @@ def test_bounds_stay_below_every_solution(block):
         assert math.isclose(bound, ascent.bound, rel_tol=1e-7, abs_tol=1e-9 * abs(expected)), seed
 
 
+def test_where_memory_is_dearer_labels_take_less_and_the_ascent_goes_on_as_before():
+    """By what the prices weigh, and but for chance in decoding; and nothing of what they are decoded from changes."""
+    less, more = 0, 0
+    for _, graph, _, _ in flats(range(2600, 2700)):
+        ascent, alone = DualAscent(graph), DualAscent(graph)
+        ascent.climb(60, math.inf, math.inf, -1.0), alone.climb(60, math.inf, math.inf, -1.0)
+        used = [
+            float(ascent.prices @ labels_usage(graph, ascent.decoded_at(dearer * ascent.prices, 10)))
+            for dearer in (0.0, 4.0)
+        ]
+        less, more = less + (used[1] < used[0] - 1e-9), more + (used[1] > used[0] + 1e-9)
+        ascent.climb(20, math.inf, math.inf, -1.0), alone.climb(20, math.inf, math.inf, -1.0)
+        assert ascent.bound == alone.bound and (ascent.prices == alone.prices).all()
+    assert less > 10 and more == 0, (less, more)
+
+
 def test_modest_labels_take_least():
     for _, graph, _, _ in flats(range(3200, 3260)):
         labels = least_usage_labels(graph)

@@ -165,6 +165,14 @@ def test_a_bound_that_is_enough_holds_and_leaves_choices(link):
     assert found > 20 or link == "chain"  # whose copies are all told apart
 
 
+def test_choices_that_fit_come_with_a_bound_although_the_best_ones_exceed_the_capacity():
+    """Three copies of a block of two: at the price of its worst instant they take 11 of 6.19, or nothing."""
+    problem = generate.repeated(151, "hub")
+    relaxed = solve(problem, SolverOptions(relative_gap=1e-3, is_bound_enough=True)).relaxed
+    first, *others = [evaluate(problem, choices) for choices in relaxed.choices]
+    assert not first.feasible and any(own.feasible for own in others)
+
+
 @pytest.mark.parametrize("link", ["chain", "hub"])
 def test_a_search_that_begins_where_another_ended_finds_what_it_would_find(link):
     """The second problem has other costs; the first one's messages and prices are a start, and no more."""

@@ -245,6 +245,16 @@ class DualAscent:
         core = self._core
         self._lay_out(active, core.whole_messages(self._trial_messages), core.whole_messages(self._best))
 
+    def decoded_at(self, prices: np.ndarray, pairs: int) -> np.ndarray:
+        """Labels decoded at other prices, float64 [T], after so many pairs of sweeps from the best state, which stays;
+        only instants that count so far have prices. int64 [n]."""
+        trial, messages = self._trial, self._trial_messages
+        self._trial, self._trial_messages = prices, self._best.copy()
+        for _ in range(pairs):
+            self._pair_of_sweeps()
+        self._trial, self._trial_messages = trial, messages
+        return self._core.whole_labels(self._labels[1])
+
     def penalties(self) -> np.ndarray:
         """First penalties per unit of overrun for repairing labels: the prices, with a small floor; float64 [T]."""
         scale = max(abs(self.bound), 1e-3 * self._largest) / self._capacity
