@@ -78,24 +78,27 @@ def offsets(starts: np.ndarray, stops: np.ndarray, sizes: np.ndarray, order: np.
       int64 [n], in the unit of `sizes`.
     """
     lows = np.zeros(len(sizes), np.int64)
-    placed = np.zeros(len(sizes), np.int64)  # by rising place
+    # of what is placed, by rising place; side by side in memory, as all of it is read for each buffer
+    placed_start, placed_stop = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+    placed_low, placed_high = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
     for count in range(len(order)):  # loops over numbers alone take half as long to compile
         k = order[count]
         start, stop, size = starts[k], stops[k], sizes[k]
         taken, found, least = 0, -1, 0  # all below `taken` is in use or too small
         for before in range(count):
-            other = placed[before]
-            if starts[other] < stop and stops[other] > start:
-                gap = lows[other] - taken
+            if placed_start[before] < stop and placed_stop[before] > start:
+                gap = placed_low[before] - taken
                 if gap >= size and (found < 0 or gap < least):
                     found, least = taken, gap
                     if gap == size:
                         break
-                taken = max(taken, lows[other] + sizes[other])
-        lows[k] = taken if found < 0 else found
+                taken = max(taken, placed_high[before])
+        low = taken if found < 0 else found
+        lows[k] = low
         at = count
-        while at > 0 and lows[placed[at - 1]] > lows[k]:
-            placed[at] = placed[at - 1]
+        while at > 0 and placed_low[at - 1] > low:
+            placed_start[at], placed_stop[at] = placed_start[at - 1], placed_stop[at - 1]
+            placed_low[at], placed_high[at] = placed_low[at - 1], placed_high[at - 1]
             at -= 1
-        placed[at] = k
+        placed_start[at], placed_stop[at], placed_low[at], placed_high[at] = start, stop, low, low + size
     return lows

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from autoshard.garbage import collection_paused
 from autoshard.planner.build import Formulation, branched
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import StepTimes
@@ -50,6 +51,7 @@ class Scheduled:
     is_left: bool = False
 
 
+@collection_paused()
 def solved_as_scheduled(
     formulation: Formulation,
     hint: Sequence[int] | None,

@@ -220,6 +220,6 @@ def annealed(
     patience = -np.log1p(-generator.random(moves)) * heat
     cut = options.intervals
     adds = options.least_s, options.entry, options.place, options.amount, options.used, *options.reached
-    windows = options.starts, options.stops, cut.by_start, cut.come, cut.first, cut.open_windows
+    windows = options.starts, options.stops, cut.by_start, cut.come, cut.first
     ends = options.num_ends, cut.every
     return anneal(*adds, *windows, *ends, share, penalty, start, options.part[option], option, patience)

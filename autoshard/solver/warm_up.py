@@ -153,7 +153,7 @@ _TREES = Stage(
         Kernel(improve_trees, (_GRAPH, _INTS, _FLOATS, _FLOATS, _FLOATS, int64, int64, int64, _FLOATS)),
     ),
 )
-_ADDS, _WINDOWS = (_FLOATS, _INTS, _INTS, _FLOATS, float64[:, ::1], _INTS, _INTS), (*(_INTS,) * 6, int64, int64)
+_ADDS, _WINDOWS = (_FLOATS, _INTS, _INTS, _FLOATS, float64[:, ::1], _INTS, _INTS), (*(_INTS,) * 5, int64, int64)
 _SCHEDULES = Stage(
     "schedules",
     (Kernel(anneal, (*_ADDS, *_WINDOWS, float64, float64, _INTS, _INTS, _INTS, _FLOATS)),),

@@ -49,7 +49,7 @@ class Parts:
         begin = np.arange(self.num_parts) * self.num_options + rng.integers(self.num_options, size=self.num_parts)
         cooling = -np.log1p(-rng.random(moves)) * np.geomspace(hottest, 1e-3 * hottest, moves)
         adds = self.least_s, self.entry, self.place, self.amount, self.used, reach_entry, np.concatenate(reached)
-        windows = self.starts, self.stops, cut.by_start, cut.come, cut.first, cut.open_windows
+        windows = self.starts, self.stops, cut.by_start, cut.come, cut.first
         moves = begin, option // self.num_options, option, cooling
         return anneal(*adds, *windows, self.num_ends, every, self.share, PENALTY, *moves)
 

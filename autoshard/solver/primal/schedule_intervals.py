@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-_EVERY = 32
-"""Ends in an interval. With 8, a search over 96 layers took 2.3 times as long."""
+_EVERY = 64
+"""Ends in an interval. With 8, a search over 96 layers took 2.6 times as long, with 32 1.1 times."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,16 +15,15 @@ class Intervals:
     Attributes:
       every: Ends in each interval, but for the last. by_start: int64 [windows]; by rising start.
       come: int64 [intervals + 1]; how many windows, by rising start, have come when each begins.
-      first: int64 [intervals + 2]; where the open windows of each begin.
-      open_windows: int64; those that have come when an interval begins and are waited for later, ascending by stop; but
-        not those that only the end of the schedule waits for.
+      first: int64 [intervals + 2]; where open windows of each begin, if those of all stand one after another: the ones
+        that have come when it begins and are waited for later, but not those that only the end of the schedule waits
+        for. At last, how many there are of all.
     """
 
     every: int
     by_start: np.ndarray
     come: np.ndarray
     first: np.ndarray
-    open_windows: np.ndarray
 
     def reached(self, places: np.ndarray, starts: np.ndarray, num_ends: int) -> np.ndarray:
         """The first interval that a change of each place reaches."""
@@ -44,15 +43,13 @@ def intervals_of(starts: np.ndarray, stops: np.ndarray, num_ends: int, every: in
     by_start = np.argsort(starts, kind="stable")
     inner = np.flatnonzero(stops < num_ends)
     earliest, latest = starts[inner] // every + 1, np.minimum(stops[inner] // every, count)
-    number = np.maximum(latest - earliest + 1, 0)
-    window = np.repeat(inner, number)
-    before = np.repeat(np.cumsum(number) - number, number)
-    interval = np.repeat(earliest, number) + np.arange(len(window)) - before
-    order = np.lexsort((window, interval))
+    is_open = earliest <= latest
+    come = np.bincount(earliest[is_open], minlength=count + 1)
+    gone = np.bincount(latest[is_open] + 1, minlength=count + 2)
+    num_open = np.cumsum(come - gone[: count + 1])
     return Intervals(
         every=every,
         by_start=by_start,
         come=np.searchsorted(starts[by_start], begins),
-        first=np.searchsorted(interval[order], np.arange(count + 2)),
-        open_windows=window[order],
+        first=np.concatenate([[0], np.cumsum(num_open)]),
     )

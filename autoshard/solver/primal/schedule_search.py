@@ -4,7 +4,7 @@ A schedule has kernels one after another, and beside them transfers, one at a ti
 window can run from one end on and are waited for at another. Between two ends kernels count together.
 
 A move changes a few places of a schedule with thousands. So the schedule is cut into intervals
-(`schedule_intervals.py`), and known at each cut by what is left of the windows that are open there. From the first
+(`schedule_intervals.py`), and known at each cut by the windows of which something is left there. From the first
 interval that a move reaches it is run until what is left is what it was before; then the rest is as before too, until
 the next place that the move reaches. What only the end of the schedule waits for goes last, so that nothing depends on
 it: of a sum L of it an interval leaves max(L + drift, rest), whatever else it does (Lindley, The theory of queues with
@@ -35,7 +35,6 @@ def anneal(
     by_start: np.ndarray,
     come: np.ndarray,
     first: np.ndarray,
-    open_windows: np.ndarray,
     num_ends: int,
     every: int,
     share: float,
@@ -51,7 +50,7 @@ def anneal(
       least_s, entry, place, amount, used: As in `PartOptions`.
       reach_entry, reached: int64 [options + 2], int64; the intervals that each option's entries reach, ascending.
       starts, stops: int64 [windows]; their ends, ascending by stop.
-      by_start, come, first, open_windows, every: As in `Intervals`. num_ends: How many ends there are.
+      by_start, come, first, every: As in `Intervals`. num_ends: How many ends there are.
       share: What transfers make use of, of a kernel's time.
       penalty: What exceeding the budget costs: the share of it, in steps. start: Where the search begins.
       parts, options, patience: Moves: the part, its option, and by which share of the step it may be longer.
@@ -66,16 +65,19 @@ def anneal(
             used_now[i] += used[option, i]
         for e in range(entry[option], entry[option + 1]):
             amounts[place[e]] += amount[e]
-    # of the schedule as it is, then of a move: what is left at cuts; what is waited for, drift and rest of intervals
-    left_at, left_moved = np.zeros(len(open_windows)), np.zeros(len(open_windows))
+    # of the schedule as it is, then of a move: at each cut, how many windows have something left, from `first` on which
+    # and how much; and what is waited for, drift and rest of intervals
+    num_open = first[-1]
+    number, number_moved = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    some_at, some_moved = np.zeros(num_open, np.int64), np.zeros(num_open, np.int64)
+    left_at, left_moved = np.zeros(num_open), np.zeros(num_open)
     of, of_moved = np.zeros((count, 3)), np.zeros((count, 3))
     left, known, ran = np.zeros(len(starts)), [0], np.zeros(count, np.int64)
     known.pop()  # a heap
     for c in range(count):
         _run(amounts, starts, stops, by_start, come[c], num_ends, share, c * every, every, left, known, of[c])
-        for a in range(first[c + 1], first[c + 2]):
-            left_at[a] = left[open_windows[a]]
-    known.clear()
+        number[c + 1] = _keep(known, left, first[c + 1], some_at, left_at)
+    _forget(known, left)
     # what is waited for before each interval, what the end waits for by then; drift and rest of all from it on
     waited, late, drift, rest = np.zeros(count + 1), np.zeros(count + 1), np.zeros(count + 1), np.zeros(count + 1)
     _sum(of, 0, count - 1, waited, late, drift, rest)
@@ -116,25 +118,24 @@ def anneal(
                     for k in range(c, following):
                         late_s = max(late_s + of[k, 1], of[k, 2])
                 c = following
-                for a in range(first[c], first[c + 1]):
-                    left[open_windows[a]] = left_at[a]
-                    if left_at[a] > 0:
-                        known.append(open_windows[a])
+                for a in range(first[c], first[c] + number[c]):
+                    left[some_at[a]] = left_at[a]
+                    known.append(some_at[a])
             _run(amounts, starts, stops, by_start, come[c], num_ends, share, c * every, every, left, known, of_moved[c])
             ran[runs] = c
             runs += 1
             more_s += of_moved[c, 0] - of[c, 0]
             late_s = max(late_s + of_moved[c, 1], of_moved[c, 2])
             c += 1
-            is_same = True
-            for a in range(first[c], first[c + 1]):
-                left_moved[a] = left[open_windows[a]]
-                is_same = is_same and abs(left_moved[a] - left_at[a]) <= _SAME
+            number_moved[c] = _keep(known, left, first[c], some_moved, left_moved)
+            is_same = number_moved[c] == number[c]
+            for a in range(first[c], first[c] + number[c]):
+                is_same = is_same and abs(left[some_at[a]] - left_at[a]) <= _SAME
             if is_same:
-                known.clear()
+                _forget(known, left)
             if c == count:
                 break
-        known.clear()
+        _forget(known, left)
         own_s += waited[count] + more_s + max(late_s + drift[c], rest[c]) if c == count or is_same else np.inf
         if own_s > limit_s:
             _replace(amounts, entry, place, amount, new, old)
@@ -142,8 +143,9 @@ def anneal(
         for r in range(runs):
             c = ran[r]
             of[c] = of_moved[c]
-            for a in range(first[c + 1], first[c + 2]):
-                left_at[a] = left_moved[a]
+            number[c + 1] = number_moved[c + 1]
+            for a in range(first[c + 1], first[c + 1] + number[c + 1]):
+                some_at[a], left_at[a] = some_moved[a], left_moved[a]
         if runs > 0:
             _sum(of, ran[0], ran[runs - 1], waited, late, drift, rest)
         taken[parts[n]] = new
@@ -156,6 +158,22 @@ def anneal(
             for p in range(len(taken)):
                 best[p] = taken[p]
     return best, float(best_s)
+
+
+@inner()
+def _keep(known: list[int], left: np.ndarray, begin: int, some: np.ndarray, amounts: np.ndarray) -> int:
+    """Writes the windows of which something is left, and how much, from `begin` on; returns how many there are."""
+    for n in range(len(known)):
+        some[begin + n], amounts[begin + n] = known[n], left[known[n]]
+    return len(known)
+
+
+@inner()
+def _forget(known: list[int], left: np.ndarray) -> None:
+    """Leaves nothing of any window."""
+    for n in range(len(known)):
+        left[known[n]] = 0.0
+    known.clear()
 
 
 @inner()
@@ -178,8 +196,8 @@ def _run(
     Args:
       amounts: float64 [num_ends + windows]; the kernels after each end, then what is sent in each window.
       following: How many windows, by rising start, have come before. begin: Its first end.
-      left: Of each window that has come. known: A heap of those of which something is left. Both are brought up to
-        date.
+      left: Of each window; 0 of those that have not come. known: A heap of those of which something is left. Both are
+        brought up to date.
       result: Takes what is waited for, drift and rest.
     """
     waited, drift, rest = 0.0, 0.0, 0.0
