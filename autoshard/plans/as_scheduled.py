@@ -61,6 +61,7 @@ def solved_as_scheduled(
     to_beat_s: float = math.inf,
     is_left: Callable[[Timed], bool] = lambda _: False,
     limit_bytes: Callable[[Timed], float] | None = None,
+    branches: bool = True,
 ) -> Scheduled:
     """The best solution of a problem, by the time of its step as scheduled.
 
@@ -71,12 +72,13 @@ def solved_as_scheduled(
       to_beat_s: The step of the fastest plan elsewhere; where a bound comes within the gap of it, none is sought.
       is_left: Whether a plan tells that another problem is to be solved instead; then what is known so far is returned.
       limit_bytes: How much a plan like this one may have alive at once for its gaps to fit; None: the capacity.
+      branches: Whether to branch.
     """
     if formulation.overlap.weights is None:
         found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
         return Scheduled(formulation, with_ties_settled(formulation, found), None, None)
     master = MasterProblem(StepTimes(formulation), formulation.problem.capacity)
-    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left, limit_bytes)
+    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left, limit_bytes, branches)
 
 
 def solved_with_less(
@@ -113,6 +115,7 @@ def _solved(
     to_beat_s: float = math.inf,
     is_left: Callable[[Timed], bool] = lambda _: False,
     limit_bytes: Callable[[Timed], float] | None = None,
+    branches: bool = True,
 ) -> Scheduled:
     """`solved_as_scheduled` of what can hide; `master` has the plans that are known."""
     ties = lambda mixture: tying_decision(master.tabulated, mixture.undecided) is not None
@@ -125,7 +128,7 @@ def _solved(
         certificate = as_scheduled(root.bound, root.best.step_s, relative_gap)
         left = Solution(root.best.choices, certificate)
         return Scheduled(root.best.formulation, left, master, root.formulation.overlap.weights, is_left=True)
-    best, least = _branch_and_bound(root, root.best, relative_gap, series)
+    best, least = _branch_and_bound(root, root.best, relative_gap, series) if branches else (root.best, root)
     if (enough_s := _enough_s(least.bound, relative_gap)) < best.step_s:
         best = _improved(master, best, enough_s, relative_gap, limit_bytes)
     choices, step_s = best.choices, best.step_s

@@ -133,6 +133,7 @@ def search_meshes(
                 to_beat_s=elsewhere_s,
                 is_left=is_left,
                 limit_bytes=_limit_bytes,
+                branches=question.branches,
             )
             formulation, found = scheduled.formulation, scheduled.solution
             if found.certificate.bound >= cutoff:

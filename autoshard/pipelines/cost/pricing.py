@@ -167,7 +167,9 @@ class _Pricer:
 
     def _price(self, mesh: LogicalMesh, shards_weights: bool) -> LayerCost | None:
         try:
-            plan = plan_stage(self.stage, mesh, self.cluster_name, math.inf, self.options, shards_weights)
+            plan = plan_stage(
+                self.stage, mesh, self.cluster_name, math.inf, self.options, shards_weights, branches=False
+            )
         except AutoshardError as error:
             self.failures.append(str(error).partition("\n")[0])
             return None

@@ -161,12 +161,14 @@ def plan_stage(
     budget_bytes: float,
     options: PlanOptions,
     shards_weights: bool = False,
+    branches: bool = True,
 ) -> ProgramPlan:
     """The plan of a stage on one mesh.
 
     Args:
       budget_bytes: Memory per device for one micro-batch at a time; inf for no limit.
       shards_weights: Whether every weight must be split over as many devices as can be.
+      branches: See `Question`.
 
     Raises:
       MemoryBudgetError, SolverError: As for `autoshard.plan`.
@@ -175,7 +177,15 @@ def plan_stage(
     if stage.asked is not None and (reason := next(refusals(stage.prepared, mesh, stage.asked), None)) is not None:
         raise AnnotationError(f"Every product inside an annotation must obey it, but {reason}, on {mesh}.")
     question = Question(
-        stage.trace, stage.prepared, budget_bytes, None, options, restrict, time.perf_counter(), asked=stage.asked
+        traced=stage.trace,
+        program=stage.prepared,
+        budget_bytes=budget_bytes,
+        pins=None,
+        options=options,
+        restrict=restrict,
+        started=time.perf_counter(),
+        asked=stage.asked,
+        branches=branches,
     )
     return plan_posed(Posed(question, [mesh], Origin(stage.function.__name__, cluster_name, (0,))))
 
