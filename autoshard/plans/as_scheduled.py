@@ -128,9 +128,11 @@ def _solved(
         certificate = as_scheduled(root.bound, root.best.step_s, relative_gap)
         left = Solution(root.best.choices, certificate)
         return Scheduled(root.best.formulation, left, master, root.formulation.overlap.weights, is_left=True)
-    best, least = _branch_and_bound(root, root.best, relative_gap, series) if branches else (root.best, root)
-    if (enough_s := _enough_s(least.bound, relative_gap)) < best.step_s:
-        best = _improved(master, best, enough_s, relative_gap, limit_bytes)
+    best, least = _improved(master, root.best, root.bound, relative_gap, limit_bytes), root
+    if branches:  # takes longer than to improve a plan, which may be enough
+        best, least = _branch_and_bound(root, best, relative_gap, series)
+    if least is not root:
+        best = _improved(master, best, least.bound, relative_gap, limit_bytes)
     choices, step_s = best.choices, best.step_s
     settled = settle_ties(best.formulation, choices)
     settled_s = step_s if settled == choices else master.step_s(settled)
@@ -150,17 +152,19 @@ def _enough_s(certificate: Certificate, relative_gap: float) -> float:
 def _improved(
     master: MasterProblem,
     best: Timed,
-    enough_s: float,
+    bound: Certificate,
     relative_gap: float,
     limit_bytes: Callable[[Timed], float] | None,
 ) -> Timed:
     """The fastest plan of those that known ones make, as far as a search from the best finds it.
 
     Args:
-      enough_s: A plan that is as fast is not improved any more.
+      bound: A plan that is within the gap of it is not improved any more.
       relative_gap: How much slower one may be whose gaps fit the memory, if those of the best do not.
       limit_bytes: As for `solved_as_scheduled`; asked where the best plan takes nearly all of the memory.
     """
+    if (enough_s := _enough_s(bound, relative_gap)) >= best.step_s:
+        return best
     capacity, within, to_beat_s = best.formulation.problem.capacity, master, best.step_s
     if limit_bytes is not None and capacity is not None and master.peak_bytes(best.choices) >= _NEARLY_ALL * capacity:
         limit = limit_bytes(best)

@@ -68,7 +68,7 @@ def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop
             tried.add(str(mesh))
             to_beat_s = min(question.to_beat_s, found.cost_s * (1 - options.relative_gap))
             limited = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, 0.5 * left_s))
-            asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited)
+            asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited, branches=False)
             again = search_meshes(asked, [mesh], None, stop, weights=found.weights)
             is_moving = again.best is not None and again.fits >= found.fits and again.cost_s < found.cost_s
             own = again.candidates if is_moving else tuple(_passed_by(c, to_beat_s) for c in again.candidates)

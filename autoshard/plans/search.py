@@ -74,7 +74,8 @@ def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, sto
         mesh = better_order(question.hardware, found.evaluated, question.options.relative_gap)
         if mesh is None:
             break
-        again = search_meshes(question, [mesh], None, stop, after=found.best)
+        asked = dataclasses.replace(question, to_beat_s=min(question.to_beat_s, found.cost_s))
+        again = search_meshes(asked, [mesh], None, stop, after=found.best)
         candidates = (*found.candidates, *again.candidates)
         if again.best is None or again.cost_s >= found.cost_s:
             found = dataclasses.replace(found, candidates=candidates)
