@@ -166,10 +166,17 @@ def test_a_mesh_is_left_for_another_order_and_searched_to_the_end_if_need_be(mon
         monkeypatch.setattr(search, "better_order", lambda *_: None)
         whole = planned(cluster)
     begun, searched = [], search.search_meshes
-    told = lambda *args, **named: begun.append(named.get("after")) or searched(*args, **named)
+
+    def told(question, *args, **named):
+        begun.append((named.get("after"), question.to_beat_s))
+        return searched(question, *args, **named)
+
     monkeypatch.setattr(search, "search_meshes", told)
     found = planned(cluster)
-    assert all(begun[1:]), "what was found before is where a later search begins"
+    assert all(after for after, _ in begun[1:]), "what was found before is where a later search begins"
+    if not is_wrong:
+        (before, solution), to_beat_s = begun[1]
+        assert to_beat_s == solution.certificate.objective, "another order has to be faster"
     verdicts = {c.verdict for c in found.candidates}
     assert bool(verdicts & {LEFT, NOT_FASTER}) == (not is_wrong)
     assert found.certificate.bound <= found.estimate.step_s * (1 + 1e-9)

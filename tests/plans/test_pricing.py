@@ -17,6 +17,7 @@ from autoshard.planner.decode import estimate
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.timeline import asked_for
+from autoshard.plans import as_scheduled
 from autoshard.plans.as_scheduled import solved_as_scheduled
 from autoshard.plans.master_problem import MasterProblem, tying_decision
 from autoshard.plans.mesh_search import _Series
@@ -151,6 +152,31 @@ def test_no_plan_is_faster_than_the_bound(one_layer):
     assert certificate.objective == pytest.approx(asked_for(at, found.chosen).step_s)
     assert fastest_s * (1 - 1e-9) <= certificate.objective <= fastest_s * 1.02
     assert (certificate.status is Status.OPTIMAL) == (certificate.gap <= 1e-6)
+
+
+def test_branches_only_raise_the_bound(one_layer):
+    """Without them the plan is no plan of less than the bound either."""
+    f, steps_s = one_layer
+    whole, alone = (
+        solved_as_scheduled(f, None, 1e-6, Exactly(), branches=branches).solution.certificate
+        for branches in (True, False)
+    )
+    assert alone.bound <= whole.bound * (1 + 1e-9)
+    assert min(steps_s.values()) * (1 - 1e-9) <= alone.objective <= min(steps_s.values()) * 1.02
+
+
+@pytest.mark.parametrize("is_enough", [False, True])
+def test_a_problem_is_cut_in_two_only_if_improving_its_plan_is_not_enough(
+    monkeypatch, formulated, gpus, many_layers, is_enough
+):
+    f = formulated(many_layers, ([f32(512, 512)] * 24, f32(512, 512)), gpus(4), schedule=Schedule.LATENCY_HIDING)
+    cut, halves, improved = [], as_scheduled._halves, as_scheduled._improved
+    to_bound = lambda master, best, bound, *_: dataclasses.replace(best, step_s=bound.bound)
+    monkeypatch.setattr(as_scheduled, "_improved", to_bound if is_enough else improved)
+    monkeypatch.setattr(as_scheduled, "_halves", lambda *args: cut.append(args) or halves(*args))
+    monkeypatch.setattr(as_scheduled, "tying_decision", lambda tabulated, undecided: 0)
+    solved_as_scheduled(f, None, 1e-9, Exactly(), rounds=2)
+    assert bool(cut) == (not is_enough)
 
 
 @pytest.mark.parametrize("share", [0.8, 1.1])
