@@ -15,6 +15,9 @@ PAIRWISE_WORK = 20_000_000
 DOMINANCE_WORK = 60_000_000
 """Row differences of a table are compared only while (rows^2 x columns) is at most this."""
 
+AT_ONCE = 20_000
+"""So many entries of row differences are made at once."""
+
 
 def supported_labels(network: Network, node: int) -> np.ndarray:
     """bool [labels]: those with a finite cost and a finite row in every factor."""
@@ -69,7 +72,7 @@ def undominated_labels(network: Network, node: int) -> np.ndarray:
     dominates = possible & (worse <= 0)
     np.fill_diagonal(dominates, False)
     keep = np.ones(count, bool)
-    for x in range(count - 1, -1, -1):  # of equals the first stays
+    for x in np.flatnonzero(dominates.any(axis=0))[::-1].tolist():  # of equals the first stays
         if (dominates[:, x] & keep).any():
             keep[x] = False
     network.memo[memo] = keep
@@ -91,13 +94,12 @@ def _row_differences(network: Network, table: np.ndarray) -> np.ndarray | None:
         else:
             result = np.empty((rows, rows))
             finite = np.isfinite(table)
-            if finite.all():
-                for row in range(rows):
-                    result[row] = (table[row] - table).max(axis=1)
-            else:
-                safe = np.where(finite, table, 0.0)
-                for row in range(rows):
-                    result[row] = np.where(finite, table[row] - safe, -np.inf).max(axis=1)
+            safe = table if finite.all() else np.where(finite, table, 0.0)
+            several = max(AT_ONCE // table.size, 1)
+            for first in range(0, rows, several):
+                own = slice(first, first + several)
+                more = table[own, None, :] - safe
+                result[own] = (more if safe is table else np.where(finite, more, -np.inf)).max(axis=2)
             network.memo[memo] = result
     return network.memo[memo]
 
