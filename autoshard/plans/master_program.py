@@ -296,6 +296,7 @@ class MasterProgram:
         if len(group.kind) > _MOST_OPTIONS:
             return list(self._dived(group, relaxed, matrices, to_beat_s))
         num_free, rows = self.covered.shape[1], matrices.rows
+        # without presolve: after it, HiGHS of SciPy 1.17 prints the name of one of its functions, come what may
         found = milp(
             matrices.cost_s,
             constraints=[
@@ -303,7 +304,7 @@ class MasterProgram:
                 LinearConstraint(matrices.equal, matrices.sums, matrices.sums),  # pyright: ignore[reportArgumentType]
             ],
             integrality=np.concatenate([np.ones(len(matrices.cost_s) - num_free), np.zeros(num_free)]),
-            options={"mip_rel_gap": relative_gap, "node_limit": _NODES, "time_limit": _LIMIT_S},
+            options={"mip_rel_gap": relative_gap, "node_limit": _NODES, "time_limit": _LIMIT_S, "presolve": False},
         )
         return [] if found.x is None else [group.made(self._by_group(found.x)[0][1:])]
 
