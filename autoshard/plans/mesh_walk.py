@@ -20,6 +20,10 @@ _LEAST_WALKED, _WORTH_A_WALK, _MOST_WALKED, _LONGEST_WALK = 16, 0.01, 12, 2.0
 more than this share beyond its kernels; how many at most, and in how many times the time that all before took: choices.
 From data=128, tensor=8 of GPT-3 on 1,024 H100, ten are."""
 
+_GAP_ON_THE_WAY = 0.015
+"""How exactly meshes are solved on the way, at least: enough to tell where to go, and in the time that a walk has it comes
+farther. The mesh it ends at is solved as exactly as is asked for."""
+
 
 def walked(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
     """The outcome after a walk over `further` meshes from the best so far: each mesh a step from it is searched, and is
@@ -68,7 +72,11 @@ def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop
                 continue
             tried.add(str(mesh))
             to_beat_s = min(question.to_beat_s, found.cost_s * (1 - options.relative_gap))
-            limited = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, 0.5 * left_s))
+            limited = dataclasses.replace(
+                options,
+                time_limit_s=min(options.time_limit_s, 0.5 * left_s),
+                relative_gap=max(options.relative_gap, _GAP_ON_THE_WAY),
+            )
             asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited, branches=False)
             again = search_meshes(asked, [mesh], None, stop, weights=found.weights)
             is_moving = again.best is not None and again.fits >= found.fits and again.cost_s < found.cost_s
