@@ -21,8 +21,8 @@ more than this share beyond its kernels; how many at most, and in how many times
 From data=128, tensor=8 of GPT-3 on 1,024 H100, ten are."""
 
 _GAP_ON_THE_WAY = 0.015
-"""How exactly meshes are solved on the way, at least: enough to tell where to go, and in the time that a walk has it comes
-farther. The mesh it ends at is solved as exactly as is asked for."""
+"""How exactly meshes are solved on the way, at least: enough to tell where to go, and in the time that a walk has it
+comes farther. The mesh it ends at is solved as exactly as is asked for."""
 
 
 def walked(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
@@ -56,8 +56,8 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
 
 
 def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
-    """`walked`, once it is known that a walk is worth it, and as far as it is proven on the way, without branches: these
-    took most of the time, and told no other way to go."""
+    """`walked`, once it is known that a walk is worth it, and as far as it is proven on the way, without branches, which
+    take most of the time and tell no other way to go."""
     options, now_s = question.options, time.perf_counter()
     until_s = math.inf if options.work_limit is not None else now_s + _LONGEST_WALK * (now_s - question.started)
     steps, last, tried = MeshSteps(further), None, {str(found.winner[0].mesh)}
