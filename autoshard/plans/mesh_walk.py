@@ -56,8 +56,8 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
 
 
 def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
-    """`walked`, once it is known that a walk is worth it, and as far as it is proven on the way, without branches, which
-    take most of the time and tell no other way to go."""
+    """`walked`, once it is known that a walk is worth it, and as far as it is proven on the way; without branches, as
+    these take most of the time and tell no other way to go."""
     options, now_s = question.options, time.perf_counter()
     until_s = math.inf if options.work_limit is not None else now_s + _LONGEST_WALK * (now_s - question.started)
     steps, last, tried = MeshSteps(further), None, {str(found.winner[0].mesh)}
