@@ -238,7 +238,12 @@ class XlaGpu(XlaCpu):
     def ordering(self) -> OrderingRules:
         """See `Compiler`."""
         return OrderingRules(
-            float(self.workspace_bytes), turns_rows=True, sums_by_block=True, schedule=self.schedule, pace=self.pace
+            float(self.workspace_bytes),
+            turns_rows=True,
+            turns_kernels=True,
+            sums_by_block=True,
+            schedule=self.schedule,
+            pace=self.pace,
         )
 
     def buffers(self, analysis: ProgramAnalysis, choices: Choices) -> Iterator[BufferUse]:

@@ -26,6 +26,7 @@ from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.smaller_first import smaller_first
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.compiler.transposed_products import transposed_at_once
+from autoshard.compiler.turned_kernels import turned_where_read
 from autoshard.compiler.two_stage_sums import two_stage_sums
 from autoshard.graph.computations import Computation, Instruction, all_computations
 from autoshard.graph.equation_plan import EquationPlan, evaluation_order
@@ -40,6 +41,8 @@ class OrderingRules:
     Attributes:
       product_workspace_bytes: What it gives each matrix product beside its operands and result.
       turns_rows: Whether it turns what is summed or added to the state around, if it is not kept row by row (XLA:GPU).
+      turns_kernels: Whether it has a kernel turned round inside of the convolution that makes the gradient of an image,
+        if nothing is between the two (XLA:GPU with cuDNN).
       transposes_in_products: Whether it makes a product without batches the other way round if it is transposed right
         away (XLA:TPU).
       fuses_products: Whether it computes what reads the result of a product inside the product's kernel (XLA:TPU): ties
@@ -54,6 +57,7 @@ class OrderingRules:
 
     product_workspace_bytes: float = 0.0
     turns_rows: bool = False
+    turns_kernels: bool = False
     transposes_in_products: bool = False
     fuses_products: bool = False
     sums_by_block: bool = False
@@ -87,6 +91,11 @@ def ordered(
 
     planned = planned_graph(graph, found, arguments, axis_sizes, entry)
     computations = list(all_computations(planned.entry))
+    if rules.turns_kernels:
+        turned = [turned_where_read(planned, computation) for computation in computations]
+        if any(turned):
+            found.update(item for plans in turned for item in plans.items())
+            planned = planned_graph(graph, found, arguments, axis_sizes, planned.entry)
     all_products = rules.transposes_in_products
     transposed = [n for computation in computations for n in transposed_at_once(planned, computation, all_products)]
     if transposed:  # then their results have no layouts of their own

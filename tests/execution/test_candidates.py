@@ -67,11 +67,13 @@ def test_what_the_compiler_is_told():
     least, by_xla = of(Candidate.LEAST_MEMORY), of(Candidate.XLA_COSTS)
     assert len(least) == 2 and not any(least.values()) and all(by_xla[option] for option in least)
     assert of(Candidate.PLAN_COSTS) == by_xla and Candidate.PLAN_COSTS.by_plan_costs
-    assert Candidate.PAST_LOOPS.by_plan_costs and Candidate.PAST_LOOPS.queueing == 1.5
-    assert {c.queueing for c in Candidate if c is not Candidate.PAST_LOOPS} == {1.0}
-    assert of(Candidate.PAST_LOOPS) == of(Candidate.TWO_AT_ONCE)
+    at_once = Candidate.PAST_LOOPS, Candidate.GATHERED_AT_ONCE, Candidate.UNORDERED_AT_ONCE
+    assert {c for c in Candidate if c.is_two_at_once} == {Candidate.TWO_AT_ONCE, *at_once}
+    assert {c.queueing for c in at_once} == {1.5} and all(c.by_plan_costs for c in at_once)
+    assert {c.queueing for c in Candidate if not c.is_two_at_once} == {1.0}
+    assert of(Candidate.PAST_LOOPS) == of(Candidate.GATHERED_AT_ONCE) == of(Candidate.TWO_AT_ONCE)
     two, unordered = of(Candidate.UNORDERED_AT_ONCE), of(Candidate.UNORDERED)
-    assert two == {**unordered, **of(Candidate.TWO_AT_ONCE)} != unordered and Candidate.UNORDERED_AT_ONCE.by_plan_costs
+    assert two == {**unordered, **of(Candidate.TWO_AT_ONCE)} != unordered
     assert of(Candidate.TWO_AT_ONCE) == {**by_xla, "xla_gpu_experimental_parallel_collective_overlap_limit": 2}
     pipelined = of(Candidate.PIPELINED_LOOPS)
     assert pipelined == {**by_xla, **pipelined_collectives(), "xla_gpu_enable_while_loop_double_buffering": True}
@@ -111,7 +113,7 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
     monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
     run = plan.jit(step, devices_for(H100, plan.axes, 8))
     found = run.candidates()
-    least, own, by_time, freely, unordered, at_once = found
+    least, own, _, *gathering_freely = found
     tried = [c.figures.candidate for c in found]
     of_plan = [Candidate.PLAN_COSTS, Candidate.BY_TIME, *(c for c in Candidate if c.keeps_gathers)]
     assert tried == [Candidate.LEAST_MEMORY, *of_plan]
@@ -120,10 +122,10 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
         assert one.figures.step_s == replayed.step_s and one.figures.reserved_bytes == one.memory.total_bytes > 0
     assert own.figures.exposed_s < least.figures.exposed_s and own.figures.step_s < least.figures.step_s
     profiles = set(tmp_path.glob("*.pbtxt"))
-    assert len(profiles) == 5 and all(p.read_text().startswith("costs { name: ") for p in profiles)
+    assert len(profiles) == 6 and all(p.read_text().startswith("costs { name: ") for p in profiles)
     run.candidates()
     assert set(tmp_path.glob("*.pbtxt")) == profiles
-    assert min(c.memory.peak_bytes for c in (freely, unordered, at_once)) >= least.memory.peak_bytes
+    assert min(c.memory.peak_bytes for c in gathering_freely) >= least.memory.peak_bytes
 
 
 @needs_xla_gpu
@@ -183,8 +185,7 @@ def test_a_plan_for_the_least_memory_is_compiled_in_one_way(plan):
     other = autoshard.plan(lambda w: w["w"] * 2, args, cluster=H100X8, mesh={"data": 8}, options=least)
     assert other.compile_candidates == ()
     bounded = Candidate.PLAN_COSTS, Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS
-    without = Candidate.GATHERED_FREELY, Candidate.UNORDERED, Candidate.UNORDERED_AT_ONCE
-    assert plan.compile_candidates == (*bounded, Candidate.BY_TIME, *without)
+    assert plan.compile_candidates == (*bounded, Candidate.BY_TIME, *FREED, *UNORDERED)
 
 
 def test_one_device_is_compiled_once_for_each_way():
@@ -201,12 +202,14 @@ def test_one_device_is_compiled_once_for_each_way():
     assert compiled == [c.figures.candidate for c in found] == [Candidate.LEAST_MEMORY, Candidate.UNORDERED]
 
 
-BOTH_UNORDERED = Candidate.UNORDERED, Candidate.UNORDERED_AT_ONCE
+FREED = Candidate.GATHERED_FREELY, Candidate.GATHERED_AT_ONCE
+UNORDERED = Candidate.UNORDERED, Candidate.UNORDERED_AT_ONCE
 
 
 @needs_xla_gpu
+@pytest.mark.parametrize("ways", [FREED, UNORDERED], ids=["gathered freely", "unordered"])
 @pytest.mark.parametrize(("shape", "waits"), [((64, 64), True), ((2**20, 1024), False)])
-def test_two_collectives_are_in_flight_where_a_program_without_orders_waits(shape, waits):
+def test_two_collectives_are_in_flight_where_a_program_without_orders_waits(shape, waits, ways):
     """A sum over all devices of what a product makes, waited for at once: long beside a small product, and nothing
     beside a large one. The second program is the first by another schedule: its names are known."""
     axes = (("data", 8),)
@@ -221,9 +224,10 @@ def test_two_collectives_are_in_flight_where_a_program_without_orders_waits(shap
         compiled.append(candidate)
         return summed.compile(compiler_options={**COMPILER_OPTIONS, **options})
 
-    found = compile_candidates(compile_as, "cuda", Choosing(BOTH_UNORDERED, MESH, None))
+    found = compile_candidates(compile_as, "cuda", Choosing(ways, MESH, None))
     tried = [c.figures.candidate for c in found]
-    unordered = found[1].figures
-    assert (unordered.exposed_s > 0.02 * unordered.step_s) == waits
-    assert tried == [Candidate.LEAST_MEMORY, *BOTH_UNORDERED[: 1 + waits]]
-    assert compiled.count(Candidate.UNORDERED) == 2 and compiled.count(Candidate.UNORDERED_AT_ONCE) == waits
+    one_at_a_time, at_once = ways
+    figures = found[1].figures
+    assert (figures.exposed_s > 0.02 * figures.step_s) == waits
+    assert tried == [Candidate.LEAST_MEMORY, *ways[: 1 + waits]]
+    assert compiled.count(one_at_a_time) == 2 and compiled.count(at_once) == waits
