@@ -283,12 +283,13 @@ class MasterProblem:
 
     def _improved_from(self, columns: Sequence[KnownPlan], first: int, to_beat_s: float, again: int) -> Made | None:
         """`_improved` of plans that are alike, from one of them."""
-        prices, begins = self._prices, []
-        if not prices or self._mixture_s < columns[first].step_s * (1 - _FAR):
+        prices, begins, far_s = self._prices, [], columns[first].step_s * (1 - _FAR)
+        if not prices or self._mixture_s < far_s:
             program, relaxed = self._relaxed(columns)
             if relaxed is not None:
                 prices = self._multipliers(relaxed)
-                columns, begins = self._crossed(columns, first, program, relaxed)
+                if relaxed.value_s < far_s:
+                    columns, begins = self._crossed(columns, program, relaxed)
         taken, cooling, penalty = None, FROM_A_PLAN.of_moves(2**again), PENALTY
         for _ in range(_SEARCHES):
             each = [functools.partial(self._row, instant) for instant in self._instants]
@@ -307,17 +308,15 @@ class MasterProblem:
         return None
 
     def _crossed(
-        self, columns: Sequence[KnownPlan], first: int, program: MasterProgram, relaxed: Relaxed
+        self, columns: Sequence[KnownPlan], program: MasterProgram, relaxed: Relaxed
     ) -> tuple[Sequence[KnownPlan], list[np.ndarray]]:
-        """Plans that are alike, and where a search may begin but with the plan `first`: the plan that each part
-        follows; int64 [parts] each.
+        """Plans that are alike, and where a search may begin but with the fastest: the plan that each part follows;
+        int64 [parts] each.
 
-        Where their mixture is far from that plan and divides the largest part, as one in which all layers hang
-        together, that part may follow any of the plans that it does in the mixture, or plans crossed of them, which are
-        added; the other parts follow what is best in the mixture with each.
+        Where their mixture divides the largest part, as one in which all layers hang together, that part may follow any
+        of the plans that it does in the mixture, or plans crossed of them, which are added; the other parts follow what
+        is best in the mixture with each.
         """
-        if relaxed.value_s >= columns[first].step_s * (1 - _FAR):
-            return columns, []
         (group,) = program.groups
         most = max(range(len(group.parts)), key=lambda part: len(group.parts[part]))
         shares = {plan: float(relaxed.taken[0][1 + option]) for option, plan in group.options_of(most).items()}

@@ -44,7 +44,7 @@ class Question:
       prices: On the meshes of several questions; None where each is asked alone.
       hardware: The slice whose devices are put in order; None to keep the order of each mesh.
       branches: Whether a problem is cut in two where one decision ties all others (`as_scheduled.py`). Of single layers
-        nearly all are tied by one, and no plan found so was faster (GPT-3 in stages: 108 instead of 67 s of pricing).
+        nearly all are tied by one, and no plan found so was faster.
     """
 
     traced: Trace

@@ -170,15 +170,10 @@ class _LiftedSearch:
     def leaner(self) -> np.ndarray | None:
         """Choices for the whole problem, as decoded after the latest climb where memory is dearer, if some fit: at the
         best prices those that fit are often no better than those that do not."""
-        problem = self.search.problem
-        if self._decoded_at is None or problem.capacity is None:
+        if self._decoded_at is None:
             return None
-        for dearer in DEARER:
-            whole = self._decoded_at(dearer)
-            usage = usage_over_time(problem, self.columns, whole)
-            if usage.max(initial=0.0) <= problem.capacity * (1 + CAPACITY_TOLERANCE):
-                return whole
-        return None
+        decoded = map(self._decoded_at, DEARER)
+        return next((whole for whole in decoded if not self.excesses(whole)), None)
 
     def offer(self, whole: np.ndarray, phase: str) -> bool:
         """Offers choices for the whole problem; where they exceed the capacity, the worst instants count from now on.
@@ -193,13 +188,18 @@ class _LiftedSearch:
 
     def count_exceeded(self, whole: np.ndarray) -> float:
         """Lets the worst instants count at which choices exceed the capacity; by how much they do, 0 if they fit."""
+        excesses = self.excesses(whole)
+        self.exceeded.update(excesses)
+        return next(iter(excesses.values()), 0.0)
+
+    def excesses(self, whole: np.ndarray) -> dict[int, float]:
+        """By how much choices exceed the capacity at the worst instants, the worst first; empty if they fit."""
         problem = self.search.problem
         if problem.capacity is None or not self.columns.instants:
-            return 0.0
+            return {}
         usage = usage_over_time(problem, self.columns, whole)
         peaks = worst_instants(usage, problem.capacity * (1 + CAPACITY_TOLERANCE))
-        self.exceeded.update(peaks)
-        return float(usage[peaks[0]]) - problem.capacity if peaks else 0.0
+        return {instant: float(usage[instant]) - problem.capacity for instant in peaks}
 
     def offer_repaired(self, bands: int, whole: np.ndarray, phase: str) -> bool:
         """Offers choices; as long as they exceed the capacity, repairs them as those of the quotient problem.
