@@ -109,7 +109,9 @@ def ordered_updates(
     for update in updates:
         for number in update.equations[:-1]:
             found[number] = dataclasses.replace(
-                found.get(number, EquationPlan()), evaluated_at=update.equations[-1] - number
+                found.get(number, EquationPlan()),
+                evaluated_at=update.equations[-1] - number,
+                evaluated_with_room=update.equations[-1] - number,
             )
         for read in update.reads:
             own = found.get(read.equation, EquationPlan())

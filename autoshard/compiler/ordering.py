@@ -224,14 +224,16 @@ def _order_hiding(
         else:
             held[turn.before].add((turn.after - turn.before, turn.slot))
         found[turn.before]["operands"] = _read_as(planned, by_number[turn.before])
+    with_room: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
+    moved_with_room = dict(moved)
+    for turn in turns.reduced(spans, opened=prefetches.opened, has_room=True):
+        if turn.after is not None:
+            with_room[turn.after].add((turn.after - turn.before, turn.slot))
+            moved_with_room.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
     for turn in turns.reduced(spans, times, prefetches.opened):
         if turn.after is not None:
             follows[turn.after].add((turn.after - turn.before, turn.slot))
             moved.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
-    with_room: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
-    for turn in turns.reduced(spans, opened=prefetches.opened, has_room=True):
-        if turn.after is not None:
-            with_room[turn.after].add((turn.after - turn.before, turn.slot))
     for number, copies in prefetches.held.items():
         held[number].update((reader - number, slot) for reader, slot in copies)
         for reader, slot in copies:
@@ -240,6 +242,8 @@ def _order_hiding(
         found[number]["opened"] = slots
     for number, until in (moved | prefetches.moved).items():
         found[number]["evaluated_at"] = until - number
+    for number, until in moved_with_room.items():
+        found[number]["evaluated_with_room"] = until - number
     first = {reader: slots for reader, slots in gathered.items() if _sends_more(planned, by_number[reader], slots)}
     ordered_slots = {
         "holds_back": held,

@@ -111,6 +111,7 @@ class EquationPlan:
         inside may be gathered before.
       evaluated_at: Where it is evaluated: right before the equation of its computation whose number is higher by so
         much; 0 where the program has it.
+      evaluated_with_room: Where it is evaluated instead where there is memory to spare.
       materialized: Result slots that are stored before anything reads them.
       row_major: Operand slots that are kept row by row in memory.
       row_major_copies: Operand slots whose copies, where they are gathered for the equation, are stored row by row.
@@ -145,6 +146,7 @@ class EquationPlan:
     back_before: tuple[HostMove, ...] = ()
     opened: tuple[int, ...] = ()
     evaluated_at: int = 0
+    evaluated_with_room: int = 0
     materialized: tuple[int, ...] = ()
     row_major: tuple[int, ...] = ()
     row_major_copies: tuple[int, ...] = ()
@@ -173,6 +175,7 @@ class EquationPlan:
             in_turn=(),
             opened=(),
             evaluated_at=0,
+            evaluated_with_room=0,
         )
 
     @property
@@ -182,7 +185,7 @@ class EquationPlan:
             self.unordered,
             waits_for_part=self.waits_for_part,
             follows=self.follows_with_room,
-            evaluated_at=self.evaluated_at,
+            evaluated_at=self.evaluated_with_room,
         )
 
     @property
@@ -207,6 +210,7 @@ class EquationPlan:
             or self.back_before
             or self.opened
             or self.evaluated_at
+            or self.evaluated_with_room
             or self.materialized
             or self.row_major
             or self.row_major_copies

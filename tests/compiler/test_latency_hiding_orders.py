@@ -295,11 +295,35 @@ def test_a_sum_over_one_axis_and_then_over_another_has_more_products_to_hide_beh
     assert {n: e.follows for n, e in freed.items() if e.follows} == {within: ((within, 0),)}
 
 
+@pytest.mark.parametrize(("has_room", "within"), [(False, 4), (True, 12)])
+def test_what_is_made_of_a_sum_comes_behind_what_waits_for_it(has_room, within):
+    """The sine of a sum over two axes. Were it made before, it would read the sum itself: of what the product gets
+    together with its own operand, which ties the two, nothing would be read, and XLA would drop the tie."""
+
+    def f(weight, x, gradient, a, b):
+        of_weight = jnp.sin(jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ()))))  # equations 0 and 1
+        y = gradient @ a  # equation 2
+        for _ in range(13):
+            y = y @ b  # equations 3 to 15
+        return of_weight, jnp.cos(y), weight
+
+    rows = (("data", "tensor"), ())
+    scattered = EquationPlan(operands=((0, (rows,)), (1, (rows,))), results=((0, ROWS),), scatters=(("data", 0),))
+    shapes = [(8192, 1024), (64, 8192), (64, 1024), (1024, 8), (8, 8)]
+    graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
+    plans = ordered(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING).equations
+    plans = {n: e.gathered_freely if has_room else e for n, e in plans.items()}
+    waiting = within + 1
+    assert {n: e.follows for n, e in plans.items() if e.follows} == {waiting: ((waiting, 0),)}
+    order = evaluation_order(range(17), plans)
+    assert order.index(1) == order.index(waiting) + 1
+
+
 def test_without_orders_of_gathers_products_and_their_sums_stay_ordered():
     every = dict(waits=(1,), waits_for_part=(0,), holds_back=((1, 0),), holds_results=(0,), follows=((1, 0),))
     others = dict(delayed=(1,), gathered_first=(0,), in_turn=((1, 0),), opened=(0,), follows_with_room=((3, 0),))
-    plan = EquationPlan(**every, **others, evaluated_at=2)
-    assert plan.gathered_freely == EquationPlan(waits_for_part=(0,), follows=((3, 0),), evaluated_at=2)
+    plan = EquationPlan(**every, **others, evaluated_at=2, evaluated_with_room=4)
+    assert plan.gathered_freely == EquationPlan(waits_for_part=(0,), follows=((3, 0),), evaluated_at=4)
 
 
 def test_a_large_sum_is_reduced_before_the_checkpointed_layer_that_contains_the_fourth_product():
