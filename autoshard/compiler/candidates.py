@@ -4,7 +4,7 @@ import enum
 import importlib.metadata
 import re
 
-from autoshard.compiler.options import compiler_options
+from autoshard.compiler.options import JOINED_REDUCTIONS, compiler_options
 from autoshard.compiler.schedule import Schedule
 
 _OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
@@ -31,30 +31,33 @@ class Candidate(enum.Enum):
     """One way to schedule a program; the values are for people.
 
     None is the fastest for every program. XLA's scheduler believes in links of its own; with a profile written by
-    the plan's cost model (`hlo/cost_profile.py`) it hides what the plan says can be hidden. Two collectives at once
-    help where gathers and reductions are in flight together, and behind loops: nothing begins within a loop that
-    only computes, such as one over blocks of attention: one collective hides behind all of it, or two at once.
-    Collectives of a loop, as over scanned layers, have little to hide behind within one iteration. The plan's
-    orders bound the memory: a collective gets a few products to hide behind. Orders that follow the plan's own
-    schedule give each what it needs, and let weights of checkpointed layers be gathered before the layer begins.
-    Where there is memory to spare, weights need not be gathered again for the backward pass: orders of products and
-    their sums alone have reductions run behind the products that follow, instead of all at the end, and leave the
-    links to them. All orders hinder some fusions: without any a program can be faster still. Where these two wait for
-    what is sent between their products, as batch statistics or what experts exchange, nothing longer than a kernel or
-    two hides unless two collectives may be in flight. The order of least memory stays for where nothing else fits.
+    the plan's cost model (`hlo/cost_profile.py`) it hides what the plan says can be hidden. The plan's orders bound the
+    memory: a collective gets a few products to hide behind. Orders that follow the plan's own schedule give each what
+    it needs, and let weights of checkpointed layers be gathered before the layer begins. Where there is memory to
+    spare, weights need not be gathered again for the backward pass: orders of products and their sums alone have
+    reductions run behind the products that follow, instead of all at the end, and leave the links to them. All orders
+    hinder some fusions: without any a program can be faster still. The order of least memory stays for where nothing
+    else fits.
+
+    Each of these can have two collectives in flight. With one, the next begins only at the kernel after which the one
+    before is waited for: while kernels take about as long as collectives, the link stands still for much of the time.
+    The second queues behind the first: XLA:GPU runs collectives on one stream. This also helps behind loops that only
+    compute, such as one over blocks of attention, within which nothing begins. Collectives of a loop, as over scanned
+    layers, have little to hide behind within one iteration.
     """
 
     LEAST_MEMORY = "least memory"
     XLA_COSTS = "latency hiding by XLA's costs"
     TWO_AT_ONCE = "latency hiding by XLA's costs, two collectives at once"
     PLAN_COSTS = "latency hiding by the plan's costs"
-    PAST_LOOPS = "latency hiding by the plan's costs, two collectives at once"
+    PLAN_COSTS_AT_ONCE = "latency hiding by the plan's costs, two collectives at once"
     PIPELINED_LOOPS = "latency hiding by the plan's costs, collectives of loops pipelined"
     BY_TIME = "latency hiding by the plan's costs, in the order of the plan's own schedule"
+    BY_TIME_AT_ONCE = f"{BY_TIME}, two collectives at once"
     GATHERED_FREELY = "latency hiding by the plan's costs, gathers without the plan's orders"
-    GATHERED_AT_ONCE = "latency hiding by the plan's costs, gathers without the plan's orders, two collectives at once"
+    GATHERED_AT_ONCE = f"{GATHERED_FREELY}, two collectives at once"
     UNORDERED = "latency hiding by the plan's costs, without the plan's orders"
-    UNORDERED_AT_ONCE = "latency hiding by the plan's costs, without the plan's orders, two collectives at once"
+    UNORDERED_AT_ONCE = f"{UNORDERED}, two collectives at once"
 
     @property
     def by_plan_costs(self) -> bool:
@@ -64,7 +67,7 @@ class Candidate(enum.Enum):
     @property
     def is_two_at_once(self) -> bool:
         """Whether two collectives may be in flight."""
-        return self in (Candidate.TWO_AT_ONCE, Candidate.PAST_LOOPS) or self.ordered_as is not self
+        return self is Candidate.TWO_AT_ONCE or self.ordered_as is not self
 
     @property
     def queueing(self) -> float:
@@ -75,7 +78,7 @@ class Candidate(enum.Enum):
     @property
     def is_bounded(self) -> bool:
         """Whether the program has the orders that bound its memory as the plan predicts."""
-        return self is not Candidate.BY_TIME and not self.keeps_gathers
+        return self.ordered_as is not Candidate.BY_TIME and not self.keeps_gathers
 
     @property
     def keeps_gathers(self) -> bool:
@@ -87,6 +90,10 @@ class Candidate(enum.Enum):
         """The way whose orders its program has: its own, but for a program that is scheduled once more, to have two
         collectives in flight."""
         match self:
+            case Candidate.PLAN_COSTS_AT_ONCE:
+                return Candidate.PLAN_COSTS
+            case Candidate.BY_TIME_AT_ONCE:
+                return Candidate.BY_TIME
             case Candidate.GATHERED_AT_ONCE:
                 return Candidate.GATHERED_FREELY
             case Candidate.UNORDERED_AT_ONCE:
@@ -104,8 +111,9 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
     options: dict[str, bool | int | float | str] = {**(compiler_options(platform, schedule) or {})}
     if candidate.is_two_at_once:
         options[_OVERLAP_LIMIT] = 2
-    if candidate.ordered_as is Candidate.UNORDERED:  # orders leave nothing to merge
-        options[_MERGED_PRODUCTS] = -1
+    if candidate.ordered_as is Candidate.UNORDERED:
+        options[_MERGED_PRODUCTS] = -1  # orders leave nothing to merge
+        options.pop(JOINED_REDUCTIONS)  # all sums come at the end, the faster for being joined
     if candidate is Candidate.PIPELINED_LOOPS:
         options |= {**pipelined_collectives(), _DOUBLE_BUFFERED: True}
     return options

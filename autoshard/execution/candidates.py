@@ -20,7 +20,7 @@ from autoshard.execution.compiled_memory import CompiledMemory
 from autoshard.files import write_text_atomically
 from autoshard.hlo.collectives import compiled_collectives
 from autoshard.hlo.compiled_schedule import replay
-from autoshard.hlo.cost_profile import cost_profile, instruction_costs, quiet_loops_s
+from autoshard.hlo.cost_profile import cost_profile, instruction_costs
 from autoshard.hlo.module import parse
 from autoshard.printing import amount, seconds
 from autoshard.user_cache import user_cache
@@ -36,12 +36,9 @@ _HARDLY = 0.005
 """By which share a program needs hardly more memory than another: where none fits, such a slow one is no use. Of an
 encoder, 0.2 % above its budget, three ways needed the same within 1e-5, of which one took 1.5 times as long."""
 
-_MUCH = 0.05
-"""Of the step: what less of it runs in hides little."""
-
 _WAITING = 0.02
-"""Of the step: a program without orders of gathers that waits no longer than that for collectives is not compiled again
-to have two in flight. A wide ResNet on 8 H100 waits for 3.7 %, and for 2.0 with two."""
+"""Of the step: a program that waits no longer than that for collectives is not compiled again to have two in flight.
+A wide ResNet on 8 H100 waits for 3.7 %, and for 2.0 with two."""
 
 _MOST_PROFILES = 256
 """Files of profiles that are kept; each has some tens of kilobytes."""
@@ -142,18 +139,16 @@ def compile_candidates(
             continue
         if candidate is Candidate.PIPELINED_LOOPS and not _sends_in_loops(first.text, mesh):
             continue
-        if candidate is Candidate.PAST_LOOPS and not _computes_in_loops(first, mesh):
-            continue
         if candidate.keeps_gathers and not choosing.has_room(first.figures):
             continue
-        alike = next((c for c in found if c.figures.candidate.ordered_as is candidate.ordered_as), None)
+        is_first_program = candidate.ordered_as is Candidate.PLAN_COSTS  # others have their own
+        same = (c for c in found if c.figures.candidate.ordered_as is candidate.ordered_as)
+        alike = next(same, first if is_first_program else None)
         if candidate.ordered_as is not candidate and (alike is None or not _waits(alike.figures)):
             continue
         base = {**own, **candidate_options(platform, candidate)}
         try:
             if candidate.by_plan_costs and mesh.num_devices > 1:  # else nothing is sent that could hide
-                if candidate in (Candidate.PLAN_COSTS, Candidate.PAST_LOOPS):  # others have their own program
-                    alike = first
                 named = compile_as(candidate, base).as_text() if alike is None else alike.text
                 costs = instruction_costs(parse(named), mesh, candidate.queueing)
                 with _profile_file(cost_profile(costs)) as profile:
@@ -172,11 +167,6 @@ def _sends_in_loops(text: str, mesh: LogicalMesh) -> bool:
     """Whether a compiled program has collectives that a loop repeats."""
     axes = tuple((axis.name, axis.size) for axis in mesh.axes)
     return any(c.times > 1 for c in compiled_collectives(parse(text), axes))
-
-
-def _computes_in_loops(least: CompiledCandidate, mesh: LogicalMesh) -> bool:
-    """Whether loops that send nothing take much of the step."""
-    return quiet_loops_s(parse(least.text), mesh) > _MUCH * least.figures.step_s
 
 
 def _waits(figures: CandidateFigures) -> bool:

@@ -56,11 +56,6 @@ def instruction_costs(module: HloModule, mesh: LogicalMesh, queueing: float = 1.
     return tuple(found)
 
 
-def quiet_loops_s(module: HloModule, mesh: LogicalMesh) -> float:
-    """What a step takes in loops that compute and send nothing."""
-    return _Pricing(module, mesh, _collectives_s(module, mesh)).quiet_loops_s(module.entry)
-
-
 def cost_profile(costs: tuple[InstructionCost, ...]) -> str:
     """The costs as XLA reads them: a `ProfiledInstructionsProto` in text format."""
     return "".join(f'costs {{ name: "{c.name}" cost_us: {c.time_s * 1e6:.3f} }}\n' for c in costs)
@@ -111,26 +106,4 @@ class _Pricing:
             self.instruction_s(computation, instruction)
             for instruction in computation.instructions.values()
             if collective_in(self.module, instruction, self.collectives_s) is None
-        )
-
-    def quiet_loops_s(self, name: str) -> float:
-        """The loops of a computation that send nothing, and those within the loops that do."""
-        found_s, computation = 0.0, self.module.computations[name]
-        for instruction in computation.instructions.values():
-            if instruction.opcode == "while":
-                body = instruction.called_as("body")
-                if self._sends(body):
-                    found_s += self.module.trips(instruction) * self.quiet_loops_s(body)
-                else:
-                    found_s += self.instruction_s(computation, instruction)
-        return found_s
-
-    def _sends(self, name: str) -> bool:
-        """Whether a computation has a collective, or calls one that has."""
-        instructions = self.module.computations[name].instructions.values()
-        return any(
-            collective_in(self.module, i, self.collectives_s) is not None
-            or i.opcode in ("while", "call", "conditional")
-            and any(map(self._sends, i.called))
-            for i in instructions
         )

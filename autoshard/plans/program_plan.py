@@ -219,9 +219,9 @@ class ProgramPlan:
         if self.num_devices == 1:
             return (Candidate.UNORDERED,)
         chosen = self.confirmation.chosen if self.confirmation is not None else None
-        in_orders = Candidate.PLAN_COSTS, Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS
+        in_orders = Candidate.PLAN_COSTS, Candidate.PLAN_COSTS_AT_ONCE, Candidate.PIPELINED_LOOPS
         bounded = in_orders if chosen is None else (chosen.candidate,)
-        by_time = (Candidate.BY_TIME,) if self.timed else ()
+        by_time = (Candidate.BY_TIME, Candidate.BY_TIME_AT_ONCE) if self.timed else ()
         return *bounded, *by_time, *(c for c in Candidate if c.keeps_gathers)
 
 

@@ -73,7 +73,7 @@ def test_what_fits_and_may_be_the_fastest_is_tried(budget_bytes, tried):
     assert (trial.chosen is None) == (len(tried) > 1)
 
 
-BOUNDED = Candidate.PLAN_COSTS, Candidate.PAST_LOOPS, Candidate.PIPELINED_LOOPS
+BOUNDED = Candidate.PLAN_COSTS, Candidate.PLAN_COSTS_AT_ONCE, Candidate.PIPELINED_LOOPS
 IN_ORDERS = (*BOUNDED, Candidate.GATHERED_FREELY, Candidate.GATHERED_AT_ONCE)
 
 
