@@ -98,6 +98,18 @@ Source: OpenXLA, `combine_threshold_count` of the combiner passes in xla/service
 """
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joining:
+    """What the compiler joins of collectives of one kind.
+
+    Attributes:
+      number: How many it can join. up_to_bytes: The size up to which it joins them.
+    """
+
+    number: int
+    up_to_bytes: float = COMBINED_BYTES
+
+
 def sent_share(kind: CollectiveKind, num_devices: int) -> float:
     """Bytes that each of a group of devices on one level sends, for each byte of the larger side on one device."""
     if kind is CollectiveKind.PERMUTE:
@@ -277,14 +289,14 @@ def with_fixed(collective: Collective, fixed_s: float) -> Collective:
     return dataclasses.replace(collective, time_s=collective.time_s - collective.fixed_s + fixed_s, fixed_s=fixed_s)
 
 
-def joined_share(buffer_bytes: np.ndarray | float, num_joined: int) -> np.ndarray:
-    """The share of its latencies and launch that a collective of `buffer_bytes` pays where the compiler joins up to
-    `num_joined` of its kind into collectives of up to `COMBINED_BYTES`; for each of several as an array.
+def joined_share(buffer_bytes: np.ndarray | float, joining: Joining) -> np.ndarray:
+    """The share of its latencies and launch that a collective of `buffer_bytes` pays where the compiler joins it with
+    others; for each of several as an array.
     """
-    return np.minimum(1.0, np.maximum(buffer_bytes / COMBINED_BYTES, 1 / num_joined))
+    return np.minimum(1.0, np.maximum(buffer_bytes / joining.up_to_bytes, 1 / joining.number))
 
 
-def joined(collective: Collective, num_joined: int) -> Collective:
-    """The collective as one of `num_joined` that the compiler joins; see `joined_share`."""
-    share = float(joined_share(collective.buffer_bytes, num_joined))
+def joined(collective: Collective, joining: Joining) -> Collective:
+    """The collective as one of those that the compiler joins; see `joined_share`."""
+    share = float(joined_share(collective.buffer_bytes, joining))
     return changed(collective, lambda c: with_fixed(c, c.separate_s + (c.fixed_s - c.separate_s) * share))

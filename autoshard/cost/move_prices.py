@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.collectives import joined_share
+from autoshard.cost.collectives import Joining, joined_share
 from autoshard.cost.reshard import inner_dims, ordered_dims, reshard
 from autoshard.graph.layout import WHOLE, Layout
 
@@ -33,13 +33,12 @@ class MovePrices:
         size_bytes: float,
         sources: Sequence[Layout],
         targets: Sequence[Layout],
-        num_joined: int | None = None,
+        joining: Joining | None = None,
     ) -> np.ndarray:
         """Seconds of the move of a tensor of `shape` and `size_bytes` from each source to each target.
 
         Args:
-          num_joined: How many of its kind the compiler joins with each of its collectives (`collectives.joined`); None
-            if it joins none.
+          joining: What the compiler joins with each of its collectives (`collectives.joined`); None if nothing.
 
         Returns:
           float64 [sources, targets]; 0 where both are equal. The same as `total_s(reshard(...))`, of each collective
@@ -55,7 +54,7 @@ class MovePrices:
         moves = np.concatenate([before[rows], after[columns]], axis=1)
         keys, inverse = _distinct(self._patterns(shape, moves))
         of_key = [self._of_key(tuple(key)) for key in keys.tolist()]
-        seconds = _seconds(of_key, size_bytes, num_joined)
+        seconds = _seconds(of_key, size_bytes, joining)
         return seconds[inverse].reshape(len(sources), len(targets))
 
     def _patterns(self, shape: tuple[int, ...], moves: np.ndarray) -> np.ndarray:
@@ -125,13 +124,13 @@ class _Price(NamedTuple):
     buffer_share: float
 
 
-def _seconds(moves: Sequence[tuple[_Price, ...]], size_bytes: float, num_joined: int | None) -> np.ndarray:
+def _seconds(moves: Sequence[tuple[_Price, ...]], size_bytes: float, joining: Joining | None) -> np.ndarray:
     """float64 [moves]: the time of each for a tensor of `size_bytes`."""
     steps = [len(prices) for prices in moves]
     rows = np.array([price for prices in moves for price in prices], np.float64).reshape(-1, len(_Price._fields))
     fixed_s, separate_s, s_per_byte, buffer_share = rows.T
-    if num_joined is not None:
-        share = joined_share(buffer_share * size_bytes, num_joined)
+    if joining is not None:
+        share = joined_share(buffer_share * size_bytes, joining)
         fixed_s = separate_s + (fixed_s - separate_s) * share
     each_s = fixed_s + s_per_byte * size_bytes
     return np.bincount(np.repeat(np.arange(len(moves)), steps), weights=each_s, minlength=len(moves))

@@ -385,7 +385,7 @@ class _Builder:
         shape = self.graph.values[flow.value].shape
         terms = self.overlap.of_flow(flow.value, shape, flow.makings)
         makings, places = len(flow.makings), len(flow.places)
-        kind = MoveKind(shape, flow.itemsize_bytes, flow.is_narrowed, flow.trips, makings, places, terms.num_alike)
+        kind = MoveKind(shape, flow.itemsize_bytes, flow.is_narrowed, flow.trips, makings, places, terms.alike)
         whole = self.prices.move(kind, flow.defined_as, flow.read_as)
         if terms.share == 1.0:
             return whole

@@ -13,6 +13,7 @@ import numpy as np
 
 from autoshard.cluster import LogicalMesh
 from autoshard.compiler.buffer_uses import CopySizes
+from autoshard.cost.collectives import Joining
 from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import Lookups
 from autoshard.cost.move_prices import MovePrices
@@ -37,7 +38,7 @@ class MoveKind(NamedTuple):
       shape, itemsize_bytes, is_narrowed: As of a `Flow`.
       trips: How often it is moved. makings, places: For how many operations on each, and in how many checkpointed
         functions, for each of which a copy is made.
-      num_alike: How many moves the compiler joins with it; None if it joins none.
+      alike: The moves that the compiler joins with it; None if none.
     """
 
     shape: tuple[int, ...]
@@ -46,7 +47,7 @@ class MoveKind(NamedTuple):
     trips: float
     makings: int
     places: int
-    num_alike: int | None
+    alike: Joining | None
 
 
 class MeshPrices:
@@ -85,7 +86,7 @@ class MeshPrices:
 
     def _move(self, kind: MoveKind, source: LayoutColumn, target: LayoutColumn) -> Move:
         size_bytes = float(math.prod(kind.shape) * kind.itemsize_bytes)
-        costs = self.moves.seconds(kind.shape, size_bytes, source.layouts, target.layouts, kind.num_alike)
+        costs = self.moves.seconds(kind.shape, size_bytes, source.layouts, target.layouts, kind.alike)
         costs = kind.trips * costs
         kinds = MoveKinds.between(source.layouts, target.layouts)
         if max(kind.makings, kind.places) > 1:

@@ -30,8 +30,9 @@ from autoshard.cluster import CollectiveKind
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.exchanged_sums import may_be_exchanged
 from autoshard.compiler.hiding_spans import HidingSpans
+from autoshard.compiler.options import MOST_REDUCED_BYTES, MOST_SCATTERED_BYTES
 from autoshard.compiler.primitives import SUMS
-from autoshard.cost.collectives import Collective, changed, joined, with_fixed
+from autoshard.cost.collectives import Collective, Joining, changed, joined, with_fixed
 from autoshard.cost.exposure import Stretch
 from autoshard.graph.groups import Group
 
@@ -42,16 +43,16 @@ class Terms:
 
     Attributes:
       share: The share that counts.
-      num_reductions: How many the compiler joins of all-reduces that a gradient is done with; None if none.
-      num_alike: How many of any other.
+      reductions: What the compiler joins of all-reduces that a gradient is done with; None if nothing.
+      alike: The same of any other.
       hides_on: Axes over which a scattered sum hides, where all others count in full; None where `share` holds for all.
       latency_share: Of a sum that is joined with known others, the share of latencies and launch that it pays; None for
         anything else.
     """
 
     share: float = 1.0
-    num_reductions: int | None = None
-    num_alike: int | None = None
+    reductions: Joining | None = None
+    alike: Joining | None = None
     hides_on: frozenset[tuple[str, ...]] | None = None
     latency_share: float | None = None
 
@@ -70,10 +71,10 @@ class Terms:
             share = self.latency_share
             return tuple([changed(c, lambda c: with_fixed(c, share * c.fixed_s)) for c in steps])
         is_reduced = all(c.kind is CollectiveKind.ALL_REDUCE for c in planned or steps)
-        number = self.num_reductions if is_reduced else self.num_alike
-        if number is None:
+        joining = self.reductions if is_reduced else self.alike
+        if joining is None:
             return tuple(steps)
-        parts = [joined(c, number) for c in steps]
+        parts = [joined(c, joining) for c in steps]
         shares = [self.share if self.hides(c) else 1.0 for c in steps]
         return tuple(
             [dataclasses.replace(c, time_s=s * c.time_s, slower=None) for c, s in zip(parts, shares, strict=True)]
@@ -211,7 +212,7 @@ class Overlap:
             return Terms(latency_share=self.analysis.combined.awaited_shares.get(group.index))
         windows = self.windows_of_sum(group)
         if group.index in self.analysis.combined.statistics:
-            return Terms(self.share_of(windows), 1, 1)
+            return Terms(self.share_of(windows), Joining(1), Joining(1))
         hides_on = None if self.hides_sums else self.exchanged_on
         return dataclasses.replace(self._free(math.prod(shape), windows), hides_on=hides_on)
 
@@ -268,7 +269,11 @@ class Overlap:
 
     def _free(self, num_elements: int, windows: Sequence[Window]) -> Terms:
         combined = self.analysis.combined
-        return Terms(self.share_of(windows), combined.num_reductions, combined.num_alike.get(num_elements, 1))
+        reductions, alike = Joining(combined.num_reductions), Joining(combined.num_alike.get(num_elements, 1))
+        if self.weights is not None and self.hides_sums:  # each has products of its own to hide behind
+            reductions = dataclasses.replace(reductions, up_to_bytes=MOST_REDUCED_BYTES)
+            alike = dataclasses.replace(alike, up_to_bytes=MOST_SCATTERED_BYTES)
+        return Terms(self.share_of(windows), reductions, alike)
 
     def share_of(self, windows: Sequence[Window]) -> float:
         """What counts of collectives or copies with these windows, on average."""

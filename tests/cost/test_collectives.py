@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from autoshard.cluster import AxisLevel, Link, MeasuredCollective, MeshAxis
 from autoshard.cost.collectives import (
     CollectiveKind,
+    Joining,
     all_gather,
     all_reduce,
     all_to_all,
@@ -75,7 +76,7 @@ def test_what_is_joined_with_others_runs_as_is_best_for_all():
     which each pays a 31.46th of the hops, as 30 MiB (31.46 MB) hold so many."""
     alone = all_reduce([NODES], 1e6)
     assert alone.time_s == pytest.approx(160e-6 + 2e-3 / 9)
-    assert joined(alone, 256).time_s == pytest.approx(300e-6 / 31.45728 + 187.5e-6)
+    assert joined(alone, Joining(256)).time_s == pytest.approx(300e-6 / 31.45728 + 187.5e-6)
 
 
 def test_trees_are_for_sums_between_nodes_that_nobody_has_measured():
@@ -144,11 +145,11 @@ def test_what_is_joined_pays_its_share_of_what_is_paid_once(axes, price, size_by
     """As many as are joined pay together for one, or for each 30 MiB; above 30 MiB nothing changes."""
     c, small = price(axes, size_bytes), price(axes, 1e-9)
     assert c.fixed_s == pytest.approx(small.time_s), "what is left of an empty one"
-    assert joined(c, 1).time_s == pytest.approx(c.time_s), "one alone pays in full"
-    assert count * joined(small, count).time_s == pytest.approx(small.time_s)
+    assert joined(c, Joining(1)).time_s == pytest.approx(c.time_s), "one alone pays in full"
+    assert count * joined(small, Joining(count)).time_s == pytest.approx(small.time_s)
     if size_bytes <= 30 * 2**20:
         sending_s = c.time_s - c.fixed_s
         share = max(1 / count, size_bytes / (30 * 2**20))
-        assert joined(c, count).time_s == pytest.approx(sending_s + share * c.fixed_s)
+        assert joined(c, Joining(count)).time_s == pytest.approx(sending_s + share * c.fixed_s)
     else:
-        assert joined(c, count) == c
+        assert joined(c, Joining(count)) == c

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autoshard.cluster import Cluster, CollectiveKind, MeasuredCollective
-from autoshard.cost.collectives import joined
+from autoshard.cost.collectives import Joining, joined
 from autoshard.cost.move_prices import MovePrices
 from autoshard.cost.reshard import reshard, total_s
 from autoshard.graph.layout import WHOLE, all_layouts
@@ -29,8 +29,8 @@ def test_equal_to_each_move_alone(axes, shape):
         got = prices.seconds(shape, size_bytes, sources, targets)
         want = [[total_s(reshard(shape, size_bytes, s, t, mesh)) for t in targets] for s in sources]
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-15)
-        got = prices.seconds(shape, size_bytes, sources, targets, num_joined=7)
-        parts = lambda s, t, size=size_bytes: [joined(c, 7) for c in reshard(shape, size, s, t, mesh)]
+        got = prices.seconds(shape, size_bytes, sources, targets, joining=Joining(7))
+        parts = lambda s, t, size=size_bytes: [joined(c, Joining(7)) for c in reshard(shape, size, s, t, mesh)]
         want = [[total_s(parts(s, t)) for t in targets] for s in sources]
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-15)
 

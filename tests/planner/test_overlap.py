@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from autoshard.compiler.schedule import Schedule
-from autoshard.cost.collectives import COMBINED_BYTES, all_gather, all_reduce, reduce_scatter
+from autoshard.cost.collectives import COMBINED_BYTES, Joining, all_gather, all_reduce, reduce_scatter
 from autoshard.planner.overlap import Terms
 
 
@@ -60,6 +60,26 @@ def test_collectives_are_joined_with_those_of_gradients_alike(formulated, mesh_o
     assert (joining.num_reductions, joining.num_alike) == (3, {1024: 2, 256: 1})
     shares = sorted(joining.scalar_shares.values())
     assert shares == pytest.approx([256 / 2304, 1024 / 2304, 1024 / 2304]), "one latency of the norm, by bytes"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "alike_bytes", "reduced_bytes"),
+    [(Schedule.LATENCY_HIDING, 2**20, 2**22), (Schedule.LEAST_MEMORY, 30 * 2**20, 30 * 2**20)],
+)
+def test_where_collectives_hide_fewer_are_joined(formulated, mesh_of, schedule, alike_bytes, reduced_bytes):
+    """A weight of 1 MiB, gathered with one alike: where each hides behind products of its own it pays its latencies in
+    full, else 1/30 would be its share by bytes, and pays half, as one of two. Of three sums each is one of three."""
+    params = {"one": f32(512, 512), "two": f32(512, 512), "last": f32(512, 8)}
+    mesh = mesh_of(4)
+    gpus = dataclasses.replace(mesh, device_type=dataclasses.replace(mesh.device_type, product_workspace_bytes=2**20))
+    f = formulated(step, (params, f32(16, 512)), gpus, schedule=schedule)
+    weight = f.program.graph.arguments[1].value
+    terms = f.overlap.whole_of_flow(weight, (512, 512))
+    assert terms == Terms(1.0, Joining(3, reduced_bytes), Joining(2, alike_bytes))
+    gathered = all_gather(mesh_of(4).axes, 2.0**20)
+    (counted,) = terms.counted([gathered])
+    saved_s = 0.0 if schedule is Schedule.LATENCY_HIDING else gathered.fixed_s / 2
+    assert counted.time_s == pytest.approx(gathered.time_s - saved_s)
 
 
 def test_sums_made_of_those_beside_them_begin_a_collective(formulated, mesh_of):
@@ -143,7 +163,7 @@ def test_statistics_over_examples_that_do_not_wait_for_each_other_share_a_latenc
 
 def test_what_is_scattered_and_gathered_alone_pays_in_full(mesh_of):
     """A gradient of 1 MiB: 1/40 of an all-reduce's latencies is less than its share of 30 MiB; alone it pays all."""
-    axes, terms = mesh_of(8).axes, Terms(1.0, num_reductions=40, num_alike=1)
+    axes, terms = mesh_of(8).axes, Terms(1.0, reductions=Joining(40), alike=Joining(1))
     size_bytes = float(2**20)
     share = size_bytes / COMBINED_BYTES
     reduced, scattered, gathered = (make(axes, size_bytes) for make in (all_reduce, reduce_scatter, all_gather))
@@ -165,7 +185,7 @@ def test_of_the_sums_on_tpus_those_hide_that_are_exchanged():
     )
     whole = dataclasses.replace(all_reduce([], 8.0), time_s=1.0, axes=("a",))
     times = lambda terms: [c.time_s for c in terms.counted([scattered, over_all, whole])]
-    on_gpus = Terms(0.25, num_reductions=1, num_alike=1)
+    on_gpus = Terms(0.25, reductions=Joining(1), alike=Joining(1))
     on_tpus = dataclasses.replace(on_gpus, hides_on=frozenset({("a",)}))
     assert times(on_gpus) == [0.25] * 3 and times(on_tpus) == [0.25, 1.0, 1.0]
     assert times(on_tpus.whole) == [1.0] * 3
