@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from autoshard.compiler.collective_combiner import is_reduced_alone
+from autoshard.compiler.options import MOST_REDUCED_BYTES, MOST_SCATTERED_BYTES
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS, SUMS
 from autoshard.graph.computations import Computation, Instruction
@@ -157,15 +158,22 @@ def is_partial(planned: PlannedGraph, product: Instruction) -> bool:
     return bool(partial_axes(planned, product))
 
 
-def is_summed_twice(planned: PlannedGraph, product: Instruction) -> bool:
-    """Whether the sum over some axes is scattered, and what that leaves is then summed over others."""
-    scattered = {axis for axis, _ in planned.plan_of(product).scatters}
-    return bool(scattered) and not partial_axes(planned, product) <= scattered
+def is_all_reduced(planned: PlannedGraph, product: Instruction) -> bool:
+    """Whether the sum over some axes is all-reduced: of what is left where it is scattered over others, or of all."""
+    return not partial_axes(planned, product) <= {axis for axis, _ in planned.plan_of(product).scatters}
 
 
 def is_summed_alone(planned: PlannedGraph, product: Instruction) -> bool:
     """Whether a product's partial sum is scattered by a collective of its own."""
     return bool(planned.plan_of(product).scatters and is_reduced_alone(_partial_bytes(planned, product)))
+
+
+def is_joined_with_none(planned: PlannedGraph, product: Instruction) -> bool:
+    """Whether a product's partial sum is so large that it is joined with no other where collectives hide: by what a
+    reduce-scatter leaves of it, or by all that an all-reduce sums."""
+    plan = planned.plan_of(product)
+    size_bytes = planned.shard_bytes(product.result(), dict(plan.results).get(0, ()))
+    return size_bytes > (MOST_SCATTERED_BYTES if plan.scatters else MOST_REDUCED_BYTES)
 
 
 def _partial_bytes(planned: PlannedGraph, product: Instruction) -> float:

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 from autoshard.compiler.early_products import (
     has_product,
+    is_all_reduced,
+    is_joined_with_none,
     is_partial,
     is_summed_alone,
-    is_summed_twice,
     num_products,
 )
 from autoshard.compiler.hiding_spans import REDUCED_WITHIN, HidingSpans
@@ -28,11 +29,11 @@ from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.graph.computations import Computation, Instruction, first_operation
 from autoshard.graph.graph import Graph
 
-TWICE_WITHIN = 12
-"""How many products after one its sum must be there at the earliest where there is memory to spare, and what is
-scattered over one axis is then summed over another: XLA joins the small sums that are left, of products that are made
-one after the other. Where memory is predicted, a GPT with cuDNN's attention on data=2 x tensor=8 would need 6.4 GB
-instead of 5.9, and gain nothing."""
+ALL_REDUCED_WITHIN = 12
+"""How many products after one its sum must be there at the earliest where there is memory to spare, and it is
+all-reduced, or what is left of it where it is scattered over other axes: that takes two collectives, or one that sends
+twice as much. Where memory is predicted, a GPT with cuDNN's attention on data=2 x tensor=8 would need 6.4 GB instead
+of 5.9, and gain nothing."""
 
 SENT_LATE = 2
 """How many products later than the plan's own schedule has it sent a sum must be there, where orders follow that
@@ -151,13 +152,13 @@ class Turns:
             passed = list(itertools.accumulate(num_products(self.order[at]) for at in self.products))
             found: list[int | None] = []
             for own, product in zip(passed, map(self.order.__getitem__, self.products), strict=True):
-                if not self._is_reduced_alone(product):
+                if not self._is_reduced_alone(product, has_room):
                     found.append(None)
                     continue
                 left = max(passed[-1] - own, REDUCED_WITHIN)  # behind its computation nobody waits for it
                 within = min(spans.reduced_within(product.leaf.index), left)
-                if has_room and self._is_summed_twice(product):
-                    within = max(within, TWICE_WITHIN)
+                if has_room and is_all_reduced(self.planned, product):
+                    within = max(within, ALL_REDUCED_WITHIN)
                 found.append(self._product(bisect.bisect_left(passed, own + within)))
             return found
         firsts = [first_operation(self.order[at]) for at in self.products]
@@ -173,16 +174,19 @@ class Turns:
         """The position of a product; None behind the last one."""
         return self.products[number] if number < len(self.products) else None
 
-    def _is_reduced_alone(self, product: Instruction) -> bool:
-        is_free = product.name == "dot_general" and self.awaited.isdisjoint(product.results)
-        return is_free and is_partial(self.planned, product) and is_summed_alone(self.planned, product)
-
-    def _is_summed_twice(self, product: Instruction) -> bool:
-        return product.name == "dot_general" and is_summed_twice(self.planned, product)
+    def _is_reduced_alone(self, product: Instruction, in_own_time: bool) -> bool:
+        """Whether a product makes a gradient whose sum is reduced alone. `in_own_time`: Also a smaller one than others
+        wait for where memory is predicted."""
+        if product.name != "dot_general" or not self.awaited.isdisjoint(product.results):
+            return False
+        is_alone = is_summed_alone(self.planned, product)
+        if in_own_time and not is_alone:
+            is_alone = is_joined_with_none(self.planned, product)
+        return is_alone and is_partial(self.planned, product)
 
     def _reduced_alone(self, instruction: Instruction) -> Iterator[Instruction]:
         """The products whose sums are reduced alone that an equation is or contains."""
-        if instruction.name == "dot_general" and self._is_reduced_alone(instruction):
+        if self._is_reduced_alone(instruction, in_own_time=True):
             yield instruction
         for nested in instruction.nested:
             for inner in nested:

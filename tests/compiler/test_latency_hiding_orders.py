@@ -295,6 +295,32 @@ def test_a_sum_over_one_axis_and_then_over_another_has_more_products_to_hide_beh
     assert {n: e.follows for n, e in freed.items() if e.follows} == {within: ((within, 0),)}
 
 
+@pytest.mark.parametrize(
+    ("scatters", "rows", "is_alone"),
+    [((("data", 0),), 2**11, True), ((("data", 0),), 2**10, False), ((), 2**11, True), ((), 2**10, False)],
+)
+def test_where_there_is_memory_to_spare_all_sums_that_are_joined_with_none_are_made_in_turn(scatters, rows, is_alone):
+    """The partial sum (rows, 1024) takes 8 or 4 MiB, with which memory would have it joined: scattered over four
+    devices it leaves 2 MiB or 1, joined up to 1; all-reduced it is joined up to 4, and given more time."""
+
+    def f(weight, x, gradient, a, b):
+        of_weight = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())))  # equation 0
+        y = gradient @ a  # equation 1
+        for _ in range(13):
+            y = y @ b  # equations 2 to 14
+        return of_weight, jnp.sin(y), weight
+
+    result = ROWS if scatters else WHOLE
+    summed = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, result),), scatters=scatters)
+    shapes = [(rows, 1024), (64, rows), (64, 1024), (1024, 8), (8, 8)]
+    graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
+    equations = ordered(graph, {0: summed}, [ROWS] * 5, {"data": 4}, HIDING).equations
+    assert not any(e.follows for e in equations.values()), "what memory is predicted for"
+    within = 4 if scatters else 12
+    freed = {n: e.gathered_freely.follows for n, e in equations.items() if e.follows_with_room}
+    assert freed == ({within: ((within, 0),)} if is_alone else {})
+
+
 @pytest.mark.parametrize(("has_room", "within"), [(False, 4), (True, 12)])
 def test_what_is_made_of_a_sum_comes_behind_what_waits_for_it(has_room, within):
     """The sine of a sum over two axes. Were it made before, it would read the sum itself: of what the product gets
