@@ -74,9 +74,12 @@ def test_what_the_compiler_is_told():
     assert {c.queueing for c in at_once} == {1.5} and all(c.by_plan_costs for c in at_once)
     assert {c.queueing for c in Candidate if not c.is_two_at_once} == {1.0}
     assert of(Candidate.PLAN_COSTS_AT_ONCE) == of(Candidate.GATHERED_AT_ONCE) == of(Candidate.TWO_AT_ONCE)
-    two, unordered = of(Candidate.UNORDERED_AT_ONCE), of(Candidate.UNORDERED)
-    assert two == {**unordered, **of(Candidate.TWO_AT_ONCE)} != unordered
-    assert of(Candidate.TWO_AT_ONCE) == {**by_xla, "xla_gpu_experimental_parallel_collective_overlap_limit": 2}
+    in_flight = {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
+    assert of(Candidate.TWO_AT_ONCE) == {**by_xla, **in_flight}
+    unordered = of(Candidate.UNORDERED)
+    assert of(Candidate.UNORDERED_AT_ONCE) == {**unordered, **in_flight}
+    reduced = {"xla_gpu_all_reduce_combine_threshold_bytes": 2**22}
+    assert {**unordered, **reduced} == {**by_xla, "xla_gpu_dot_merger_threshold_mb": -1} != unordered
     pipelined = of(Candidate.PIPELINED_LOOPS)
     assert pipelined == {**by_xla, **pipelined_collectives(), "xla_gpu_enable_while_loop_double_buffering": True}
     gathers, on = (
@@ -91,7 +94,7 @@ def test_what_the_compiler_is_told():
 def step(weights, batch):
     def loss(w):
         hidden = batch
-        for name in ("a", "b", "c", "d"):
+        for name in sorted(w):
             hidden = jnp.tanh(hidden @ w[name])
         return jnp.mean(hidden**2)
 
@@ -101,7 +104,7 @@ def step(weights, batch):
 
 @pytest.fixture(scope="module")
 def plan():
-    weights = {name: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for name in "abcd"}
+    weights = {name: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for name in "abcdefgh"}
     batch = jax.ShapeDtypeStruct((16384, 4096), jnp.float32)
     pins = {"weights.*": P("data"), "batch": P("data")}
     options = autoshard.PlanOptions(schedule=Schedule.LATENCY_HIDING, cache=False)
@@ -115,19 +118,22 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
     monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
     run = plan.jit(step, devices_for(H100, plan.axes, 8))
     found = run.candidates()
-    least, own, _, *gathering_freely = found
-    tried = [c.figures.candidate for c in found]
-    of_plan = [Candidate.PLAN_COSTS, Candidate.BY_TIME, *(c for c in Candidate if c.keeps_gathers)]
-    assert tried == [Candidate.LEAST_MEMORY, *of_plan]
+    least, own, *_ = found
+    figures = {c.figures.candidate: c.figures for c in found}
+    waits = {c for c, f in figures.items() if f.exposed_s > 0.02 * f.step_s}
+    of_plan = [c for c in Candidate if c.by_plan_costs and c is not Candidate.PIPELINED_LOOPS]  # there is no loop
+    tried = [c for c in of_plan if c.ordered_as is c or c.ordered_as in waits]
+    assert list(figures) == [Candidate.LEAST_MEMORY, *tried] and len(tried) >= 4
     for one in found:
         replayed = replay(parse(one.text), plan.logical_mesh)
         assert one.figures.step_s == replayed.step_s and one.figures.reserved_bytes == one.memory.total_bytes > 0
     assert own.figures.exposed_s < least.figures.exposed_s and own.figures.step_s < least.figures.step_s
     profiles = set(tmp_path.glob("*.pbtxt"))
-    assert len(profiles) == 6 and all(p.read_text().startswith("costs { name: ") for p in profiles)
+    assert len(profiles) == len(found) - 1 and all(p.read_text().startswith("costs { name: ") for p in profiles)
     run.candidates()
     assert set(tmp_path.glob("*.pbtxt")) == profiles
-    assert min(c.memory.peak_bytes for c in gathering_freely) >= least.memory.peak_bytes
+    freely = [c.memory.peak_bytes for c in found if c.figures.candidate.keeps_gathers]
+    assert min(freely) >= least.memory.peak_bytes
 
 
 @needs_xla_gpu
