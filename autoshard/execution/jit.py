@@ -277,7 +277,7 @@ class PlannedFunction:
 
     def of_candidate(self, candidate: Candidate) -> "PlannedFunction":
         """The function in the plan's layouts, in the orders of one way to schedule it."""
-        if candidate.is_bounded:
+        if candidate.ordered_as.is_bounded:
             return self
         interface = self._interface.for_candidate(candidate)
         return PlannedFunction(self._fn, interface, self.mesh, self._check, self._shapes)
@@ -287,7 +287,7 @@ class PlannedFunction:
         lowered: dict[Candidate | None, Any] = {}
 
         def compile_as(candidate: Candidate, options: dict[str, Any]) -> Any:
-            own = None if candidate.is_bounded else candidate.ordered_as
+            own = None if candidate.ordered_as.is_bounded else candidate.ordered_as
             if own not in lowered:
                 lowered[own] = self.of_candidate(candidate).lower(*args)
             return lowered[own].compile(compiler_options=options)

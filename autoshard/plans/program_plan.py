@@ -220,7 +220,7 @@ class ProgramPlan:
             return (Candidate.UNORDERED,)
         chosen = self.confirmation.chosen if self.confirmation is not None else None
         in_orders = Candidate.PLAN_COSTS, Candidate.PLAN_COSTS_AT_ONCE, Candidate.PIPELINED_LOOPS
-        bounded = in_orders if chosen is None else (chosen.candidate,)
+        bounded = in_orders if chosen is None else (chosen.candidate, Candidate.PLAN_COSTS_AT_ONCE)
         by_time = (Candidate.BY_TIME, Candidate.BY_TIME_AT_ONCE) if self.timed else ()
         return *bounded, *by_time, *(c for c in Candidate if c.keeps_gathers)
 

@@ -64,8 +64,13 @@ MIXED = first_layers(RUNS, Keep.INPUTS, Keep.ALL, 5)
 
 
 def planned(policy: RematPolicy) -> autoshard.Plan:
-    """A plan of the whole step, all of its layers traced, in memory without limit."""
-    request = {"cluster": CLUSTER, "mesh": {"data": 8}, "donate_argnums": 0, "memory_budget_bytes": math.inf}
+    """A plan of the whole step, all of its layers traced, in memory without limit; links take no time to begin, so that
+    no kernel is slower for fewer collectives."""
+    cluster = Cluster.from_file(CLUSTER)
+    (group,) = cluster.groups
+    link = dataclasses.replace(group.intra_node, latency_s=0.0)
+    at_once = dataclasses.replace(cluster, groups=(dataclasses.replace(group, intra_node=link),))
+    request = {"cluster": at_once, "mesh": {"data": 8}, "donate_argnums": 0, "memory_budget_bytes": math.inf}
     return autoshard.plan(StepVariant(policy).of(STEP), STATE, BATCH, options=AS_WRITTEN, **request)
 
 
@@ -84,10 +89,12 @@ def update_s(bounds) -> float:
 
 @pytest.mark.parametrize("policy", [*Keep, MIXED], ids=str)
 def test_no_plan_takes_less(bounds, update_s, policy):
-    """Kernels are those of the whole step, but for the update."""
+    """Kernels are those of the whole step, but for the update: the fastest, and hardly any of a plan's is slower, to
+    begin fewer collectives."""
     policy = bounds.uniform(policy) if isinstance(policy, Keep) else policy
     plan = planned(policy)
-    assert bounds.kernels_s(policy) + update_s == pytest.approx(kernels_of(plan), rel=1e-6)
+    least_s = bounds.kernels_s(policy) + update_s
+    assert (1 - 1e-6) * least_s <= kernels_of(plan) <= 1.001 * least_s
     assert bounds.least_bytes(policy, None) <= plan.estimate.peak_bytes
 
 

@@ -72,12 +72,14 @@ def classifier(params, tokens):
 @pytest.mark.parametrize("vocabulary", [8192, 256], ids=["scores", "activations"])
 def test_scores_are_there_in_the_type_that_a_product_made_them_in(vocabulary, monkeypatch):
     """What is taken of each row of scores is computed of the product, to whose gradient it is then added in float32;
-    with few scores, activations fill the memory: each with its `erfc`."""
+    with few scores, activations fill the memory: each with its `erfc`. There weights lie split, so that all sums are
+    scattered: where that of `up` is all-reduced, XLA keeps one activation more than is predicted, 13 %."""
     monkeypatch.setenv("XLA_FLAGS", "")
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     args = (f32(vocabulary, 512), f32(512, 2048), f32(2048, 512)), jax.ShapeDtypeStruct((64, 512), jnp.int32)
-    request = {"cluster": CLUSTER, "mesh": {"data": 8}, "donate_argnums": 0, "pins": {"tokens": P("data", None)}}
-    plan = autoshard.plan(classifier, *args, **request)
+    split = {"params.1": P(None, "data"), "params.2": P("data", None)} if vocabulary == 256 else {}
+    pins = {**split, "tokens": P("data", None)}
+    plan = autoshard.plan(classifier, *args, cluster=CLUSTER, mesh={"data": 8}, donate_argnums=0, pins=pins)
     memory = plan.verify(classifier, *args, target="h100").compiled_memory
     compiled_bytes = memory.argument_bytes + memory.output_bytes - memory.alias_bytes + memory.temporary_bytes
     assert 0.97 * compiled_bytes <= plan.estimate.reserved_bytes <= 1.05 * compiled_bytes

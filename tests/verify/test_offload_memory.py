@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import autoshard
 from autoshard.errors import MemoryBudgetError
@@ -54,6 +55,7 @@ def test_memory_is_what_the_compiler_reserves(schedule, optimizer, monkeypatch):
             mesh={"data": 8},
             donate_argnums=0,
             memory_budget_bytes=budget_bytes,
+            pins={"state.params.*.b": P("data")},  # all layers alike
             options=dataclasses.replace(AS_WRITTEN, offload=offload, schedule=schedule),
         )
         assert isinstance(plan, autoshard.Plan)
