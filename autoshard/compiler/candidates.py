@@ -77,9 +77,9 @@ class Candidate(enum.Enum):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the program has the orders that bound its memory as the plan predicts, and takes no more by keeping
-        two collectives in flight."""
-        return self in _BOUNDED
+        """Whether the program has the orders that bound its memory as the plan predicts: what is scheduled once more,
+        to have two collectives in flight, takes more."""
+        return self.ordered_as is self and self is not Candidate.BY_TIME and not self.keeps_gathers
 
     @property
     def keeps_gathers(self) -> bool:
@@ -100,17 +100,6 @@ class Candidate(enum.Enum):
             case Candidate.UNORDERED_AT_ONCE:
                 return Candidate.UNORDERED
         return self
-
-
-_BOUNDED = frozenset(
-    {
-        Candidate.LEAST_MEMORY,
-        Candidate.XLA_COSTS,
-        Candidate.TWO_AT_ONCE,
-        Candidate.PLAN_COSTS,
-        Candidate.PIPELINED_LOOPS,
-    }
-)
 
 
 def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | int | float | str]:

@@ -19,7 +19,7 @@ from autoshard.compiler.materialized import materialized
 from autoshard.compiler.pace import Pace
 from autoshard.compiler.planned_graph import PlannedGraph, planned_graph
 from autoshard.compiler.prefetches import Prefetches
-from autoshard.compiler.read_in_turn import Turns, awaited_values
+from autoshard.compiler.read_in_turn import Turn, Turns, awaited_values
 from autoshard.compiler.reused_operands import used_up_first
 from autoshard.compiler.row_major import row_major
 from autoshard.compiler.schedule import Schedule
@@ -209,7 +209,6 @@ def _order_hiding(
         return
     held: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
     holding: dict[int, set[int]] = collections.defaultdict(set)
-    follows: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
     gathered: dict[int, set[int]] = collections.defaultdict(set)
     moved = smaller_first(planned, computation, awaited)
     order, by_number = _evaluated(computation, moved), {i.equation: i for i in computation}
@@ -224,16 +223,9 @@ def _order_hiding(
         else:
             held[turn.before].add((turn.after - turn.before, turn.slot))
         found[turn.before]["operands"] = _read_as(planned, by_number[turn.before])
-    with_room: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
     moved_with_room = dict(moved)
-    for turn in turns.reduced(spans, opened=prefetches.opened, has_room=True):
-        if turn.after is not None:
-            with_room[turn.after].add((turn.after - turn.before, turn.slot))
-            moved_with_room.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
-    for turn in turns.reduced(spans, times, prefetches.opened):
-        if turn.after is not None:
-            follows[turn.after].add((turn.after - turn.before, turn.slot))
-            moved.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
+    with_room = _followers(turns, turns.reduced(spans, opened=prefetches.opened, has_room=True), moved_with_room)
+    follows = _followers(turns, turns.reduced(spans, times, prefetches.opened), moved)
     for number, copies in prefetches.held.items():
         held[number].update((reader - number, slot) for reader, slot in copies)
         for reader, slot in copies:
@@ -255,6 +247,17 @@ def _order_hiding(
     for field, slots_of in ordered_slots.items():
         for number, slots in slots_of.items():
             found[number][field] = tuple(sorted(slots))
+
+
+def _followers(turns: Turns, reduced: Sequence[Turn], moved: dict[int, int]) -> dict[int, set[tuple[int, int]]]:
+    """What waits for sums, as `EquationPlan.follows` has it. What is made of a sum comes behind that, in `moved`: it
+    would read the sum itself otherwise, and XLA would drop what ties the two, which nobody reads."""
+    found: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
+    for turn in reduced:
+        if turn.after is not None:
+            found[turn.after].add((turn.after - turn.before, turn.slot))
+            moved.update(dict.fromkeys(turn.along, turns.behind(turn.after)))
+    return found
 
 
 def _sends_more(planned: PlannedGraph, reader: Instruction, gathered: Container[int]) -> bool:

@@ -32,7 +32,7 @@ from autoshard.compiler.exchanged_sums import may_be_exchanged
 from autoshard.compiler.hiding_spans import HidingSpans
 from autoshard.compiler.options import MOST_REDUCED_BYTES, MOST_SCATTERED_BYTES
 from autoshard.compiler.primitives import SUMS
-from autoshard.cost.collectives import Collective, Joining, changed, joined, with_fixed
+from autoshard.cost.collectives import COMBINED_BYTES, Collective, Joining, changed, joined, with_fixed
 from autoshard.cost.exposure import Stretch
 from autoshard.graph.groups import Group
 
@@ -269,11 +269,14 @@ class Overlap:
 
     def _free(self, num_elements: int, windows: Sequence[Window]) -> Terms:
         combined = self.analysis.combined
-        reductions, alike = Joining(combined.num_reductions), Joining(combined.num_alike.get(num_elements, 1))
-        if self.weights is not None and self.hides_sums:  # each has products of its own to hide behind
-            reductions = dataclasses.replace(reductions, up_to_bytes=MOST_REDUCED_BYTES)
-            alike = dataclasses.replace(alike, up_to_bytes=MOST_SCATTERED_BYTES)
-        return Terms(self.share_of(windows), reductions, alike)
+        hides_alone = self.weights is not None and self.hides_sums  # each has products of its own to hide behind
+        reduced_bytes = MOST_REDUCED_BYTES if hides_alone else COMBINED_BYTES
+        alike_bytes = MOST_SCATTERED_BYTES if hides_alone else COMBINED_BYTES
+        return Terms(
+            self.share_of(windows),
+            Joining(combined.num_reductions, reduced_bytes),
+            Joining(combined.num_alike.get(num_elements, 1), alike_bytes),
+        )
 
     def share_of(self, windows: Sequence[Window]) -> float:
         """What counts of collectives or copies with these windows, on average."""

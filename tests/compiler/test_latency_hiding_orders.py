@@ -273,22 +273,28 @@ def test_a_large_sum_is_reduced_before_the_fourth_product_after_it():
     assert OrderKind.REDUCED_BEFORE in {o.kind for o in told}
 
 
+def before_products(form=lambda of_weight: of_weight):
+    """A function whose first equation makes a gradient, which `form` is applied to, before 14 products without it."""
+
+    def f(weight, x, gradient, a, b):
+        of_weight = form(jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ()))))
+        y = gradient @ a
+        for _ in range(13):
+            y = y @ b
+        return of_weight, jnp.sin(y), weight
+
+    return f
+
+
 @pytest.mark.parametrize(("split", "within"), [(("data",), 4), (("data", "tensor"), 12)])
 def test_a_sum_over_one_axis_and_then_over_another_has_more_products_to_hide_behind(split, within):
     """The partial sum (8192, 1024) is scattered over four devices, and what is left, where they have another axis,
     summed over two."""
 
-    def f(weight, x, gradient, a, b):
-        of_weight = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())))  # equation 0
-        y = gradient @ a  # equation 1
-        for _ in range(13):
-            y = y @ b  # equations 2 to 14
-        return of_weight, jnp.sin(y), weight
-
     rows = (split, ())
     scattered = EquationPlan(operands=((0, (rows,)), (1, (rows,))), results=((0, ROWS),), scatters=(("data", 0),))
     shapes = [(8192, 1024), (64, 8192), (64, 1024), (1024, 8), (8, 8)]
-    graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
+    graph = trace(before_products(), [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
     equations = ordered(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING).equations
     assert {n: e.follows for n, e in equations.items() if e.follows} == {4: ((4, 0),)}, "what memory is predicted for"
     freed = {n: e.gathered_freely for n, e in equations.items()}
@@ -303,17 +309,10 @@ def test_where_there_is_memory_to_spare_all_sums_that_are_joined_with_none_are_m
     """The partial sum (rows, 1024) takes 8 or 4 MiB, with which memory would have it joined: scattered over four
     devices it leaves 2 MiB or 1, joined up to 1; all-reduced it is joined up to 4, and given more time."""
 
-    def f(weight, x, gradient, a, b):
-        of_weight = jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ())))  # equation 0
-        y = gradient @ a  # equation 1
-        for _ in range(13):
-            y = y @ b  # equations 2 to 14
-        return of_weight, jnp.sin(y), weight
-
     result = ROWS if scatters else WHOLE
     summed = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, result),), scatters=scatters)
     shapes = [(rows, 1024), (64, rows), (64, 1024), (1024, 8), (8, 8)]
-    graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
+    graph = trace(before_products(), [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
     equations = ordered(graph, {0: summed}, [ROWS] * 5, {"data": 4}, HIDING).equations
     assert not any(e.follows for e in equations.values()), "what memory is predicted for"
     within = 4 if scatters else 12
@@ -326,17 +325,10 @@ def test_what_is_made_of_a_sum_comes_behind_what_waits_for_it(has_room, within):
     """The sine of a sum over two axes. Were it made before, it would read the sum itself: of what the product gets
     together with its own operand, which ties the two, nothing would be read, and XLA would drop the tie."""
 
-    def f(weight, x, gradient, a, b):
-        of_weight = jnp.sin(jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ()))))  # equations 0 and 1
-        y = gradient @ a  # equation 2
-        for _ in range(13):
-            y = y @ b  # equations 3 to 15
-        return of_weight, jnp.cos(y), weight
-
     rows = (("data", "tensor"), ())
     scattered = EquationPlan(operands=((0, (rows,)), (1, (rows,))), results=((0, ROWS),), scatters=(("data", 0),))
     shapes = [(8192, 1024), (64, 8192), (64, 1024), (1024, 8), (8, 8)]
-    graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
+    graph = trace(before_products(jnp.sin), [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
     plans = ordered(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING).equations
     plans = {n: e.gathered_freely if has_room else e for n, e in plans.items()}
     waiting = within + 1

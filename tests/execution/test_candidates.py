@@ -123,7 +123,7 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
     waits = {c for c, f in figures.items() if f.exposed_s > 0.02 * f.step_s}
     of_plan = [c for c in Candidate if c.by_plan_costs and c is not Candidate.PIPELINED_LOOPS]  # there is no loop
     tried = [c for c in of_plan if c.ordered_as is c or c.ordered_as in waits]
-    assert list(figures) == [Candidate.LEAST_MEMORY, *tried] and len(tried) >= 4
+    assert list(figures) == [Candidate.LEAST_MEMORY, *tried]
     for one in found:
         replayed = replay(parse(one.text), plan.logical_mesh)
         assert one.figures.step_s == replayed.step_s and one.figures.reserved_bytes == one.memory.total_bytes > 0
