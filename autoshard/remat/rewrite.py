@@ -25,6 +25,7 @@ from autoshard.remat.layers import find_runs, is_heavy, is_loop_of_layers
 from autoshard.remat.policy import Keep, LayerRun, RematPolicy
 from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.inline import inlined
+from autoshard.trace.operand_order import operands_ordered
 from autoshard.trace.rules.attention import FUSED
 from autoshard.trace.rules.products import PRODUCTS
 from autoshard.trace.walk import (
@@ -148,7 +149,7 @@ def opened(loss_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[jex.Closed
     """The program of a loss with its calls and checkpoints inlined, but for those in loops, and the structure of its
     result."""
     closed, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(*args)
-    return inlined(closed, opens_checkpoints=True), jax.tree.structure(shapes)
+    return operands_ordered(inlined(closed, opens_checkpoints=True)), jax.tree.structure(shapes)
 
 
 class _Span(NamedTuple):

@@ -19,6 +19,7 @@ from autoshard.trace.explicit import is_explicit, typed, without_layouts
 from autoshard.trace.flatten import Flattener, TraceOptions
 from autoshard.trace.inline import late_calls_inlined
 from autoshard.trace.named_axes import with_axes_bound
+from autoshard.trace.operand_order import operands_ordered
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence
     closed = late_calls_inlined(closed)
     if is_explicit(jax.sharding.get_abstract_mesh()):
         closed = without_layouts(closed)
+    closed = operands_ordered(closed)
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shapes)
     if len(in_leaves) != len(closed.jaxpr.invars):
