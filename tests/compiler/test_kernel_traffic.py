@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import jaxpr_as_fun
 
 from autoshard.hlo.flops import products_within
 from autoshard.hlo.kernel_cost import kernel_bytes
@@ -204,10 +205,11 @@ def backward(f):
 
 
 def moved_as_compiled(step, *args):
-    """Bytes that the kernels of a step move on an H100, products aside."""
+    """Bytes that the kernels of a step move on an H100 as it is traced, products aside."""
+    traced = jaxpr_as_fun(trace(step, args).jaxpr)
     where = jax.sharding.SingleDeviceSharding(gpu_devices(H100, 1, 1)[0])
     placed = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for a in args]
-    module = parse(jax.jit(step).lower(*placed).compile(COMPILER_OPTIONS).as_text())
+    module = parse(jax.jit(traced).lower(*placed).compile(COMPILER_OPTIONS).as_text())
     entry = module.computations[module.entry]
     return math.fsum(
         kernel_bytes(module, entry, i)

@@ -45,9 +45,25 @@ def turned(f, *args):
 
 
 def test_the_gradient_of_grouped_attention_is_turned_as_its_scores_lie():
-    """Scores are made as (batch, heads, keys, queries, group), their gradient as (.., group, queries, keys)."""
-    scores = (2, 8, 4, 64, 64)
-    assert turned(gradients(grouped), QUERY, KEY, KEY) == [("convert_element_type", "float32", scores, (0, 1, 4, 3, 2))]
+    """Scores are made as (batch, heads, keys, queries, group), their gradient as (.., group, queries, keys).
+
+    They are a result of the program, too, and so stay as they are written (`trace/operand_order.py`).
+    """
+
+    def loss(query, key, value):
+        scores = jax.lax.dot_general(key, query, (((3,), (4,)), ((0, 2), (0, 2))))
+        weights = jax.nn.softmax(scores.transpose(0, 1, 4, 3, 2).astype(jnp.float32), axis=-1)
+        out = jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(value.dtype), value)
+        return jnp.sum(out.astype(jnp.float32) ** 2), scores
+
+    shape = (2, 8, 4, 64, 64)
+    step = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)
+    assert turned(step, QUERY, KEY, KEY) == [("convert_element_type", "float32", shape, (0, 1, 4, 3, 2))]
+
+
+def test_grouped_attention_whose_operands_are_exchanged_is_not_turned():
+    """All of its products make or take (batch, heads, queries, group, keys) or have the group in front."""
+    assert turned(gradients(grouped), QUERY, KEY, KEY) == []
 
 
 def test_where_one_kernel_reads_both_nothing_is_turned():
