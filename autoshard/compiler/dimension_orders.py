@@ -1,8 +1,9 @@
 """Copies of values with their dimensions in the order in which a product needs them."""
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 
+from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.live_range import LiveRange
 from autoshard.compiler.memory_orders import Order
@@ -12,13 +13,22 @@ ReadOrder = tuple[tuple[int, ...], frozenset[tuple[int, ...]]]
 """The batch dimensions, and the two blocks of the other ones: a matrix may be read row by row or column by column."""
 
 
-def read_order(operation: Operation, slot: int) -> ReadOrder | None:
-    """The order of dimensions in which a product must find an operand; None if it takes the operand as it is.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The dimensions of a product's operand, those of one element aside.
 
-    XLA brings a product over batches whose operands are more than matrices into the form batch, rows, columns: the left
-    operand with the summed dimensions last, the right one with these first (`DotDecomposer`). Without batch dimensions
-    the transposition is part of the product.
+    Attributes:
+      batch: Those it batches over. first, second: The two blocks of the others, in the order in which XLA puts them:
+        of the left operand the free ones and those summed, of the right one the other way round.
     """
+
+    batch: tuple[int, ...]
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
+def _transposed_blocks(operation: Operation, slot: int) -> _Blocks | None:
+    """What XLA transposes an operand of a product to; None if it takes the operand as it is."""
     if operation.name != "dot_general" or slot > 1:
         return None
     rule = operation.rule
@@ -36,8 +46,19 @@ def read_order(operation: Operation, slot: int) -> ReadOrder | None:
     free = tuple(d for d, f in own if f not in shared)
     if tuple(d for d, _ in own)[: len(batch)] == batch and len(summed) <= 1 and len(free) <= 1:
         return None
-    wanted = batch + (free + summed if slot == 0 else summed + free)
-    return None if wanted == tuple(d for d, _ in own) else (batch, frozenset({free, summed}))
+    blocks = _Blocks(batch, *((free, summed) if slot == 0 else (summed, free)))
+    return None if (*batch, *blocks.first, *blocks.second) == tuple(d for d, _ in own) else blocks
+
+
+def read_order(operation: Operation, slot: int) -> ReadOrder | None:
+    """The order of dimensions in which a product must find an operand; None if it takes the operand as it is.
+
+    XLA brings a product over batches whose operands are more than matrices into the form batch, rows, columns: the left
+    operand with the summed dimensions last, the right one with these first (`DotDecomposer`). Without batch dimensions
+    the transposition is part of the product.
+    """
+    blocks = _transposed_blocks(operation, slot)
+    return None if blocks is None else (blocks.batch, frozenset({blocks.first, blocks.second}))
 
 
 def lies_in(wanted: ReadOrder | None, order: Order | None) -> bool:
@@ -100,7 +121,28 @@ def copies_in_other_orders(
         if own is None and value not in chains.outputs and all(c.rule.is_heavy for c, _ in chains.consumers[value]):
             copied = [min(indices) + 1 for indices in uses.values()] if value not in sources else []
             stops[value] = max([last[None], *copied])
+    copies += _copies_of_names(chains, stored)
     return OrderCopies(stops, tuple(copies))
+
+
+def _copies_of_names(chains: DefUse, stored: Set[int]) -> Iterator[LiveRange]:
+    """The copies of what is stored under another name, such as heads that lie side by side in a row, beside the first.
+
+    XLA transposes such a value itself, and so makes a copy for rows and one for columns. One kernel makes all of them
+    when the first is needed, since they read the same.
+    """
+    for operation in chains.graph.operations:
+        (result, *others) = operation.results
+        if others or result is None or result in stored or not is_alias(operation):
+            continue
+        uses: dict[_Blocks, list[int]] = {}
+        for reader, slot in chains.consumers[result]:
+            blocks = _transposed_blocks(reader, slot)
+            if blocks is not None and chains.loop_nest[reader.index] == chains.scope(result):
+                uses.setdefault(blocks, []).append(reader.index)
+        if len(uses) > 1:
+            first, *following = sorted(uses.values(), key=min)
+            yield from (LiveRange(result, min(first), max(indices) + 1) for indices in following)
 
 
 def _is_narrowed(chains: DefUse, value: int, reader: int) -> bool:
