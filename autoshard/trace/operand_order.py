@@ -190,9 +190,11 @@ class _Program:
         dims = _Dims.of(product)
         if not dims.batch or not dims.left or not dims.right or max(dims.left, dims.right, dims.contracted) == 1:
             return False
-        wanted = {*_wanted(product.outvars[0], readers)}
-        if not wanted or None in wanted:
+        orders = {*_transpositions(product.outvars[0], readers)}
+        permutations = orders - {None}
+        if len(permutations) < len(orders) or permutations <= {dims.exchanging}:
             return False
+        wanted = {permutation[-1] for permutation in orders if permutation is not None}
         (left, right), contracted = product.invars, product.params["dimension_numbers"][0]
         own = self._moved_bytes(left, contracted[0]) + _turned_bytes(product, wanted, dims.rank - 1)
         other = self._moved_bytes(right, contracted[1]) + _turned_bytes(product, wanted, dims.batch + dims.left - 1)
@@ -235,27 +237,33 @@ class _Dims(NamedTuple):
         """Of the result."""
         return self.batch + self.left + self.right
 
+    @property
+    def exchanging(self) -> tuple[int, ...]:
+        """The permutation that puts what is left of the right operand in front of what is left of the left one."""
+        behind = self.batch + self.left
+        return (*range(self.batch), *range(behind, self.rank), *range(self.batch, behind))
 
-def _wanted(v: Any, readers: _Readers) -> Iterator[int | None]:
-    """Which dimension of a value each of its transpositions puts last; None for what reads it otherwise."""
+
+def _transpositions(v: Any, readers: _Readers) -> Iterator[tuple[int, ...] | None]:
+    """The permutations of those that transpose a value; None for what reads it otherwise."""
     for reader in readers.get(v, [None]):
         if reader is None:
             yield None
         elif reader.primitive.name == "transpose":
-            yield reader.params["permutation"][-1]
+            yield tuple(reader.params["permutation"])
         elif reader.primitive.name in _UNARY:
-            yield from _wanted(reader.outvars[0], readers)
+            yield from _transpositions(reader.outvars[0], readers)
         elif is_checkpoint(reader) and (called := called_jaxpr(reader)) is not None:
             inner = open_jaxpr(called[1])
             inside = _readers(inner)
             for own, given in zip(inner.invars, reader.invars, strict=True):
                 if given is v:
-                    yield from _wanted(own, inside)
+                    yield from _transpositions(own, inside)
         else:
             yield None
 
 
-def _turned_bytes(product: jex.JaxprEqn, wanted: Collection[int | None], last: int) -> float:
+def _turned_bytes(product: jex.JaxprEqn, wanted: Collection[int], last: int) -> float:
     """What is moved of the result if its dimension `last` lies innermost, whereas readers put `wanted` there."""
     (result,) = product.outvars
     is_turned = any(d != last for d in wanted) and shape_of(result)[last] < _SHORT_ROW

@@ -109,14 +109,25 @@ def test_a_product_that_is_read_otherwise_is_left_alone():
         assert operands_ordered(closed) is closed
 
 
-def test_heads_of_their_own_and_long_rows_are_left_alone():
-    """With one dimension on each side XLA exchanges operands itself; what is innermost with 32 elements is turned at
-    full speed."""
-    alone = lambda q, k: jnp.einsum("bqhd,bkhd->bkhq", q, k)
-    multi_query = lambda q, k: jnp.einsum("bqgd,bkd->bgqk", q, k)
-    for f, shapes in ((alone, (KEY, KEY)), (multi_query, ((2, 16, 32, 8), (2, 24, 8)))):
-        closed = jax.make_jaxpr(f)(*arrays(*shapes))
-        assert operands_ordered(closed) is closed
+def gradient_of_experts(rows, grads):
+    """As of their weights: more is left of the left operand, and the sides are exchanged then."""
+    return jax.lax.dot_general(grads, rows, (((1, 2), (1, 2)), ((0,), (0,)))).transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (lambda q, k: jnp.einsum("bqhd,bkhd->bkhq", q, k), (KEY, KEY)),
+        (lambda q, k: jnp.einsum("bqgd,bkd->bgqk", q, k), ((2, 16, 32, 8), (2, 24, 8))),
+        (gradient_of_experts, ((2, 5, 7, 8), (2, 5, 7, 16))),
+    ],
+    ids=["heads of their own", "long rows", "only exchanged"],
+)
+def test_products_that_gain_nothing_are_left_alone(f, shapes):
+    """With one dimension on each side, or where that is all that a transposition does, XLA exchanges operands itself;
+    what is innermost with 32 elements is turned at full speed."""
+    closed = jax.make_jaxpr(f)(*arrays(*shapes))
+    assert operands_ordered(closed) is closed
 
 
 def test_a_precision_for_each_operand_goes_with_it():
