@@ -65,7 +65,7 @@ _STALLED, _PATIENCE = 0.02, 3
 """Weights are good enough where so many rounds one after another move the best bound and the best mixture by less than
 this share of what lies between the bound and the fastest plan."""
 
-_MIXED, _MIXED_ROUNDS = 0.15, 3
+_MIXED, _MIXED_ROUNDS = 0.2, 3
 """What better weights can still gain is no more than what lies between the bound and the best mixture: where that is
 less than this share of what lies between the bound and the fastest plan, only better plans help, which are made of
 those that are known; asked after so many rounds."""
@@ -210,7 +210,8 @@ def priced(
         moved_s = math.inf if before is None else sum(abs(a - b) for a, b in zip(now, before, strict=True))
         has_moved = not math.isfinite(bound.bound) or moved_s >= _STALLED * (to_beat_s - bound.bound)
         stalled = 0 if has_moved else stalled + 1
-        is_mixed = n >= _MIXED_ROUNDS and mixture.step_s - bound.bound <= _MIXED * (to_beat_s - bound.bound)
+        likely_s = min(to_beat_s, mixture.step_s * (1 + relative_gap))
+        is_mixed = n >= _MIXED_ROUNDS and mixture.step_s - bound.bound <= _MIXED * (likely_s - bound.bound)
         if n > 1 and (is_mixed or stalled == _PATIENCE or is_settled(mixture)):
             break
         if to_ask and n >= to_ask[0][0] and bound.bound >= (1 - to_ask[0][1]) * best.step_s:

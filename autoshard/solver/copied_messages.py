@@ -69,7 +69,7 @@ class WholeBound:
         """Nothing is laid out before it is needed."""
         self._laid: _Laid | None = None
 
-    def prove(self, search: Search, quotient: Quotient, tied: DualAscent, prices: Mapping[int, float]) -> None:
+    def prove(self, search: Search, quotient: Quotient, tied: DualAscent, prices: Mapping[int, float]) -> tuple[np.ndarray, ...]:
         """Proves a bound by what an ascent found for the tied problem of a quotient.
 
         Args:
@@ -77,7 +77,7 @@ class WholeBound:
           tied: The ascent. prices: Of capacity, by instant of the whole problem.
         """
         if not np.isfinite(tied.messages).all():  # what is forbidden leaves nothing to share
-            return
+            return ()
         self._laid = laid = _laid_out(search.problem, self._laid)
         own_prices = np.zeros(len(laid.graph.capacity))
         for instant, price in prices.items():
@@ -97,6 +97,7 @@ class WholeBound:
                 enough = WORTHWHILE * (search.objective - ascent.bound)
             if ascent.bound - before < enough:
                 break
+        return tuple(ascent.decoded)
 
 
 def _laid_out(problem: Problem, before: _Laid | None) -> _Laid:

@@ -161,11 +161,11 @@ class _LiftedSearch:
         decoded = tuple(map(of_labels, ascent.decoded))
         return _Climbed(of_labels(_decoded(graph, ascent)), decoded, ascent.bound + constant)
 
-    def prove(self) -> None:
+    def prove(self) -> tuple[np.ndarray, ...]:
         """Proves the bound of the latest climb, where that is not done yet."""
-        if self._unproven is not None:
-            self._unproven()
+        decoded = () if self._unproven is None else self._unproven()
         self._unproven = None
+        return decoded
 
     def leaner(self) -> np.ndarray | None:
         """Choices for the whole problem, as decoded after the latest climb where memory is dearer, if some fit: at the
@@ -287,9 +287,10 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
         if not exceeded or search.done() or min(climbed.value - before, gain) < enough:
             break
         before = climbed.value
-    state.prove()
+    of_whole = state.prove()
     if not found or search.infeasible:
         return None
+    found = (*found, *(tuple(own.tolist()) for own in of_whole))
     lean = state.leaner() if exceeded else None
     if lean is not None:
         found = (*found, tuple(lean.tolist()))
