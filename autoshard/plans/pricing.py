@@ -183,10 +183,14 @@ def priced(
         plans = plans if found.relaxed is None else found.relaxed.choices
         is_new = any([master.add(plan) for plan in plans])
         mixture = master.mixture() if plans else None
-        made = None
-        if best is None or mixture is None or mixture.step_s <= in_vain_s * (1 - _HARDLY):
-            made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
-            in_vain_s = mixture.step_s if made is None and mixture is not None else math.inf
+        least_s = max(found.certificate.bound, -math.inf if bound is None else bound.bound)
+        is_close = mixture is not None and mixture.step_s * (1 - relative_gap) <= least_s  # a plan may be enough
+        made, is_made = None, False
+        if best is None or mixture is None or to_ask or is_close:
+            is_made = True
+            if best is None or mixture is None or mixture.step_s <= in_vain_s * (1 - _HARDLY):
+                made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
+                in_vain_s = mixture.step_s if made is None and mixture is not None else math.inf
         if best is None and made is None and found.relaxed is not None:  # memory is tight: it takes a search to fit it
             found = series.solve(at, hint=start, relative_gap=gap, share=share)
             is_new = found.choices is not None and master.add(found.choices)

@@ -21,7 +21,8 @@ from autoshard.solver.factor_graph import (
     table_entries,
     with_costs,
 )
-from autoshard.solver.problem import Edge, Problem
+from autoshard.solver.problem import Problem
+from autoshard.solver.reduce.columns import differ_in_costs_alone
 from autoshard.solver.reduce.network import InternPool, Network
 from autoshard.solver.reduce.quotient import Quotient
 from autoshard.solver.search import Search
@@ -104,7 +105,7 @@ def _laid_out(problem: Problem, before: _Laid | None) -> _Laid:
     """A problem laid out: from the beginning, or with the costs that are its own."""
     if before is not None and problem is before.problem:
         return before
-    if before is not None and _differ_in_costs_alone(problem, before.problem):
+    if before is not None and differ_in_costs_alone(problem, before.problem):
         pool, edges = InternPool(), [problem.edges[number] for number in before.edge.tolist()]
         tables = [(e.source > e.target, pool.intern(e.costs)) for e in edges]
         turned = [pool.transposed(table) if is_turned else table for is_turned, table in tables]
@@ -113,28 +114,6 @@ def _laid_out(problem: Problem, before: _Laid | None) -> _Laid:
     network = Network(problem)
     graph, _ = factor_graph_of(network)
     return _Laid(problem, graph, network.instants, _edges_of_factors(problem), message_ends(problem, graph))
-
-
-def _differ_in_costs_alone(one: Problem, other: Problem) -> bool:
-    """Whether two problems have the same nodes, edges, usages and capacity; arrays and usages as the same objects."""
-    return (
-        one.usages is other.usages
-        and one.edge_usages is other.edge_usages
-        and one.capacity == other.capacity
-        and len(one.nodes) == len(other.nodes)
-        and len(one.edges) == len(other.edges)
-        and all(len(a.costs) == len(b.costs) for a, b in zip(one.nodes, other.nodes, strict=True))
-        and all(a is b or _are_alike(a, b) for a, b in zip(one.edges, other.edges, strict=True))
-    )
-
-
-def _are_alike(one: Edge, other: Edge) -> bool:
-    """Whether two edges join the same classes of the same nodes."""
-    return (
-        (one.source, one.target, one.costs.shape) == (other.source, other.target, other.costs.shape)
-        and one.source_class is other.source_class
-        and one.target_class is other.target_class
-    )
 
 
 def _edges_of_factors(problem: Problem) -> np.ndarray:

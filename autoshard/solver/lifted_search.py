@@ -24,7 +24,7 @@ from autoshard.solver.primal.local_search import repair
 from autoshard.solver.primal.tree_moves import descend_trees
 from autoshard.solver.problem import Relaxed
 from autoshard.solver.reduce.colour_refinement import refine
-from autoshard.solver.reduce.columns import columns_of, usage_over_time, worst_instants
+from autoshard.solver.reduce.columns import usage_over_time, worst_instants
 from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
 from autoshard.solver.reduce.quotient import Quotient, quotient_of
@@ -77,7 +77,7 @@ class _LiftedSearch:
 
     def __init__(self, search: Search, start: LiftedStart) -> None:
         self.search, self.start = search, start
-        self.columns = columns_of(search.problem)
+        self.columns = start.columns(search.problem)
         self.exceeded = set(start.binding)
         self.network: Network | None = None
         """The latest lifted network: what presolve has worked out for it serves the next."""
