@@ -29,7 +29,7 @@ _BRANCH_ROUNDS = 6
 """How many prices are tried at most in each branch."""
 
 _WORTH_BRANCHING = 0.2
-"""A problem is cut in two only where that may raise the bound by this share of what lies between it and the best plan."""
+"""A problem is cut in two only where that may raise the bound by this share of what is left to the best plan."""
 
 _NEARLY_ALL, _TELLS = 0.97, 0.01
 """Gaps between buffers are looked at before a plan is improved if it has this share of the capacity alive at once, and

@@ -68,7 +68,8 @@ this share of what lies between the bound and the fastest plan."""
 _MIXED, _MIXED_ROUNDS = 0.2, 3
 """What better weights can still gain is no more than what lies between the bound and the best mixture: where that is
 less than this share of what lies between the bound and the fastest plan, only better plans help, which are made of
-those that are known; asked after so many rounds."""
+those that are known; asked after so many rounds. The plan that is made at the end is likely to be within the wanted gap
+of the mixture, whatever is known by then."""
 
 _MADE_GAP = 0.3
 """How far from the fastest plan that is made of known ones the one found may be, as a share of the gap wanted."""
@@ -169,10 +170,11 @@ def priced(
     best = None if known is None else Timed(at, known.choices, known.step_s)
     is_near = known is None and centre != first_weights(master.times.num_operations)
     bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
-    enough, gap, stalled, to_ask = 0.5 * relative_gap, _FIRST_GAP, 0, list(_KNOWN)
+    enough, gap, stalled, to_ask, is_made = 0.5 * relative_gap, _FIRST_GAP, 0, list(_KNOWN), False
     elsewhere_s, in_vain_s = to_beat_s, math.inf  # the mixture of which no faster plan could be made
     for n in range(rounds + 1):
-        is_bounded = bound is not None and math.isfinite(bound.bound)
+        bound_s = -math.inf if bound is None else bound.bound
+        is_bounded = math.isfinite(bound_s)
         share = _LATER_SHARE / max(rounds - n, 1) if is_bounded else _FIRST_SHARE
         start, gap = hint if best is None else best.choices, max(gap, enough)
         found = series.solve(at, hint=start, relative_gap=gap, share=share, is_bound_enough=True, to_beat_s=elsewhere_s)
@@ -183,14 +185,12 @@ def priced(
         plans = plans if found.relaxed is None else found.relaxed.choices
         is_new = any([master.add(plan) for plan in plans])
         mixture = master.mixture() if plans else None
-        least_s = max(found.certificate.bound, -math.inf if bound is None else bound.bound)
-        is_close = mixture is not None and mixture.step_s * (1 - relative_gap) <= least_s  # a plan may be enough
-        made, is_made = None, False
-        if best is None or mixture is None or to_ask or is_close:
-            is_made = True
-            if best is None or mixture is None or mixture.step_s <= in_vain_s * (1 - _HARDLY):
-                made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
-                in_vain_s = mixture.step_s if made is None and mixture is not None else math.inf
+        made, is_made = None, best is None or mixture is None or bool(to_ask)
+        if mixture is not None:  # a plan may be enough
+            is_made |= mixture.step_s * (1 - relative_gap) <= max(found.certificate.bound, bound_s)
+        if is_made and (best is None or mixture is None or mixture.step_s <= in_vain_s * (1 - _HARDLY)):
+            made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
+            in_vain_s = mixture.step_s if made is None and mixture is not None else math.inf
         if best is None and made is None and found.relaxed is not None:  # memory is tight: it takes a search to fit it
             found = series.solve(at, hint=start, relative_gap=gap, share=share)
             is_new = found.choices is not None and master.add(found.choices)
@@ -234,6 +234,9 @@ def priced(
         following = _between(_by_stretch(centre), _by_stretch(mixture.weights), way)
         at = master.times.priced(at, _even(following, (0, master.times.num_operations), _LEAST_WHOLE * relative_gap))
     assert bound is not None, rounds
+    if mixture is not None and best is not None and not is_made and bound.bound < (1 - relative_gap) * best.step_s:
+        made = master.fastest(best.step_s, _MADE_GAP * relative_gap)
+        best = best if made is None else Timed(at, made.choices, made.step_s)
     bound = dataclasses.replace(bound, capacity_price=price)
     return Priced(bounded, bound, found, best, master, mixture)
 

@@ -70,12 +70,18 @@ class WholeBound:
         """Nothing is laid out before it is needed."""
         self._laid: _Laid | None = None
 
-    def prove(self, search: Search, quotient: Quotient, tied: DualAscent, prices: Mapping[int, float]) -> tuple[np.ndarray, ...]:
+    def prove(
+        self, search: Search, quotient: Quotient, tied: DualAscent, prices: Mapping[int, float]
+    ) -> tuple[np.ndarray, ...]:
         """Proves a bound by what an ascent found for the tied problem of a quotient.
 
         Args:
           search: Is told the bound. quotient: Whose tied problem was climbed, nothing having been changed in it.
           tied: The ascent. prices: Of capacity, by instant of the whole problem.
+
+        Returns:
+          The choices of all nodes that were decoded on the way, int64 [n] each. A quotient by classes that are not
+          equitable has choices that are no copies' best: those of the whole problem come closer to the bound.
         """
         if not np.isfinite(tied.messages).all():  # what is forbidden leaves nothing to share
             return ()

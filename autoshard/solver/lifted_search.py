@@ -81,7 +81,7 @@ class _LiftedSearch:
         self.exceeded = set(start.binding)
         self.network: Network | None = None
         """The latest lifted network: what presolve has worked out for it serves the next."""
-        self._unproven: Callable[[], None] | None = None
+        self._unproven: Callable[[], tuple[np.ndarray, ...]] | None = None
         self._decoded_at: Callable[[float], np.ndarray] | None = None
 
     def quotient(self, bands: int) -> Quotient | None:
@@ -162,7 +162,7 @@ class _LiftedSearch:
         return _Climbed(of_labels(_decoded(graph, ascent)), decoded, ascent.bound + constant)
 
     def prove(self) -> tuple[np.ndarray, ...]:
-        """Proves the bound of the latest climb, where that is not done yet."""
+        """Proves the bound of the latest climb, where that is not done yet; the choices that were decoded then."""
         decoded = () if self._unproven is None else self._unproven()
         self._unproven = None
         return decoded
