@@ -172,9 +172,9 @@ def _improved(
         return best
     capacity, within, to_beat_s = best.formulation.problem.capacity, master, best.step_s
     mixture_s = math.inf if priced_as.mixture is None else priced_as.mixture.step_s
-    tells = limit_bytes is not None and capacity is not None and best.step_s <= (1 + _TELLS) * mixture_s
-    if tells and master.peak_bytes(best.choices) >= _NEARLY_ALL * capacity:
-        limit = limit_bytes(best)
+    if limit_bytes is not None and capacity is not None and best.step_s <= (1 + _TELLS) * mixture_s:
+        takes_all = master.peak_bytes(best.choices) >= _NEARLY_ALL * capacity
+        limit = limit_bytes(best) if takes_all else capacity
         if limit < capacity:
             within, to_beat_s = master.with_budget(limit), best.step_s * (1 + relative_gap)
     made = within.improved(best.choices, to_beat_s, enough_s)

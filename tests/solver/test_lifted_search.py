@@ -333,9 +333,19 @@ def test_a_chain_of_layers_is_bounded_from_a_few_classes(copies):
     search = Search(problem, SolverOptions(relative_gap=0.0), None)
     search_lifted(search)
     assert search.bound == pytest.approx(1.0 + 2.0 * (copies - 2) - 1.0)
-    relaxed = relax_lifted(Search(problem, SolverOptions(relative_gap=0.0), None))
-    assert relaxed is not None  # decoded from the messages of all layers: from those of classes, some end is wrong
-    assert min(evaluate(problem, own).objective for own in relaxed.choices) == pytest.approx(search.bound)
+
+
+def test_what_copies_of_a_class_cannot_share_is_decoded_from_the_whole():
+    """A chain in which neighbours that agree pay 1, and every other node 0.1. Nodes in the middle are one class, and
+    with one choice for all of them nearly every edge pays."""
+    identity, agree, count = np.arange(2), np.array([[1.0, 0.0], [0.0, 1.0]]), 61
+    nodes = tuple(Node("n", np.array([0.0, 0.1])) for _ in range(count))
+    problem = Problem(nodes, tuple(Edge(i, i + 1, identity, identity, agree) for i in range(count - 1)))
+    search = Search(problem, SolverOptions(relative_gap=1e-6), None)
+    relaxed = relax_lifted(search)
+    assert relaxed is not None and search.bound == pytest.approx(3.0)
+    objectives = [evaluate(problem, own).objective for own in relaxed.choices]
+    assert objectives[0] > 30 and min(objectives) == pytest.approx(3.0)
 
 
 def test_copies_are_told_apart_by_what_counts_only():
