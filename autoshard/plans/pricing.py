@@ -157,7 +157,7 @@ def priced(
       series: Solves problems. master: Plans of the problem that are known; takes those that are found.
       rounds: How many prices are tried at most.
       to_beat_s: The step of the fastest plan elsewhere; with a bound that reaches it, the problem is settled.
-      is_settled: Whether a mixture of plans is enough to know; asked from the third round on.
+      is_settled: Whether a mixture of plans is enough to know; asked from the third round on, once it hardly falls.
       is_left: Whether the best plan so far tells that another problem is to be solved instead; asked when it may be
         known what plans are like, and once more when it is.
     """
@@ -216,7 +216,8 @@ def priced(
         stalled = 0 if has_moved else stalled + 1
         likely_s = min(to_beat_s, mixture.step_s * (1 + relative_gap))
         is_mixed = n >= _MIXED_ROUNDS and mixture.step_s - bound.bound <= _MIXED * (likely_s - bound.bound)
-        if n > 1 and (is_mixed or stalled == _PATIENCE or is_settled(mixture)):
+        falls = before is None or before[0] - mixture.step_s >= _STALLED * (to_beat_s - bound.bound)
+        if n > 1 and (is_mixed or stalled == _PATIENCE or not falls and is_settled(mixture)):
             break
         if to_ask and n >= to_ask[0][0] and bound.bound >= (1 - to_ask[0][1]) * best.step_s:
             to_ask.pop(0)
