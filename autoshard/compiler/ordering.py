@@ -7,8 +7,9 @@ here, once, by the graph; execution obeys.
 
 import collections
 import dataclasses
+import functools
 import itertools
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from typing import Any
 
 from autoshard.compiler.early_products import is_partial, is_summed_alone, products_first
@@ -78,11 +79,27 @@ def ordered(
     """The graph with what a plan says of each equation, and what must be ordered or kept.
 
     Args:
+      times: When what hides is sent, where orders are to follow that; None for orders that bound the memory.
+      All others: As for `orderings`.
+    """
+    return orderings(graph, equations, arguments, axis_sizes, rules, entry)(times)
+
+
+def orderings(
+    graph: Graph,
+    equations: Mapping[int, EquationPlan],
+    arguments: Sequence[SpecEntries],
+    axis_sizes: Mapping[str, int],
+    rules: OrderingRules,
+    entry: Computation | None = None,
+) -> Callable[[TransferTimes | None], PlannedGraph]:
+    """What gives the graph of a plan as `ordered` does, for each times that orders may follow.
+
+    Args:
       graph: The program. equations: The layouts around each equation, by number.
       arguments: The layout of each argument. axis_sizes: Of the mesh, by axis name.
       rules: Those of the compiler.
       entry: The graph's entry computation, where it is known: it is the same for all plans.
-      times: When what hides is sent, where orders are to follow that; None for orders that bound the memory.
     """
     found = dict(equations)
 
@@ -115,12 +132,20 @@ def ordered(
     if rules.exchanges_from_bytes is not None:
         for number in exchanged_sums(planned, computations, rules.exchanges_from_bytes):
             say(number, exchanges_parts=True)
-    if rules.schedule is Schedule.LATENCY_HIDING:
-        for number, fields in _hiding(planned, rules, times).items():
-            say(number, **fields)
     if rules.turns_rows:
         for number, kept in row_major(planned).items():
             say(number, row_major=kept.operands, row_major_copies=kept.copies)
+    return functools.partial(_ordered, planned, found, rules)
+
+
+def _ordered(
+    planned: PlannedGraph, plans: Mapping[int, EquationPlan], rules: OrderingRules, times: TransferTimes | None
+) -> PlannedGraph:
+    """A graph with these plans of its equations and, where collectives run behind kernels, the orders of that."""
+    found = dict(plans)
+    if rules.schedule is Schedule.LATENCY_HIDING:
+        for number, fields in _hiding(planned, rules, times).items():
+            found[number] = dataclasses.replace(found.get(number, EquationPlan()), **fields)
     shared: dict[EquationPlan, EquationPlan] = {}  # equal ones are one object
     found = {number: shared.setdefault(plan, plan) for number, plan in sorted(found.items())}
     return dataclasses.replace(planned, equations=found)

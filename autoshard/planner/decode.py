@@ -12,7 +12,7 @@ from autoshard.compiler.collective_dtypes import is_narrowed
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.host_residuals import CopyTimes
 from autoshard.compiler.host_state import ordered_updates
-from autoshard.compiler.ordering import ordered
+from autoshard.compiler.ordering import orderings
 from autoshard.compiler.orders import Order, orders
 from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.solved import SolvedProgram
@@ -76,14 +76,14 @@ def decode(f: Formulation, picks: Sequence[int]) -> Decoded:
     entries = [reader.entries(a.value, l) for a, l in zip(graph.arguments, arguments, strict=True)]
     axis_sizes = {axis.name: axis.size for axis in f.mesh.axes}
     shardings, rules, entry = _shardings(reader), f.compiler.ordering, f.program.analysis.entry
-    planned = ordered(graph, shardings, entries, axis_sizes, rules, entry)
+    order = orderings(graph, shardings, entries, axis_sizes, rules, entry)
+    planned = order(None)
     equations = ordered_updates(planned.equations, f.updates, reader.in_host)
     own, is_hiding = equations, rules.schedule is Schedule.LATENCY_HIDING
     in_host: Mapping[int, CopyTimes | None] = dict.fromkeys(reader.away)
     if is_hiding:
         times = asked_for_by(reader)
-        own = ordered(graph, shardings, entries, axis_sizes, rules, entry, transfer_times(f, times)).equations
-        own = ordered_updates(own, f.updates, reader.in_host)
+        own = ordered_updates(order(transfer_times(f, times)).equations, f.updates, reader.in_host)
         in_host = copy_times(f, times, reader.away)
     if f.residuals is not None:
         equations, own = f.residuals.ordered(equations, in_host), f.residuals.ordered(own, in_host)

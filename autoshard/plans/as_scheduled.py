@@ -28,8 +28,12 @@ _BRANCHINGS = 4
 _BRANCH_ROUNDS = 6
 """How many prices are tried at most in each branch."""
 
-_NEARLY_ALL = 0.97
-"""Gaps between buffers are looked at before a plan is improved if it has this share of the capacity alive at once."""
+_WORTH_BRANCHING = 0.2
+"""A problem is cut in two only where that may raise the bound by this share of what is left to the best plan."""
+
+_NEARLY_ALL, _TELLS = 0.97, 0.01
+"""Gaps between buffers are looked at before a plan is improved if it has this share of the capacity alive at once, and
+takes less than the best mixture and this share of it: those of another plan tell little of what is made."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,11 +132,11 @@ def _solved(
         certificate = as_scheduled(root.bound, root.best.step_s, relative_gap)
         left = Solution(root.best.choices, certificate)
         return Scheduled(root.best.formulation, left, master, root.formulation.overlap.weights, is_left=True)
-    best, least = _improved(master, root.best, root.bound, relative_gap, limit_bytes), root
+    best, least = _improved(root, master, root.best, relative_gap, limit_bytes), root
     if branches:  # takes longer than to improve a plan, which may be enough
         best, least = _branch_and_bound(root, best, relative_gap, series)
     if least is not root:
-        best = _improved(master, best, least.bound, relative_gap, limit_bytes)
+        best = _improved(least, master, best, relative_gap, limit_bytes)
     choices, step_s = best.choices, best.step_s
     settled = settle_ties(best.formulation, choices)
     settled_s = step_s if settled == choices else master.step_s(settled)
@@ -150,24 +154,27 @@ def _enough_s(certificate: Certificate, relative_gap: float) -> float:
 
 
 def _improved(
+    priced_as: Priced,
     master: MasterProblem,
     best: Timed,
-    bound: Certificate,
     relative_gap: float,
     limit_bytes: Callable[[Timed], float] | None,
 ) -> Timed:
     """The fastest plan of those that known ones make, as far as a search from the best finds it.
 
     Args:
-      bound: A plan that is within the gap of it is not improved any more.
+      priced_as: What bounds the problem; a plan that is within the gap of that is not improved any more.
+      master: All plans that are known. best: The fastest.
       relative_gap: How much slower one may be whose gaps fit the memory, if those of the best do not.
       limit_bytes: As for `solved_as_scheduled`; asked where the best plan takes nearly all of the memory.
     """
-    if (enough_s := _enough_s(bound, relative_gap)) >= best.step_s:
+    if (enough_s := _enough_s(priced_as.bound, relative_gap)) >= best.step_s:
         return best
     capacity, within, to_beat_s = best.formulation.problem.capacity, master, best.step_s
-    if limit_bytes is not None and capacity is not None and master.peak_bytes(best.choices) >= _NEARLY_ALL * capacity:
-        limit = limit_bytes(best)
+    mixture_s = math.inf if priced_as.mixture is None else priced_as.mixture.step_s
+    if limit_bytes is not None and capacity is not None and best.step_s <= (1 + _TELLS) * mixture_s:
+        takes_all = master.peak_bytes(best.choices) >= _NEARLY_ALL * capacity
+        limit = limit_bytes(best) if takes_all else capacity
         if limit < capacity:
             within, to_beat_s = master.with_budget(limit), best.step_s * (1 + relative_gap)
     made = within.improved(best.choices, to_beat_s, enough_s)
@@ -198,9 +205,12 @@ def _branch_and_bound(root: Priced, best: Timed, relative_gap: float, series: Se
             decision = tying_decision(least.master.tabulated, least.mixture.undecided)
         if decision is None or branching == _BRANCHINGS:
             break
+        halves = [(choices, least.master.within(decision, choices)) for choices in _halves(least, decision)]
+        if not _is_worth_branching(halves, least.bound.bound, best.step_s):
+            break
         leaves = [leaf for leaf in leaves if leaf is not least]
-        for choices in _halves(least, decision):
-            leaf = _leaf(least, decision, choices, best.step_s, relative_gap, series)
+        for choices, master in halves:
+            leaf = _leaf(least, decision, choices, master, best.step_s, relative_gap, series)
             if leaf.best is not None and leaf.best.step_s < best.step_s:
                 best = leaf.best
             root.master.take(leaf.master)
@@ -208,11 +218,24 @@ def _branch_and_bound(root: Priced, best: Timed, relative_gap: float, series: Se
     return best, least
 
 
+def _is_worth_branching(halves: Sequence[tuple[Sequence[int], MasterProblem]], bound_s: float, best_s: float) -> bool:
+    """Whether two branches may bound better than both together: no bound is above the mixture of known plans."""
+    mixtures = [master.mixture() for _, master in halves]
+    most_s = min(math.inf if mixture is None else mixture.step_s for mixture in mixtures)
+    return most_s - bound_s >= _WORTH_BRANCHING * (best_s - bound_s)
+
+
 def _leaf(
-    parent: Priced, decision: int, choices: Sequence[int], to_beat_s: float, relative_gap: float, series: Series
+    parent: Priced,
+    decision: int,
+    choices: Sequence[int],
+    master: MasterProblem,
+    to_beat_s: float,
+    relative_gap: float,
+    series: Series,
 ) -> Priced:
-    """The part of a problem with these choices of a decision, priced."""
-    branch, master = branched(parent.formulation, decision, choices), parent.master.within(decision, choices)
+    """The part of a problem with these choices of a decision, priced; `master` has the plans of it that are known."""
+    branch = branched(parent.formulation, decision, choices)
     leaf = priced(branch, None, relative_gap, series, master, _BRANCH_ROUNDS, to_beat_s=to_beat_s)
     return leaf if leaf.bound.bound > parent.bound.bound else dataclasses.replace(leaf, bound=parent.bound)
 

@@ -177,7 +177,9 @@ class MasterProblem:
 
     @collection_paused()
     def mixture(self) -> Mixture | None:
-        """The best mixture of all plans; None if even mixtures exceed the budget."""
+        """The best mixture of all plans; None if even mixtures exceed the budget, or no plan is known."""
+        if not self._columns:
+            return None
         alike, found = _alike(self._times.tabulated, list(self._columns.values())), None
         for look in range(self._looks):
             program, before_s = self._program(alike), -math.inf if found is None else found.step_s

@@ -25,12 +25,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import LinearConstraint, linprog, milp
+from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from autoshard.planner.step_times import OwnTimes
 from autoshard.plans.known_plan import KnownPlan, Sparse
+from autoshard.solver.exact.integer_program import least_integral
 from autoshard.solver.tabulated import Tabulated, Taken
 
 _SHARED = 0.02
@@ -295,18 +296,19 @@ class MasterProgram:
         matrices = self._matrices_of_plans()
         if len(group.kind) > _MOST_OPTIONS:
             return list(self._dived(group, relaxed, matrices, to_beat_s))
-        num_free, rows = self.covered.shape[1], matrices.rows
-        # without presolve: after it, HiGHS of SciPy 1.17 prints the name of one of its functions, come what may
-        found = milp(
+        num_free = self.covered.shape[1]
+        found = least_integral(
             matrices.cost_s,
-            constraints=[
-                LinearConstraint(rows, -np.inf, matrices.limits),  # pyright: ignore[reportArgumentType]
-                LinearConstraint(matrices.equal, matrices.sums, matrices.sums),  # pyright: ignore[reportArgumentType]
-            ],
-            integrality=np.concatenate([np.ones(len(matrices.cost_s) - num_free), np.zeros(num_free)]),
-            options={"mip_rel_gap": relative_gap, "node_limit": _NODES, "time_limit": _LIMIT_S, "presolve": False},
+            matrices.rows,
+            matrices.limits,
+            matrices.equal,
+            matrices.sums,
+            np.arange(len(matrices.cost_s)) < len(matrices.cost_s) - num_free,
+            relative_gap=relative_gap,
+            node_limit=_NODES,
+            time_limit_s=_LIMIT_S,
         )
-        return [] if found.x is None else [group.made(self._by_group(found.x)[0][1:])]
+        return [] if found is None else [group.made(self._by_group(found)[0][1:])]
 
     def _dived(self, group: Group, relaxed: Relaxed, matrices: _Matrices, to_beat_s: float) -> Iterator[np.ndarray]:
         """Plans of a group, rounded with more and more of them settled. By how much the last one exceeds the memory, so

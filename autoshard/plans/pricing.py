@@ -65,10 +65,11 @@ _STALLED, _PATIENCE = 0.02, 3
 """Weights are good enough where so many rounds one after another move the best bound and the best mixture by less than
 this share of what lies between the bound and the fastest plan."""
 
-_MIXED, _MIXED_ROUNDS = 0.15, 3
+_MIXED, _MIXED_ROUNDS = 0.2, 3
 """What better weights can still gain is no more than what lies between the bound and the best mixture: where that is
 less than this share of what lies between the bound and the fastest plan, only better plans help, which are made of
-those that are known; asked after so many rounds."""
+those that are known; asked after so many rounds. The plan that is made at the end is likely to be within the wanted gap
+of the mixture, whatever is known by then."""
 
 _MADE_GAP = 0.3
 """How far from the fastest plan that is made of known ones the one found may be, as a share of the gap wanted."""
@@ -156,7 +157,7 @@ def priced(
       series: Solves problems. master: Plans of the problem that are known; takes those that are found.
       rounds: How many prices are tried at most.
       to_beat_s: The step of the fastest plan elsewhere; with a bound that reaches it, the problem is settled.
-      is_settled: Whether a mixture of plans is enough to know; asked from the third round on.
+      is_settled: Whether a mixture of plans is enough to know; asked from the third round on, once it hardly falls.
       is_left: Whether the best plan so far tells that another problem is to be solved instead; asked when it may be
         known what plans are like, and once more when it is.
     """
@@ -169,10 +170,11 @@ def priced(
     best = None if known is None else Timed(at, known.choices, known.step_s)
     is_near = known is None and centre != first_weights(master.times.num_operations)
     bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
-    enough, gap, stalled, to_ask = 0.5 * relative_gap, _FIRST_GAP, 0, list(_KNOWN)
+    enough, gap, stalled, to_ask, is_made = 0.5 * relative_gap, _FIRST_GAP, 0, list(_KNOWN), False
     elsewhere_s, in_vain_s = to_beat_s, math.inf  # the mixture of which no faster plan could be made
     for n in range(rounds + 1):
-        is_bounded = bound is not None and math.isfinite(bound.bound)
+        bound_s = -math.inf if bound is None else bound.bound
+        is_bounded = math.isfinite(bound_s)
         share = _LATER_SHARE / max(rounds - n, 1) if is_bounded else _FIRST_SHARE
         start, gap = hint if best is None else best.choices, max(gap, enough)
         found = series.solve(at, hint=start, relative_gap=gap, share=share, is_bound_enough=True, to_beat_s=elsewhere_s)
@@ -183,8 +185,10 @@ def priced(
         plans = plans if found.relaxed is None else found.relaxed.choices
         is_new = any([master.add(plan) for plan in plans])
         mixture = master.mixture() if plans else None
-        made = None
-        if best is None or mixture is None or mixture.step_s <= in_vain_s * (1 - _HARDLY):
+        made, is_made = None, best is None or mixture is None or bool(to_ask)
+        if mixture is not None:  # a plan may be enough
+            is_made |= mixture.step_s * (1 - relative_gap) <= max(found.certificate.bound, bound_s)
+        if is_made and (best is None or mixture is None or mixture.step_s <= in_vain_s * (1 - _HARDLY)):
             made = master.fastest(math.inf if best is None else best.step_s, _MADE_GAP * relative_gap)
             in_vain_s = mixture.step_s if made is None and mixture is not None else math.inf
         if best is None and made is None and found.relaxed is not None:  # memory is tight: it takes a search to fit it
@@ -210,8 +214,10 @@ def priced(
         moved_s = math.inf if before is None else sum(abs(a - b) for a, b in zip(now, before, strict=True))
         has_moved = not math.isfinite(bound.bound) or moved_s >= _STALLED * (to_beat_s - bound.bound)
         stalled = 0 if has_moved else stalled + 1
-        is_mixed = n >= _MIXED_ROUNDS and mixture.step_s - bound.bound <= _MIXED * (to_beat_s - bound.bound)
-        if n > 1 and (is_mixed or stalled == _PATIENCE or is_settled(mixture)):
+        likely_s = min(to_beat_s, mixture.step_s * (1 + relative_gap))
+        is_mixed = n >= _MIXED_ROUNDS and mixture.step_s - bound.bound <= _MIXED * (likely_s - bound.bound)
+        falls = before is None or before[0] - mixture.step_s >= _STALLED * (to_beat_s - bound.bound)
+        if n > 1 and (is_mixed or stalled == _PATIENCE or not falls and is_settled(mixture)):
             break
         if to_ask and n >= to_ask[0][0] and bound.bound >= (1 - to_ask[0][1]) * best.step_s:
             to_ask.pop(0)
@@ -229,6 +235,9 @@ def priced(
         following = _between(_by_stretch(centre), _by_stretch(mixture.weights), way)
         at = master.times.priced(at, _even(following, (0, master.times.num_operations), _LEAST_WHOLE * relative_gap))
     assert bound is not None, rounds
+    if mixture is not None and best is not None and not is_made and bound.bound < (1 - relative_gap) * best.step_s:
+        made = master.fastest(best.step_s, _MADE_GAP * relative_gap)
+        best = best if made is None else Timed(at, made.choices, made.step_s)
     bound = dataclasses.replace(bound, capacity_price=price)
     return Priced(bounded, bound, found, best, master, mixture)
 

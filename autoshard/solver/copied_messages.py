@@ -21,7 +21,8 @@ from autoshard.solver.factor_graph import (
     table_entries,
     with_costs,
 )
-from autoshard.solver.problem import Edge, Problem
+from autoshard.solver.problem import Problem
+from autoshard.solver.reduce.columns import differ_in_costs_alone
 from autoshard.solver.reduce.network import InternPool, Network
 from autoshard.solver.reduce.quotient import Quotient
 from autoshard.solver.search import Search
@@ -69,15 +70,21 @@ class WholeBound:
         """Nothing is laid out before it is needed."""
         self._laid: _Laid | None = None
 
-    def prove(self, search: Search, quotient: Quotient, tied: DualAscent, prices: Mapping[int, float]) -> None:
+    def prove(
+        self, search: Search, quotient: Quotient, tied: DualAscent, prices: Mapping[int, float]
+    ) -> tuple[np.ndarray, ...]:
         """Proves a bound by what an ascent found for the tied problem of a quotient.
 
         Args:
           search: Is told the bound. quotient: Whose tied problem was climbed, nothing having been changed in it.
           tied: The ascent. prices: Of capacity, by instant of the whole problem.
+
+        Returns:
+          The choices of all nodes that were decoded on the way, int64 [n] each. A quotient by classes that are not
+          equitable has choices that are no copies' best: those of the whole problem come closer to the bound.
         """
         if not np.isfinite(tied.messages).all():  # what is forbidden leaves nothing to share
-            return
+            return ()
         self._laid = laid = _laid_out(search.problem, self._laid)
         own_prices = np.zeros(len(laid.graph.capacity))
         for instant, price in prices.items():
@@ -97,13 +104,14 @@ class WholeBound:
                 enough = WORTHWHILE * (search.objective - ascent.bound)
             if ascent.bound - before < enough:
                 break
+        return tuple(ascent.decoded)
 
 
 def _laid_out(problem: Problem, before: _Laid | None) -> _Laid:
     """A problem laid out: from the beginning, or with the costs that are its own."""
     if before is not None and problem is before.problem:
         return before
-    if before is not None and _differ_in_costs_alone(problem, before.problem):
+    if before is not None and differ_in_costs_alone(problem, before.problem):
         pool, edges = InternPool(), [problem.edges[number] for number in before.edge.tolist()]
         tables = [(e.source > e.target, pool.intern(e.costs)) for e in edges]
         turned = [pool.transposed(table) if is_turned else table for is_turned, table in tables]
@@ -112,28 +120,6 @@ def _laid_out(problem: Problem, before: _Laid | None) -> _Laid:
     network = Network(problem)
     graph, _ = factor_graph_of(network)
     return _Laid(problem, graph, network.instants, _edges_of_factors(problem), message_ends(problem, graph))
-
-
-def _differ_in_costs_alone(one: Problem, other: Problem) -> bool:
-    """Whether two problems have the same nodes, edges, usages and capacity; arrays and usages as the same objects."""
-    return (
-        one.usages is other.usages
-        and one.edge_usages is other.edge_usages
-        and one.capacity == other.capacity
-        and len(one.nodes) == len(other.nodes)
-        and len(one.edges) == len(other.edges)
-        and all(len(a.costs) == len(b.costs) for a, b in zip(one.nodes, other.nodes, strict=True))
-        and all(a is b or _are_alike(a, b) for a, b in zip(one.edges, other.edges, strict=True))
-    )
-
-
-def _are_alike(one: Edge, other: Edge) -> bool:
-    """Whether two edges join the same classes of the same nodes."""
-    return (
-        (one.source, one.target, one.costs.shape) == (other.source, other.target, other.costs.shape)
-        and one.source_class is other.source_class
-        and one.target_class is other.target_class
-    )
 
 
 def _edges_of_factors(problem: Problem) -> np.ndarray:

@@ -56,7 +56,7 @@ def solve(
     Raises:
       SolverError: if the problem or the hint is malformed.
     """
-    check_problem(problem)
+    check_problem(problem, are_costs_enough=start is not None and start.is_like(problem))
     options = options or SolverOptions()
     with contextlib.nullcontext(stop) if stop is not None else stop_on_signals() as request:
         if not is_warm() and on_progress is not None:

@@ -24,7 +24,7 @@ from autoshard.solver.primal.local_search import repair
 from autoshard.solver.primal.tree_moves import descend_trees
 from autoshard.solver.problem import Relaxed
 from autoshard.solver.reduce.colour_refinement import refine
-from autoshard.solver.reduce.columns import columns_of, usage_over_time, worst_instants
+from autoshard.solver.reduce.columns import usage_over_time, worst_instants
 from autoshard.solver.reduce.network import Network
 from autoshard.solver.reduce.presolve import presolve
 from autoshard.solver.reduce.quotient import Quotient, quotient_of
@@ -77,11 +77,11 @@ class _LiftedSearch:
 
     def __init__(self, search: Search, start: LiftedStart) -> None:
         self.search, self.start = search, start
-        self.columns = columns_of(search.problem)
+        self.columns = start.columns(search.problem)
         self.exceeded = set(start.binding)
         self.network: Network | None = None
         """The latest lifted network: what presolve has worked out for it serves the next."""
-        self._unproven: Callable[[], None] | None = None
+        self._unproven: Callable[[], tuple[np.ndarray, ...]] | None = None
         self._decoded_at: Callable[[float], np.ndarray] | None = None
 
     def quotient(self, bands: int) -> Quotient | None:
@@ -161,11 +161,11 @@ class _LiftedSearch:
         decoded = tuple(map(of_labels, ascent.decoded))
         return _Climbed(of_labels(_decoded(graph, ascent)), decoded, ascent.bound + constant)
 
-    def prove(self) -> None:
-        """Proves the bound of the latest climb, where that is not done yet."""
-        if self._unproven is not None:
-            self._unproven()
+    def prove(self) -> tuple[np.ndarray, ...]:
+        """Proves the bound of the latest climb, where that is not done yet; the choices that were decoded then."""
+        decoded = () if self._unproven is None else self._unproven()
         self._unproven = None
+        return decoded
 
     def leaner(self) -> np.ndarray | None:
         """Choices for the whole problem, as decoded after the latest climb where memory is dearer, if some fit: at the
@@ -287,9 +287,10 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
         if not exceeded or search.done() or min(climbed.value - before, gain) < enough:
             break
         before = climbed.value
-    state.prove()
+    of_whole = state.prove()
     if not found or search.infeasible:
         return None
+    found = (*found, *(tuple(own.tolist()) for own in of_whole))
     lean = state.leaner() if exceeded else None
     if lean is not None:
         found = (*found, tuple(lean.tolist()))

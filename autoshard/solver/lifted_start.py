@@ -11,6 +11,8 @@ import numpy as np
 
 from autoshard.solver.copied_messages import WholeBound
 from autoshard.solver.factor_graph import FactorGraph, message_count, ordered_factors
+from autoshard.solver.problem import Problem
+from autoshard.solver.reduce.columns import Columns, columns_like, columns_of, differ_in_costs_alone
 from autoshard.solver.reduce.network import Factor, Network
 from autoshard.solver.reduce.quotient import Quotient
 
@@ -30,7 +32,20 @@ class LiftedStart:
         self.binding: set[int] = set()
         self.whole = WholeBound()
         self._class_of: np.ndarray | None = None
+        self._solved: tuple[Problem, Columns] | None = None
         self._messages: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def is_like(self, problem: Problem) -> bool:
+        """Whether a problem differs in its costs alone from the one that was solved last."""
+        return self._solved is not None and differ_in_costs_alone(problem, self._solved[0])
+
+    def columns(self, problem: Problem) -> Columns:
+        """The columns of a problem that is to be solved."""
+        if self._solved is None or problem is not self._solved[0]:
+            is_like = self._solved is not None and self.is_like(problem)
+            own = columns_like(problem, self._solved[1]) if self._solved and is_like else columns_of(problem)
+            self._solved = problem, own
+        return self._solved[1]
 
     def price(self, prices: Mapping[int, float]) -> None:
         """Takes the prices of all instants that count."""

@@ -6,8 +6,12 @@ from autoshard.errors import SolverError
 from autoshard.solver.problem import Edge, Problem
 
 
-def check_problem(problem: Problem) -> None:
+def check_problem(problem: Problem, are_costs_enough: bool = False) -> None:
     """Checks the shapes, ranges and signs that `problem.py` promises.
+
+    Args:
+      problem: The problem.
+      are_costs_enough: Whether it differs in its costs alone from one that was checked, so that only these are.
 
     Raises:
       SolverError: naming the first node, edge or usage that breaks a rule.
@@ -21,6 +25,10 @@ def check_problem(problem: Problem) -> None:
         costs.add(id(node.costs))
     seen: set[tuple[int, ...]] = set()
     tables: set[int] = set()
+    if are_costs_enough:
+        for index, edge in enumerate(problem.edges):
+            _check_table(index, edge, tables)
+        return
     for index, edge in enumerate(problem.edges):
         _check_edge(problem, index, edge, seen, tables)
     amounts: set[int] = set()
@@ -85,6 +93,10 @@ def _check_edge(problem: Problem, index: int, edge: Edge, seen: set[tuple[int, .
                     f"received {classes.min()}..{classes.max()}"
                 )
             seen.add(key)
+    _check_table(index, edge, tables)
+
+
+def _check_table(index: int, edge: Edge, tables: set[int]) -> None:
     if id(edge.costs) not in tables:
         if _not_cost(edge.costs):
             raise SolverError(f"edge {index}: costs must be finite or +inf")

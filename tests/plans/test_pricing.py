@@ -171,12 +171,25 @@ def test_a_problem_is_cut_in_two_only_if_improving_its_plan_is_not_enough(
 ):
     f = formulated(many_layers, ([f32(512, 512)] * 24, f32(512, 512)), gpus(4), schedule=Schedule.LATENCY_HIDING)
     cut, halves, improved = [], as_scheduled._halves, as_scheduled._improved
-    to_bound = lambda master, best, bound, *_: dataclasses.replace(best, step_s=bound.bound)
+    to_bound = lambda priced_as, master, best, *_: dataclasses.replace(best, step_s=priced_as.bound.bound)
     monkeypatch.setattr(as_scheduled, "_improved", to_bound if is_enough else improved)
     monkeypatch.setattr(as_scheduled, "_halves", lambda *args: cut.append(args) or halves(*args))
     monkeypatch.setattr(as_scheduled, "tying_decision", lambda tabulated, undecided: 0)
     solved_as_scheduled(f, None, 1e-9, Exactly(), rounds=2)
     assert bool(cut) == (not is_enough)
+
+
+@pytest.mark.parametrize("gain", [0.0, math.inf])
+def test_a_problem_is_cut_in_two_only_where_that_may_raise_the_bound(monkeypatch, formulated, gpus, many_layers, gain):
+    """Whatever is known of the halves, the bound holds for the plan that is found."""
+    f = formulated(many_layers, ([f32(512, 512)] * 24, f32(512, 512)), gpus(4), schedule=Schedule.LATENCY_HIDING)
+    priced_in, leaf = [], as_scheduled._leaf
+    monkeypatch.setattr(as_scheduled, "_WORTH_BRANCHING", gain)
+    monkeypatch.setattr(as_scheduled, "_leaf", lambda *args: priced_in.append(args) or leaf(*args))
+    monkeypatch.setattr(as_scheduled, "tying_decision", lambda tabulated, undecided: 0)
+    found = solved_as_scheduled(f, None, 1e-9, Exactly(), rounds=2).solution.certificate
+    assert found.bound <= found.objective * (1 + 1e-9)
+    assert not priced_in or gain == 0.0
 
 
 @pytest.mark.parametrize("share", [0.8, 1.1])
@@ -192,8 +205,13 @@ def test_a_plan_that_others_beat_is_not_sought(one_layer, share):
         assert asked_for(scheduled.formulation, found.chosen).step_s <= fastest_s * 1.02
 
 
-def test_a_plan_that_takes_all_memory_is_improved_within_what_its_gaps_leave(formulated, gpus, many_layers):
-    """What is found fits what is left, and is slower by no more than the gap that is wanted."""
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_plan_that_takes_all_memory_is_improved_within_what_its_gaps_leave(
+    monkeypatch, formulated, gpus, many_layers, tells
+):
+    """What is found fits what is left, and is slower by no more than the gap that is wanted; not where the plan is so
+    far from the mixture that its gaps tell little."""
+    monkeypatch.setattr(as_scheduled, "_TELLS", math.inf if tells else -1.0)
     args, gap = ([f32(512, 512)] * 24, f32(512, 512)), 0.03
     f = formulated(many_layers, args, gpus(4), donate=(0,), schedule=Schedule.LATENCY_HIDING)
     peak = lambda choices: evaluate(f.problem, choices).peak_usage
@@ -206,6 +224,9 @@ def test_a_plan_that_takes_all_memory_is_improved_within_what_its_gaps_leave(for
         return 0.98 * capacity
 
     found = solved_as_scheduled(tight, None, gap, Exactly(), limit_bytes=limit_bytes).solution
+    if not tells:
+        assert not asked and peak(found.chosen) <= capacity * (1 + 1e-9)
+        return
     (before,) = asked
     assert capacity * (1 + 1e-9) >= peak(before.choices) > 0.98 * capacity >= peak(found.chosen) * (1 - 1e-9)
     assert found.certificate.objective <= before.step_s * (1 + gap)

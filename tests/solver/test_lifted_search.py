@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force
 
+from autoshard.errors import SolverError
 from autoshard.solver import SolverOptions, Status, evaluate, solve
 from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.copied_messages import WholeBound, _laid_out
@@ -241,6 +242,43 @@ def test_the_graph_of_a_problem_with_other_costs_is_that_of_the_problem(link):
                     np.testing.assert_array_equal(getattr(made, field.name), getattr(afresh, field.name), field.name)
 
 
+def renumbered(numbers):
+    """Numbers by first appearance."""
+    first = dict.fromkeys(numbers.tolist())
+    order = {own: n for n, own in enumerate(first)}
+    return [order[own] for own in numbers.tolist()]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_columns_of_a_problem_with_other_costs_are_those_of_the_problem(link):
+    """Kinds are told apart as from the beginning, also where costs that differed are equal, and the other way round."""
+    for seed in SEEDS[:10]:
+        first = generate.repeated(seed, link)
+        tables = {}  # shared by edges of one shape
+        shared = lambda e, tables=tables: tables.setdefault(e.costs.shape, np.ones(e.costs.shape))
+        alike = [dataclasses.replace(e, costs=shared(e)) for e in first.edges]
+        apart = [dataclasses.replace(e, costs=e.costs + n % 3) for n, e in enumerate(first.edges)]
+        for edges in (alike, apart):
+            nodes = tuple(Node(n.name, n.costs + own % 2) for own, n in enumerate(first.nodes))
+            second = dataclasses.replace(first, nodes=nodes, edges=tuple(edges))
+            start = LiftedStart()
+            start.columns(first)
+            assert start.is_like(second)
+            made, afresh = start.columns(second), columns_of(second)
+            assert renumbered(made.node_kind) == renumbered(afresh.node_kind)
+            assert renumbered(made.edge_kind) == renumbered(afresh.edge_kind)
+            assert not start.is_like(dataclasses.replace(second, usages=second.usages[:-1]))
+            assert not start.is_like(dataclasses.replace(second, capacity=2 * (second.capacity or 1.0)))
+
+
+def test_new_costs_are_checked_though_all_else_is_known():
+    problem, start = generate.repeated(3, "hub"), LiftedStart()
+    solve(problem, SolverOptions(), start=start)
+    wrong = dataclasses.replace(problem.edges[0], costs=np.full(problem.edges[0].costs.shape, np.nan))
+    with pytest.raises(SolverError, match="edge 0"):
+        solve(dataclasses.replace(problem, edges=(wrong, *problem.edges[1:])), SolverOptions(), start=start)
+
+
 def climbed_and_copied(problem, f):
     """(bound of the tied problem of the quotient, the bound that its messages prove of the whole)."""
     network = Network(f.tied)
@@ -295,6 +333,19 @@ def test_a_chain_of_layers_is_bounded_from_a_few_classes(copies):
     search = Search(problem, SolverOptions(relative_gap=0.0), None)
     search_lifted(search)
     assert search.bound == pytest.approx(1.0 + 2.0 * (copies - 2) - 1.0)
+
+
+def test_what_copies_of_a_class_cannot_share_is_decoded_from_the_whole():
+    """A chain in which neighbours that agree pay 1, and every other node 0.1. Nodes in the middle are one class, and
+    with one choice for all of them nearly every edge pays."""
+    identity, agree, count = np.arange(2), np.array([[1.0, 0.0], [0.0, 1.0]]), 61
+    nodes = tuple(Node("n", np.array([0.0, 0.1])) for _ in range(count))
+    problem = Problem(nodes, tuple(Edge(i, i + 1, identity, identity, agree) for i in range(count - 1)))
+    search = Search(problem, SolverOptions(relative_gap=1e-6), None)
+    relaxed = relax_lifted(search)
+    assert relaxed is not None and search.bound == pytest.approx(3.0)
+    objectives = [evaluate(problem, own).objective for own in relaxed.choices]
+    assert objectives[0] > 30 and min(objectives) == pytest.approx(3.0)
 
 
 def test_copies_are_told_apart_by_what_counts_only():

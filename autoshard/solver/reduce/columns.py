@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.solver.array_numbers import ArrayNumbers
-from autoshard.solver.problem import EdgeUsage, Problem, Usage
+from autoshard.solver.problem import Edge, EdgeUsage, Problem, Usage
 
 PEAKS = 3
 """Instants that are looked at where the capacity is exceeded."""
@@ -25,6 +25,7 @@ class Columns:
     Attributes:
       node_kind: [n]; nodes with equal costs have equal kinds.
       source, target: [m]; the ends of each edge.
+      edge_classes: [m]; edges with equal classes at both ends have equal numbers.
       edge_kind: [m]; edges with equal costs and equal classes have equal kinds.
       usage_owner, usage_start, usage_stop, usage_kind: [u]; of each usage: node, interval, number of its amounts.
       pair_owner, pair_start, pair_stop, pair_kind: [v]; the same of each edge usage, the owner being an edge.
@@ -34,6 +35,7 @@ class Columns:
     node_kind: np.ndarray
     source: np.ndarray
     target: np.ndarray
+    edge_classes: np.ndarray
     edge_kind: np.ndarray
     usage_owner: np.ndarray
     usage_start: np.ndarray
@@ -49,18 +51,20 @@ class Columns:
 def columns_of(problem: Problem) -> Columns:
     """The columns of `problem`."""
     column = lambda values: np.fromiter(values, np.int64)
-    edge_kinds: dict[tuple[int, int, int], int] = {}
+    classes: dict[tuple[int, int], int] = {}
     of = ArrayNumbers().of
     usages, pairs = problem.usages, problem.edge_usages
     stops = [0, *(u.stop for u in usages), *(u.stop for u in pairs)]
+    edge_classes = column(
+        classes.setdefault((of(e.source_class), of(e.target_class)), len(classes)) for e in problem.edges
+    )
+    node_kind, edge_kind = _kinds(problem, edge_classes)
     return Columns(
-        node_kind=column(of(node.costs) for node in problem.nodes),
+        node_kind=node_kind,
         source=column(edge.source for edge in problem.edges),
         target=column(edge.target for edge in problem.edges),
-        edge_kind=column(
-            edge_kinds.setdefault((of(e.costs), of(e.source_class), of(e.target_class)), len(edge_kinds))
-            for e in problem.edges
-        ),
+        edge_classes=edge_classes,
+        edge_kind=edge_kind,
         usage_owner=column(u.node for u in usages),
         usage_start=column(u.start for u in usages),
         usage_stop=column(u.stop for u in usages),
@@ -70,6 +74,43 @@ def columns_of(problem: Problem) -> Columns:
         pair_stop=column(u.stop for u in pairs),
         pair_kind=column(of(u.amounts) for u in pairs),
         instants=max(stops),
+    )
+
+
+def columns_like(problem: Problem, columns: Columns) -> Columns:
+    """The columns of a problem that differs in its costs alone from one that has these."""
+    node_kind, edge_kind = _kinds(problem, columns.edge_classes)
+    return dataclasses.replace(columns, node_kind=node_kind, edge_kind=edge_kind)
+
+
+def _kinds(problem: Problem, edge_classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The kinds of nodes and of edges."""
+    of = ArrayNumbers().of
+    nodes = np.fromiter((of(node.costs) for node in problem.nodes), np.int64)
+    tables = np.fromiter((of(edge.costs) for edge in problem.edges), np.int64)
+    kinds = edge_classes * (int(tables.max(initial=0)) + 1) + tables
+    return nodes, np.unique(kinds, return_inverse=True)[1].astype(np.int64)
+
+
+def differ_in_costs_alone(one: Problem, other: Problem) -> bool:
+    """Whether two problems have the same nodes, edges, usages and capacity; arrays and usages as the same objects."""
+    return (
+        one.usages is other.usages
+        and one.edge_usages is other.edge_usages
+        and one.capacity == other.capacity
+        and len(one.nodes) == len(other.nodes)
+        and len(one.edges) == len(other.edges)
+        and all(a.costs.shape == b.costs.shape for a, b in zip(one.nodes, other.nodes, strict=True))
+        and all(a is b or _are_alike(a, b) for a, b in zip(one.edges, other.edges, strict=True))
+    )
+
+
+def _are_alike(one: Edge, other: Edge) -> bool:
+    """Whether two edges join the same classes of the same nodes."""
+    return (
+        (one.source, one.target, one.costs.shape) == (other.source, other.target, other.costs.shape)
+        and one.source_class is other.source_class
+        and one.target_class is other.target_class
     )
 
 
