@@ -219,7 +219,7 @@ def _branch_and_bound(root: Priced, best: Timed, relative_gap: float, series: Se
 
 
 def _is_worth_branching(halves: Sequence[tuple[Sequence[int], MasterProblem]], bound_s: float, best_s: float) -> bool:
-    """Whether two branches may bound better than both together: no bound is above the mixture of known plans."""
+    """Whether two branches may bound better than both together: mixtures of known plans tell how high bounds can be."""
     mixtures = [master.mixture() for _, master in halves]
     most_s = min(math.inf if mixture is None else mixture.step_s for mixture in mixtures)
     return most_s - bound_s >= _WORTH_BRANCHING * (best_s - bound_s)

@@ -42,9 +42,8 @@ class LiftedStart:
     def columns(self, problem: Problem) -> Columns:
         """The columns of a problem that is to be solved."""
         if self._solved is None or problem is not self._solved[0]:
-            is_like = self._solved is not None and self.is_like(problem)
-            own = columns_like(problem, self._solved[1]) if self._solved and is_like else columns_of(problem)
-            self._solved = problem, own
+            known = None if self._solved is None or not self.is_like(problem) else self._solved[1]
+            self._solved = problem, columns_of(problem) if known is None else columns_like(problem, known)
         return self._solved[1]
 
     def price(self, prices: Mapping[int, float]) -> None:
