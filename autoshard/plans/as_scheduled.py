@@ -28,8 +28,9 @@ _BRANCHINGS = 4
 _BRANCH_ROUNDS = 6
 """How many prices are tried at most in each branch."""
 
-_WORTH_BRANCHING = 0.2
-"""A problem is cut in two only where that may raise the bound by this share of what is left to the best plan."""
+_WORTH_BRANCHING, _LITTLE = 0.2, 0.02
+"""Where what is left to the best plan is little, no more than this share of its step, a problem is cut in two only if
+that may raise the bound by a fifth of it. Else branches are also where better plans are found."""
 
 _NEARLY_ALL, _TELLS = 0.97, 0.01
 """Gaps between buffers are looked at before a plan is improved if it has this share of the capacity alive at once, and
@@ -219,7 +220,11 @@ def _branch_and_bound(root: Priced, best: Timed, relative_gap: float, series: Se
 
 
 def _is_worth_branching(halves: Sequence[tuple[Sequence[int], MasterProblem]], bound_s: float, best_s: float) -> bool:
-    """Whether two branches may bound better than both together: mixtures of known plans tell how high bounds can be."""
+    """Whether much is left to the best plan, or two branches may bound better than both together: no bound is higher
+    than the mixture of known plans.
+    """
+    if best_s - bound_s > _LITTLE * best_s:
+        return True
     mixtures = [master.mixture() for _, master in halves]
     most_s = min(math.inf if mixture is None else mixture.step_s for mixture in mixtures)
     return most_s - bound_s >= _WORTH_BRANCHING * (best_s - bound_s)

@@ -179,17 +179,20 @@ def test_a_problem_is_cut_in_two_only_if_improving_its_plan_is_not_enough(
     assert bool(cut) == (not is_enough)
 
 
-@pytest.mark.parametrize("gain", [0.0, math.inf])
-def test_a_problem_is_cut_in_two_only_where_that_may_raise_the_bound(monkeypatch, formulated, gpus, many_layers, gain):
+@pytest.mark.parametrize(("gain", "little"), [(0.0, math.inf), (math.inf, math.inf), (math.inf, -1.0)])
+def test_a_problem_is_cut_in_two_where_that_may_raise_the_bound_or_much_is_left(
+    monkeypatch, formulated, gpus, many_layers, gain, little
+):
     """Whatever is known of the halves, the bound holds for the plan that is found."""
     f = formulated(many_layers, ([f32(512, 512)] * 24, f32(512, 512)), gpus(4), schedule=Schedule.LATENCY_HIDING)
     priced_in, leaf = [], as_scheduled._leaf
     monkeypatch.setattr(as_scheduled, "_WORTH_BRANCHING", gain)
+    monkeypatch.setattr(as_scheduled, "_LITTLE", little)
     monkeypatch.setattr(as_scheduled, "_leaf", lambda *args: priced_in.append(args) or leaf(*args))
     monkeypatch.setattr(as_scheduled, "tying_decision", lambda tabulated, undecided: 0)
     found = solved_as_scheduled(f, None, 1e-9, Exactly(), rounds=2).solution.certificate
     assert found.bound <= found.objective * (1 + 1e-9)
-    assert not priced_in or gain == 0.0
+    assert bool(priced_in) == (gain == 0.0 or little < 0)
 
 
 @pytest.mark.parametrize("share", [0.8, 1.1])
