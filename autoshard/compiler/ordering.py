@@ -67,24 +67,6 @@ class OrderingRules:
     pace: Pace | None = None
 
 
-def ordered(
-    graph: Graph,
-    equations: Mapping[int, EquationPlan],
-    arguments: Sequence[SpecEntries],
-    axis_sizes: Mapping[str, int],
-    rules: OrderingRules,
-    entry: Computation | None = None,
-    times: TransferTimes | None = None,
-) -> PlannedGraph:
-    """The graph with what a plan says of each equation, and what must be ordered or kept.
-
-    Args:
-      times: When what hides is sent, where orders are to follow that; None for orders that bound the memory.
-      All others: As for `orderings`.
-    """
-    return orderings(graph, equations, arguments, axis_sizes, rules, entry)(times)
-
-
 def orderings(
     graph: Graph,
     equations: Mapping[int, EquationPlan],
@@ -93,7 +75,9 @@ def orderings(
     rules: OrderingRules,
     entry: Computation | None = None,
 ) -> Callable[[TransferTimes | None], PlannedGraph]:
-    """What gives the graph of a plan as `ordered` does, for each times that orders may follow.
+    """What gives the graph with what a plan says of each equation, and what must be ordered or kept.
+
+    It is asked for when what hides is sent, where orders are to follow that; for None, the orders bound the memory.
 
     Args:
       graph: The program. equations: The layouts around each equation, by number.

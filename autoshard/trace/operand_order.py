@@ -176,10 +176,10 @@ class _Program:
             case EquationKind.WHILE:
                 params["body_jaxpr"] = self._programs.ordered(params["body_jaxpr"])
             case EquationKind.COND:
-                params["branches"] = tuple([self._programs.ordered(b) for b in params["branches"]])
-        is_same = all(params[name] is value for name, value in equation.params.items() if name != "branches")
-        if "branches" in params:
-            is_same = all(new is old for new, old in zip(params["branches"], equation.params["branches"], strict=True))
+                branches = tuple([self._programs.ordered(b) for b in params["branches"]])
+                if any(new is not old for new, old in zip(branches, params["branches"], strict=True)):
+                    params["branches"] = branches
+        is_same = all(params[name] is value for name, value in equation.params.items())
         return equation if is_same else equation.replace(params=params)
 
     def _is_exchanged(self, product: jex.JaxprEqn, readers: _Readers) -> bool:

@@ -10,7 +10,7 @@ from autoshard.cluster.catalogue import catalogue
 from autoshard.compiler.backends import XlaCpu, XlaGpu, XlaTpu, schedules_of
 from autoshard.compiler.exchanged_sums import exchanged_on, exchanged_sums
 from autoshard.compiler.options import compiler_options
-from autoshard.compiler.ordering import ordered
+from autoshard.compiler.ordering import orderings
 from autoshard.compiler.orders import OrderKind, orders
 from autoshard.compiler.schedule import Schedule
 from autoshard.cost.collectives import all_reduce, all_to_all
@@ -67,7 +67,7 @@ def test_only_xla_tpu_is_told_to_and_only_where_it_hides_collectives(schedule):
     for compiler, exchanges in ((XlaTpu(schedule), hides), (XlaGpu(0, schedule), False), (XlaCpu(), False)):
         assert compiler.hides_exchanged_sums == exchanges
         graph = trace(weight_gradient, shapes).graph
-        made = ordered(graph, {0: SCATTERED}, [ROWS[::-1], ROWS], {"data": 4}, compiler.ordering)
+        made = orderings(graph, {0: SCATTERED}, [ROWS[::-1], ROWS], {"data": 4}, compiler.ordering)(None)
         assert made.equations[0].exchanges_parts == exchanges == made.equations[0].unordered.exchanges_parts
         told = [(o.tensor, o.size_bytes) for o in orders(made) if o.kind is OrderKind.EXCHANGED]
         assert told == [("result of dot_general", LARGE / 4)] * exchanges

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from planned import planned
 
-from autoshard.compiler.ordering import OrderingRules, ordered
+from autoshard.compiler.ordering import OrderingRules, orderings
 from autoshard.compiler.orders import OrderKind, orders
 from autoshard.compiler.read_in_turn import awaited_values
 from autoshard.compiler.schedule import Schedule
@@ -26,7 +26,7 @@ def _four_ahead(monkeypatch):
 def found(fn, shapes, equations, arguments: list[SpecEntries], rules: OrderingRules = HIDING):
     """What a plan on four devices says of each equation, and the orders that people are told of."""
     given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
-    made = ordered(trace(fn, given).graph, equations, arguments, {"data": 4}, rules)
+    made = orderings(trace(fn, given).graph, equations, arguments, {"data": 4}, rules)(None)
     return made.equations, orders(made)
 
 
@@ -247,7 +247,7 @@ def test_the_sum_for_a_bias_is_made_before_the_next_product_or_the_result(is_las
     named = {o.name: o.equation for o in graph.operations if o.name in ("reduce_sum", "sin")}
     product = next(o.equation for o in graph.operations if o.name == "dot_general")
     plans = {named["sin"]: EquationPlan(results=((0, ROWS),))}
-    equations = ordered(graph, plans, [ROWS, ROWS], {"data": 4}, HIDING).equations
+    equations = orderings(graph, plans, [ROWS, ROWS], {"data": 4}, HIDING)(None).equations
     summed = equations[named["reduce_sum"]]
     after = named["reduce_sum"] + summed.evaluated_at
     if is_last:
@@ -295,7 +295,7 @@ def test_a_sum_over_one_axis_and_then_over_another_has_more_products_to_hide_beh
     scattered = EquationPlan(operands=((0, (rows,)), (1, (rows,))), results=((0, ROWS),), scatters=(("data", 0),))
     shapes = [(8192, 1024), (64, 8192), (64, 1024), (1024, 8), (8, 8)]
     graph = trace(before_products(), [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
-    equations = ordered(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING).equations
+    equations = orderings(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING)(None).equations
     assert {n: e.follows for n, e in equations.items() if e.follows} == {4: ((4, 0),)}, "what memory is predicted for"
     freed = {n: e.gathered_freely for n, e in equations.items()}
     assert {n: e.follows for n, e in freed.items() if e.follows} == {within: ((within, 0),)}
@@ -313,7 +313,7 @@ def test_where_there_is_memory_to_spare_all_sums_that_are_joined_with_none_are_m
     summed = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, result),), scatters=scatters)
     shapes = [(rows, 1024), (64, rows), (64, 1024), (1024, 8), (8, 8)]
     graph = trace(before_products(), [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
-    equations = ordered(graph, {0: summed}, [ROWS] * 5, {"data": 4}, HIDING).equations
+    equations = orderings(graph, {0: summed}, [ROWS] * 5, {"data": 4}, HIDING)(None).equations
     assert not any(e.follows for e in equations.values()), "what memory is predicted for"
     within = 4 if scatters else 12
     freed = {n: e.gathered_freely.follows for n, e in equations.items() if e.follows_with_room}
@@ -329,7 +329,7 @@ def test_what_is_made_of_a_sum_comes_behind_what_waits_for_it(has_room, within):
     scattered = EquationPlan(operands=((0, (rows,)), (1, (rows,))), results=((0, ROWS),), scatters=(("data", 0),))
     shapes = [(8192, 1024), (64, 8192), (64, 1024), (1024, 8), (8, 8)]
     graph = trace(before_products(jnp.sin), [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
-    plans = ordered(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING).equations
+    plans = orderings(graph, {0: scattered}, [ROWS] * 5, {"data": 4, "tensor": 2}, HIDING)(None).equations
     plans = {n: e.gathered_freely if has_room else e for n, e in plans.items()}
     waiting = within + 1
     assert {n: e.follows for n, e in plans.items() if e.follows} == {waiting: ((waiting, 0),)}
@@ -398,5 +398,5 @@ def test_the_least_memory_is_ordered_otherwise():
     graph = planned(lambda x, a, b, c: x @ a @ b @ c, [(8, 8)] * 4, {}, {"data": 4}).graph
     gathers = EquationPlan(operands=((0, (ROWS,)), (1, (WHOLE,))), results=((0, ROWS),))
     plans = dict.fromkeys(range(3), gathers)
-    kept = ordered(graph, plans, [ROWS] * 4, {"data": 4}, OrderingRules()).equations
+    kept = orderings(graph, plans, [ROWS] * 4, {"data": 4}, OrderingRules())(None).equations
     assert not any(e.holds_back or e.evaluated_at or e.follows or e.holds_results for e in kept.values())

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from autoshard.compiler.ordering import OrderingRules, ordered
+from autoshard.compiler.ordering import OrderingRules, orderings
 from autoshard.compiler.orders import OrderKind, orders
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.trace.trace import trace
@@ -34,7 +34,7 @@ def test_what_is_told_of_is_what_equations_say():
     for o in graph.operations:
         if o.name == "transpose":  # gradients may come out transposed
             plans.setdefault(o.equation, EquationPlan(results=((0, ROWS),)))
-    planned = ordered(graph, plans, [ROWS, ROWS, ROWS], {"data": 4}, OrderingRules(turns_rows=True))
+    planned = orderings(graph, plans, [ROWS, ROWS, ROWS], {"data": 4}, OrderingRules(turns_rows=True))(None)
     plan = planned.equations[product.equation]
     assert len(plan.waits) == 1 and not plan.waits_for_part
     assert len(planned.equations[difference.equation].row_major) == 1

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from planned import planned
 
-from autoshard.compiler.ordering import OrderingRules, ordered
+from autoshard.compiler.ordering import OrderingRules, orderings
 from autoshard.compiler.turned_kernels import turned_where_read
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.verify.devices import _is_installed, devices_for
@@ -90,7 +90,9 @@ def test_nothing_changes_where_others_read_the_turned_kernel():
 
 def test_the_orders_of_other_compilers_leave_it():
     graph, rev, _ = plans_of(TURNED, GATHERED)
-    after = lambda rules: ordered(graph.graph, graph.equations, [ROWS, INNER], AXES, rules).equations[rev].results
+    after = lambda rules: (
+        orderings(graph.graph, graph.equations, [ROWS, INNER], AXES, rules)(None).equations[rev].results
+    )
     assert after(OrderingRules()) == ((0, FIRST),)
     assert after(OrderingRules(turns_kernels=True)) == ((0, WHOLE),)
 

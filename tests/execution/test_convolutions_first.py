@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autoshard.compiler.ordering import OrderingRules, ordered
+from autoshard.compiler.ordering import OrderingRules, orderings
 from autoshard.execution.apply import Evaluator
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.trace.trace import trace
@@ -41,7 +41,8 @@ def test_the_gradient_of_what_is_convolved_waits_for_that_of_the_kernel_and_not_
     }
     jaxpr = closed.jaxpr
     known = lambda given: dict(zip(jaxpr.invars, zip(given, [whole, rows, whole], strict=True), strict=True))
-    plans = ordered(trace(step, args).graph, wanted, [whole, rows, whole], mesh.shape, OrderingRules()).equations
+    order = orderings(trace(step, args).graph, wanted, [whole, rows, whole], mesh.shape, OrderingRules())
+    plans = order(None).equations
     run = lambda *given: Evaluator(mesh, plans).part(jaxpr, range(len(jaxpr.eqns)), known(given), jaxpr.outvars)
     inside = [e.params["jaxpr"].eqns for e in jax.make_jaxpr(run)(*args).eqns if e.primitive.name == "shard_map"]
     names = [[e.primitive.name for e in equations] for equations in inside]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autoshard.compiler.ordering import OrderingRules, ordered
+from autoshard.compiler.ordering import OrderingRules, orderings
 from autoshard.execution.apply import Evaluator
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.trace.trace import trace
@@ -46,7 +46,7 @@ def test_a_gradient_that_two_products_read_in_another_layout_is_moved_once(progr
         if e.primitive.name in ("dot_general", "conv_general_dilated")
     }
     given = [lies, *map(whole, closed.jaxpr.invars[1:])]
-    plans = ordered(trace(program, args).graph, wanted, given, mesh.shape, OrderingRules()).equations
+    plans = orderings(trace(program, args).graph, wanted, given, mesh.shape, OrderingRules())(None).equations
     run = jax.jit(lambda *args: Evaluator(mesh, plans)(closed, args, given))
     shardings = [jax.NamedSharding(mesh, jax.P(*(axes or None for axes in layout))) for layout in given]
     placed = list(map(jax.device_put, args, shardings))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import autoshard
-from autoshard.compiler.ordering import OrderingRules, ordered
+from autoshard.compiler.ordering import OrderingRules, orderings
 from autoshard.execution.apply import Evaluator
 from autoshard.graph.equation_plan import EquationPlan, SumStage
 from autoshard.hlo.kernel_forms import column_steps
@@ -45,7 +45,7 @@ def test_two_stages_sum_as_one_does(shape, summed, split, scattered):
     scatters = (("data", 0),) if scattered else ()
     plan = {0: EquationPlan(operands=((0, (split,)),), results=((0, own),), scatters=scatters)}
     closed = jax.make_jaxpr(fn)(jax.ShapeDtypeStruct(shape, jnp.float32))
-    plans = ordered(trace(fn, list(closed.in_avals)).graph, plan, [split], mesh.shape, RULES).equations
+    plans = orderings(trace(fn, list(closed.in_avals)).graph, plan, [split], mesh.shape, RULES)(None).equations
     assert plans[0].sums_first
     run = jax.jit(lambda x: Evaluator(mesh, plans)(closed, [x], [split]))
     x = np.random.default_rng(0).integers(-9, 10, shape).astype(np.float32)
@@ -56,7 +56,7 @@ def test_two_stages_sum_as_one_does(shape, summed, split, scattered):
 def test_what_is_summed_at_once_stays_so():
     shape = jax.ShapeDtypeStruct((4096, 8), jnp.float32)
     graph = trace(lambda x: jnp.sum(x, 0), [shape]).graph
-    assert not any(p.sums_first for p in ordered(graph, {}, [((), ())], {}, OrderingRules()).equations.values())
+    assert not any(p.sums_first for p in orderings(graph, {}, [((), ())], {}, OrderingRules())(None).equations.values())
 
 
 def normed(scale, bias, weight, x):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autoshard.compiler.ordering import OrderingRules, ordered
+from autoshard.compiler.ordering import OrderingRules, orderings
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.by_shards import run_by_shards
 from autoshard.graph.equation_plan import EquationPlan
@@ -35,7 +35,7 @@ def test_what_is_tied_to_a_sum_that_is_reduced_alone_waits_for_it(monkeypatch):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     layouts = [(("data",), ()), (("data",), ()), ((), ())]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]
-    plans = ordered(trace(gradients, shapes).graph, wanted, layouts, mesh.shape, OrderingRules()).equations
+    plans = orderings(trace(gradients, shapes).graph, wanted, layouts, mesh.shape, OrderingRules())(None).equations
     run = jax.jit(lambda *args: Evaluator(mesh, plans)(closed, args, layouts))
     random = np.random.default_rng(0)
     args = [random.standard_normal(aval.shape, np.float32) for aval in closed.in_avals]

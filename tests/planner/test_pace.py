@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from autoshard.compiler.buffer_uses import BufferKind
-from autoshard.compiler.ordering import ordered
+from autoshard.compiler.ordering import orderings
 from autoshard.compiler.schedule import Schedule
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.planner.build import Formulation
@@ -77,8 +77,8 @@ def test_planner_memory_and_orders_give_a_sum_the_same_products(hidden):
     uses = [use for use in hidden.buffers if use.kind is BufferKind.PARTIAL_SUM and use.owner == group]
     assert max(use.stop for use in uses if use.size_bytes.max() == GRADIENT_BYTES) == due.index
     scattered = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, ROWS),), scatters=(("a", 0),))
-    equations = ordered(
+    equations = orderings(
         graph, {gradient.equation: scattered}, [ROWS] * 3 + [WHOLE], {"a": 4}, hidden.compiler.ordering
-    ).equations
+    )(None).equations
     followed = {n: [n - before for before, _ in e.follows] for n, e in equations.items() if e.follows}
     assert followed == {due.equation: [gradient.equation]}

@@ -149,3 +149,13 @@ def test_programs_that_are_nested_twice_stay_shared():
     program = operands_ordered(jax.make_jaxpr(lambda q, k, v: layer(layer(q, k, v), k, v))(*args))
     first, second = (nested_programs(e)[0] for e in program.jaxpr.eqns if nested_programs(e))
     assert first is second and products(first) == [(2, 3, 48, 4, 40), (2, 3, 4, 48, 8)]
+
+
+def test_branches_are_ordered_where_one_of_them_gains():
+    args = arrays(QUERY, KEY, KEY)
+    branch = lambda q, k, v: jax.lax.cond(q.sum() > 0, grouped, lambda q, k, v: q, q, k, v)
+    plain = jax.make_jaxpr(lambda q: jax.lax.cond(q.sum() > 0, jnp.sin, jnp.cos, q))(args[0])
+    closed = jax.make_jaxpr(branch)(*args)
+    ordered = operands_ordered(closed)
+    assert operands_ordered(plain) is plain and products(ordered) != products(closed)
+    np.testing.assert_allclose(jaxpr_as_fun(ordered)(*args)[0], branch(*args), rtol=2e-5, atol=1e-5)
