@@ -14,6 +14,11 @@ _TWO_IN_TURN = 1.5
 one is sent at once, and one after the other. A Llama with attention in 16 blocks on 16 H100 took 52.4 ms with 1.0, 51.1
 with 1.5 and 52.3 with 2.0; 54.7 with one collective at a time. Experts on 16 H100, planned on a mesh of 2 x 4 x 2
 and gathered freely, took 10.2 ms with 1.0, 9.6 with 1.5; 10.4 with one at a time."""
+_QUEUED = 8
+"""How many may be in flight where each begins when the link is free for it. XLA:GPU's scheduler puts off to the very
+begin what needs no other collective, such as the gathers of the first layers, unless so many are in flight; with few,
+what is needed soon waits for what is not. On 64 H100 a GPT with 6 GB took 66.8 ms with four, 60.6 with eight and 60.9
+with 32 in flight, a Llama 48.2 with eight and 49.6 with 32 (one round)."""
 _PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 """The file from which the scheduler takes what instructions cost. Its name must end in `.pbtxt` if it is text: others
 are read as binary, and ignored where they are not. XLA keeps what it has read: another profile needs another path.
@@ -44,6 +49,9 @@ class Candidate(enum.Enum):
     The second queues behind the first: XLA:GPU runs collectives on one stream. This also helps behind loops that only
     compute, such as one over blocks of attention, within which nothing begins. Collectives of a loop, as over scanned
     layers, have little to hide behind within one iteration.
+
+    Or as many as a schedule of the link wants: a program that was scheduled tells when each collective must begin for
+    kernels to wait little, and is scheduled once more so (`hlo/queued_collectives.py`).
     """
 
     LEAST_MEMORY = "least memory"
@@ -51,13 +59,17 @@ class Candidate(enum.Enum):
     TWO_AT_ONCE = "latency hiding by XLA's costs, two collectives at once"
     PLAN_COSTS = "latency hiding by the plan's costs"
     PLAN_COSTS_AT_ONCE = "latency hiding by the plan's costs, two collectives at once"
+    PLAN_COSTS_QUEUED = "latency hiding by the plan's costs, collectives queued for the link"
     PIPELINED_LOOPS = "latency hiding by the plan's costs, collectives of loops pipelined"
     BY_TIME = "latency hiding by the plan's costs, in the order of the plan's own schedule"
     BY_TIME_AT_ONCE = f"{BY_TIME}, two collectives at once"
+    BY_TIME_QUEUED = f"{BY_TIME}, collectives queued for the link"
     GATHERED_FREELY = "latency hiding by the plan's costs, gathers without the plan's orders"
     GATHERED_AT_ONCE = f"{GATHERED_FREELY}, two collectives at once"
+    GATHERED_QUEUED = f"{GATHERED_FREELY}, collectives queued for the link"
     UNORDERED = "latency hiding by the plan's costs, without the plan's orders"
     UNORDERED_AT_ONCE = f"{UNORDERED}, two collectives at once"
+    UNORDERED_QUEUED = f"{UNORDERED}, collectives queued for the link"
 
     @property
     def by_plan_costs(self) -> bool:
@@ -67,7 +79,21 @@ class Candidate(enum.Enum):
     @property
     def is_two_at_once(self) -> bool:
         """Whether two collectives may be in flight."""
-        return self is Candidate.TWO_AT_ONCE or self.ordered_as is not self
+        return self is Candidate.TWO_AT_ONCE or (self.ordered_as is not self and not self.is_queued)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the profile has collectives begin when the link is free for them, as a schedule of the program of
+        its orders that is the fastest so far tells."""
+        match self:
+            case (
+                Candidate.PLAN_COSTS_QUEUED
+                | Candidate.BY_TIME_QUEUED
+                | Candidate.GATHERED_QUEUED
+                | Candidate.UNORDERED_QUEUED
+            ):
+                return True
+        return False
 
     @property
     def queueing(self) -> float:
@@ -78,7 +104,7 @@ class Candidate(enum.Enum):
     @property
     def is_bounded(self) -> bool:
         """Whether the program has the orders that bound its memory as the plan predicts: what is scheduled once more,
-        to have two collectives in flight, takes more."""
+        to have more collectives in flight, takes more."""
         return self.ordered_as is self and self is not Candidate.BY_TIME and not self.keeps_gathers
 
     @property
@@ -91,13 +117,13 @@ class Candidate(enum.Enum):
         """The way whose orders its program has: its own, but for a program that is scheduled once more, to have two
         collectives in flight."""
         match self:
-            case Candidate.PLAN_COSTS_AT_ONCE:
+            case Candidate.PLAN_COSTS_AT_ONCE | Candidate.PLAN_COSTS_QUEUED:
                 return Candidate.PLAN_COSTS
-            case Candidate.BY_TIME_AT_ONCE:
+            case Candidate.BY_TIME_AT_ONCE | Candidate.BY_TIME_QUEUED:
                 return Candidate.BY_TIME
-            case Candidate.GATHERED_AT_ONCE:
+            case Candidate.GATHERED_AT_ONCE | Candidate.GATHERED_QUEUED:
                 return Candidate.GATHERED_FREELY
-            case Candidate.UNORDERED_AT_ONCE:
+            case Candidate.UNORDERED_AT_ONCE | Candidate.UNORDERED_QUEUED:
                 return Candidate.UNORDERED
         return self
 
@@ -112,6 +138,8 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
     options: dict[str, bool | int | float | str] = {**(compiler_options(platform, schedule) or {})}
     if candidate.is_two_at_once:
         options[_OVERLAP_LIMIT] = 2
+    if candidate.is_queued:
+        options[_OVERLAP_LIMIT] = _QUEUED
     if candidate.ordered_as is Candidate.UNORDERED:
         options[_MERGED_PRODUCTS] = -1  # orders leave nothing to merge
         options.pop(JOINED_REDUCTIONS)  # all sums come at the end, the faster for being joined

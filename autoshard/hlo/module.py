@@ -178,6 +178,11 @@ class HloModule:
         """
         return self._visit(self.entry, 1.0, None, ("while", "call", "conditional", "async-start") + ("fusion",) * fused)
 
+    def scheduled(self) -> tuple[Computation, ...]:
+        """The computations whose instructions have a schedule: the entry's, those of loops and of branches."""
+        runs = (r for r in self.runs() if r.caller is None or r.caller.instruction.opcode != "async-start")
+        return tuple([self.computations[name] for name in dict.fromkeys(run.computation.name for run in runs)])
+
     def _visit(self, name: str, times: float, caller: Run | None, callers: tuple[str, ...]) -> Iterator[Run]:
         computation = self.computations[name]
         for instruction in computation.instructions.values():

@@ -213,6 +213,7 @@ class ProgramPlan:
 
         Nothing else for a plan for the least memory; on one device, which sends nothing, what no order hinders; after
         a compile check, the way that was the fastest in the orders that bound its memory, and those in other orders.
+        What queues collectives comes last: it is made of the fastest before.
         """
         if self.schedule is Schedule.LEAST_MEMORY:
             return ()
@@ -222,7 +223,10 @@ class ProgramPlan:
         in_orders = Candidate.PLAN_COSTS, Candidate.PLAN_COSTS_AT_ONCE, Candidate.PIPELINED_LOOPS
         bounded = in_orders if chosen is None else (chosen.candidate, Candidate.PLAN_COSTS_AT_ONCE)
         by_time = (Candidate.BY_TIME, Candidate.BY_TIME_AT_ONCE) if self.timed else ()
-        return *bounded, *by_time, *(c for c in Candidate if c.keeps_gathers)
+        freed = tuple(c for c in Candidate if c.keeps_gathers and not c.is_queued)
+        tried = *bounded, *by_time, *freed
+        orders = {c.ordered_as for c in tried}
+        return *tried, *(c for c in Candidate if c.is_queued and c.ordered_as in orders)
 
 
 def _unflatten(tree: Any, tensors: Sequence[PlannedTensor]) -> Any:

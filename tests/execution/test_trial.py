@@ -75,10 +75,11 @@ def test_what_fits_and_may_be_the_fastest_is_tried(budget_bytes, tried):
 
 BOUNDED = Candidate.PLAN_COSTS, Candidate.PLAN_COSTS_AT_ONCE, Candidate.PIPELINED_LOOPS
 IN_ORDERS = (*BOUNDED, Candidate.GATHERED_FREELY, Candidate.GATHERED_AT_ONCE)
+QUEUED = Candidate.PLAN_COSTS_QUEUED, Candidate.GATHERED_QUEUED, Candidate.UNORDERED_QUEUED
 
 
 @pytest.mark.parametrize(
-    ("num_devices", "ordered", "more"), [(1, (), ()), (8, IN_ORDERS, (Candidate.UNORDERED_AT_ONCE,))]
+    ("num_devices", "ordered", "more"), [(1, (), ()), (8, IN_ORDERS, (Candidate.UNORDERED_AT_ONCE, *QUEUED))]
 )
 def test_one_device_has_nothing_to_hide(num_devices, ordered, more):
     """Beside the order of least memory, one device gets a program without orders, and no others."""

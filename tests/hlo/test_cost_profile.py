@@ -7,7 +7,9 @@ import pytest
 
 from autoshard.cluster import Cluster, DeviceType
 from autoshard.hlo.cost_profile import cost_profile, instruction_costs
+from autoshard.hlo.instruction_pricing import collectives_s
 from autoshard.hlo.module import parse
+from autoshard.hlo.queued_collectives import queued_in_flight_s
 
 H100X8 = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x8.yaml"
 RATES = (("bfloat16", 8e12), ("float32", 1e12))
@@ -85,8 +87,72 @@ def test_the_profile_is_a_text_proto_in_microseconds():
 
 
 def test_collectives_that_queue_take_longer_and_nothing_else_does():
+    module = parse(PROGRAM)
+    in_flight_s = {name: 1.5 * s for name, s in collectives_s(module, MESH).items()}
     alone, queued = (
-        {c.name: c.time_s for c in instruction_costs(parse(PROGRAM), MESH, factor)} for factor in (1.0, 1.5)
+        {c.name: c.time_s for c in instruction_costs(module, MESH, given_s)} for given_s in (None, in_flight_s)
     )
     sent = {"gather", "scatter"}
     assert queued == {name: pytest.approx(s * (1.5 if name in sent else 1)) for name, s in alone.items()}
+
+
+CHAIN = (
+    PROGRAM[: PROGRAM.index("%body")]
+    + f"""
+%body (t: (s32[], f32[1024,1024])) -> (s32[], f32[1024,1024]) {{
+  %t = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %b = f32[1024,1024]{{1,0}} get-tuple-element(%t), index=1
+  %early = (f32[1024,1024]{{1,0}}, f32[8192,1024]{{1,0}}) all-gather-start(%b), channel_id=5, {GROUPS}, \
+dimensions={{0}}, use_global_device_ids=true
+  %inner = f32[1024,1024]{{1,0}} dot(%b, %b), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %there = f32[8192,1024]{{1,0}} all-gather-done(%early)
+  %outer = f32[1024,1024]{{1,0}} dot(%inner, %there), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+  ROOT %o = (s32[], f32[1024,1024]{{1,0}}) tuple(%i, %outer)
+}}
+
+%condition (u: (s32[], f32[1024,1024])) -> pred[] {{
+  %u = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
+  ROOT %c = pred[] constant(true)
+}}
+
+ENTRY %main (p: f32[1024,1024]) -> f32[1024,1024] {{
+  %p = f32[1024,1024]{{1,0}} parameter(0)
+  %zero = f32[1024,1024]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %first = (f32[1024,1024]{{1,0}}, f32[8192,1024]{{1,0}}) all-gather-start(%p), channel_id=3, {GROUPS}, \
+dimensions={{0}}, use_global_device_ids=true
+  %gathered = f32[8192,1024]{{1,0}} all-gather-done(%first)
+  %again = f32[8192,1024]{{1,0}} bitcast(%gathered)
+  %second = ((f32[8192,1024]{{1,0}}), f32[1024,1024]{{1,0}}) all-to-all-start(%again), channel_id=4, {GROUPS}
+  %one = f32[1024,1024]{{1,0}} dot(%zero, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %moved = f32[1024,1024]{{1,0}} all-to-all-done(%second)
+  %two = f32[1024,1024]{{1,0}} dot(%one, %moved), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %z = s32[] constant(0)
+  %entered = (s32[], f32[1024,1024]{{1,0}}) tuple(%z, %two)
+  %loop = (s32[], f32[1024,1024]{{1,0}}) while(%entered), condition=%condition, body=%body, \
+backend_config={{"known_trip_count":{{"n":"5"}}}}
+  ROOT %left = f32[1024,1024]{{1,0}} get-tuple-element(%loop), index=1
+}}
+""".replace("\\\n", "")
+)
+
+
+def test_collectives_are_in_flight_from_when_the_link_is_free():
+    """A gather that nothing waits for is begun before the product, and is in flight until the end; the sum of what that
+    makes, from when it is made."""
+    in_flight_s = queued_in_flight_s(parse(PROGRAM), MESH)
+    product_s, narrow_s = 1e-6 + 2 * 1024**3 / 1e12, 1e-6 + (4 + 2) * 1024**2 / 1e12
+    behind_s = narrow_s + 5 * (1e-6 + 2 * 1024**3 / 8e12)
+    expected = {"gather.1": product_s + behind_s - 1e-6, "scattered": behind_s - 1e-6}
+    assert in_flight_s == {name: pytest.approx(s) for name, s in expected.items()}
+
+
+def test_what_is_sent_on_is_in_flight_until_then_and_loops_are_queued_by_themselves():
+    """The exchange sends what is gathered, and kernel `two` reads it: one begins before `zero`, which the program has
+    before it, and the other when it is there. In the loop a gather hides behind the product before its reader."""
+    product_s = 1e-6 + 2 * 1024**3 / 1e12
+    assert queued_in_flight_s(parse(CHAIN), MESH) == {
+        "first": pytest.approx(product_s - 1e-6),
+        "second": pytest.approx(product_s - 1e-6),
+        "early": pytest.approx(product_s - 1e-6),
+    }
