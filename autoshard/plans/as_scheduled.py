@@ -17,7 +17,7 @@ from autoshard.planner.build import Formulation, branched
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.ties import settle_ties
-from autoshard.plans.master_problem import MasterProblem, tying_decision
+from autoshard.plans.master_problem import MasterProblem, Mixture, tying_decision
 from autoshard.plans.pricing import ROUNDS, Priced, Series, Timed, priced
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Solution, Status
@@ -55,6 +55,11 @@ class Scheduled:
     weights: StretchWeights | None
     is_left: bool = False
 
+    @property
+    def known(self) -> tuple[tuple[int, ...], ...]:
+        """The choices of all plans that are known."""
+        return () if self.plans is None else self.plans.all_choices()
+
 
 @collection_paused()
 def solved_as_scheduled(
@@ -64,9 +69,10 @@ def solved_as_scheduled(
     series: Series,
     rounds: int = ROUNDS,
     to_beat_s: float = math.inf,
-    is_left: Callable[[Timed], bool] = lambda _: False,
+    is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
     limit_bytes: Callable[[Timed], float] | None = None,
     branches: bool = True,
+    known: Sequence[Sequence[int]] = (),
 ) -> Scheduled:
     """The best solution of a problem, by the time of its step as scheduled.
 
@@ -75,15 +81,19 @@ def solved_as_scheduled(
       relative_gap: From which gap to the bound on a solution is optimal.
       series: Solves problems. rounds: How many prices are tried at most before the first branching.
       to_beat_s: The step of the fastest plan elsewhere; where a bound comes within the gap of it, none is sought.
-      is_left: Whether a plan tells that another problem is to be solved instead; then what is known so far is returned.
+      is_left: Whether a plan and a mixture tell that another problem is to be solved instead; then what is known so far
+        is returned.
       limit_bytes: How much a plan like this one may have alive at once for its gaps to fit; None: the capacity.
       branches: Whether to branch.
+      known: Choices of plans that are known.
     """
     if formulation.overlap.weights is None:
         found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
         return Scheduled(formulation, with_ties_settled(formulation, found), None, None)
     master = MasterProblem(StepTimes(formulation), formulation.problem.capacity)
-    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left, limit_bytes, branches)
+    return _solved(
+        formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left, limit_bytes, branches, known
+    )
 
 
 def solved_with_less(
@@ -118,14 +128,24 @@ def _solved(
     master: MasterProblem,
     rounds: int,
     to_beat_s: float = math.inf,
-    is_left: Callable[[Timed], bool] = lambda _: False,
+    is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
     limit_bytes: Callable[[Timed], float] | None = None,
     branches: bool = True,
+    known: Sequence[Sequence[int]] = (),
 ) -> Scheduled:
     """`solved_as_scheduled` of what can hide; `master` has the plans that are known."""
     ties = lambda mixture: tying_decision(master.tabulated, mixture.undecided) is not None
     root = priced(
-        formulation, hint, relative_gap, series, master, rounds, to_beat_s=to_beat_s, is_settled=ties, is_left=is_left
+        formulation,
+        hint,
+        relative_gap,
+        series,
+        master,
+        rounds,
+        to_beat_s=to_beat_s,
+        is_settled=ties,
+        is_left=is_left,
+        known=known,
     )
     if root.best is None or root.bound.bound >= to_beat_s * (1 - relative_gap):  # none, or none that is of use
         return Scheduled(root.formulation, root.found, master, root.formulation.overlap.weights)

@@ -11,6 +11,9 @@ from autoshard.plans.program_plan import MeshCandidate
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Solution, Status
 
+Choices = tuple[int, ...]
+"""One choice of each node of a problem."""
+
 NO_MEMORY, NOT_TRIED, NOT_FASTER = "does not fit the memory", "not tried: stopped", "cannot beat the best"
 LEFT, PASSED_BY = "another order is faster", "passed by: nothing faster was found soon"
 """Verdicts on a mesh."""
@@ -26,6 +29,7 @@ class Found:
       warnings: What the user should know about the search.
       evaluation: The best as the compiler has it; None where the search did not ask.
       weights: Those of stretches that bound best on its mesh; None where nothing hides.
+      plans: Others that are known on its mesh, each best at other weights.
       fits: Whether the best fits with the gaps between its buffers.
     """
 
@@ -35,6 +39,7 @@ class Found:
     evaluation: Evaluation | None = None
     weights: StretchWeights | None = None
     fits: bool = False
+    plans: tuple[Choices, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def winner(self) -> tuple[Formulation, Solution]:
@@ -60,6 +65,14 @@ class Found:
         gap = (own.objective - bound) / own.objective if own.objective else 0.0
         status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
+
+
+def passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:
+    """A mesh on which nothing faster was found soon; where its bound does not tell that there is nothing, no proof is
+    about it."""
+    if candidate.verdict == NO_MEMORY or candidate.bound_s >= to_beat_s:
+        return candidate
+    return dataclasses.replace(candidate, verdict=PASSED_BY)
 
 
 def open_bounds_s(candidates: Sequence[MeshCandidate]) -> list[float]:

@@ -21,6 +21,9 @@ from autoshard.plans.placement_summary import PlacementSummary
 MOST_ROUNDS = 3
 """How often a plan is made again for a better order of its devices."""
 
+_MOST_CLOSE, _CLOSE = 2, 0.2
+"""How many orders are searched around that of a plan, and how much longer its step may take there."""
+
 _MOST_TIMED = 12
 """Of the orders under which a plan's traffic takes least, for how many its step is timed; meshes of three axes on nodes
 under even switches have ten."""
@@ -39,8 +42,8 @@ def flows_of(communication: Sequence[CommunicationItem], mesh: LogicalMesh) -> t
 
 @collection_paused()
 def orders_of(hardware: Slice, evaluation: Evaluation) -> list[tuple[float, LogicalMesh]]:
-    """The mesh of a plan with its devices in other orders, and what the plan's step would take, the fastest first: those
-    under which its traffic takes least. None where all orders are alike.
+    """The mesh of a plan with its devices in other orders, and what the plan's step would take, the fastest first:
+    those under which its traffic takes least. None where all orders are alike.
     """
     mesh, times = evaluation.reader.f.mesh, evaluation.times
     if len({level.link for axis in mesh.axes for level in axis.levels}) < 2 and hardware.uneven is None:
@@ -66,6 +69,16 @@ def better_order(hardware: Slice, evaluation: Evaluation, relative_gap: float) -
         if times.step_s - step_s > relative_gap * times.step_s:
             return mesh
     return None
+
+
+def close_orders(hardware: Slice, evaluation: Evaluation, relative_gap: float) -> list[LogicalMesh]:
+    """The mesh of a plan with its devices in other orders, in which its step would not take much longer: other plans
+    may be faster there. None where kernels wait for less than a share `relative_gap` of the step.
+    """
+    times = evaluation.times
+    if times.comm_s - times.hidden_s <= relative_gap * times.step_s:
+        return []
+    return [m for s, m in orders_of(hardware, evaluation)[:_MOST_CLOSE] if s <= (1 + _CLOSE) * times.step_s]
 
 
 def _step_s(evaluation: Evaluation, other: LogicalMesh) -> float:

@@ -1,16 +1,20 @@
 """The search for a plan: over the schedules of the compiler, the logical meshes, and the orders of their devices."""
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Sequence
 
 from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
-from autoshard.plans.found import LEFT, NOT_FASTER, Found
+from autoshard.planner.decode import evaluate
+from autoshard.plans.found import LEFT, NOT_FASTER, Found, passed_by
+from autoshard.plans.master_problem import Mixture
 from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_walk import walked
-from autoshard.plans.placing import MOST_ROUNDS, better_order
+from autoshard.plans.placing import MOST_ROUNDS, better_order, close_orders
+from autoshard.plans.pricing import Timed
 from autoshard.plans.question import Question
 
 
@@ -36,9 +40,10 @@ def search(
       FileFormatError: If `solution` is none of the problem.
     """
     found = Found(None, (), ())
+    left_for_order = functools.partial(_has_better_order, question) if len(meshes) == 1 else lambda *_: False
     for schedule in question.schedules(meshes[0]):
         asked = dataclasses.replace(question, schedule=schedule)
-        found = search_meshes(asked, meshes, solution, stop, leaves=len(meshes) == 1)
+        found = search_meshes(asked, meshes, solution, stop, is_left=left_for_order)
         if found.best is not None or solution is not None or stop.requested:
             if solution is not None:
                 return found
@@ -75,13 +80,55 @@ def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, sto
         if mesh is None:
             break
         asked = dataclasses.replace(question, to_beat_s=min(question.to_beat_s, found.cost_s))
-        again = search_meshes(asked, [mesh], None, stop, after=found.best)
+        again = search_meshes(asked, [mesh], None, stop, after=found)
         candidates = (*found.candidates, *again.candidates)
         if again.best is None or again.cost_s >= found.cost_s:
             found = dataclasses.replace(found, candidates=candidates)
             break
         found = dataclasses.replace(again, candidates=candidates, warnings=found.warnings)
-    return _without_left(question, meshes, found, stop)
+    return _without_left(question, meshes, _with_close_orders(question, found, stop), stop)
+
+
+def _has_better_order(question: Question, timed: Timed, _: Mixture) -> bool:
+    """Whether a plan would be faster with the devices of its mesh in another order."""
+    if question.hardware is None:
+        return False
+    evaluation = evaluate(timed.formulation, timed.choices)
+    return better_order(question.hardware, evaluation, question.options.relative_gap) is not None
+
+
+def _with_close_orders(question: Question, found: Found, stop: StopRequest) -> Found:
+    """The outcome after the orders of the devices were searched under which the best plan would take little longer:
+    others may be faster there.
+
+    What is known on one order goes on to the next: weights, with which the first bound mostly tells that nothing is to
+    be found, and plans, whose best mixture soon tells the same.
+    """
+    if question.hardware is None or found.best is None:
+        return found
+    searched = {c.hardware for c in found.candidates}
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        found = dataclasses.replace(found, evaluation=found.evaluated)
+        for mesh in close_orders(question.hardware, found.evaluated, question.options.relative_gap):
+            if stop.requested:
+                return found
+            if str(mesh) in searched:
+                continue
+            searched.add(str(mesh))
+            to_beat_s = min(question.to_beat_s, found.cost_s * (1 - question.options.relative_gap))
+            asked, is_left = dataclasses.replace(question, to_beat_s=to_beat_s), lambda _, m, s=to_beat_s: m.step_s >= s
+            again = search_meshes(asked, [mesh], None, stop, after=found, is_left=is_left)
+            is_done = again.best is not None and again.candidates[-1].verdict != LEFT
+            is_moving = is_done and again.fits >= found.fits and again.cost_s < found.cost_s
+            own = again.candidates if is_moving else tuple(passed_by(c, to_beat_s) for c in again.candidates)
+            candidates = (*found.candidates, *own)
+            if is_moving:
+                found = dataclasses.replace(again, candidates=candidates, warnings=found.warnings)
+                break
+            found = dataclasses.replace(found, candidates=candidates)
+    return found
 
 
 def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
@@ -96,6 +143,6 @@ def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Foun
         return found
     to_beat_s = question.to_beat_s if is_best else min(question.to_beat_s, cutoff)
     asked = dataclasses.replace(question, to_beat_s=to_beat_s)
-    again = search_meshes(asked, meshes, None, stop, after=found.best, weights=found.weights)
+    again = search_meshes(asked, meshes, None, stop, after=found)
     kept = again if is_best or again.best is not None else found
     return dataclasses.replace(kept, candidates=(*again.candidates, *others), warnings=found.warnings)
