@@ -55,11 +55,6 @@ class Scheduled:
     weights: StretchWeights | None
     is_left: bool = False
 
-    @property
-    def known(self) -> tuple[tuple[int, ...], ...]:
-        """The choices of all plans that are known."""
-        return () if self.plans is None else self.plans.all_choices()
-
 
 @collection_paused()
 def solved_as_scheduled(
@@ -72,7 +67,6 @@ def solved_as_scheduled(
     is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
     limit_bytes: Callable[[Timed], float] | None = None,
     branches: bool = True,
-    known: Sequence[Sequence[int]] = (),
 ) -> Scheduled:
     """The best solution of a problem, by the time of its step as scheduled.
 
@@ -85,15 +79,12 @@ def solved_as_scheduled(
         is returned.
       limit_bytes: How much a plan like this one may have alive at once for its gaps to fit; None: the capacity.
       branches: Whether to branch.
-      known: Choices of plans that are known.
     """
     if formulation.overlap.weights is None:
         found = series.solve(formulation, hint=hint, relative_gap=relative_gap, share=1.0)
         return Scheduled(formulation, with_ties_settled(formulation, found), None, None)
     master = MasterProblem(StepTimes(formulation), formulation.problem.capacity)
-    return _solved(
-        formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left, limit_bytes, branches, known
-    )
+    return _solved(formulation, hint, relative_gap, series, master, rounds, to_beat_s, is_left, limit_bytes, branches)
 
 
 def solved_with_less(
@@ -131,21 +122,11 @@ def _solved(
     is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
     limit_bytes: Callable[[Timed], float] | None = None,
     branches: bool = True,
-    known: Sequence[Sequence[int]] = (),
 ) -> Scheduled:
     """`solved_as_scheduled` of what can hide; `master` has the plans that are known."""
     ties = lambda mixture: tying_decision(master.tabulated, mixture.undecided) is not None
     root = priced(
-        formulation,
-        hint,
-        relative_gap,
-        series,
-        master,
-        rounds,
-        to_beat_s=to_beat_s,
-        is_settled=ties,
-        is_left=is_left,
-        known=known,
+        formulation, hint, relative_gap, series, master, rounds, to_beat_s=to_beat_s, is_settled=ties, is_left=is_left
     )
     if root.best is None or root.bound.bound >= to_beat_s * (1 - relative_gap):  # none, or none that is of use
         return Scheduled(root.formulation, root.found, master, root.formulation.overlap.weights)

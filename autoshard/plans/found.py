@@ -11,9 +11,6 @@ from autoshard.plans.program_plan import MeshCandidate
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Solution, Status
 
-Choices = tuple[int, ...]
-"""One choice of each node of a problem."""
-
 NO_MEMORY, NOT_TRIED, NOT_FASTER = "does not fit the memory", "not tried: stopped", "cannot beat the best"
 LEFT, PASSED_BY = "another order is faster", "passed by: nothing faster was found soon"
 """Verdicts on a mesh."""
@@ -29,7 +26,6 @@ class Found:
       warnings: What the user should know about the search.
       evaluation: The best as the compiler has it; None where the search did not ask.
       weights: Those of stretches that bound best on its mesh; None where nothing hides.
-      plans: Others that are known on its mesh, each best at other weights.
       fits: Whether the best fits with the gaps between its buffers.
     """
 
@@ -39,7 +35,6 @@ class Found:
     evaluation: Evaluation | None = None
     weights: StretchWeights | None = None
     fits: bool = False
-    plans: tuple[Choices, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def winner(self) -> tuple[Formulation, Solution]:

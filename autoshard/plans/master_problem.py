@@ -170,10 +170,6 @@ class MasterProblem:
         """What a plan has alive at once, at most."""
         return float(self.tabulated.usage(self.tabulated.taken(np.asarray(choices, np.int64))).max(initial=0.0))
 
-    def all_choices(self) -> tuple[tuple[int, ...], ...]:
-        """The choices of all plans that are known."""
-        return tuple([tuple(column.choices.tolist()) for column in self._columns.values()])
-
     def fastest_known(self) -> Made | None:
         """The fastest of the plans that were added and fit."""
         made = [column.made for column in self._columns.values()]

@@ -21,7 +21,7 @@ from autoshard.plans.as_scheduled import (
     solved_with_less,
     with_ties_settled,
 )
-from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Choices, Found
+from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found
 from autoshard.plans.gaps import tighter_bytes, with_gaps
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
@@ -81,7 +81,6 @@ def search_meshes(
     # what binds on one mesh mostly binds on another
     weights = after.weights if weights is None and after is not None else weights
     fits = False  # whether it does with its gaps
-    plans: tuple[Choices, ...] = ()
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
     for n, mesh in enumerate(meshes, 1):
@@ -111,9 +110,9 @@ def search_meshes(
                 certificate = as_scheduled(found.certificate, step_s, options.relative_gap)
                 found = dataclasses.replace(found, certificate=certificate)
         else:
-            first, known = None, ()
+            first = None
             if after is not None:
-                first, *known = same_choices(formulation, after.winner[0], [after.winner[1].chosen, *after.plans])
+                first = same_choices(formulation, after.winner[0], after.winner[1].chosen)
             elif question.start is not None:
                 first, why_not = starting_choices(question, formulation, limits, stop)
                 started.append(why_not)
@@ -134,7 +133,6 @@ def search_meshes(
                 is_left=is_left,
                 limit_bytes=_limit_bytes,
                 branches=question.branches,
-                known=[choices for choices in known if choices is not None],
             )
             formulation, found = scheduled.formulation, scheduled.solution
             if found.certificate.bound >= cutoff:
@@ -144,7 +142,6 @@ def search_meshes(
             bound_s, step_s = found.certificate.bound, found.certificate.objective
             candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
             best, of_best, weights = (whole(formulation), found), None, scheduled.weights
-            plans = scheduled.known
             continue
         evaluation = None
         if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
@@ -162,9 +159,8 @@ def search_meshes(
             best, of_best = (whole(formulation), found), evaluation
             fits = own_fits
             weights = formulation.overlap.weights if scheduled is None else scheduled.weights
-            plans = () if scheduled is None else scheduled.known
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
-    return Found(best, tuple(candidates), warnings, of_best, weights, fits, plans)
+    return Found(best, tuple(candidates), warnings, of_best, weights, fits)
 
 
 def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:

@@ -148,7 +148,6 @@ def priced(
     to_beat_s: float = math.inf,
     is_settled: Callable[[Mixture], bool] = lambda _: False,
     is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
-    known: Sequence[Sequence[int]] = (),
 ) -> Priced:
     """Prices a problem whose collectives can hide, solves it, prices what binds, and so on.
 
@@ -161,7 +160,6 @@ def priced(
       is_settled: Whether a mixture of plans is enough to know; asked from the third round on, once it hardly falls.
       is_left: Whether the best plan and mixture so far tell that another problem is to be solved instead; asked when it
         may be known what plans are like, and once more when it is.
-      known: Choices of plans that are known elsewhere; they count once a bound leaves room for them.
     """
     at = formulation
     centre = at.overlap.weights  # the weights that bounded best so far
@@ -181,11 +179,10 @@ def priced(
         if found.certificate.bound >= elsewhere_s < math.inf:  # no plan of this problem is of use
             bound, bounded, mixture = found.certificate, at, None
             break
-        if n == 0:
-            for plan in (*(() if hint is None else (hint,)), *known):
-                master.add(plan)
-            if best is None and (fastest := master.fastest_known()) is not None:
-                best = Timed(at, fastest.choices, fastest.step_s)
+        if n == 0 and hint is not None:  # all of the problem is priced to time a plan
+            master.add(hint)
+            fastest = master.fastest_known()
+            best = None if fastest is None else Timed(at, fastest.choices, fastest.step_s)
         plans = () if found.choices is None else (found.choices,)
         plans = plans if found.relaxed is None else found.relaxed.choices
         is_new = any([master.add(plan) for plan in plans])

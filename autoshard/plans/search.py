@@ -101,8 +101,8 @@ def _with_close_orders(question: Question, found: Found, stop: StopRequest) -> F
     """The outcome after the orders of the devices were searched under which the best plan would take little longer:
     others may be faster there.
 
-    What is known on one order goes on to the next: weights, with which the first bound mostly tells that nothing is to
-    be found, and plans, whose best mixture soon tells the same.
+    Each begins with the best plan and the weights that bound best, with which mostly the first bound tells that nothing
+    is to be found; else soon the best mixture of plans does.
     """
     if question.hardware is None or found.best is None:
         return found

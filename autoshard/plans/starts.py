@@ -31,23 +31,16 @@ def starting_choices(
     found = solve(narrowed.problem, limits.part(START_SHARE), stop=stop)
     if found.choices is None:
         return None, f"no plan with these layouts was found on mesh {axes} within the memory limit."
-    return same_choices(formulation, narrowed, [found.choices])[0], None
+    return same_choices(formulation, narrowed, found.choices), None
 
 
-def same_choices(
-    formulation: Formulation, other: Formulation, plans: Sequence[Sequence[int]]
-) -> list[tuple[int, ...] | None]:
-    """For plans of another problem of the same program and axes, the choices that mean the same in this one; None where
+def same_choices(formulation: Formulation, other: Formulation, choices: Sequence[int]) -> tuple[int, ...] | None:
+    """The choices of one problem that mean what `choices` mean in another one of the same program and axes; None where
     it lacks one of them.
     """
-    own, theirs = labels_of(formulation).choices, labels_of(other).choices
-    if own == theirs:
-        return [tuple(choices) for choices in plans]
-    found: list[tuple[int, ...] | None] = []
-    for choices in plans:
-        pairs = [(mine, all_[choice]) for mine, all_, choice in zip(own, theirs, choices, strict=True)]
-        found.append(tuple(mine.index(one) for mine, one in pairs) if all(one in mine for mine, one in pairs) else None)
-    return found
+    wanted = [theirs[choice] for theirs, choice in zip(labels_of(other).choices, choices, strict=True)]
+    pairs = list(zip(labels_of(formulation).choices, wanted, strict=True))
+    return tuple(own.index(one) for own, one in pairs) if all(one in own for own, one in pairs) else None
 
 
 def choices_of_joined_axes(
