@@ -53,6 +53,16 @@ class Found:
         """Of the best plan, as the solver counts it."""
         return self.winner[1].certificate.objective
 
+    def after(self, again: "Found", to_beat_s: float) -> "Found":
+        """The outcome after one more mesh was tried, where it had `to_beat_s` to beat. No proof is about it if it is
+        neither faster nor, by its bound, out of the question."""
+        is_done = again.best is not None and all(c.verdict != LEFT for c in again.candidates)
+        if is_done and again.fits >= self.fits and again.cost_s < self.cost_s:
+            candidates = (*self.candidates, *again.candidates)
+            return dataclasses.replace(again, candidates=candidates, warnings=self.warnings)
+        own = [_passed_by(candidate, to_beat_s) for candidate in again.candidates]
+        return dataclasses.replace(self, candidates=(*self.candidates, *own))
+
     def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
         """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
         own = self.winner[1].certificate
@@ -62,9 +72,8 @@ class Found:
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
 
 
-def passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:
-    """A mesh on which nothing faster was found soon; where its bound does not tell that there is nothing, no proof is
-    about it."""
+def _passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:
+    """What became of a mesh on which nothing faster was found soon."""
     if candidate.verdict == NO_MEMORY or candidate.bound_s >= to_beat_s:
         return candidate
     return dataclasses.replace(candidate, verdict=PASSED_BY)

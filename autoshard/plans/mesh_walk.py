@@ -9,7 +9,7 @@ from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import fastest_kernels_s
-from autoshard.plans.found import Found, passed_by
+from autoshard.plans.found import Found
 from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_steps import MeshSteps
 from autoshard.plans.question import Question
@@ -78,13 +78,11 @@ def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop
             )
             asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited, branches=False)
             again = search_meshes(asked, [mesh], None, stop, weights=found.weights)
-            is_moving = again.best is not None and again.fits >= found.fits and again.cost_s < found.cost_s
-            own = again.candidates if is_moving else tuple(passed_by(c, to_beat_s) for c in again.candidates)
-            candidates = (*found.candidates, *own)
+            before, found = found, found.after(again, to_beat_s)
+            is_moving = found.best is not before.best
             if is_moving:
-                found, last = dataclasses.replace(again, candidates=candidates, warnings=found.warnings), step
+                last = step
                 break
-            found = dataclasses.replace(found, candidates=candidates)
     return found
 
 

@@ -21,8 +21,8 @@ from autoshard.plans.placement_summary import PlacementSummary
 MOST_ROUNDS = 3
 """How often a plan is made again for a better order of its devices."""
 
-_MOST_CLOSE, _CLOSE = 2, 0.2
-"""How many orders are searched around that of a plan, and how much longer its step may take there."""
+_MOST_CLOSE = 2
+"""How many orders are searched at most around that of a plan."""
 
 _MOST_TIMED = 12
 """Of the orders under which a plan's traffic takes least, for how many its step is timed; meshes of three axes on nodes
@@ -72,13 +72,13 @@ def better_order(hardware: Slice, evaluation: Evaluation, relative_gap: float) -
 
 
 def close_orders(hardware: Slice, evaluation: Evaluation, relative_gap: float) -> list[LogicalMesh]:
-    """The mesh of a plan with its devices in other orders, in which its step would not take much longer: other plans
-    may be faster there. None where kernels wait for less than a share `relative_gap` of the step.
+    """The mesh of a plan with its devices in the other orders in which its step would take least: other plans may be
+    faster there. None where kernels wait for less than a share `relative_gap` of the step.
     """
     times = evaluation.times
     if times.comm_s - times.hidden_s <= relative_gap * times.step_s:
         return []
-    return [m for s, m in orders_of(hardware, evaluation)[:_MOST_CLOSE] if s <= (1 + _CLOSE) * times.step_s]
+    return [mesh for _, mesh in orders_of(hardware, evaluation)[:_MOST_CLOSE]]
 
 
 def _step_s(evaluation: Evaluation, other: LogicalMesh) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
 from autoshard.planner.decode import evaluate
-from autoshard.plans.found import LEFT, NOT_FASTER, Found, passed_by
+from autoshard.plans.found import LEFT, NOT_FASTER, Found
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_walk import walked
@@ -86,7 +86,7 @@ def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, sto
             found = dataclasses.replace(found, candidates=candidates)
             break
         found = dataclasses.replace(again, candidates=candidates, warnings=found.warnings)
-    return _without_left(question, meshes, _with_close_orders(question, found, stop), stop)
+    return _with_close_orders(question, _without_left(question, meshes, found, stop), stop)
 
 
 def _has_better_order(question: Question, timed: Timed, _: Mixture) -> bool:
@@ -98,37 +98,28 @@ def _has_better_order(question: Question, timed: Timed, _: Mixture) -> bool:
 
 
 def _with_close_orders(question: Question, found: Found, stop: StopRequest) -> Found:
-    """The outcome after the orders of the devices were searched under which the best plan would take little longer:
-    others may be faster there.
+    """The outcome after the orders of the devices were searched that are closest to the best, by what its plan would
+    take there: other plans may be faster. It ends with an order that is out of the question.
 
     Each begins with the best plan and the weights that bound best, with which mostly the first bound tells that nothing
     is to be found; else soon the best mixture of plans does.
     """
     if question.hardware is None or found.best is None:
         return found
-    searched = {c.hardware for c in found.candidates}
-    is_moving = True
-    while is_moving:
-        is_moving = False
+    gap, searched = question.options.relative_gap, {c.hardware for c in found.candidates}
+    while True:
         found = dataclasses.replace(found, evaluation=found.evaluated)
-        for mesh in close_orders(question.hardware, found.evaluated, question.options.relative_gap):
-            if stop.requested:
-                return found
-            if str(mesh) in searched:
-                continue
-            searched.add(str(mesh))
-            to_beat_s = min(question.to_beat_s, found.cost_s * (1 - question.options.relative_gap))
-            asked, is_left = dataclasses.replace(question, to_beat_s=to_beat_s), lambda _, m, s=to_beat_s: m.step_s >= s
-            again = search_meshes(asked, [mesh], None, stop, after=found, is_left=is_left)
-            is_done = again.best is not None and again.candidates[-1].verdict != LEFT
-            is_moving = is_done and again.fits >= found.fits and again.cost_s < found.cost_s
-            own = again.candidates if is_moving else tuple(passed_by(c, to_beat_s) for c in again.candidates)
-            candidates = (*found.candidates, *own)
-            if is_moving:
-                found = dataclasses.replace(again, candidates=candidates, warnings=found.warnings)
-                break
-            found = dataclasses.replace(found, candidates=candidates)
-    return found
+        close = close_orders(question.hardware, found.evaluated, gap)
+        mesh = next((mesh for mesh in close if str(mesh) not in searched), None)
+        if mesh is None or stop.requested:
+            return found
+        searched.add(str(mesh))
+        to_beat_s = min(question.to_beat_s, found.cost_s * (1 - gap))
+        asked, is_left = dataclasses.replace(question, to_beat_s=to_beat_s), lambda _, m, s=to_beat_s: m.step_s >= s
+        again = search_meshes(asked, [mesh], None, stop, after=found, is_left=is_left)
+        found = found.after(again, to_beat_s)
+        if again.best is None:  # those that are farther will hardly be better
+            return found
 
 
 def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
