@@ -43,6 +43,13 @@ class Found:
         return self.best
 
     @property
+    def is_done(self) -> bool:
+        """Whether there is a best, whose mesh was not left."""
+        return self.best is not None and all(
+            c.verdict != LEFT for c in self.candidates if c.hardware == str(self.winner[0].mesh)
+        )
+
+    @property
     def evaluated(self) -> Evaluation:
         """The best as the compiler has it."""
         formulation, chosen = self.winner
@@ -54,14 +61,15 @@ class Found:
         return self.winner[1].certificate.objective
 
     def after(self, again: "Found", to_beat_s: float) -> "Found":
-        """The outcome after one more mesh was tried, where it had `to_beat_s` to beat. No proof is about it if it is
+        """The outcome after one more mesh was tried, where it had `to_beat_s` to beat. No proof is about a mesh that is
         neither faster nor, by its bound, out of the question."""
-        is_done = again.best is not None and all(c.verdict != LEFT for c in again.candidates)
-        if is_done and again.fits >= self.fits and again.cost_s < self.cost_s:
-            candidates = (*self.candidates, *again.candidates)
-            return dataclasses.replace(again, candidates=candidates, warnings=self.warnings)
-        own = [_passed_by(candidate, to_beat_s) for candidate in again.candidates]
-        return dataclasses.replace(self, candidates=(*self.candidates, *own))
+        tried = {c.hardware for c in again.candidates}  # maybe not for the first time
+        before = [c for c in self.candidates if c.hardware not in tried]
+        if again.is_done and again.fits >= self.fits and again.cost_s < self.cost_s:
+            before = [_passed_by(c, again.cost_s) if c.verdict == LEFT else c for c in before]
+            return dataclasses.replace(again, candidates=(*before, *again.candidates), warnings=self.warnings)
+        own = [_passed_by(c, to_beat_s) for c in again.candidates]
+        return dataclasses.replace(self, candidates=(*before, *own))
 
     def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
         """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 
-from autoshard.cluster import LogicalMesh
+from autoshard.cluster import LogicalMesh, Slice
 from autoshard.interrupts import StopRequest
 from autoshard.planner.decode import evaluate
 from autoshard.plans.found import LEFT, NOT_FASTER, Found
@@ -40,7 +40,7 @@ def search(
       FileFormatError: If `solution` is none of the problem.
     """
     found = Found(None, (), ())
-    left_for_order = functools.partial(_has_better_order, question) if len(meshes) == 1 else lambda *_: False
+    left_for_order = functools.partial(_has_better_order, question) if len(meshes) == 1 else _never
     for schedule in question.schedules(meshes[0]):
         asked = dataclasses.replace(question, schedule=schedule)
         found = search_meshes(asked, meshes, solution, stop, is_left=left_for_order)
@@ -80,13 +80,52 @@ def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, sto
         if mesh is None:
             break
         asked = dataclasses.replace(question, to_beat_s=min(question.to_beat_s, found.cost_s))
-        again = search_meshes(asked, [mesh], None, stop, after=found)
+        beside = None if found.is_done else _Beside(question, question.hardware, found, stop)
+        again = search_meshes(asked, [mesh], None, stop, after=found, is_left=beside or _never)
+        if beside is not None and beside.found is not None and again.best is not None:
+            again = again.after(beside.found, beside.to_beat_s)
+            to_beat_s = min(question.to_beat_s, again.cost_s * (1 - question.options.relative_gap))
+            if again.best is beside.found.best and beside.mixture_s < to_beat_s:  # left too early, maybe
+                asked = dataclasses.replace(question, to_beat_s=to_beat_s)
+                again = again.after(search_meshes(asked, [mesh], None, stop, after=again), to_beat_s)
         candidates = (*found.candidates, *again.candidates)
         if again.best is None or again.cost_s >= found.cost_s:
             found = dataclasses.replace(found, candidates=candidates)
             break
         found = dataclasses.replace(again, candidates=candidates, warnings=found.warnings)
     return _with_close_orders(question, _without_left(question, meshes, found, stop), stop)
+
+
+class _Beside:
+    """Asks once, before more time goes to an early plan, whether the order closest to its own is better.
+
+    Attributes:
+      found: What was found there; None if nothing was asked. to_beat_s: What it had to beat.
+      mixture_s: The best mixture on the order of the early plan, when it was asked.
+    """
+
+    def __init__(self, question: Question, hardware: Slice, before: Found, stop: StopRequest) -> None:
+        """`before`: What was found on the first order, to begin with."""
+        self.found: Found | None = None
+        self.to_beat_s, self.mixture_s = math.inf, math.inf
+        self._question, self._hardware, self._before, self._stop = question, hardware, before, stop
+
+    def __call__(self, timed: Timed, mixture: Mixture) -> bool:
+        """Whether there is a faster plan. It is hardly sought where no mixture is faster than this plan."""
+        gap, evaluation = self._question.options.relative_gap, evaluate(timed.formulation, timed.choices)
+        searched = {c.hardware for c in self._before.candidates}
+        close = [mesh for mesh in close_orders(self._hardware, evaluation, gap) if str(mesh) not in searched]
+        if self.found is not None or not close:
+            return False
+        self.mixture_s = mixture.step_s
+        self.to_beat_s = min(self._question.to_beat_s, timed.step_s * (1 - gap))
+        self.found = _on_close_order(self._question, self._before, close[0], self.to_beat_s, self._stop)
+        return self.found.is_done
+
+
+def _never(timed: Timed, mixture: Mixture) -> bool:
+    """No mesh is left."""
+    return False
 
 
 def _has_better_order(question: Question, timed: Timed, _: Mixture) -> bool:
@@ -115,19 +154,26 @@ def _with_close_orders(question: Question, found: Found, stop: StopRequest) -> F
             return found
         searched.add(str(mesh))
         to_beat_s = min(question.to_beat_s, found.cost_s * (1 - gap))
-        asked, is_left = dataclasses.replace(question, to_beat_s=to_beat_s), lambda _, m, s=to_beat_s: m.step_s >= s
-        again = search_meshes(asked, [mesh], None, stop, after=found, is_left=is_left)
+        again = _on_close_order(question, found, mesh, to_beat_s, stop)
         found = found.after(again, to_beat_s)
         if again.best is None:  # those that are farther will hardly be better
             return found
 
 
+def _on_close_order(question: Question, found: Found, mesh: LogicalMesh, to_beat_s: float, stop: StopRequest) -> Found:
+    """What is found on a mesh with its devices in another order, where there is something to beat; it is left as soon
+    as no mixture of plans beats that."""
+    asked = dataclasses.replace(question, to_beat_s=to_beat_s)
+    is_left = lambda _, mixture: mixture.step_s >= to_beat_s
+    return search_meshes(asked, [mesh], None, stop, after=found, is_left=is_left)
+
+
 def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
     """The outcome after meshes that were left are searched to the end, if they may still hold a better plan."""
-    left = [c for c in found.candidates if c.verdict == LEFT]
+    left = [c for c in found.candidates if c.verdict == LEFT and c.hardware in set(map(str, meshes))]
     if not left or found.best is None or stop.requested:
         return found
-    others = tuple(c for c in found.candidates if c.verdict != LEFT)
+    others = tuple(c for c in found.candidates if c not in left)
     is_best = found.cost_s < min((c.step_s for c in others if c.step_s is not None), default=math.inf)
     cutoff = found.cost_s * (1 - question.options.relative_gap)
     if not is_best and min(c.bound_s for c in left) >= cutoff:
