@@ -1,10 +1,10 @@
-"""A plan and the order of its devices, in turn: the order is sought for the plan's traffic, then the plan for the
-order.
+"""A plan and the order of its devices, in turn: the order is sought for the plan, then the plan for the order.
 
 The problem of a mesh prices collectives by the links that each axis crosses, which depend on the order of the devices.
 So the search goes over meshes in orders that suit one axis or another (`placement/candidates.py`), and for its best
-plan the order is sought under which that very plan sends least; on the mesh in that order the problem is solved again,
-from the plan. No round can make the plan worse, and the rounds end when none makes it better.
+plan the order is sought under which that very plan's step takes least, with what hides then; on the mesh in that order
+the problem is solved again, from the plan. No round can make the plan worse, and the rounds end when none makes it
+better. Other plans may be faster in orders in which this one is not (`search.py`).
 """
 
 import heapq
@@ -20,9 +20,6 @@ from autoshard.plans.placement_summary import PlacementSummary
 
 MOST_ROUNDS = 3
 """How often a plan is made again for a better order of its devices."""
-
-_MOST_CLOSE = 2
-"""How many orders are searched at most around that of a plan."""
 
 _MOST_TIMED = 12
 """Of the orders under which a plan's traffic takes least, for how many its step is timed; meshes of three axes on nodes
@@ -72,13 +69,13 @@ def better_order(hardware: Slice, evaluation: Evaluation, relative_gap: float) -
 
 
 def close_orders(hardware: Slice, evaluation: Evaluation, relative_gap: float) -> list[LogicalMesh]:
-    """The mesh of a plan with its devices in the other orders in which its step would take least: other plans may be
-    faster there. None where kernels wait for less than a share `relative_gap` of the step.
+    """The mesh of a plan with its devices in other orders, those first in which its step would take least: other plans
+    may be faster there. None where kernels wait for less than a share `relative_gap` of the step.
     """
     times = evaluation.times
     if times.comm_s - times.hidden_s <= relative_gap * times.step_s:
         return []
-    return [mesh for _, mesh in orders_of(hardware, evaluation)[:_MOST_CLOSE]]
+    return [mesh for _, mesh in orders_of(hardware, evaluation)]
 
 
 def _step_s(evaluation: Evaluation, other: LogicalMesh) -> float:

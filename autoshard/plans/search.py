@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from autoshard.cluster import LogicalMesh, Slice
 from autoshard.interrupts import StopRequest
 from autoshard.planner.decode import evaluate
-from autoshard.plans.found import LEFT, NOT_FASTER, Found
+from autoshard.plans.found import LEFT, NOT_FASTER, PASSED_BY, Found
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_walk import walked
 from autoshard.plans.placing import MOST_ROUNDS, better_order, close_orders
 from autoshard.plans.pricing import Timed
-from autoshard.plans.question import Question
+from autoshard.plans.question import Question, axes_of
+
+_MOST_IN_VAIN = 2
+"""Orders of the devices of one mesh of which so many hold nothing faster are not followed up any further."""
 
 
 def search(
@@ -150,7 +153,9 @@ def _with_close_orders(question: Question, found: Found, stop: StopRequest) -> F
         found = dataclasses.replace(found, evaluation=found.evaluated)
         close = close_orders(question.hardware, found.evaluated, gap)
         mesh = next((mesh for mesh in close if str(mesh) not in searched), None)
-        if mesh is None or stop.requested:
+        own = [c for c in found.candidates if c.axes == axes_of(found.winner[0].mesh)]
+        in_vain = sum(c.verdict in (LEFT, PASSED_BY, NOT_FASTER) for c in own)
+        if mesh is None or in_vain >= _MOST_IN_VAIN or stop.requested:
             return found
         searched.add(str(mesh))
         to_beat_s = min(question.to_beat_s, found.cost_s * (1 - gap))
