@@ -7,6 +7,7 @@ the problem is solved again, from the plan. No round can make the plan worse, an
 better. Other plans may be faster in orders in which this one is not (`search.py`).
 """
 
+import collections
 import heapq
 from collections.abc import Sequence
 
@@ -70,12 +71,15 @@ def better_order(hardware: Slice, evaluation: Evaluation, relative_gap: float) -
 
 def close_orders(hardware: Slice, evaluation: Evaluation, relative_gap: float) -> list[LogicalMesh]:
     """The mesh of a plan with its devices in other orders, those first in which its step would take least: other plans
-    may be faster there. None where kernels wait for less than a share `relative_gap` of the step.
+    may be faster there. None where kernels wait for less than a share `relative_gap` of the step, and none that is the
+    order of the plan or one before under other names of axes.
     """
     times = evaluation.times
     if times.comm_s - times.hidden_s <= relative_gap * times.step_s:
         return []
-    return [mesh for _, mesh in orders_of(hardware, evaluation)]
+    every = [evaluation.reader.f.mesh, *(mesh for _, mesh in orders_of(hardware, evaluation))]
+    first = {frozenset(collections.Counter((a.size, a.levels) for a in m.axes).items()): m for m in reversed(every)}
+    return [mesh for mesh in every[1:] if any(mesh is own for own in first.values())]
 
 
 def _step_s(evaluation: Evaluation, other: LogicalMesh) -> float:
