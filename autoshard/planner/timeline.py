@@ -89,6 +89,21 @@ class Timeline:
         """Time of the step."""
         return self.compute_s + self.comm_s - self.hidden_s
 
+    def step_with(self, comm_s: Sequence[float]) -> float:
+        """Time of the step if its collectives took other times.
+
+        Args:
+          comm_s: Of each of `communication`. What hides beside the pieces of its own product hides as much as now.
+        """
+        hideable, left_s = list(self.hideable), 0.0
+        for now, sending, time_s in zip(self.communication, self.sendings, comm_s, strict=True):
+            for part in sending.hideable:
+                part_s = self.hideable[part].time_s * (time_s / now.time_s if now.time_s else 1.0)
+                hideable[part] = dataclasses.replace(hideable[part], time_s=part_s)
+                left_s -= part_s
+            left_s += time_s if sending.hideable else max(time_s - now.hidden_s, 0.0)
+        return self.compute_s + left_s + exposure(self.kernels_s, hideable, self.share).total_s
+
     @functools.cached_property
     def least_s(self) -> float:
         """Time of the step if all hides that can."""

@@ -17,7 +17,7 @@ from autoshard.planner.build import Formulation, branched
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.ties import settle_ties
-from autoshard.plans.master_problem import MasterProblem, tying_decision
+from autoshard.plans.master_problem import MasterProblem, Mixture, tying_decision
 from autoshard.plans.pricing import ROUNDS, Priced, Series, Timed, priced
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Solution, Status
@@ -64,7 +64,7 @@ def solved_as_scheduled(
     series: Series,
     rounds: int = ROUNDS,
     to_beat_s: float = math.inf,
-    is_left: Callable[[Timed], bool] = lambda _: False,
+    is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
     limit_bytes: Callable[[Timed], float] | None = None,
     branches: bool = True,
 ) -> Scheduled:
@@ -75,7 +75,8 @@ def solved_as_scheduled(
       relative_gap: From which gap to the bound on a solution is optimal.
       series: Solves problems. rounds: How many prices are tried at most before the first branching.
       to_beat_s: The step of the fastest plan elsewhere; where a bound comes within the gap of it, none is sought.
-      is_left: Whether a plan tells that another problem is to be solved instead; then what is known so far is returned.
+      is_left: Whether a plan and a mixture tell that another problem is to be solved instead; then what is known so far
+        is returned.
       limit_bytes: How much a plan like this one may have alive at once for its gaps to fit; None: the capacity.
       branches: Whether to branch.
     """
@@ -118,7 +119,7 @@ def _solved(
     master: MasterProblem,
     rounds: int,
     to_beat_s: float = math.inf,
-    is_left: Callable[[Timed], bool] = lambda _: False,
+    is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
     limit_bytes: Callable[[Timed], float] | None = None,
     branches: bool = True,
 ) -> Scheduled:

@@ -43,6 +43,13 @@ class Found:
         return self.best
 
     @property
+    def is_done(self) -> bool:
+        """Whether there is a best, whose mesh was not left."""
+        return self.best is not None and all(
+            c.verdict != LEFT for c in self.candidates if c.hardware == str(self.winner[0].mesh)
+        )
+
+    @property
     def evaluated(self) -> Evaluation:
         """The best as the compiler has it."""
         formulation, chosen = self.winner
@@ -53,6 +60,17 @@ class Found:
         """Of the best plan, as the solver counts it."""
         return self.winner[1].certificate.objective
 
+    def after(self, again: "Found", to_beat_s: float) -> "Found":
+        """The outcome after one more mesh was tried, where it had `to_beat_s` to beat. No proof is about a mesh that is
+        neither faster nor, by its bound, out of the question."""
+        tried = {c.hardware for c in again.candidates}  # maybe not for the first time
+        before = [c for c in self.candidates if c.hardware not in tried]
+        if again.is_done and again.fits >= self.fits and again.cost_s < self.cost_s:
+            before = [_passed_by(c, again.cost_s) if c.verdict == LEFT else c for c in before]
+            return dataclasses.replace(again, candidates=(*before, *again.candidates), warnings=self.warnings)
+        own = [_passed_by(c, to_beat_s) for c in again.candidates]
+        return dataclasses.replace(self, candidates=(*before, *own))
+
     def certificate(self, options: PlanOptions, elapsed_s: float) -> Certificate:
         """The certificate over all meshes: the bound is the least of any mesh that might still hold a better plan."""
         own = self.winner[1].certificate
@@ -60,6 +78,13 @@ class Found:
         gap = (own.objective - bound) / own.objective if own.objective else 0.0
         status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
+
+
+def _passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:
+    """What became of a mesh on which nothing faster was found soon."""
+    if candidate.verdict == NO_MEMORY or candidate.bound_s >= to_beat_s:
+        return candidate
+    return dataclasses.replace(candidate, verdict=PASSED_BY)
 
 
 def open_bounds_s(candidates: Sequence[MeshCandidate]) -> list[float]:

@@ -23,7 +23,7 @@ from autoshard.plans.as_scheduled import (
 )
 from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found
 from autoshard.plans.gaps import tighter_bytes, with_gaps
-from autoshard.plans.placing import better_order
+from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
@@ -57,17 +57,17 @@ def search_meshes(
     meshes: Sequence[LogicalMesh],
     solution: str | os.PathLike[str] | None,
     stop: StopRequest,
-    after: tuple[Formulation, Solution] | None = None,
-    leaves: bool = False,
+    after: Found | None = None,
+    is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
     weights: StretchWeights | None = None,
 ) -> Found:
     """Solves the problem of each mesh, or reads its solution from a file.
 
     Args:
       question, meshes, solution, stop: As for `search`.
-      after: A problem on a mesh with the same axes, and a solution of it to begin with; without one, each mesh begins
-        where `plans/starts.py` says.
-      leaves: Whether to leave a mesh as soon as its plans tell that they are faster with its devices in another order.
+      after: What was found on a mesh with the same axes, to begin with; without it, each mesh begins where
+        `plans/starts.py` says.
+      is_left: Whether the best plan and the best mixture so far tell that a mesh is not worth more time.
       weights: Of stretches, to begin with: those that bounded best elsewhere; None: those of `after`, or the first.
 
     Raises:
@@ -78,8 +78,8 @@ def search_meshes(
     best: tuple[Formulation, Solution] | None = None
     of_best: Evaluation | None = None
     is_alone = len(meshes) == 1 and weights is None
-    # those of the best plan: what binds on one mesh mostly binds on another
-    weights = after[0].overlap.weights if weights is None and after is not None else weights
+    # what binds on one mesh mostly binds on another
+    weights = after.weights if weights is None and after is not None else weights
     fits = False  # whether it does with its gaps
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
@@ -112,7 +112,7 @@ def search_meshes(
         else:
             first = None
             if after is not None:
-                first = same_choices(formulation, after[0], after[1].chosen)
+                first = same_choices(formulation, after.winner[0], after.winner[1].chosen)
             elif question.start is not None:
                 first, why_not = starting_choices(question, formulation, limits, stop)
                 started.append(why_not)
@@ -124,7 +124,6 @@ def search_meshes(
             # what was found on a mesh with the same axes fits on this one
             series = _Series(limits, solve_one, is_too_small if after is None else None)
             elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
-            is_left = functools.partial(_has_better_order, question) if leaves else lambda _: False
             scheduled = solved_as_scheduled(
                 formulation,
                 first,
@@ -181,14 +180,6 @@ def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopReque
             return None
         candidates.append(MeshCandidate(axes_of(mesh), None, bound_s, NOT_FASTER, str(mesh)))
     return Found(None, tuple(candidates), ())
-
-
-def _has_better_order(question: Question, timed: Timed) -> bool:
-    """Whether a plan would be faster with the devices of its mesh in another order."""
-    if question.hardware is None:
-        return False
-    evaluation = evaluate(timed.formulation, timed.choices)
-    return better_order(question.hardware, evaluation, question.options.relative_gap) is not None
 
 
 def _limit_bytes(timed: Timed) -> float:

@@ -9,10 +9,9 @@ from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import fastest_kernels_s
-from autoshard.plans.found import NO_MEMORY, PASSED_BY, Found
+from autoshard.plans.found import Found
 from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_steps import MeshSteps
-from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question
 
 _LEAST_WALKED, _WORTH_A_WALK, _MOST_WALKED, _LONGEST_WALK = 16, 0.01, 12, 2.0
@@ -45,7 +44,7 @@ def walked(question: Question, found: Found, further: Sequence[LogicalMesh], sto
 def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
     """The outcome after the mesh of the best was searched again, with as much time as is allowed."""
     mesh = found.winner[0].mesh
-    again = search_meshes(question, [mesh], None, stop, after=found.best, weights=found.weights)
+    again = search_meshes(question, [mesh], None, stop, after=found)
     own = [c for c in found.candidates if c.hardware == str(mesh)]
     others = [c for c in found.candidates if c.hardware != str(mesh)]
     is_better = again.best is not None and again.cost_s <= found.cost_s and again.fits >= found.fits
@@ -79,21 +78,12 @@ def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop
             )
             asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited, branches=False)
             again = search_meshes(asked, [mesh], None, stop, weights=found.weights)
-            is_moving = again.best is not None and again.fits >= found.fits and again.cost_s < found.cost_s
-            own = again.candidates if is_moving else tuple(_passed_by(c, to_beat_s) for c in again.candidates)
-            candidates = (*found.candidates, *own)
+            before, found = found, found.after(again, to_beat_s)
+            is_moving = found.best is not before.best
             if is_moving:
-                found, last = dataclasses.replace(again, candidates=candidates, warnings=found.warnings), step
+                last = step
                 break
-            found = dataclasses.replace(found, candidates=candidates)
     return found
-
-
-def _passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:
-    """What became of a mesh that a walk does not go to."""
-    if candidate.verdict == NO_MEMORY or candidate.bound_s >= to_beat_s:
-        return candidate
-    return dataclasses.replace(candidate, verdict=PASSED_BY)
 
 
 def _gain_s(formulation: Formulation, cost_s: float) -> float:

@@ -76,7 +76,7 @@ class PlanOptions:
         that follow, and back behind those before. "all": both. Nothing is offloaded that fits, unless the memory it
         leaves makes the step faster still. None: nothing, unless no plan of one program fits the memory of the devices;
         then all, with a warning.
-      device_order: Which device is at which coordinate of the mesh. "sought": the order under which the plan's traffic
+      device_order: Which device is at which coordinate of the mesh. "sought": the order under which the plan's step
         takes least. "listed": as the cluster lists them, row-major.
       adaptive: Whether the plan is one whose devices can be given unequal shares (`Balance`), if there is one that is
         better on average: one device is taken to be at half speed in a tenth of all steps. Free places for moved work

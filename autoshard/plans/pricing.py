@@ -147,7 +147,7 @@ def priced(
     *,
     to_beat_s: float = math.inf,
     is_settled: Callable[[Mixture], bool] = lambda _: False,
-    is_left: Callable[[Timed], bool] = lambda _: False,
+    is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
 ) -> Priced:
     """Prices a problem whose collectives can hide, solves it, prices what binds, and so on.
 
@@ -158,17 +158,15 @@ def priced(
       rounds: How many prices are tried at most.
       to_beat_s: The step of the fastest plan elsewhere; with a bound that reaches it, the problem is settled.
       is_settled: Whether a mixture of plans is enough to know; asked from the third round on, once it hardly falls.
-      is_left: Whether the best plan so far tells that another problem is to be solved instead; asked when it may be
-        known what plans are like, and once more when it is.
+      is_left: Whether the best plan and mixture so far tell that another problem is to be solved instead; asked when it
+        may be known what plans are like, and once more when it is.
     """
     at = formulation
     centre = at.overlap.weights  # the weights that bounded best so far
     assert centre is not None, "nothing hides"
-    if hint is not None:
-        master.add(hint)
-    known = master.fastest_known()
-    best = None if known is None else Timed(at, known.choices, known.step_s)
-    is_near = known is None and centre != first_weights(master.times.num_operations)
+    fastest = master.fastest_known()
+    best = None if fastest is None else Timed(at, fastest.choices, fastest.step_s)
+    is_near = best is None and hint is None and centre != first_weights(master.times.num_operations)
     bound, bounded, price, mixture, before, prices = None, at, None, None, None, {}
     enough, gap, stalled, to_ask, is_made = 0.5 * relative_gap, _FIRST_GAP, 0, list(_KNOWN), False
     elsewhere_s, in_vain_s = to_beat_s, math.inf  # the mixture of which no faster plan could be made
@@ -181,6 +179,10 @@ def priced(
         if found.certificate.bound >= elsewhere_s < math.inf:  # no plan of this problem is of use
             bound, bounded, mixture = found.certificate, at, None
             break
+        if n == 0 and hint is not None:  # all of the problem is priced to time a plan
+            master.add(hint)
+            fastest = master.fastest_known()
+            best = None if fastest is None else Timed(at, fastest.choices, fastest.step_s)
         plans = () if found.choices is None else (found.choices,)
         plans = plans if found.relaxed is None else found.relaxed.choices
         is_new = any([master.add(plan) for plan in plans])
@@ -221,7 +223,7 @@ def priced(
             break
         if to_ask and n >= to_ask[0][0] and bound.bound >= (1 - to_ask[0][1]) * best.step_s:
             to_ask.pop(0)
-            if is_left(best):
+            if is_left(best, mixture):
                 return Priced(bounded, bound, found, best, master, mixture, True)
         before = now
         gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0) if math.isfinite(bound.bound) else _FIRST_GAP

@@ -77,10 +77,11 @@ def test_a_walk_from_two_axes_finds_three_that_are_faster():
     assert len(few.axes) == 2 and len(default.axes) == 3 == len(every.axes)
     assert default.certificate.objective < (1 - PlanOptions().relative_gap) * few.certificate.objective
     assert default.certificate.objective >= every.certificate.bound
-    meshes = [c.axes for c in default.candidates]
-    assert meshes[: len(few.candidates)] == [c.axes for c in few.candidates] and len(set(meshes)) == len(meshes)
-    best_s = {c.axes: c.step_s for c in every.candidates if c.step_s is not None}
-    assert all(c.bound_s <= best_s[c.axes] * (1 + 1e-9) for c in default.candidates if c.axes in best_s)
+    meshes = [c.hardware for c in default.candidates]
+    first = [c.hardware for c in few.candidates][: len({c.axes for c in few.candidates})]  # then orders of the best
+    assert meshes[: len(first)] == first and len(set(meshes)) == len(meshes)
+    best_s = {c.hardware: c.step_s for c in every.candidates if c.step_s is not None}
+    assert all(c.bound_s <= best_s[c.hardware] * (1 + 1e-9) for c in default.candidates if c.hardware in best_s)
     assert default.certificate.bound <= default.certificate.objective
 
 
