@@ -241,7 +241,8 @@ def test_of_several_ways_to_schedule_a_plan_the_fastest_that_fits_is_kept(tmp_pa
     assert plan.compile_candidates == (
         found.chosen.candidate,
         Candidate.PLAN_COSTS_AT_ONCE,
-        *(c for c in Candidate if c.keeps_gathers),
+        *(c for c in Candidate if c.keeps_gathers and not c.is_queued),
+        *(c for c in Candidate if c.is_queued and c is not Candidate.BY_TIME_QUEUED),
     )
     assert f"scheduled for {found.chosen.candidate.value}" in " ".join(plan.explain(full=True).split())
     plan.save(tmp_path / "plan.json")
