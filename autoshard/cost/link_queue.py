@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 _LEFT_IDLE = 0.25
 """Which share of a kernel's time the link may be idle beside it: one collective more would be ahead of all that the
-kernel makes. By such schedules kernels of a GPT on 64 H100 wait 6.6 ms with a quarter, 6.9 with nothing, 8.1 with a half
-(a script that is not kept)."""
+kernel makes. By such schedules kernels of a GPT on 64 H100 wait 6.6 ms with a quarter, 6.9 with nothing, 8.1 with a
+half (a script that is not kept)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
