@@ -18,7 +18,8 @@ _QUEUED = 8
 """How many may be in flight where each begins when the link is free for it. XLA:GPU's scheduler puts off to the very
 begin what needs no other collective, such as the gathers of the first layers, unless so many are in flight; with few,
 what is needed soon waits for what is not. On 64 H100 a GPT with 6 GB took 66.8 ms with four, 60.6 with eight and 60.9
-with 32 in flight, a Llama 48.2 with eight and 49.6 with 32 (one round)."""
+with 32 in flight, a Llama 48.2 with eight and 49.6 with 32 (one round; a script that is
+not kept)."""
 _PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 """The file from which the scheduler takes what instructions cost. Its name must end in `.pbtxt` if it is text: others
 are read as binary, and ignored where they are not. XLA keeps what it has read: another profile needs another path.
@@ -114,7 +115,7 @@ class Candidate(enum.Enum):
 
     @property
     def ordered_as(self) -> "Candidate":
-        """The way whose orders its program has: its own, but for a program that is scheduled once more, to have two
+        """The way whose orders its program has: its own, but for a program that is scheduled once more, to have more
         collectives in flight."""
         match self:
             case Candidate.PLAN_COSTS_AT_ONCE | Candidate.PLAN_COSTS_QUEUED:

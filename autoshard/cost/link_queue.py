@@ -11,6 +11,7 @@ Complexity of machine scheduling problems, 1977, for one machine with release ti
 import dataclasses
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 
 _LEFT_IDLE = 0.25
@@ -97,7 +98,7 @@ class _Link:
                 first = heapq.heappop(known)
                 if first[1] in self._ends_s:
                     continue
-                if any(self._ends_s.get(c, busy_until_s) > self._now_s for c in collectives[first[1]].after):
+                if any(self._ends_s.get(c, math.inf) > self._now_s for c in collectives[first[1]].after):
                     early.append(first)
                 else:
                     self._send(first[1], k)

@@ -58,8 +58,8 @@ def test_nothing_is_put_ahead_of_what_a_kernel_makes():
 
 
 def test_what_sends_the_result_of_another_has_it_in_time():
-    """An exchange of 1 s, whose result is gathered in 2 s for kernel 2, is due when kernel 1 begins, with 3 s before:
-    it goes ahead of what is needed before kernel 2 as well. The gather begins when it is there."""
+    """An exchange of 1 s, whose result is gathered in 2 s for kernel 2, is due two of the 4 s before that: it goes
+    ahead of what is needed before kernel 2 as well. The gather begins when it is there."""
     chain = [Queued(0, 4, 1.0), Queued(0, 2, 2.0, (0,)), Queued(0, 2, 0.5)]
     found = link_queue([1.0, 3.0, 1.0, 1.0], chain)
     assert found.begins == (0, 1, 1) and found.waited_s == 0
@@ -99,7 +99,7 @@ def test_chains_begin_in_their_order(seed):
 
 
 def test_queues_are_close_to_the_best_of_all_orders():
-    """Over 200 random cases of up to five collectives, against every order and every begin: kernels wait no less than
+    """Over 200 random cases of up to three collectives, against every order and every begin: kernels wait no less than
     in the best, and 10 % longer in all (a queue that looks no further ahead)."""
     rng = random.Random(7)
     ours_s = best_s = 0.0

@@ -96,9 +96,8 @@ def test_collectives_that_queue_take_longer_and_nothing_else_does():
     assert queued == {name: pytest.approx(s * (1.5 if name in sent else 1)) for name, s in alone.items()}
 
 
-CHAIN = (
-    PROGRAM[: PROGRAM.index("%body")]
-    + f"""
+CHAIN = f"""HloModule test, is_scheduled=true
+
 %body (t: (s32[], f32[1024,1024])) -> (s32[], f32[1024,1024]) {{
   %t = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
   %i = s32[] get-tuple-element(%t), index=0
@@ -134,7 +133,6 @@ backend_config={{"known_trip_count":{{"n":"5"}}}}
   ROOT %left = f32[1024,1024]{{1,0}} get-tuple-element(%loop), index=1
 }}
 """.replace("\\\n", "")
-)
 
 
 def test_collectives_are_in_flight_from_when_the_link_is_free():
