@@ -16,6 +16,7 @@ from autoshard.compiler.collective_dtypes import rounded_itemsize
 from autoshard.compiler.emitted_collectives import EmittedCollectives, emitted
 from autoshard.compiler.hiding_spans import UNTIMED_PRODUCTS, HidingSpans
 from autoshard.compiler.kept_arguments import keeping_arguments, with_kept_argument
+from autoshard.compiler.latency_hiding import Program, latency_hidden
 from autoshard.compiler.live_buffers import shortened
 from autoshard.compiler.made_first import made_first
 from autoshard.compiler.operand_copies import operand_copies
@@ -31,6 +32,7 @@ from autoshard.compiler.stored_values import stored_values
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.compiler.widened import widened
 from autoshard.compiler.workspaces import own_workspaces, product_workspaces
+from autoshard.cost.exposure import Exposure
 from autoshard.graph.graph import Graph
 
 
@@ -120,6 +122,10 @@ class XlaCpu:
     def reserved_bytes(self, solved: SolvedProgram, held: LiveBuffers) -> float:
         """See `Compiler`."""
         return reserved_bytes(solved, held)
+
+    def scheduled(self, program: Program, has_room: bool) -> Exposure | None:
+        """See `Compiler`."""
+        return None
 
 
 _LEAST_HIDDEN_BYTES = 2.0**20
@@ -265,6 +271,10 @@ class XlaGpu(XlaCpu):
     ) -> Iterator[BufferUse]:
         """See `Compiler`."""
         return operand_copies(analysis, reads, self.spans(analysis.graph))
+
+    def scheduled(self, program: Program, has_room: bool) -> Exposure | None:
+        """See `Compiler`."""
+        return latency_hidden(program, has_room) if self.hides_collectives else None
 
 
 def schedules_of(device_type: DeviceType, num_devices: int) -> tuple[Schedule, ...]:

@@ -15,10 +15,12 @@ from autoshard.compiler.buffer_assignment import LiveBuffers
 from autoshard.compiler.buffer_uses import BufferUse, Choices, OperandRead
 from autoshard.compiler.emitted_collectives import EmittedCollectives
 from autoshard.compiler.hiding_spans import HidingSpans
+from autoshard.compiler.latency_hiding import Program
 from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.pace import Pace
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.transfer_times import TransferTimes
+from autoshard.cost.exposure import Exposure
 from autoshard.graph.graph import Graph
 
 
@@ -103,4 +105,11 @@ class Compiler(Protocol):
 
     def reserved_bytes(self, solved: SolvedProgram, held: LiveBuffers) -> float:
         """The memory that the program needs once each of its buffers has a place."""
+        ...
+
+    def scheduled(self, program: Program, has_room: bool) -> Exposure | None:
+        """What kernels wait for collectives in its own schedule; None where that is not told apart from the best.
+
+        `has_room`: Whether there is memory for what would be gathered again.
+        """
         ...

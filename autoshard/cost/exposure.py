@@ -48,6 +48,14 @@ class Piece(NamedTuple):
     stop_share: float
 
 
+class Wait(NamedTuple):
+    """A part of a collective that a kernel waits for; `kernel`: the number of kernels for the end."""
+
+    collective: int
+    kernel: int
+    time_s: float
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exposure:
     """What kernels wait.
@@ -56,11 +64,13 @@ class Exposure:
       exposed_s: For each collective, the part of its time that kernels wait for.
       stretches: Where more is to be sent than hides: the stretches of the formula, ascending.
       pieces: What runs beside kernels, in order of time.
+      waits: What does not.
     """
 
     exposed_s: tuple[float, ...]
     stretches: tuple[Stretch, ...]
     pieces: tuple[Piece, ...] = ()
+    waits: tuple[Wait, ...] = ()
 
     @property
     def total_s(self) -> float:
@@ -82,6 +92,7 @@ def exposure(kernels_s: Sequence[float], collectives: Sequence[Hideable], share:
     sent_until: list[float] = []  # of each kernel, the latest `stop` of what runs beside it; +inf if the link is idle
     stretches: list[Stretch] = []
     pieces: list[Piece] = []
+    waits_for: list[Wait] = []
     known: list[tuple[int, int]] = []  # a heap of (stop, collective)
     following = 0
     for k in range(len(kernels_s) + 1):
@@ -92,7 +103,9 @@ def exposure(kernels_s: Sequence[float], collectives: Sequence[Hideable], share:
         waits = False
         while known and known[0][0] <= k:
             _, c = heapq.heappop(known)
-            waits = waits or left_s[c] > 0
+            if left_s[c] > 0:
+                waits = True
+                waits_for.append(Wait(c, k, left_s[c]))
             exposed_s[c] = left_s[c]
         if waits:
             start = k
@@ -118,4 +131,4 @@ def exposure(kernels_s: Sequence[float], collectives: Sequence[Hideable], share:
             if left_s[c] <= 0:
                 heapq.heappop(known)
         sent_until.append(math.inf if room_s > 0 else latest)
-    return Exposure(tuple(exposed_s), tuple(stretches), tuple(pieces))
+    return Exposure(tuple(exposed_s), tuple(stretches), tuple(pieces), tuple(waits_for))

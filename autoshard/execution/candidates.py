@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autoshard.cluster import LogicalMesh
-from autoshard.compiler.candidates import Candidate, candidate_options, profile_option
+from autoshard.compiler.candidates import Candidate, candidate_options, has_room, profile_option
 from autoshard.errors import FileFormatError
 from autoshard.execution.compiled_memory import CompiledMemory
 from autoshard.files import write_text_atomically
@@ -30,9 +30,6 @@ from autoshard.user_cache import user_cache
 Compile = Callable[[Candidate, dict[str, Any]], Any]
 """Compiles the program of a way under compiler options, as `jax.stages.Lowered.compile` does."""
 
-
-_SPARED = 0.85
-"""Of the budget. Without orders, the programs of `benchmarks/verify_matrix.py` that were tried need 3 to 97 % more."""
 
 _HARDLY = 0.005
 """By which share a program needs hardly more memory than another: where none fits, such a slow one is no use. Of an
@@ -96,10 +93,6 @@ class Choosing:
     mesh: LogicalMesh
     budget_bytes: float | None
 
-    def has_room(self, least: CandidateFigures) -> bool:
-        """Whether there is so much more memory than is needed that programs which need more are worth compiling."""
-        return self.budget_bytes is None or least.reserved_bytes <= _SPARED * self.budget_bytes
-
     def fastest(self, figures: Sequence[CandidateFigures]) -> CandidateFigures:
         """The fastest that fits the memory, the earlier one of equals; if none does, of those that hardly need more
         than the one that needs least."""
@@ -140,7 +133,7 @@ def compile_candidates(
             continue
         if candidate is Candidate.PIPELINED_LOOPS and not _sends_in_loops(first.text, choosing.mesh):
             continue
-        if candidate.keeps_gathers and not choosing.has_room(first.figures):
+        if candidate.keeps_gathers and not has_room(first.figures.reserved_bytes, choosing.budget_bytes):
             continue
         alike = _alike(candidate, found, choosing)
         if candidate.ordered_as is not candidate and (alike is None or not _waits(alike.figures)):

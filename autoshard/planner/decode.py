@@ -24,6 +24,7 @@ from autoshard.graph.groups import Group, map_dims
 from autoshard.graph.layout import WHOLE, Layout, SpecEntries, is_gather, is_sent
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import Choice, scatter_order
+from autoshard.planner.compiled_timeline import compiled_timeline
 from autoshard.planner.estimate import Estimate, MemoryItem
 from autoshard.planner.peak import counted_bytes, peak
 from autoshard.planner.solution_reader import SolutionReader
@@ -310,6 +311,11 @@ class Evaluation:
         return timeline(self.reader, self.solved, self.emitted, self.as_compiled)
 
     @functools.cached_property
+    def compiled_times(self) -> Timeline:
+        """Its timeline with what hides in the compiler's own schedule."""
+        return compiled_timeline(self.reader, self.times, self.reserved_bytes) if self.as_compiled else self.times
+
+    @functools.cached_property
     def held(self) -> LiveBuffers:
         """Its buffers, less the copies of flows whose gathers the compiler does not make."""
         f = self.reader.f
@@ -338,13 +344,13 @@ class Evaluation:
     @property
     def communication_order(self) -> list[int]:
         """The positions in `times.communication`, longest exposed first."""
-        items = self.times.communication
+        items = self.compiled_times.communication
         return sorted(range(len(items)), key=lambda n: (-items[n].exposed_s, -items[n].time_s))
 
     @property
     def estimate(self) -> Estimate:
         """Its figures."""
-        times, (peak_bytes, peak_at, memory) = self.times, self.peak
+        times, (peak_bytes, peak_at, memory) = self.compiled_times, self.peak
         return Estimate(
             times.step_s,
             times.compute_s,

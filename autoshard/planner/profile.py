@@ -1,8 +1,9 @@
 """What a step does and holds at every time: kernels, collectives and memory on one axis, with the user's lines.
 
 Kernels run one after another in program order, the repetitions of a loop at once, each kernel for all of them. Before
-each stands what it waits for: collectives that cannot hide, and what is left of those that can (`cost/exposure.py`).
-The step ends with what the end waits for, so that it is as long as `Estimate.step_s` says.
+each stands what it waits for: collectives that cannot hide, and what is left of those that can, as the compiler
+schedules them (`planner/compiled_timeline.py`); a gather that it leaves out is nowhere. The step ends with what the end
+waits for, so that it is as long as `Estimate.step_s` says.
 
 Many layers do and hold the same; what is equal is told once and referred to by its position.
 """
@@ -97,7 +98,7 @@ class StepProfile:
 
 def step_profile(e: Evaluation) -> StepProfile:
     """The profile of a solution; positions are those of `Evaluation.estimate`."""
-    times, graph = e.times, e.reader.graph
+    times, graph = e.compiled_times, e.reader.graph
     kernels, waited, hidden, starts_s = _laid_out(times, len(graph.operations))
     arguments = _Arguments(graph)
     tensors, held = _held(e, arguments.sources)
@@ -140,15 +141,14 @@ def _laid_out(times: Timeline, num_operations: int) -> tuple[list[Run], list[Run
     before: list[list[tuple[int, float]]] = [[] for _ in range(num_operations + 1)]
     item_of = [0] * len(times.hideable)
     for item, (c, about) in enumerate(zip(times.communication, times.sendings, strict=True)):
-        hiding = {}
+        hiding = {times.hideable[part].stop for part in about.hideable}
         for part in about.hideable:
             item_of[part] = item
-            hiding[times.hideable[part].stop] = hiding.get(times.hideable[part].stop, 0.0) + times.found.exposed_s[part]
         for operation in about.waiting:
             if operation not in hiding:
                 before[operation].append((item, c.time_s / len(about.waiting)))
-        for operation, exposed_s in hiding.items():
-            before[operation].append((item, exposed_s))
+    for part, operation, time_s in times.found.waits:
+        before[operation].append((item_of[part], time_s))
     clock_s, starts_s = 0.0, []
     runs: list[Run] = []
     waited: list[Run] = []
@@ -168,6 +168,7 @@ def _laid_out(times: Timeline, num_operations: int) -> tuple[list[Run], list[Run
         if hidden and hidden[-1].item == item and abs(hidden[-1].stop_s - span.start_s) <= 1e-9 * clock_s:
             span = hidden.pop()._replace(stop_s=span.stop_s)
         hidden.append(span)
+    hidden.sort(key=lambda run: run.start_s)  # the compiler may run kernels in another order than they stand here
     return runs, waited, hidden, starts_s
 
 
